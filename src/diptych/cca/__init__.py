@@ -1,0 +1,28 @@
+"""Canonical correlation analysis of two paired views: moments → spectra → filters → weighting → model."""
+
+from diptych.cca.awcca import AWCCA
+from diptych.cca.canonical import CanonicalModel, bjorck_golub, regularized_cca
+from diptych.cca.engine import Engine
+from diptych.cca.filters import Tikhonov, TruncatedSVD, g_hard, g_soft
+from diptych.cca.moments import Moments
+from diptych.cca.spectra import Spectra, spectra, spectra_from_arrays, spectra_from_moments
+from diptych.cca.weighting import maps, powers
+
+__all__ = [
+    "AWCCA",
+    "CanonicalModel",
+    "Engine",
+    "Moments",
+    "Spectra",
+    "Tikhonov",
+    "TruncatedSVD",
+    "bjorck_golub",
+    "g_hard",
+    "g_soft",
+    "maps",
+    "powers",
+    "regularized_cca",
+    "spectra",
+    "spectra_from_arrays",
+    "spectra_from_moments",
+]

@@ -1,0 +1,249 @@
+"""AWCCA: the estimator, a thin shell over the functions beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from diptych.arrays import Array, move_like, namespace
+from diptych.cca import persistence
+from diptych.cca.canonical import CanonicalModel, regularized_cca
+from diptych.cca.engine import Engine, moments_on
+from diptych.cca.filters import named_filters
+from diptych.cca.moments import PRECISIONS, Precision
+from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra, spectra_from_moments
+from diptych.cca.weighting import Weighting, maps, powers
+from diptych.checks import (
+    TASKS,
+    InputError,
+    Similarity,
+    Task,
+    check_choice,
+    check_pair_of_views,
+    check_similarity,
+    check_task,
+    check_view,
+)
+from diptych.ranking import metric, ranks
+
+
+class AWCCA(BaseEstimator):  # type: ignore[misc]
+    """Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
+
+    One model per task: ``"search"`` finds rows of X (pictures) for a row of Y (a sentence),
+    ``"annotate"`` finds rows of Y for a row of X. Items that are searched are mapped into the space of
+    the query by weighting their canonical weights with the canonical correlations.
+
+    Parameters
+    ----------
+    filter : {"tikhonov", "tsvd", "guided"}
+        Regularisation: Tikhonov (γ added to the squared singular values), truncated SVD (the first k
+        directions), or Tikhonov with γ = σ²_k at a truncated SVD's k.
+    params : pair, dict or None
+        ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
+        ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs.
+    metric : str or callable
+        What ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``, ``"median_rank"``, ``"mean_rank"``,
+        or a function of ranks.
+    weighting : str or pair
+        ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y.
+    similarity : {"cosine", "l2"}
+        How embeddings are compared.
+    n_components : int or None
+        Dimension of the embeddings; None keeps every component above rounding error.
+    solver : {"auto", "gram", "svd"}
+        How the spectra are computed; see ``diptych.cca.spectra``.
+    precision : {"float64", "float32"}
+        Of the products in the pass over the data; see ``diptych.cca.Moments``.
+
+    Attributes
+    ----------
+    models_ : dict
+        ``CanonicalModel`` of each task: correlations, x_weights, y_weights, filter_x, filter_y.
+    x_mean_, y_mean_ : array
+        Means over training pairs.
+    spectra_ : Spectra
+        All that is kept of the training data; not saved with the model.
+
+    Notes
+    -----
+    A view is an array of features. What comes before, a scikit-learn ``Pipeline`` or any other
+    transformer, is fitted and applied to its own view first, and AWCCA takes what comes out::
+
+        images, texts = make_pipeline(Normalizer(), StandardScaler()), HKSE()
+        model = AWCCA().fit(images.fit_transform(photos), texts.fit_transform(captions), pairing)
+        found = model.transform(Y=texts.transform(["a dog in the snow"]))
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diptych import AWCCA
+    >>> rng = np.random.default_rng(0)
+    >>> hidden = rng.normal(size=(200, 4))
+    >>> x = hidden @ rng.normal(size=(4, 10)) + 0.1 * rng.normal(size=(200, 10))
+    >>> y = hidden @ rng.normal(size=(4, 8)) + 0.1 * rng.normal(size=(200, 8))
+    >>> model = AWCCA(params=(1.0, 1.0)).fit(x[:150], y[:150])
+    >>> images, sentences = model.transform(x[150:], y[150:], task="search")
+    >>> model.score(x[150:], y[150:]) > 50
+    True
+    """
+
+    def __init__(
+        self,
+        filter: str = "tikhonov",
+        params: Any = None,
+        grid: Any = 20,
+        metric: str | Callable[[Array], float] = "r@1",
+        weighting: Weighting = "asymmetric",
+        similarity: Similarity = "cosine",
+        n_components: int | None = None,
+        validation_fraction: float = 0.15,
+        random_state: int | None = 0,
+        solver: Solver = "auto",
+        precision: Precision = "float64",
+    ) -> None:
+        self.filter = filter
+        self.params = params
+        self.grid = grid
+        self.metric = metric
+        self.weighting = weighting
+        self.similarity = similarity
+        self.n_components = n_components
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.solver = solver
+        self.precision = precision
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any,
+        pairing: Any = None,
+        *,
+        validation: tuple[Any, ...] | None = None,
+        engine: Engine | None = None,
+    ) -> AWCCA:
+        """Fit one model per task.
+
+        Parameters
+        ----------
+        X, Y
+            The two views, rows × features.
+        pairing
+            Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
+        validation
+            Not used when ``params`` are given.
+        engine
+            Where the pass over the data runs; None is this process.
+        """
+        self._check_parameters()
+        validate_data(self, X, skip_check_array=True)
+        x, y, pairing = check_pair_of_views(X, Y, pairing)
+        if self.params is None:
+            raise InputError("params=None: give (p_x, p_y), or one pair per task.")
+        by_task = params_by_task(self.params)
+        self.spectra_ = self._spectra(x, y, pairing, engine)
+        self._keep(by_task, x, y)
+        return self
+
+    def transform(self, X: Any = None, Y: Any = None, *, task: str = "search") -> Any:
+        """Embed one view, or both as a pair, for a task; cosine between embeddings ranks.
+
+        (With ``similarity="l2"``, the distance between them ranks.) The given array chooses where the
+        arithmetic runs and its precision.
+        """
+        check_is_fitted(self, "models_")
+        task = check_task(task)
+        if X is None and Y is None:
+            raise InputError("transform was given neither X nor Y; give at least one view.")
+        x_map, y_map = maps(self.models_[task], self.weighting, task)
+        embedded = []
+        if X is not None:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            embedded.append(_embed(check_view(X, "X", n_features=self.n_features_in_), self.x_mean_, x_map))
+        if Y is not None:
+            y = check_view(Y, "Y", n_features=int(self.y_mean_.shape[0]))
+            embedded.append(_embed(y, self.y_mean_, y_map))
+        return embedded[0] if len(embedded) == 1 else tuple(embedded)
+
+    def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
+        """``metric`` on the given pairs; the mean of both tasks when ``task`` is None.
+
+        Greater is better, as scikit-learn expects: ranks are negated.
+        """
+        check_is_fitted(self, "models_")
+        chosen = metric(self.metric)
+        tasks = TASKS if task is None else (check_task(task),)
+        values = []
+        for each in tasks:
+            x, y = self.transform(X, Y, task=each)
+            values.append(chosen.of(ranks(x, y, pairing, task=each, similarity=self.similarity)))
+        return chosen.signed(sum(values) / len(values))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
+        check_is_fitted(self, "models_")
+        persistence.save(folder, self.get_params(deep=False), self.models_, self.x_mean_, self.y_mean_)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
+        """Read what ``save`` wrote; nothing in the folder is executed."""
+        params, models, x_mean, y_mean = persistence.load(folder)
+        known = cls._get_param_names()
+        model = cls(**{name: value for name, value in params.items() if name in known})
+        model._check_parameters()
+        model.models_, model.x_mean_, model.y_mean_ = models, x_mean, y_mean
+        model.n_features_in_ = int(x_mean.shape[0])
+        return model
+
+    def __sklearn_tags__(self) -> Tags:
+        """Two views: the second is required, and is a matrix."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.two_d_labels = True
+        tags.array_api_support = True
+        return tags
+
+    def _check_parameters(self) -> None:
+        check_choice(self.filter, ("tikhonov", "tsvd", "guided"), "filter")
+        check_choice(self.solver, SOLVERS, "solver")
+        check_choice(self.precision, PRECISIONS, "precision")
+        check_similarity(self.similarity)
+        powers(self.weighting, "search")
+        metric(self.metric)
+
+    def _spectra(self, x: Array, y: Array, pairing: Array, engine: Engine | None) -> Spectra:
+        if engine is None:
+            return spectra(x, y, pairing, solver=self.solver, precision=self.precision)
+        return spectra_from_moments(moments_on(engine, x, y, pairing, self.precision))
+
+    def _keep(self, params: Mapping[Task, tuple[Any, Any]], x: Array, y: Array) -> None:
+        models: dict[Task, CanonicalModel] = {}
+        for task in TASKS:
+            filters = named_filters(self.filter, params[task], self.spectra_.s_x, self.spectra_.s_y)
+            same = next((m for m in models.values() if (m.filter_x, m.filter_y) == filters), None)
+            models[task] = same or regularized_cca(self.spectra_, *filters, self.n_components)
+        self.models_ = models
+        self.x_mean_, self.y_mean_ = self.spectra_.x_mean, self.spectra_.y_mean
+
+
+def params_by_task(params: Any) -> dict[Task, tuple[Any, Any]]:
+    """One pair of parameters for each task, whichever way they were given."""
+    given = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
+    if set(given) != set(TASKS):
+        raise InputError(f"params has the keys {sorted(map(str, given))}; expected 'search' and 'annotate'.")
+    for pair in given.values():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
+    return {task: tuple(given[task]) for task in TASKS}
+
+
+def _embed(view: Array, mean: Array, weights: Array) -> Array:
+    xp = namespace(view)
+    centred = view - move_like(mean, view, dtype=view.dtype)
+    return centred @ xp.astype(move_like(weights, view), view.dtype, copy=False)

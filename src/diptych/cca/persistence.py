@@ -1,0 +1,128 @@
+"""A fitted AWCCA as a folder: ``model.safetensors`` for the numbers, ``config.json`` for the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from diptych import storage
+from diptych.arrays import Array, to_numpy
+from diptych.cca.canonical import CanonicalModel
+from diptych.cca.filters import AnyFilter, Tikhonov, TruncatedSVD
+from diptych.checks import TASKS, InputError, Task
+
+FORMAT_VERSION = 1
+KIND = "awcca"
+TENSORS = "model.safetensors"
+
+Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array]
+
+
+def save(
+    folder: str | os.PathLike[str],
+    params: Mapping[str, Any],
+    models: Mapping[Task, CanonicalModel],
+    x_mean: Array,
+    y_mean: Array,
+) -> None:
+    """Write a model; a crash on the way leaves the folder as it was."""
+    tensors = {"x_mean": to_numpy(x_mean), "y_mean": to_numpy(y_mean)}
+    stored: dict[str, Any] = {}
+    for task, model in models.items():
+        # Both tasks often share one model; it is written once.
+        first = next(name for name, other in models.items() if other is model)
+        stored[task] = {
+            "tensors": first,
+            "filter_x": _filter_to_json(model.filter_x),
+            "filter_y": _filter_to_json(model.filter_y),
+        }
+        if first == task:
+            tensors[f"{task}.correlations"] = to_numpy(model.correlations)
+            tensors[f"{task}.x_weights"] = to_numpy(model.x_weights)
+            tensors[f"{task}.y_weights"] = to_numpy(model.y_weights)
+    config = {
+        "format": f"diptych-{KIND}",
+        "version": FORMAT_VERSION,
+        "library": _library_version(),
+        "params": {name: _to_json(value) for name, value in params.items()},
+        "models": stored,
+    }
+    with storage.replacing_folder(folder, KIND) as staged:
+        storage.write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{KIND}"})
+        storage.write_json(staged / storage.CONFIG, config)
+
+
+def load(folder: str | os.PathLike[str]) -> Loaded:
+    """Read a model: its constructor parameters, its models, its means."""
+    folder = storage.existing_folder(folder)
+    config = storage.read_json(folder / storage.CONFIG)
+    storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
+    path = folder / TENSORS
+    tensors = storage.read_tensors(path)
+    x_mean = storage.take(tensors, "x_mean", (None,), path)
+    y_mean = storage.take(tensors, "y_mean", (None,), path)
+    models: dict[Task, CanonicalModel] = {}
+    stored, params = config.get("models"), config.get("params")
+    if not isinstance(stored, dict) or not isinstance(params, dict):
+        raise InputError(f"{folder / storage.CONFIG} lacks 'models' or 'params'; save the model again.")
+    for task in TASKS:
+        entry = stored.get(task)
+        name = entry.get("tensors") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or name not in TASKS:
+            raise InputError(f"{folder / storage.CONFIG} does not describe the {task} model; save it again.")
+        correlations = storage.take(tensors, f"{name}.correlations", (None,), path)
+        models[task] = CanonicalModel(
+            correlations,
+            storage.take(tensors, f"{name}.x_weights", (len(x_mean), len(correlations)), path),
+            storage.take(tensors, f"{name}.y_weights", (len(y_mean), len(correlations)), path),
+            _filter_from_json(entry.get("filter_x")),
+            _filter_from_json(entry.get("filter_y")),
+        )
+    kept = {name: _from_json(value) for name, value in params.items() if not _is_unsaved(value)}
+    return kept, models, x_mean, y_mean
+
+
+def _filter_to_json(chosen: AnyFilter) -> dict[str, float]:
+    return {"gamma": chosen.gamma} if isinstance(chosen, Tikhonov) else {"k": chosen.k}
+
+
+def _filter_from_json(stored: Any) -> AnyFilter:
+    if isinstance(stored, dict) and set(stored) == {"gamma"}:
+        return Tikhonov(stored["gamma"])
+    if isinstance(stored, dict) and set(stored) == {"k"}:
+        return TruncatedSVD(stored["k"])
+    raise InputError(f"a saved model names the filter {stored!r}; expected {{'gamma': …}} or {{'k': …}}.")
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_to_json(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    # A function cannot be stored without storing code; the name says what it was.
+    return {"unsaved": getattr(value, "__name__", type(value).__name__)}
+
+
+def _is_unsaved(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"unsaved"}
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_json(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _from_json(each) for key, each in value.items()}
+    return value
+
+
+def _library_version() -> str:
+    try:
+        return version("diptych")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,148 @@
+"""The spectra: all that anyone needs of the training data after the one pass over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from diptych.arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
+from diptych.cca.moments import Moments, Precision
+from diptych.checks import InputError, check_choice, check_pair_of_views
+
+Solver: TypeAlias = Literal["auto", "gram", "svd"]
+SOLVERS: tuple[Solver, ...] = ("auto", "gram", "svd")
+
+_SMALL = 2**20  # entries of a view below which the SVD costs nothing worth saving
+
+
+@dataclass(frozen=True, eq=False)
+class Spectra:
+    r"""Singular values and right singular vectors of both centred views, and their cross product.
+
+    With thin decompositions :math:`X = U_x S_x V_x^\top` and :math:`Y = U_y S_y V_y^\top` over pairs,
+
+    .. math:: T_0 = V_x^\top X^\top Y V_y = S_x U_x^\top U_y S_y .
+
+    Directions in which a view does not vary (constant or repeated columns, fewer pairs than columns)
+    are left out: they carry no weight in any model.
+
+    Attributes
+    ----------
+    count
+        Number of pairs.
+    x_mean, y_mean
+        Means over pairs; they centre validation data and queries too.
+    s_x, s_y
+        Singular values, descending, one per kept direction.
+    v_x, v_y
+        Right singular vectors as columns, features × directions.
+    t0
+        The cross product :math:`T_0`, directions of X × directions of Y.
+    resolution
+        Relative rounding error of ``t0``; 0 where each of its rows and columns is as exact as its own
+        scale (the SVD solver).
+    """
+
+    count: int
+    x_mean: Array
+    y_mean: Array
+    s_x: Array
+    v_x: Array
+    s_y: Array
+    v_y: Array
+    t0: Array
+    resolution: float
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """Number of directions in which each view varies."""
+        return int(self.s_x.shape[0]), int(self.s_y.shape[0])
+
+
+def spectra(
+    x: Any, y: Any, pairing: Any = None, *, solver: Solver = "auto", precision: Precision = "float64"
+) -> Spectra:
+    """Spectra of two paired views.
+
+    ``solver="gram"`` accumulates ``Moments`` and takes two eigendecompositions: one pass, memory bounded
+    by the dimensions. ``"svd"`` decomposes the views themselves, which keeps singular values below
+    1e-8 of the largest and costs more time and memory. ``"auto"`` takes the SVD when a view has fewer
+    rows than columns, or when both have under a million entries, and the Gram matrices otherwise.
+    """
+    check_choice(solver, SOLVERS, "solver")
+    x, y, pairing = check_pair_of_views(x, y, pairing)
+    if resolve_solver(solver, tuple(x.shape), tuple(y.shape)) == "svd":
+        return spectra_from_arrays(x, y, pairing)
+    return spectra_from_moments(Moments.of(x, y, pairing, precision=precision))
+
+
+def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int, int]) -> Solver:
+    """The solver that ``"auto"`` stands for at these shapes."""
+    if solver != "auto":
+        return solver
+    wide = any(rows < columns for rows, columns in (x_shape, y_shape))
+    small = all(rows * columns <= _SMALL for rows, columns in (x_shape, y_shape))
+    return "svd" if wide or small else "gram"
+
+
+def spectra_from_moments(moments: Moments) -> Spectra:
+    """Spectra by two eigendecompositions of Gram matrices (float64)."""
+    if moments.count == 0:
+        raise InputError("the moments hold no pairs; update them with data first.")
+    xp = namespace(moments.xx)
+    epsilon = float(xp.finfo(getattr(xp, moments.precision)).eps)
+    s_x, v_x = _from_gram(moments.xx, epsilon, "X")
+    s_y, v_y = _from_gram(moments.yy, epsilon, "Y")
+    t0 = (v_x.T @ moments.xy) @ v_y
+    return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
+
+
+def spectra_from_arrays(x: Any, y: Any, pairing: Any = None) -> Spectra:
+    """Spectra by singular value decompositions of the views themselves (float64)."""
+    x, y, pairing = check_pair_of_views(x, y, pairing)
+    xp = namespace(x, y)
+    x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
+    n_images, n = x.shape[0], y.shape[0]
+    weights = xp.astype(count_groups(pairing, n_images), xp.float64)
+    described = weights > 0
+    x_mean, y_mean = (weights @ x) / n, xp.mean(y, axis=0)
+    # A second subtraction takes away what rounding left of a large mean.
+    x, y = x - x_mean, y - y_mean
+    x_rest, y_rest = (weights @ x) / n, xp.mean(y, axis=0)
+    x, y, x_mean, y_mean = x - x_rest, y - y_rest, x_mean + x_rest, y_mean + y_rest
+    root = xp.sqrt(weights)[:, None]
+    u_x, s_x, v_x = _from_view(x * root, x_mean, "X")
+    u_y, s_y, v_y = _from_view(y, y_mean, "Y")
+    # Row i of √C·U_x stands for c_i equal rows of U over pairs, each 1/√c_i of it.
+    u_x = xp.where(described[:, None], u_x / xp.where(described[:, None], root, 1.0), 0.0)
+    t0 = s_x[:, None] * (u_x.T @ group_sum(u_y, pairing, n_images)) * s_y
+    return Spectra(n, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0)
+
+
+def _from_gram(gram: Array, epsilon: float, name: str) -> tuple[Array, Array]:
+    xp = namespace(gram)
+    values, vectors = eigh_descending(gram)
+    _check_varies(float(values[0]), name)
+    # In float32 only rounding of whole sums is at stake, which grows far slower than the dimension.
+    slack = gram.shape[0] if epsilon < 1e-10 else 16
+    rank = int(xp.count_nonzero(values > slack * epsilon * values[0]))
+    return xp.sqrt(values[:rank]), vectors[:, :rank]
+
+
+def _from_view(view: Array, mean: Array, name: str) -> tuple[Array, Array, Array]:
+    xp = namespace(view)
+    u, s, vt = svd(view)
+    epsilon = float(xp.finfo(view.dtype).eps)
+    # Centring leaves rounding noise of the size of the mean.
+    noise = epsilon * float(xp.max(xp.abs(mean))) * view.shape[0] ** 0.5
+    top = float(s[0])
+    _check_varies(top if top > 4 * noise else 0.0, name)
+    rank = int(xp.count_nonzero(s > max(max(view.shape) * epsilon * top, 4 * noise)))
+    return u[:, :rank], s[:rank], vt[:rank, :].T
+
+
+def _check_varies(top: float, name: str) -> None:
+    if not top > 0.0:
+        raise InputError(
+            f"every row of {name} is the same, so nothing can correlate with it; give rows that vary."
+        )

@@ -1,0 +1,145 @@
+"""The doors: what comes in is checked once, and what is wrong with it is said in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import scipy.sparse
+from array_api_compat import device, is_array_api_obj, is_numpy_array, is_torch_array
+
+from diptych.arrays import Array, move_like, namespace
+
+Task: TypeAlias = Literal["search", "annotate"]
+Similarity: TypeAlias = Literal["cosine", "l2"]
+
+TASKS: tuple[Task, ...] = ("search", "annotate")
+SIMILARITIES: tuple[Similarity, ...] = ("cosine", "l2")
+
+
+class InputError(ValueError):
+    """Something given by the user is not what was expected; the message says what to do."""
+
+
+def check_choice(value: object, choices: tuple[str, ...], name: str) -> str:
+    """``value`` if it is one of ``choices``."""
+    if value not in choices:
+        raise InputError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
+    return str(value)
+
+
+def check_task(task: object) -> Task:
+    """``task`` if it is the name of one."""
+    return cast(Task, check_choice(task, TASKS, "task"))
+
+
+def check_similarity(similarity: object) -> Similarity:
+    """``similarity`` if it is the name of one."""
+    return cast(Similarity, check_choice(similarity, SIMILARITIES, "similarity"))
+
+
+def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
+    """``view`` as a real floating-point matrix with finite entries.
+
+    float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
+    and integers float64. Lists and data frames become NumPy.
+    """
+    if scipy.sparse.issparse(view):
+        raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
+    if not is_array_api_obj(view):
+        try:
+            view = np.asarray(view)
+        except ValueError as error:
+            raise InputError(f"{name} could not be read as an array: {error}.") from None
+    if view.ndim != 2:
+        raise InputError(
+            f"{name} has {view.ndim} dimension(s); expected 2 (rows are items, columns are features). "
+            "Reshape your data with array.reshape(-1, 1) if it has one feature or "
+            "array.reshape(1, -1) if it is one item."
+        )
+    view = _as_real_float(view, name)
+    if view.shape[0] == 0:
+        raise InputError(
+            f"{name} is empty: found 0 sample(s) (shape={tuple(view.shape)}); give at least one."
+        )
+    if view.shape[1] == 0:
+        raise InputError(
+            f"{name} has 0 feature(s) (shape={tuple(view.shape)}) while a minimum of 1 is required; "
+            "give at least one column."
+        )
+    if n_features is not None and view.shape[1] != n_features:
+        raise InputError(
+            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
+            "give the same features as in fit."
+        )
+    if not _all_finite(view):
+        raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
+    return view
+
+
+def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
+    """``pairing`` as an index array beside ``y``: row j of ``y`` belongs to row ``pairing[j]`` of X."""
+    n_y = y.shape[0]
+    xp = namespace(y)
+    if pairing is None:
+        if n_x != n_y:
+            raise InputError(
+                f"X has {n_x} rows and Y has {n_y}; without a pairing they must be equal. "
+                "Give pairing, an integer array with pairing[j] the row of X that row j of Y belongs to."
+            )
+        return xp.arange(n_y, dtype=xp.int64, device=device(y))
+    if not is_array_api_obj(pairing):
+        pairing = np.asarray(pairing)
+    pairing = move_like(pairing, y)
+    if pairing.ndim != 1 or pairing.shape[0] != n_y:
+        raise InputError(
+            f"pairing has shape {tuple(pairing.shape)}; expected ({n_y},), one row of X for each row of Y."
+        )
+    if not xp.isdtype(pairing.dtype, "integral"):
+        raise InputError(f"pairing has dtype {pairing.dtype}; expected integers (row numbers of X).")
+    low, high = int(xp.min(pairing)), int(xp.max(pairing))
+    if low < 0 or high >= n_x:
+        raise InputError(
+            f"pairing reaches from {low} to {high}, but X has rows 0 to {n_x - 1}; "
+            "every entry must be a row of X."
+        )
+    return xp.astype(pairing, xp.int64, copy=False)
+
+
+def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Array, Array]:
+    """Both views and their pairing, checked together and in one backend."""
+    x, y = check_view(x, "X"), check_view(y, "Y")
+    if is_numpy_array(x) != is_numpy_array(y) or device(x) != device(y):
+        raise InputError(
+            f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
+            f"{device(y)}; give both in the same library and on the same device."
+        )
+    return x, y, check_pairing(pairing, x.shape[0], y)
+
+
+def _as_real_float(view: Array, name: str) -> Array:
+    xp = namespace(view)
+    if is_numpy_array(view) and view.dtype.kind in "OUS":
+        try:
+            view = view.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{name} holds values that are not numbers ({error}); give numbers.") from None
+    if xp.isdtype(view.dtype, "complex floating"):
+        raise InputError(f"{name}: Complex data not supported (dtype {view.dtype}); give real numbers.")
+    if view.dtype in (xp.float32, xp.float64):
+        return view
+    if (is_torch_array(view) and view.dtype.is_floating_point) or (
+        is_numpy_array(view) and view.dtype.kind == "f"
+    ):
+        return xp.astype(view, xp.float64 if view.dtype.itemsize > 4 else xp.float32)
+    if xp.isdtype(view.dtype, ("bool", "integral")):
+        return xp.astype(view, xp.float64)
+    raise InputError(f"{name} has dtype {view.dtype}; expected real numbers, for example float32.")
+
+
+def _all_finite(view: Array, block_rows: int = 8192) -> bool:
+    # Row blocks keep the boolean temporaries small, whatever the size of the view.
+    xp = namespace(view)
+    return all(
+        bool(xp.all(xp.isfinite(view[i : i + block_rows, :]))) for i in range(0, view.shape[0], block_rows)
+    )

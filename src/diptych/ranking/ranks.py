@@ -1,0 +1,147 @@
+"""Ranks of the true items, by counting and never by sorting.
+
+The protocol is the one of the paper's appendix (``eval_rank`` of skip-thoughts), for any number of
+captions per image. The rank of the truth is 1 plus the number of *other* items that score at least as
+high: ties count against us, so a constant score never gives a hit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from array_api_compat import device
+
+from diptych.arrays import Array, count_groups, group_max, group_sum, namespace
+from diptych.checks import InputError, check_pair_of_views, check_similarity, check_task
+
+DEFAULT_BLOCK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Which captions belong to which image, prepared for ranking either way.
+
+    Attributes
+    ----------
+    pairing
+        Caption j belongs to image ``pairing[j]``.
+    n_images
+        Number of images, those without captions included.
+    described
+        Images that have a caption, ascending; only they can be annotation queries.
+    """
+
+    pairing: Array
+    n_images: int
+    described: Array
+
+    @classmethod
+    def of(cls, pairing: Array, n_images: int) -> Truth:
+        """Prepare a checked ``pairing``."""
+        xp = namespace(pairing)
+        counts = count_groups(pairing, n_images)
+        return cls(pairing, n_images, xp.nonzero(counts > 0)[0])
+
+    def queries(self, task: str) -> int:
+        """How many queries the task has."""
+        return int(self.pairing.shape[0] if task == "search" else self.described.shape[0])
+
+
+def ranks(
+    x: Any,
+    y: Any,
+    pairing: Any = None,
+    *,
+    task: str = "search",
+    similarity: str = "cosine",
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+) -> Array:
+    """Rank of the truth for every query, 1 being the best.
+
+    Parameters
+    ----------
+    x, y
+        Embeddings of the images and of the captions, in one common space.
+    pairing
+        Caption j belongs to image ``pairing[j]``; None pairs row with row.
+    task
+        ``"search"``: each caption ranks all images. ``"annotate"``: each image that has captions ranks
+        all captions, and its best own caption counts; its other own captions are not counted.
+    similarity
+        ``"cosine"`` or ``"l2"`` (smaller distance first).
+    block_bytes
+        Scores are made in blocks of at most this size (one query at least).
+    """
+    task, similarity = check_task(task), check_similarity(similarity)
+    x, y, pairing = check_pair_of_views(x, y, pairing)
+    if x.shape[1] != y.shape[1]:
+        raise InputError(
+            f"X has {x.shape[1]} columns and Y has {y.shape[1]}; expected embeddings in one common space, "
+            "as transform() gives them."
+        )
+    if block_bytes <= 0:
+        raise InputError(f"block_bytes={block_bytes} is not positive; give the bytes that scores may take.")
+    xp = namespace(x, y)
+    x, y = (xp.astype(v, xp.result_type(x.dtype, y.dtype), copy=False) for v in (x, y))
+    truth = Truth.of(pairing, x.shape[0])
+    queries, items = (y, x) if task == "search" else (x[truth.described, :], y)
+    _check_range(queries, items)
+    queries, items, offset = item_scores(queries, items, similarity)
+    # Beside the scores stands one boolean matrix of comparisons.
+    rows = max(1, block_bytes // (items.shape[0] * (items.dtype.itemsize + 1)))
+    parts = []
+    for start in range(0, queries.shape[0], rows):
+        scores = queries[start : start + rows, :] @ items.T
+        scores = scores if offset is None else scores + offset
+        if task == "search":
+            parts.append(search_ranks(scores, truth.pairing[start : start + rows]))
+        else:
+            parts.append(annotate_ranks(scores, truth, truth.described[start : start + rows]))
+    return xp.concat(parts)
+
+
+def item_scores(queries: Array, items: Array, similarity: str) -> tuple[Array, Array, Array | None]:
+    """``queries, items, offset`` such that ``queries @ items.T + offset`` ranks by ``similarity``.
+
+    What is constant for a query changes no ranking and is left out: the query's own norm.
+    """
+    xp = namespace(queries, items)
+    if similarity == "cosine":
+        norms = xp.linalg.vector_norm(items, axis=1, keepdims=True)
+        return queries, items / xp.where(norms > 0, norms, 1.0), None
+    return queries, items, -0.5 * xp.sum(items * items, axis=1)[None, :]
+
+
+def search_ranks(scores: Array, own: Array) -> Array:
+    """Ranks in a block of ``scores`` (queries × images) whose true images are ``own``."""
+    xp = namespace(scores)
+    true = xp.take_along_axis(scores, own[:, None], axis=1)
+    # The truth itself is among those that reach its score: that one is the 1 of "1 + others".
+    return xp.count_nonzero(scores >= true, axis=1)
+
+
+def annotate_ranks(scores: Array, truth: Truth, images: Array) -> Array:
+    """Ranks in a block of ``scores`` (``images`` × all captions); each image's best own caption counts."""
+    xp = namespace(scores)
+    row_of = xp.full((truth.n_images,), -1, dtype=xp.int64, device=device(scores))
+    row_of[images] = xp.arange(images.shape[0], dtype=xp.int64, device=device(scores))
+    captions = xp.nonzero(row_of[truth.pairing] >= 0)[0]
+    rows = row_of[truth.pairing[captions]]
+    own = scores[rows, captions]
+    best = group_max(own, rows, images.shape[0])
+    reached = xp.astype(own >= best[rows], scores.dtype)
+    own_reached = group_sum(reached[:, None], rows, images.shape[0])[:, 0]
+    everyone = xp.count_nonzero(scores >= best[:, None], axis=1)
+    return 1 + everyone - xp.astype(own_reached, everyone.dtype)
+
+
+def _check_range(queries: Array, items: Array) -> None:
+    # No score, norm or partial sum of one can then overflow into infinity or NaN.
+    xp = namespace(queries, items)
+    largest = max(float(xp.max(xp.abs(v))) for v in (queries, items))
+    if largest * (items.shape[1] * largest) > float(xp.finfo(items.dtype).max):
+        raise InputError(
+            f"embeddings with entries as large as {largest:.3g} give scores beyond {items.dtype}; "
+            "scale them down, or give float64."
+        )

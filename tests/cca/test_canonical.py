@@ -1,0 +1,212 @@
+"""Every property the theorems promise, and agreement with independent solutions."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+from cca_zoo.linear import CCA as ZooCCA
+from cca_zoo.linear import RidgeCCA as ZooRidgeCCA
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cross_decomposition import CCA as SklearnCCA
+
+from diptych import InputError
+from diptych.arrays import to_numpy
+from diptych.cca import Tikhonov, TruncatedSVD, bjorck_golub, regularized_cca, spectra
+
+
+def views(seed=0, n=120, m_x=7, m_y=5):
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(n, 3))
+    x = hidden @ rng.normal(size=(3, m_x)) + rng.normal(size=(n, m_x))
+    y = hidden @ rng.normal(size=(3, m_y)) + rng.normal(size=(n, m_y))
+    return x - x.mean(0), y - y.mean(0)
+
+
+def weights(model):
+    return to_numpy(model.x_weights), to_numpy(model.y_weights), to_numpy(model.correlations)
+
+
+@pytest.mark.parametrize("solver", ["gram", "svd"])
+@pytest.mark.parametrize("shape", [(7, 5), (4, 9)])
+def test_cca_is_orthonormal_in_each_covariance(backend, solver, shape):
+    x, y = views(m_x=shape[0], m_y=shape[1])
+    u, v, sigma = weights(bjorck_golub(spectra(backend(x), backend(y), solver=solver)))
+    k = min(shape)
+    np.testing.assert_allclose(u.T @ x.T @ x @ u, np.eye(k), atol=1e-10)
+    np.testing.assert_allclose(v.T @ y.T @ y @ v, np.eye(k), atol=1e-10)
+    np.testing.assert_allclose(u.T @ x.T @ y @ v, np.diag(sigma), atol=1e-10)
+    assert (np.diff(sigma) <= 0).all()
+    assert (sigma >= 0).all()
+    assert (sigma <= 1).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.0, 50.0), st.floats(0.0, 50.0))
+def test_tikhonov_is_orthonormal_in_each_regularised_covariance(seed, gamma_x, gamma_y):
+    x, y = views(seed)
+    model = regularized_cca(spectra(x, y), Tikhonov(gamma_x), Tikhonov(gamma_y))
+    u, v, sigma = weights(model)
+    k = len(sigma)
+    np.testing.assert_allclose(u.T @ (x.T @ x + gamma_x * np.eye(7)) @ u, np.eye(k), atol=1e-9)
+    np.testing.assert_allclose(v.T @ (y.T @ y + gamma_y * np.eye(5)) @ v, np.eye(k), atol=1e-9)
+    np.testing.assert_allclose(u.T @ x.T @ y @ v, np.diag(sigma), atol=1e-9)
+    assert (np.diff(sigma) <= 0).all()
+    assert 0 <= sigma[-1] <= sigma[0] <= 1
+
+
+def test_truncated_svd_is_cca_of_the_truncated_views():
+    x, y = views()
+    model = regularized_cca(spectra(x, y), TruncatedSVD(4), TruncatedSVD(3))
+    u, v, sigma = weights(model)
+
+    def truncated(view, k):
+        left, s, right = np.linalg.svd(view, full_matrices=False)
+        return (left[:, :k] * s[:k]) @ right[:k]
+
+    low_x, low_y = truncated(x, 4), truncated(y, 3)
+    np.testing.assert_allclose(u.T @ low_x.T @ low_x @ u, np.eye(3), atol=1e-10)
+    np.testing.assert_allclose(v.T @ low_y.T @ low_y @ v, np.eye(3), atol=1e-10)
+    np.testing.assert_allclose(u.T @ x.T @ y @ v, np.diag(sigma), atol=1e-10)
+    other = bjorck_golub(spectra(low_x, low_y))
+    np.testing.assert_allclose(sigma, other.correlations, atol=1e-10)
+    np.testing.assert_allclose(u, other.x_weights, atol=1e-8)
+
+
+def test_the_generalised_eigenvalue_property():
+    x, y = views()
+    u, v, sigma = weights(bjorck_golub(spectra(x, y)))
+    np.testing.assert_allclose(x.T @ y @ v, x.T @ x @ u * sigma, atol=1e-9)
+    np.testing.assert_allclose(y.T @ x @ u, y.T @ y @ v * sigma, atol=1e-9)
+
+
+def test_cross_view_maps_are_least_squares():
+    x, y = views()
+    u, v, sigma = weights(bjorck_golub(spectra(x, y)))
+    np.testing.assert_allclose(u * sigma, np.linalg.lstsq(x, y @ v, rcond=None)[0], atol=1e-10)
+    np.testing.assert_allclose(v * sigma, np.linalg.lstsq(y, x @ u, rcond=None)[0], atol=1e-10)
+
+
+def test_regularised_cross_view_maps_are_ridge_regression():
+    x, y = views()
+    u, v, sigma = weights(regularized_cca(spectra(x, y), Tikhonov(3.0), Tikhonov(2.0)))
+    ridge = np.linalg.solve(x.T @ x + 3.0 * np.eye(7), x.T @ y @ v)
+    np.testing.assert_allclose(u * sigma, ridge, atol=1e-10)
+
+
+def test_truncated_svd_at_full_rank_is_cca():
+    x, y = views()
+    full = regularized_cca(spectra(x, y), TruncatedSVD(7), TruncatedSVD(5))
+    for found, expected in zip(weights(full), weights(bjorck_golub(spectra(x, y))), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_tikhonov_tends_to_cca():
+    x, y = views()
+    plain = bjorck_golub(spectra(x, y))
+    errors = []
+    for gamma in (1.0, 1e-2, 1e-4, 0.0):
+        model = regularized_cca(spectra(x, y), Tikhonov(gamma), Tikhonov(gamma))
+        errors.append(np.abs(model.x_weights - plain.x_weights).max())
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[3] < 1e-12
+
+
+def test_cca_does_not_depend_on_invertible_maps(rng):
+    x, y = views()
+    a, b = rng.normal(size=(7, 7)), rng.normal(size=(5, 5))
+    one, other = bjorck_golub(spectra(x, y)), bjorck_golub(spectra(x @ a, y @ b))
+    np.testing.assert_allclose(one.correlations, other.correlations, atol=1e-9)
+    np.testing.assert_allclose(np.abs(x @ one.x_weights), np.abs(x @ a @ other.x_weights), atol=1e-8)
+
+
+def test_tikhonov_depends_on_scale_but_not_on_rotation(rng):
+    x, y = views()
+    q = np.linalg.qr(rng.normal(size=(7, 7)))[0]
+    filters = Tikhonov(5.0), Tikhonov(2.0)
+    one = regularized_cca(spectra(x, y), *filters)
+    turned = regularized_cca(spectra(x @ q, y), *filters)
+    np.testing.assert_allclose(one.correlations, turned.correlations, atol=1e-10)
+    np.testing.assert_allclose(np.abs(x @ one.x_weights), np.abs(x @ q @ turned.x_weights), atol=1e-8)
+    stretched = regularized_cca(spectra(10 * x, y), *filters)
+    assert np.abs(one.correlations - stretched.correlations).max() > 1e-3
+
+
+@pytest.mark.parametrize("solver", ["gram", "svd"])
+def test_the_sign_is_fixed(solver):
+    x, y = views()
+    for given_x, given_y in ((x, y), (-x, y), (x[::-1], y[::-1])):
+        u, v, sigma = weights(bjorck_golub(spectra(given_x, given_y, solver=solver)))
+        largest = np.abs(u).argmax(0)
+        assert (u[largest, range(u.shape[1])] > 0).all()
+        np.testing.assert_allclose(np.diag(u.T @ given_x.T @ given_y @ v), sigma, atol=1e-10)
+
+
+@pytest.mark.parametrize(("gamma_x", "gamma_y"), [(0.0, 0.0), (3.0, 0.5), (100.0, 1000.0)])
+def test_equals_the_generalised_eigenvalue_solution(gamma_x, gamma_y):
+    x, y = views()
+    cxx, cyy, cxy = x.T @ x + gamma_x * np.eye(7), y.T @ y + gamma_y * np.eye(5), x.T @ y
+    zeros = np.zeros
+    left = np.block([[zeros((7, 7)), cxy], [cxy.T, zeros((5, 5))]])
+    right = np.block([[cxx, zeros((7, 5))], [zeros((5, 7)), cyy]])
+    values, vectors = scipy.linalg.eigh(left, right)
+    values, vectors = values[::-1][:5], vectors[:, ::-1][:, :5] * np.sqrt(2)
+    u, v, sigma = weights(regularized_cca(spectra(x, y), Tikhonov(gamma_x), Tikhonov(gamma_y)))
+    np.testing.assert_allclose(sigma, values, atol=1e-8)
+    signs = np.sign(np.sum(vectors[:7] * u, axis=0))
+    np.testing.assert_allclose(vectors[:7] * signs, u, atol=1e-8)
+    np.testing.assert_allclose(vectors[7:] * signs, v, atol=1e-8)
+
+
+def test_equals_scikit_learn():
+    x, y = views(n=300)
+    model = bjorck_golub(spectra(x, y), n_components=2)
+    theirs = SklearnCCA(n_components=2, scale=False, tol=1e-15, max_iter=20000).fit(x, y)
+    their_x, their_y = theirs.transform(x, y)
+    for ours, found in ((x @ model.x_weights, their_x), (y @ model.y_weights, their_y)):
+        for i in range(2):
+            assert abs(np.corrcoef(ours[:, i], found[:, i])[0, 1]) == pytest.approx(1.0, abs=1e-8)
+
+
+def test_equals_cca_zoo():
+    x, y = views()
+    n = len(x)
+    plain = ZooCCA(n_components=5).fit([x, y])
+    u, v, sigma = weights(bjorck_golub(spectra(x, y)))
+    np.testing.assert_allclose(np.abs(plain.weights_[0]), np.abs(u) * np.sqrt(n - 1), atol=1e-8)
+    c = 0.3
+    # Their metric (1 − c) XᵀX/(n − 1) + c I is ours at γ = (n − 1) c/(1 − c), but for a scale.
+    ridge = ZooRidgeCCA(n_components=5, shrinkage=c).fit([x, y])
+    gamma = (n - 1) * c / (1 - c)
+    u, v, sigma = weights(regularized_cca(spectra(x, y), Tikhonov(gamma), Tikhonov(gamma)))
+    scale = np.sqrt((n - 1) / (1 - c))
+    np.testing.assert_allclose(np.abs(ridge.weights_[0]), np.abs(u) * scale, atol=1e-8)
+    np.testing.assert_allclose(np.abs(ridge.weights_[1]), np.abs(v) * scale, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["gram", "svd"])
+def test_components_within_rounding_error_are_not_kept(rng, solver):
+    x = rng.normal(size=(200, 6))
+    x -= x.mean(0)
+    # y shares two directions with x and is orthogonal to it in the others.
+    noise = rng.normal(size=(200, 3))
+    noise -= noise.mean(0)
+    noise -= x @ np.linalg.lstsq(x, noise, rcond=None)[0]
+    y = np.hstack([x[:, :2] + 0.3 * noise[:, :2], noise])
+    model = bjorck_golub(spectra(x, y, solver=solver))
+    assert model.correlations.shape == (2,)
+
+
+def test_n_components():
+    x, y = views()
+    three = bjorck_golub(spectra(x, y), n_components=3)
+    assert three.x_weights.shape == (7, 3)
+    np.testing.assert_allclose(three.x_weights, bjorck_golub(spectra(x, y)).x_weights[:, :3])
+    with pytest.raises(InputError, match="give 1 to 5"):
+        bjorck_golub(spectra(x, y), n_components=6)
+
+
+def test_uncorrelated_views():
+    x = np.array([[1.0], [-1.0], [1.0], [-1.0]])
+    y = np.array([[1.0], [1.0], [-1.0], [-1.0]])
+    with pytest.raises(InputError, match="not correlated at all"):
+        bjorck_golub(spectra(x, y))

@@ -1,0 +1,35 @@
+"""What every test may ask for: the real data, and the backends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real features that DIPTYCH_DATA points to; without it the test is skipped by name."""
+    folder = os.environ.get("DIPTYCH_DATA")
+    if folder and (Path(folder) / "flickr8k").is_dir():
+        return Path(folder)
+    message = f"DIPTYCH_DATA={folder!r} does not lead to a folder with flickr8k in it"
+    if os.environ.get("DIPTYCH_REQUIRE_DATA") == "1":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def backend(request):
+    """A function that takes NumPy arrays into a backend; every test with it runs on each."""
+    if request.param == "numpy":
+        return np.asarray
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    return lambda array: torch.as_tensor(np.ascontiguousarray(array))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
