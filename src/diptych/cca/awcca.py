@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from array_api_compat import is_array_api_obj
 from sklearn.base import BaseEstimator
-from sklearn.utils import Tags
+from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from diptych.arrays import Array, move_like, namespace
@@ -133,7 +135,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X, Y
-            The two views, rows × features.
+            The two views, rows × features. A one-dimensional Y is one feature, as in scikit-learn.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
@@ -142,8 +144,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             Where the pass over the data runs; None is this process.
         """
         self._check_parameters()
+        x, y, pairing = check_pair_of_views(X, _second_view(Y), pairing)
         validate_data(self, X, skip_check_array=True)
-        x, y, pairing = check_pair_of_views(X, Y, pairing)
+        if y.shape[0] < 2:
+            raise InputError("found 1 sample pair; a correlation needs at least two, and many more to be useful.")
         if self.params is None:
             raise InputError("params=None: give (p_x, p_y), or one pair per task.")
         by_task = params_by_task(self.params)
@@ -164,10 +168,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         x_map, y_map = maps(self.models_[task], self.weighting, task)
         embedded = []
         if X is not None:
+            x = check_view(X, "X")
             validate_data(self, X, reset=False, skip_check_array=True)
-            embedded.append(_embed(check_view(X, "X", n_features=self.n_features_in_), self.x_mean_, x_map))
+            embedded.append(_embed(x, self.x_mean_, x_map))
         if Y is not None:
-            y = check_view(Y, "Y", n_features=int(self.y_mean_.shape[0]))
+            y = check_view(_second_view(Y), "Y", n_features=int(self.y_mean_.shape[0]))
             embedded.append(_embed(y, self.y_mean_, y_map))
         return embedded[0] if len(embedded) == 1 else tuple(embedded)
 
@@ -204,6 +209,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Tags:
         """Two views: the second is required, and is a matrix."""
         tags = super().__sklearn_tags__()
+        tags.transformer_tags = TransformerTags(preserves_dtype=["float64", "float32"])
         tags.target_tags.required = True
         tags.target_tags.two_d_labels = True
         tags.array_api_support = True
@@ -241,6 +247,13 @@ def params_by_task(params: Any) -> dict[Task, tuple[Any, Any]]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
     return {task: tuple(given[task]) for task in TASKS}
+
+
+def _second_view(Y: Any) -> Any:
+    if Y is None:
+        raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
+    y = Y if is_array_api_obj(Y) or not hasattr(Y, "__len__") else np.asarray(Y)
+    return y[:, None] if getattr(y, "ndim", 2) == 1 else y
 
 
 def _embed(view: Array, mean: Array, weights: Array) -> Array:

@@ -1,0 +1,194 @@
+import numpy as np
+import pytest
+
+from diptych import AWCCA, InputError
+from diptych.arrays import to_numpy
+from diptych.cca import Moments, TruncatedSVD, regularized_cca, spectra
+from diptych.ranking import ranks, recall_at_k
+
+
+def pairs(rng, n=60, captions=3, m_x=12, m_y=9, noise=0.3):
+    hidden = rng.normal(size=(n, 5))
+    x = hidden @ rng.normal(size=(5, m_x)) + noise * rng.normal(size=(n, m_x)) + 3.0
+    pairing = rng.permutation(np.repeat(np.arange(n), captions))
+    y = hidden[pairing] @ rng.normal(size=(5, m_y)) + noise * rng.normal(size=(n * captions, m_y)) - 2.0
+    return x, y, pairing
+
+
+def test_embeddings_are_the_papers(rng):
+    x, y, pairing = pairs(rng)
+    model = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
+    fitted = model.models_["search"]
+    centred_x, centred_y = x - x[pairing].mean(0), y - y.mean(0)
+    u, v, sigma = fitted.x_weights, fitted.y_weights, fitted.correlations
+    search, annotate = model.transform(x, y, task="search"), model.transform(x, y, task="annotate")
+    np.testing.assert_allclose(search[0], centred_x @ u * sigma, atol=1e-12)
+    np.testing.assert_allclose(search[1], centred_y @ v, atol=1e-12)
+    np.testing.assert_allclose(annotate[0], centred_x @ u, atol=1e-12)
+    np.testing.assert_allclose(annotate[1], centred_y @ v * sigma, atol=1e-12)
+
+
+def test_one_view_alone(rng):
+    x, y, pairing = pairs(rng)
+    model = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
+    both = model.transform(x, y)
+    np.testing.assert_array_equal(model.transform(x), both[0])
+    np.testing.assert_array_equal(model.transform(Y=y), both[1])
+    with pytest.raises(InputError, match="neither"):
+        model.transform()
+
+
+def test_one_model_per_task(rng):
+    x, y, pairing = pairs(rng)
+    model = AWCCA(filter="tsvd", params={"search": (4, 5), "annotate": (6, 3)}).fit(x, y, pairing)
+    assert model.models_["search"].filter_x == TruncatedSVD(4)
+    assert model.models_["annotate"].correlations.shape == (3,)
+    expected = regularized_cca(spectra(x, y, pairing), TruncatedSVD(6), TruncatedSVD(3))
+    np.testing.assert_allclose(model.models_["annotate"].x_weights, expected.x_weights)
+
+
+def test_tasks_with_the_same_parameters_share_one_model(rng):
+    model = AWCCA(params=(1.0, 1.0)).fit(*pairs(rng))
+    assert model.models_["search"] is model.models_["annotate"]
+
+
+@pytest.mark.parametrize("weighting", ["asymmetric", "search-generation", "symmetric", "none", (0.25, 0.75)])
+@pytest.mark.parametrize("similarity", ["cosine", "l2"])
+def test_score_is_the_metric_of_the_ranks(rng, weighting, similarity):
+    x, y, pairing = pairs(rng)
+    model = AWCCA(params=(1.0, 1.0), weighting=weighting, similarity=similarity, metric="r@5")
+    model.fit(x, y, pairing)
+    by_task = []
+    for task in ("search", "annotate"):
+        found = ranks(*model.transform(x, y, task=task), pairing, task=task, similarity=similarity)
+        by_task.append(recall_at_k(found, 5))
+        assert model.score(x, y, pairing, task=task) == by_task[-1]
+    assert model.score(x, y, pairing) == pytest.approx(np.mean(by_task))
+
+
+def test_score_of_ranks_is_negated(rng):
+    x, y, pairing = pairs(rng)
+    assert AWCCA(params=(1.0, 1.0), metric="mean_rank").fit(x, y, pairing).score(x, y, pairing) < 0
+
+
+def test_it_learns(rng):
+    x, y, pairing = pairs(rng, n=300)
+    train, test = pairing < 200, pairing >= 200
+    model = AWCCA(params=(1.0, 1.0), metric="r@10").fit(x[:200], y[train], pairing[train])
+    assert model.score(x[200:], y[test], pairing[test] - 200) > 90
+
+
+def test_torch_in_torch_out(rng):
+    torch = pytest.importorskip("torch")
+    x, y, pairing = pairs(rng)
+    ours = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
+    theirs = AWCCA(params=(2.0, 3.0)).fit(torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(pairing))
+    embedded = theirs.transform(torch.as_tensor(x), torch.as_tensor(y), task="annotate")
+    for mine, its in zip(ours.transform(x, y, task="annotate"), embedded, strict=True):
+        assert isinstance(its, torch.Tensor)
+        np.testing.assert_allclose(mine, its.numpy(), atol=1e-9)
+    # The array given to transform chooses the backend, not the one the model was fitted on.
+    assert isinstance(theirs.transform(x), np.ndarray)
+    assert isinstance(ours.transform(torch.as_tensor(x)), torch.Tensor)
+    score = theirs.score(torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(pairing))
+    assert score == ours.score(x, y, pairing)
+
+
+class Threads:
+    """An engine as a user might write one."""
+
+    def map(self, function, items):
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(function, items))
+
+    def reduce(self, function, mapped):
+        while len(mapped) > 1:
+            mapped = [function(*mapped[i : i + 2]) for i in range(0, len(mapped) - 1, 2)] + (
+                mapped[-1:] if len(mapped) % 2 else []
+            )
+        return mapped[0]
+
+
+def test_any_engine_gives_the_same_model(rng, monkeypatch):
+    x, y, pairing = pairs(rng)
+    monkeypatch.setattr("diptych.cca.moments.paired_blocks.__defaults__", (2000,))
+    here = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
+    there = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing, engine=Threads())
+    np.testing.assert_allclose(here.transform(x), there.transform(x), atol=1e-9)
+
+
+def test_float32_moments_are_close(rng):
+    x, y, pairing = pairs(rng, n=400)
+    wide = AWCCA(params=(5.0, 5.0), solver="gram").fit(x, y, pairing)
+    narrow = AWCCA(params=(5.0, 5.0), solver="gram", precision="float32").fit(x, y, pairing)
+    np.testing.assert_allclose(
+        wide.models_["search"].correlations, narrow.models_["search"].correlations[:9], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"filter": "ridge"}, "'tikhonov', 'tsvd', 'guided'"),
+        ({"params": (-1.0, 1.0)}, "γ=-1"),
+        ({"params": (1.0,)}, "not a pair"),
+        ({"params": {"search": (1, 1)}}, "'search' and 'annotate'"),
+        ({"filter": "tsvd", "params": (100, 2)}, "beyond the rank"),
+        ({"filter": "tsvd", "params": (2.5, 2)}, "whole number"),
+        ({"weighting": "both"}, "weighting"),
+        ({"similarity": "dot"}, "'cosine', 'l2'"),
+        ({"metric": "recall"}, "metric"),
+        ({"n_components": 0}, "n_components=0"),
+        ({"solver": "fast"}, "solver"),
+        ({"precision": "half"}, "precision"),
+    ],
+)
+def test_bad_parameters_are_one_sentence(rng, parameters, words):
+    with pytest.raises(InputError, match=words) as caught:
+        AWCCA(**{"params": (1.0, 1.0), **parameters}).fit(*pairs(rng))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda x, y, p: (x, y, None), "without a pairing"),
+        (lambda x, y, p: (x, y, p + 1), "rows 0 to 59"),
+        (lambda x, y, p: (x, y, p - 1), "-1"),
+        (lambda x, y, p: (x, y, p[:-1]), "shape"),
+        (lambda x, y, p: (np.where(x > 4, np.nan, x), y, p), "X contains NaN"),
+        (lambda x, y, p: (x, np.where(y > 1, np.inf, y), p), "Y contains NaN or infinity"),
+        (lambda x, y, p: (x.astype(complex), y, p), "Complex"),
+        (lambda x, y, p: (x[None], y, p), "3 dimension"),
+        (lambda x, y, p: (x[:0], y, p), "empty"),
+        (lambda x, y, p: (x[:, :0], y, p), "0 feature"),
+        (lambda x, y, p: ([["a"]] * 60, y, p), "not numbers"),
+        (lambda x, y, p: ([[1, 2], [3]], y, p), "could not be read"),
+    ],
+)
+def test_bad_data_is_one_sentence(rng, spoil, words):
+    with pytest.raises(InputError, match=words) as caught:
+        AWCCA(params=(1.0, 1.0)).fit(*spoil(*pairs(rng)))
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_task(rng):
+    model = AWCCA(params=(1.0, 1.0)).fit(*pairs(rng))
+    with pytest.raises(InputError, match="task='find'"):
+        model.transform(np.ones((1, 12)), task="find")
+
+
+def test_mixed_backends(rng):
+    torch = pytest.importorskip("torch")
+    x, y, pairing = pairs(rng)
+    with pytest.raises(InputError, match="same library"):
+        AWCCA(params=(1.0, 1.0)).fit(x, torch.as_tensor(y), pairing)
+
+
+def test_the_fit_is_that_of_its_moments(rng):
+    x, y, pairing = pairs(rng)
+    model = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing)
+    moments = Moments.of(x, y, pairing)
+    np.testing.assert_allclose(to_numpy(model.spectra_.s_x) ** 2, np.linalg.eigvalsh(moments.xx)[::-1])

@@ -1,0 +1,159 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, InputError
+from diptych.storage import replacing_folder
+
+
+@pytest.fixture
+def data(rng):
+    x = rng.normal(size=(80, 6))
+    return x, x[:, :4] + 0.5 * rng.normal(size=(80, 4))
+
+
+@pytest.fixture
+def model(data):
+    return AWCCA(params={"search": (1.0, 2.0), "annotate": (0.5, 3.0)}, weighting=(0.5, 1.0)).fit(*data)
+
+
+def test_loaded_equals_saved(model, data, tmp_path):
+    model.save(tmp_path / "model")
+    loaded = AWCCA.load(tmp_path / "model")
+    assert loaded.get_params() == model.get_params()
+    for task in ("search", "annotate"):
+        for found, expected in zip(
+            loaded.transform(*data, task=task), model.transform(*data, task=task), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
+        assert loaded.models_[task].filter_y == model.models_[task].filter_y
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_shared_model_is_written_once(data, tmp_path):
+    shared = AWCCA(filter="tsvd", params=(3, 2)).fit(*data)
+    shared.save(tmp_path / "model")
+    loaded = AWCCA.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.transform(data[0]), shared.transform(data[0]))
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 1500
+
+
+def test_a_metric_that_is_a_function_is_not_stored(data, tmp_path):
+    AWCCA(params=(1.0, 1.0), metric=lambda ranks: 1.0).fit(*data).save(tmp_path / "model")
+    assert AWCCA.load(tmp_path / "model").metric == "r@1"
+
+
+def test_torch_models_are_saved_too(data, tmp_path):
+    torch = pytest.importorskip("torch")
+    fitted = AWCCA(params=(1.0, 1.0)).fit(*(torch.as_tensor(v) for v in data))
+    fitted.save(tmp_path / "model")
+    np.testing.assert_allclose(
+        AWCCA.load(tmp_path / "model").transform(data[0]), fitted.transform(data[0]), atol=1e-12
+    )
+
+
+def test_saving_replaces_an_older_model_and_nothing_else(model, tmp_path):
+    (tmp_path / "model").mkdir()
+    model.save(tmp_path / "model")
+    model.save(tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("keep me")
+    with pytest.raises(InputError, match="not a diptych awcca"):
+        model.save(tmp_path / "letters")
+    assert (tmp_path / "letters" / "dear.txt").read_text() == "keep me"
+
+
+def test_a_failed_save_leaves_the_old_model(model, data, tmp_path):
+    model.save(tmp_path / "model")
+
+    def fail():
+        with replacing_folder(tmp_path / "model", "awcca") as staged:
+            (staged / "config.json").write_text("{")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    np.testing.assert_array_equal(AWCCA.load(tmp_path / "model").transform(data[0]), model.transform(data[0]))
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_left_aside_is_found(model, data, tmp_path):
+    model.save(tmp_path / "model")
+    (tmp_path / "model").rename(tmp_path / ".model.previous")
+    np.testing.assert_array_equal(AWCCA.load(tmp_path / "model").transform(data[0]), model.transform(data[0]))
+    model.save(tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_a_whole_model_remains(tmp_path):
+    script = (
+        "import sys, numpy as np; from diptych import AWCCA; rng = np.random.default_rng(0)\n"
+        "x = rng.normal(size=(300, 200)); model = AWCCA(params=(1.0, 1.0)).fit(x, x + 1)\n"
+        "model.save(sys.argv[1]); print('saved', flush=True)\n"
+        "while True: model.save(sys.argv[1])\n"
+    )
+    folder = tmp_path / "model"
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(folder)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        ) as process:
+            process.stdout.readline()
+            time.sleep(rng.uniform(0, 0.05))
+            process.send_signal(signal.SIGKILL)
+        assert AWCCA.load(folder).transform(np.ones((1, 200))).shape[0] == 1
+
+
+def edit(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "expected an object"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "not valid JSON"),
+        (lambda f: (f / "config.json").unlink(), "is missing"),
+        (lambda f: (f / "model.safetensors").unlink(), "not a file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 5), "damaged"),
+        (lambda f: os.truncate(f / "model.safetensors", 500), "damaged"),
+        (lambda f: edit(f, version=99), "pip install --upgrade diptych"),
+        (lambda f: edit(f, version="x"), "no valid format version"),
+        (lambda f: edit(f, format="diptych-moments"), "expected a diptych awcca"),
+        (lambda f: edit(f, models={}), "does not describe the search model"),
+        (lambda f: edit(f, models=3), "lacks"),
+        (lambda f: edit(f, params={"filter": "evil"}), "choose one of"),
+    ],
+)
+def test_damaged_folders_are_one_sentence(model, tmp_path, damage, words):
+    folder = tmp_path / "model"
+    model.save(folder)
+    damage(folder)
+    with pytest.raises(InputError, match=words) as caught:
+        AWCCA.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_swapped_tensors_are_refused(model, data, tmp_path):
+    model.save(tmp_path / "a")
+    AWCCA(params=(1.0, 1.0)).fit(data[0][:, :5], data[1]).save(tmp_path / "b")
+    (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a" / "config.json").read_bytes())
+    with pytest.raises(InputError, match=r"lacks 'annotate"):
+        AWCCA.load(tmp_path / "b")
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="is not a folder"):
+        AWCCA.load(tmp_path / "nothing")
