@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from array_api_compat import is_array_api_obj
@@ -18,6 +18,15 @@ from diptych.cca.canonical import CanonicalModel, regularized_cca
 from diptych.cca.engine import Engine, moments_on
 from diptych.cca.filters import named_filters
 from diptych.cca.moments import PRECISIONS, Precision
+from diptych.cca.progress import progress_bar
+from diptych.cca.selection import (
+    Path,
+    best_dimension,
+    hold_out,
+    make_grid,
+    make_problem,
+    regularization_path,
+)
 from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra, spectra_from_moments
 from diptych.cca.weighting import Weighting, maps, powers
 from diptych.checks import (
@@ -32,6 +41,8 @@ from diptych.checks import (
     check_view,
 )
 from diptych.ranking import metric, ranks
+
+ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
 
 
 class AWCCA(BaseEstimator):  # type: ignore[misc]
@@ -48,20 +59,35 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         directions), or Tikhonov with γ = σ²_k at a truncated SVD's k.
     params : pair, dict or None
         ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
-        ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs.
+        ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
+        selects them for each task by exhaustive search on validation pairs.
+    grid : int, pair
+        Where the search looks: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ²
+        or in rank; or one array of parameters for each view. A plain number means ``"log"`` for
+        ``"tikhonov"`` and ``"rank"`` otherwise.
     metric : str or callable
-        What ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``, ``"median_rank"``, ``"mean_rank"``,
-        or a function of ranks.
+        What the search maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
+        ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
     weighting : str or pair
         ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y.
     similarity : {"cosine", "l2"}
         How embeddings are compared.
-    n_components : int or None
-        Dimension of the embeddings; None keeps every component above rounding error.
+    n_components : int, "auto" or None
+        Dimension of the embeddings; None keeps every component above rounding error, ``"auto"`` takes the
+        dimension that is best on the validation pairs, per task.
+    validation_fraction : float
+        Without validation pairs, the share of X's rows that is held out to select on. The final model is
+        then refitted on everything, with γ scaled by the number of pairs.
+    random_state : int or None
+        Seeds the choice of the held-out rows.
     solver : {"auto", "gram", "svd"}
         How the spectra are computed; see ``diptych.cca.spectra``.
     precision : {"float64", "float32"}
         Of the products in the pass over the data; see ``diptych.cca.Moments``.
+    path_metrics : {"metric", "all"}
+        What ``path_`` keeps of every grid point: the metric, or r@1, r@5, r@10 and median rank as well.
+    verbose : bool
+        Show a progress bar while selecting.
 
     Attributes
     ----------
@@ -71,6 +97,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Means over training pairs.
     spectra_ : Spectra
         All that is kept of the training data; not saved with the model.
+    path_ : Path or None
+        Grids, scores of every grid point, the choices and the time they took; None when ``params`` were
+        given.
 
     Notes
     -----
@@ -89,7 +118,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     >>> hidden = rng.normal(size=(200, 4))
     >>> x = hidden @ rng.normal(size=(4, 10)) + 0.1 * rng.normal(size=(200, 10))
     >>> y = hidden @ rng.normal(size=(4, 8)) + 0.1 * rng.normal(size=(200, 8))
-    >>> model = AWCCA(params=(1.0, 1.0)).fit(x[:150], y[:150])
+    >>> model = AWCCA().fit(x[:150], y[:150])
     >>> images, sentences = model.transform(x[150:], y[150:], task="search")
     >>> model.score(x[150:], y[150:]) > 50
     True
@@ -103,11 +132,13 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         metric: str | Callable[[Array], float] = "r@1",
         weighting: Weighting = "asymmetric",
         similarity: Similarity = "cosine",
-        n_components: int | None = None,
+        n_components: int | Literal["auto"] | None = None,
         validation_fraction: float = 0.15,
         random_state: int | None = 0,
         solver: Solver = "auto",
         precision: Precision = "float64",
+        path_metrics: str = "metric",
+        verbose: bool = False,
     ) -> None:
         self.filter = filter
         self.params = params
@@ -120,6 +151,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.solver = solver
         self.precision = precision
+        self.path_metrics = path_metrics
+        self.verbose = verbose
 
     def fit(
         self,
@@ -139,7 +172,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
-            Not used when ``params`` are given.
+            ``(X, Y)`` or ``(X, Y, pairing)`` to select on; nothing is fitted on them. None holds out a
+            share of the training rows. Not needed when ``params`` are given.
         engine
             Where the pass over the data runs; None is this process.
         """
@@ -147,12 +181,20 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         x, y, pairing = check_pair_of_views(X, _second_view(Y), pairing)
         validate_data(self, X, skip_check_array=True)
         if y.shape[0] < 2:
-            raise InputError("found 1 sample pair; a correlation needs at least two, and many more to be useful.")
-        if self.params is None:
-            raise InputError("params=None: give (p_x, p_y), or one pair per task.")
-        by_task = params_by_task(self.params)
-        self.spectra_ = self._spectra(x, y, pairing, engine)
-        self._keep(by_task, x, y)
+            raise InputError(
+                "found 1 sample pair; a correlation needs at least two, and many more to be useful."
+            )
+        self.path_: Path | None = None
+        dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, self.n_components)  # type: ignore[arg-type]
+        chosen = None if self.params is None else params_by_task(self.params)
+        if chosen is not None and self.n_components != "auto":
+            self.spectra_ = self._spectra(x, y, pairing, engine)
+        elif validation is not None:
+            self.spectra_ = self._spectra(x, y, pairing, engine)
+            chosen, dimensions = self._select(self.spectra_, validation, chosen)
+        else:
+            chosen, dimensions = self._select_held_out(x, y, pairing, engine, chosen)
+        self._keep(chosen, dimensions)
         return self
 
     def transform(self, X: Any = None, Y: Any = None, *, task: str = "search") -> Any:
@@ -193,16 +235,18 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
         check_is_fitted(self, "models_")
-        persistence.save(folder, self.get_params(deep=False), self.models_, self.x_mean_, self.y_mean_)
+        persistence.save(
+            folder, self.get_params(deep=False), self.models_, self.x_mean_, self.y_mean_, self.path_
+        )
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
         """Read what ``save`` wrote; nothing in the folder is executed."""
-        params, models, x_mean, y_mean = persistence.load(folder)
+        params, models, x_mean, y_mean, path = persistence.load(folder)
         known = cls._get_param_names()
         model = cls(**{name: value for name, value in params.items() if name in known})
         model._check_parameters()
-        model.models_, model.x_mean_, model.y_mean_ = models, x_mean, y_mean
+        model.models_, model.x_mean_, model.y_mean_, model.path_ = models, x_mean, y_mean, path
         model.n_features_in_ = int(x_mean.shape[0])
         return model
 
@@ -220,6 +264,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         check_choice(self.solver, SOLVERS, "solver")
         check_choice(self.precision, PRECISIONS, "precision")
         check_similarity(self.similarity)
+        check_choice(self.path_metrics, ("metric", "all"), "path_metrics")
         powers(self.weighting, "search")
         metric(self.metric)
 
@@ -228,17 +273,67 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             return spectra(x, y, pairing, solver=self.solver, precision=self.precision)
         return spectra_from_moments(moments_on(engine, x, y, pairing, self.precision))
 
-    def _keep(self, params: Mapping[Task, tuple[Any, Any]], x: Array, y: Array) -> None:
+    def _select(
+        self, spectra: Spectra, validation: tuple[Any, ...], chosen: ByTask | None
+    ) -> tuple[ByTask, dict[Task, int | None]]:
+        """Parameters, unless they are given, and dimensions, on validation pairs."""
+        problem = make_problem(spectra, validation, self.similarity)
+        by, fixed = metric(self.metric), self.n_components if self.n_components != "auto" else None
+        if chosen is None:
+            grid = make_grid("tikhonov" if self.filter == "tikhonov" else "tsvd", self.grid, spectra)
+            with progress_bar(f"selecting {self.filter}", self.verbose) as progress:
+                self.path_ = regularization_path(
+                    problem,
+                    spectra,
+                    grid,
+                    by,
+                    weighting=self.weighting,
+                    n_components=fixed,
+                    path_metrics=self.path_metrics,
+                    progress=progress,
+                )
+            chosen = {task: self.path_.params(task) for task in TASKS}
+        dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, fixed)
+        if self.n_components == "auto":
+            for task in TASKS:
+                filters = named_filters(self.filter, chosen[task], spectra.s_x, spectra.s_y)
+                model = regularized_cca(spectra, *filters)
+                dimensions[task] = best_dimension(problem, spectra, model, self.weighting, task, by)
+        return chosen, dimensions
+
+    def _select_held_out(
+        self, x: Array, y: Array, pairing: Array, engine: Engine | None, chosen: ByTask | None
+    ) -> tuple[ByTask, dict[Task, int | None]]:
+        """Select on a share of the training rows; leave the spectra of everything behind."""
+        train, held = hold_out(pairing, x.shape[0], self.validation_fraction, self.random_state)
+        parts = [(x[p.images, :], y[p.captions, :], p.pairing) for p in (train, held)]
+        given = chosen is not None
+        part = self._spectra(*parts[0], engine)
+        chosen, dimensions = self._select(part, parts[1], chosen)
+        if self.path_ is not None:
+            self.path_.held_out = (
+                f"{int(held.images.shape[0])} of {int(x.shape[0])} rows of X with their rows of Y "
+                f"(random_state={self.random_state}); the model was refitted on all"
+            )
+        self.spectra_ = self._spectra(x, y, pairing, engine)
+        if self.filter == "tikhonov" and not given:
+            # γ is in units of a sum over pairs, so it grows with their number.
+            grown = self.spectra_.count / part.count
+            chosen = {task: (chosen[task][0] * grown, chosen[task][1] * grown) for task in TASKS}
+        return chosen, dimensions
+
+    def _keep(self, params: ByTask, dimensions: Mapping[Task, int | None]) -> None:
         models: dict[Task, CanonicalModel] = {}
         for task in TASKS:
             filters = named_filters(self.filter, params[task], self.spectra_.s_x, self.spectra_.s_y)
-            same = next((m for m in models.values() if (m.filter_x, m.filter_y) == filters), None)
-            models[task] = same or regularized_cca(self.spectra_, *filters, self.n_components)
+            key = (*filters, dimensions[task])
+            same = [m for t, m in models.items() if (m.filter_x, m.filter_y, dimensions[t]) == key]
+            models[task] = same[0] if same else regularized_cca(self.spectra_, *filters, dimensions[task])
         self.models_ = models
         self.x_mean_, self.y_mean_ = self.spectra_.x_mean, self.spectra_.y_mean
 
 
-def params_by_task(params: Any) -> dict[Task, tuple[Any, Any]]:
+def params_by_task(params: Any) -> ByTask:
     """One pair of parameters for each task, whichever way they were given."""
     given = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
     if set(given) != set(TASKS):

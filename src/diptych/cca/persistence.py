@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 from diptych import storage
 from diptych.arrays import Array, to_numpy
 from diptych.cca.canonical import CanonicalModel
 from diptych.cca.filters import AnyFilter, Tikhonov, TruncatedSVD
+from diptych.cca.selection import Grid, Path
 from diptych.checks import TASKS, InputError, Task
 
 FORMAT_VERSION = 1
 KIND = "awcca"
 TENSORS = "model.safetensors"
 
-Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array]
+Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array, Path | None]
 
 
 def save(
@@ -26,6 +29,7 @@ def save(
     models: Mapping[Task, CanonicalModel],
     x_mean: Array,
     y_mean: Array,
+    path: Path | None,
 ) -> None:
     """Write a model; a crash on the way leaves the folder as it was."""
     tensors = {"x_mean": to_numpy(x_mean), "y_mean": to_numpy(y_mean)}
@@ -48,6 +52,7 @@ def save(
         "library": _library_version(),
         "params": {name: _to_json(value) for name, value in params.items()},
         "models": stored,
+        "path": None if path is None else _path_to_json(path),
     }
     with storage.replacing_folder(folder, KIND) as staged:
         storage.write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{KIND}"})
@@ -55,7 +60,7 @@ def save(
 
 
 def load(folder: str | os.PathLike[str]) -> Loaded:
-    """Read a model: its constructor parameters, its models, its means."""
+    """Read a model: its constructor parameters, its models, its means and its regularisation path."""
     folder = storage.existing_folder(folder)
     config = storage.read_json(folder / storage.CONFIG)
     storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
@@ -81,7 +86,61 @@ def load(folder: str | os.PathLike[str]) -> Loaded:
             _filter_from_json(entry.get("filter_y")),
         )
     kept = {name: _from_json(value) for name, value in params.items() if not _is_unsaved(value)}
-    return kept, models, x_mean, y_mean
+    path_ = None if config.get("path") is None else _path_from_json(config["path"], folder / storage.CONFIG)
+    return kept, models, x_mean, y_mean, path_
+
+
+def _path_to_json(path: Path) -> dict[str, Any]:
+    return {
+        "kind": path.grid.kind,
+        "x": path.grid.x.tolist(),
+        "y": path.grid.y.tolist(),
+        "metric": path.metric,
+        "scores": {
+            task: {name: _grid_to_json(values) for name, values in named.items()}
+            for task, named in path.scores.items()
+        },
+        "exact": {task: values.astype(int).tolist() for task, values in path.exact.items()},
+        "choice": {task: list(point) for task, point in path.choice.items()},
+        "route": path.route,
+        "seconds": path.seconds,
+        "failed": [list(point) for point in path.failed],
+        "held_out": path.held_out,
+    }
+
+
+def _grid_to_json(values: np.ndarray[Any, Any]) -> list[list[float | None]]:
+    # JSON has no NaN: a point that failed is null.
+    return [[None if np.isnan(value) else float(value) for value in row] for row in values]
+
+
+def _path_from_json(stored: Any, path: Any) -> Path:
+    try:
+        grid = Grid(
+            stored["kind"], np.asarray(stored["x"], dtype=float), np.asarray(stored["y"], dtype=float)
+        )
+
+        def whole(values: Any, dtype: type) -> np.ndarray[Any, Any]:
+            array: np.ndarray[Any, Any] = np.asarray(values, dtype=dtype)
+            if array.shape != grid.shape:
+                raise ValueError(f"a table of shape {array.shape} on a grid of {grid.shape}")
+            return array
+
+        return Path(
+            grid,
+            str(stored["metric"]),
+            {t: {str(k): whole(v, float) for k, v in stored["scores"][t].items()} for t in TASKS},
+            {t: whole(stored["exact"][t], bool) for t in TASKS},
+            {t: (int(stored["choice"][t][0]), int(stored["choice"][t][1])) for t in TASKS},
+            stored["route"],
+            float(stored["seconds"]),
+            [(int(i), int(j)) for i, j in stored["failed"]],
+            str(stored["held_out"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(
+            f"{path} has a damaged regularisation path ({error}); save the model again."
+        ) from None
 
 
 def _filter_to_json(chosen: AnyFilter) -> dict[str, float]:

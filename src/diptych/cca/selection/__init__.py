@@ -1,0 +1,26 @@
+"""Model selection: every regularisation on a grid, scored by retrieval, exactly and fast."""
+
+from diptych.cca.selection.components import best_dimension, components_path, dimensions_up_to
+from diptych.cca.selection.grids import Grid, make_grid
+from diptych.cca.selection.holdout import HoldOut, hold_out
+from diptych.cca.selection.path import NumericalFailureWarning, Path, choose_route, regularization_path
+from diptych.cca.selection.problem import Problem, make_problem, make_weights
+from diptych.cca.selection.textbook import textbook_ranks
+
+__all__ = [
+    "Grid",
+    "HoldOut",
+    "NumericalFailureWarning",
+    "Path",
+    "Problem",
+    "best_dimension",
+    "choose_route",
+    "components_path",
+    "dimensions_up_to",
+    "hold_out",
+    "make_grid",
+    "make_problem",
+    "make_weights",
+    "regularization_path",
+    "textbook_ranks",
+]

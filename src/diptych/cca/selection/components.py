@@ -1,0 +1,77 @@
+"""Recall against the dimension of the embeddings, from one SVD: each dimension adds to the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from diptych.arrays import Array, move_like, namespace, to_numpy
+from diptych.cca.canonical import CanonicalModel
+from diptych.cca.selection.grids import Floats
+from diptych.cca.selection.problem import Problem, Weights, products
+from diptych.cca.spectra import Spectra
+from diptych.cca.weighting import Weighting, maps
+from diptych.checks import Task
+from diptych.ranking import Metric, Truth, annotate_ranks, search_ranks
+
+BLOCK_BYTES = 2**26
+
+
+def dimensions_up_to(full: int, points: int = 16) -> list[int]:
+    """Dimensions to try: about evenly spaced on a logarithmic scale, the full one included."""
+    return sorted({round(d) for d in np.geomspace(min(4, full), full, points)})
+
+
+def best_dimension(
+    problem: Problem,
+    spectra: Spectra,
+    model: CanonicalModel,
+    weighting: Weighting,
+    task: Task,
+    metric: Metric,
+) -> int:
+    """The dimension with the best ``metric`` on the validation pairs; the smaller one on a tie."""
+    xp = namespace(problem.a)
+
+    def embed(view: Array, vectors: Array, singular: Array, weights: Array) -> Array:
+        # The problem's rows are in the eigenbasis, scaled by the largest singular value.
+        inner = (vectors.T @ weights) * float(singular[0])
+        return view @ xp.astype(move_like(inner, view), view.dtype, copy=False)
+
+    x_map, y_map = maps(model, weighting, task)
+    x = embed(problem.a, spectra.v_x, spectra.s_x, x_map)
+    y = embed(problem.b, spectra.v_y, spectra.s_y, y_map)
+    dimensions = dimensions_up_to(int(model.correlations.shape[0]))
+    found = components_path(x, y, problem.truth.pairing, task, problem.similarity, metric.of, dimensions)
+    return dimensions[int(np.argmax([metric.signed(value) for value in found]))]
+
+
+def components_path(
+    x: Array,
+    y: Array,
+    pairing: Array,
+    task: Task,
+    similarity: str,
+    metric: Callable[[Array], float],
+    dimensions: list[int],
+) -> Floats:
+    """``metric`` at each of the ``dimensions``, of full embeddings ``x`` and ``y`` of a task."""
+    xp = namespace(x, y)
+    truth = Truth.of(pairing, x.shape[0])
+    queries, items = (y, x) if task == "search" else (x[truth.described, :], y)
+    kept = np.arange(x.shape[1]) < np.asarray(dimensions)[:, None]
+    weights = Weights.of(kept.astype(np.float64), x)
+    norms = weights.rows @ (items * items).T
+    if similarity == "cosine":
+        scale = 1.0 / xp.sqrt(xp.where(norms > 0, norms, 1.0))
+    found: list[list[Array]] = [[] for _ in dimensions]
+    rows = max(1, BLOCK_BYTES // (items.shape[0] * items.dtype.itemsize))
+    for start in range(0, queries.shape[0], rows):
+        for d, product in products(queries[start : start + rows, :], weights, items.T):
+            scores = product * scale[d, :] if similarity == "cosine" else product - 0.5 * norms[d, :]
+            if task == "search":
+                found[d].append(search_ranks(scores, pairing[start : start + rows]))
+            else:
+                found[d].append(annotate_ranks(scores, truth, truth.described[start : start + rows]))
+    return np.asarray([metric(to_numpy(xp.concat(parts))) for parts in found])

@@ -1,0 +1,51 @@
+"""Validation pairs taken from the training pairs, by image: an image's captions are never split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from diptych.arrays import Array, move_like, to_numpy
+from diptych.cca.filters import as_number
+from diptych.checks import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class HoldOut:
+    """Rows of either part: images and captions, and a pairing that counts the part's own images."""
+
+    images: Array
+    captions: Array
+    pairing: Array
+
+
+def hold_out(
+    pairing: Array, n_images: int, fraction: float, random_state: int | None
+) -> tuple[HoldOut, HoldOut]:
+    """Split images at random into training and validation; returns both parts.
+
+    Images without captions stay with training, where they weigh nothing.
+    """
+    share = as_number(fraction, "validation_fraction")
+    if not 0.0 < share < 1.0:
+        raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
+    host = to_numpy(pairing)
+    described = np.unique(host)
+    size = round(share * len(described))
+    if size < 2 or len(described) - size < 2:
+        raise InputError(
+            f"validation_fraction={fraction} of {len(described)} items leaves too few to choose on; "
+            "give params, a larger fraction, validation pairs, or more data."
+        )
+    chosen = np.random.default_rng(random_state).permutation(described)[:size]
+    is_held = np.zeros(n_images, dtype=bool)
+    is_held[chosen] = True
+
+    def part(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> HoldOut:
+        images = np.flatnonzero(mask)
+        captions = np.flatnonzero(mask[host])
+        local = np.searchsorted(images, host[captions])
+        return HoldOut(*(move_like(rows, pairing) for rows in (images, captions, local)))
+
+    return part(~is_held), part(is_held)

@@ -1,0 +1,34 @@
+"""Tiles of work on the cores of one machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import threadpoolctl
+from array_api_compat import is_numpy_array
+
+from diptych.arrays import Array
+
+T = TypeVar("T")
+
+
+def in_parallel(function: Callable[[Any], T], items: list[Any], like: Array) -> list[T]:
+    """Apply ``function`` to ``items``, on as many threads as BLAS has, each with one BLAS thread.
+
+    Small tiles stay in a core's cache, and NumPy lets go of the interpreter lock while it computes. Other
+    backends run in turn: they are parallel by themselves.
+    """
+    if not is_numpy_array(like) or len(items) < 2:
+        return [function(item) for item in items]
+    threads = min(len(items), blas_threads())
+    with threadpoolctl.threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, items))
+
+
+def blas_threads() -> int:
+    """How many threads NumPy's matrix products use."""
+    found = [info["num_threads"] for info in threadpoolctl.threadpool_info() if info["user_api"] == "blas"]
+    return max(found, default=os.cpu_count() or 1)
