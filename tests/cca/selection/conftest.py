@@ -1,0 +1,14 @@
+import pytest
+from generated_pairs import make_pairs
+
+from diptych.cca import spectra
+
+
+@pytest.fixture
+def pairs():
+    return make_pairs(0)
+
+
+@pytest.fixture
+def trained(pairs):
+    return spectra(*pairs[0]), pairs[1]

@@ -1,0 +1,144 @@
+"""The SVD-free path against one SVD per grid point."""
+
+import numpy as np
+import pytest
+from generated_pairs import make_pairs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.arrays import to_numpy
+from diptych.cca import Tikhonov, TruncatedSVD, maps, regularized_cca, spectra
+from diptych.cca.selection import exact, make_grid, make_problem, make_weights
+from diptych.cca.selection.exact import exact_rows
+from diptych.cca.selection.problem import annotate_norms, products
+from diptych.cca.selection.textbook import textbook_path
+from diptych.ranking import ranks
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10**6),
+        "n": st.integers(20, 60),
+        "captions": st.integers(1, 4),
+        "m_x": st.integers(2, 16),
+        "m_y": st.integers(2, 16),
+        "rank_x": st.sampled_from([None, 2]),
+    }
+)
+
+
+def long_way_scores(trained, validation, filters, task, similarity="cosine"):
+    """Scores by canonical weights and embeddings (queries × items), but for a constant per query."""
+    model = regularized_cca(trained, *filters, tolerance=0.0)
+    x, y, _ = validation
+    x_map, y_map = maps(model, "asymmetric", task)
+    ex, ey = (x - trained.x_mean) @ x_map, (y - trained.y_mean) @ y_map
+    queries, items = (ey, ex) if task == "search" else (ex, ey)
+    if similarity == "cosine":
+        return queries @ (items / np.linalg.norm(items, axis=1, keepdims=True)).T
+    return queries @ items.T - 0.5 * np.sum(items**2, axis=1)
+
+
+def rank_interval(scores, pairing, task, slack):
+    """The smallest and largest rank that rounding of size ``slack`` could give each query."""
+    own = np.zeros(scores.shape, dtype=bool)
+    if task == "search":
+        own[np.arange(len(pairing)), pairing] = True
+    else:
+        own[pairing, np.arange(len(pairing))] = True
+        described = np.unique(pairing)
+        scores, own = scores[described], own[described]
+    truth = np.where(own, scores, -np.inf).max(axis=1, keepdims=True)
+    others = np.where(own, -np.inf, scores)
+    return 1 + (others > truth + slack).sum(1), 1 + (others >= truth - slack).sum(1)
+
+
+def filters_at(grid, i, j):
+    make = Tikhonov if grid.kind == "tikhonov" else TruncatedSVD
+    return tuple(make(p) for p in grid.params(i, j))
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.sampled_from(["tikhonov", "tsvd"]))
+def test_scores_agree_to_rounding(shape, kind):
+    training, validation = make_pairs(**shape)
+    trained = spectra(*training)
+    if (trained.s_x[0] / trained.s_x[-1]) ** 2 > 1e8 or (trained.s_y[0] / trained.s_y[-1]) ** 2 > 1e8:
+        return
+    problem = make_problem(trained, validation)
+    grid = make_grid(kind, 3, trained)
+    w_x, w_y = make_weights(problem, trained, grid)
+    norms = annotate_norms(problem, w_x, w_y)
+    for i, mapped in products(problem.a, w_x, problem.t0):
+        for j, numerator in products(mapped, w_y, problem.b.T):
+            image_norms = np.sqrt(mapped**2 @ w_y.rows[j])
+            for task, found in (
+                ("search", (numerator / image_norms[:, None]).T),
+                ("annotate", numerator / np.sqrt(norms[i, j])),
+            ):
+                expected = long_way_scores(trained, validation, filters_at(grid, i, j), task)
+                scale = np.abs(expected).max() / np.abs(found).max()
+                np.testing.assert_allclose(found * scale, expected, atol=1e-10 * np.abs(expected).max())
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.sampled_from(["tikhonov", "tsvd"]), st.sampled_from(["cosine", "l2"]))
+def test_ranks_agree_where_the_margin_exceeds_rounding(shape, kind, similarity):
+    training, validation = make_pairs(**shape)
+    trained = spectra(*training)
+    problem = make_problem(trained, validation, similarity)
+    grid = make_grid(kind, 4, trained)
+    w_x, w_y = make_weights(problem, trained, grid)
+    textbook = {(i, j): found for i, j, found in textbook_path(problem, w_x, w_y)}
+    for i, search, annotate, finite in exact_rows(problem, w_x, w_y):
+        assert finite.all()
+        for j in range(len(finite)):
+            for task, found in (("search", search[j]), ("annotate", annotate[j])):
+                scores = long_way_scores(trained, validation, filters_at(grid, i, j), task, similarity)
+                low, high = rank_interval(scores, validation[2], task, 1e-8 * np.abs(scores).max())
+                for ranked in (found, textbook[i, j][task]):
+                    assert (low <= ranked).all()
+                    assert (ranked <= high).all()
+
+
+@pytest.mark.parametrize("kind", ["tikhonov", "tsvd"])
+@pytest.mark.parametrize("similarity", ["cosine", "l2"])
+def test_every_rank_on_every_backend_and_tile(trained, backend, monkeypatch, kind, similarity):
+    fitted, (x, y, pairing) = trained
+    monkeypatch.setattr(exact, "CPU_TILE_BYTES", 4000)
+    monkeypatch.setattr(exact, "DEVICE_TILE_BYTES", 4000)
+    problem = make_problem(fitted, (backend(x), backend(y), backend(pairing)), similarity)
+    # At k = 1 every cosine is 1 or −1, and rounding would decide.
+    grid = make_grid(kind, 5 if kind == "tikhonov" else ([3, 6, 14], [3, 5, 11]), fitted)
+    w_x, w_y = make_weights(problem, fitted, grid)
+    for i, search, annotate, _ in exact_rows(problem, w_x, w_y):
+        for j in range(grid.shape[1]):
+            model = regularized_cca(fitted, *filters_at(grid, i, j), tolerance=0.0)
+            for task, found in (("search", search), ("annotate", annotate)):
+                x_map, y_map = maps(model, "asymmetric", task)
+                embedded = (x - fitted.x_mean) @ x_map, (y - fitted.y_mean) @ y_map
+                expected = ranks(*embedded, pairing, task=task, similarity=similarity)
+                np.testing.assert_array_equal(to_numpy(found[j]), expected)
+
+
+def test_nested_steps_touch_only_what_they_add(trained):
+    fitted, validation = trained
+    problem = make_problem(fitted, validation)
+    w_x, _ = make_weights(problem, fitted, make_grid("tsvd", [[2, 5, 9, 14], [3]], fitted))
+    assert [(s.start, s.stop, s.fresh) for s in w_x.steps] == [
+        (0, 2, True),
+        (2, 5, False),
+        (5, 9, False),
+        (9, 14, False),
+    ]
+    for index, product in products(problem.a, w_x, problem.t0):
+        np.testing.assert_allclose(product, (problem.a * w_x.rows[index]) @ problem.t0, atol=1e-12)
+
+
+def test_overflow_is_noticed(trained):
+    fitted, (x, y, pairing) = trained
+    x = x.astype(np.float32)
+    x[0] = 1e30
+    problem = make_problem(fitted, (x, y.astype(np.float32), pairing))
+    w_x, w_y = make_weights(problem, fitted, make_grid("tikhonov", 2, fitted))
+    with np.errstate(all="ignore"):
+        assert not any(finite.any() for *_, finite in exact_rows(problem, w_x, w_y))

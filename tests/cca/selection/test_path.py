@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+from generated_pairs import make_pairs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych import InputError
+from diptych.cca import spectra
+from diptych.cca.selection import (
+    NumericalFailureWarning,
+    choose_route,
+    make_grid,
+    make_problem,
+    make_weights,
+    regularization_path,
+)
+from diptych.cca.selection.path import _choose
+from diptych.ranking import metric
+
+TASKS = ("search", "annotate")
+
+
+def path_of(trained, kind="tikhonov", name="r@1", grid=8, **options):
+    fitted, validation = trained
+    similarity = options.pop("similarity", "cosine")
+    problem = make_problem(fitted, validation, similarity)
+    return regularization_path(problem, fitted, make_grid(kind, grid, fitted), metric(name), **options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["tikhonov", "tsvd"]),
+    st.sampled_from(["r@1", "r@3"]),
+    st.sampled_from(["cosine", "l2"]),
+)
+def test_screening_selects_what_the_exact_path_selects(seed, kind, name, similarity):
+    training, validation = make_pairs(seed, n=120, noise=1.5)
+    trained = spectra(*training), validation
+    exact = path_of(trained, kind, name, route="exact", similarity=similarity)
+    screened = path_of(trained, kind, name, route="screened", similarity=similarity)
+    assert screened.choice == exact.choice
+    for task in TASKS:
+        true, bound = exact.scores[task][name], screened.scores[task][name]
+        assert (bound >= true - 1e-9).all()
+        known = screened.exact[task]
+        np.testing.assert_array_equal(bound[known], true[known])
+        assert (bound[~known] < screened.best(task)).all()
+
+
+@pytest.mark.parametrize("kind", ["tikhonov", "tsvd"])
+@pytest.mark.parametrize("name", ["r@1", "r@4", "mean_recall", "median_rank", "mean_rank"])
+def test_the_textbook_selects_the_same(trained, kind, name):
+    # At k = 1 every cosine is 1 or −1, and rounding would decide.
+    grid = 8 if kind == "tikhonov" else ([3, 4, 6, 8, 11, 14], [3, 4, 5, 7, 9, 11])
+    ours = path_of(trained, kind, name, grid)
+    textbook = path_of(trained, kind, name, grid, route="textbook")
+    assert ours.choice == textbook.choice
+    for task in TASKS:
+        np.testing.assert_array_equal(
+            ours.scores[task][name][ours.exact[task]], textbook.scores[task][name][ours.exact[task]]
+        )
+
+
+def test_each_task_has_its_own_choice():
+    found = set()
+    for seed in range(20):
+        training, validation = make_pairs(seed, noise=2.0)
+        path = path_of((spectra(*training), validation))
+        found.add(path.choice["search"] == path.choice["annotate"])
+    assert found == {True, False}
+
+
+def test_a_function_as_metric(trained):
+    path = path_of(trained, name=lambda ranks: float(np.mean(1.0 / ranks)))
+    for task in TASKS:
+        scores = path.scores[task]["<lambda>"]
+        assert path.best(task) == scores.max()
+
+
+def test_all_metrics(trained):
+    path = path_of(trained, path_metrics="all")
+    assert path.route == "exact"
+    assert set(path.scores["search"]) == {"r@1", "r@5", "r@10", "median_rank"}
+    assert path.scores["annotate"]["r@10"].shape == (8, 8)
+    assert (path.scores["search"]["r@1"] <= path.scores["search"]["r@5"]).all()
+    with pytest.raises(InputError, match="'metric' or 'all'"):
+        path_of(trained, path_metrics="some")
+
+
+def test_torch_selects_the_same(trained):
+    torch = pytest.importorskip("torch")
+    fitted, (x, y, pairing) = trained
+    theirs = path_of((fitted, (torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(pairing))))
+    assert theirs.route == "exact"
+    assert theirs.choice == path_of(trained).choice
+
+
+def test_the_route_is_chosen_in_one_place(trained):
+    fitted, validation = trained
+    problem = make_problem(fitted, validation)
+    weights = make_weights(problem, fitted, make_grid("tikhonov", 8, fitted))
+    assert choose_route(problem, weights, metric("r@1")) == "screened"
+    assert choose_route(problem, weights, metric("median_rank")) == "exact"
+    assert choose_route(problem, weights, metric("r@1"), path_metrics="all") == "exact"
+    assert choose_route(problem, weights, metric("r@1"), "none") == "textbook"
+    assert choose_route(problem, weights, metric("r@1"), n_components=4) == "textbook"
+
+
+def test_ties_go_to_recall_then_to_regularisation():
+    signed = np.array([[3.0, 5.0], [5.0, 5.0]])
+    recalls = np.array([[9.0, 1.0], [1.0, 2.0]])
+    assert _choose(signed, recalls) == (1, 1)
+    assert _choose(signed, np.zeros((2, 2))) == (0, 1)
+
+
+def test_a_point_that_fails_is_reported_and_never_chosen(trained, monkeypatch):
+    from diptych.cca.selection import textbook
+
+    real, calls = textbook.svd, []
+
+    def fails_first(matrix):
+        calls.append(1)
+        if len(calls) == 1:
+            raise np.linalg.LinAlgError("did not converge")
+        return real(matrix)
+
+    monkeypatch.setattr(textbook, "svd", fails_first)
+    with pytest.warns(NumericalFailureWarning, match="1 of 16"):
+        path = path_of(trained, grid=4, route="textbook")
+    assert path.failed == [(0, 0)]
+    assert np.isnan(path.scores["search"]["r@1"][0, 0])
+    assert path.choice["search"] != (0, 0)
+
+
+def test_extreme_values_fail_loudly(trained):
+    fitted, (x, y, pairing) = trained
+    x = x.astype(np.float32)
+    x[0] = 1e30
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(InputError, match="every grid point failed"),
+    ):
+        path_of((fitted, (x, y.astype(np.float32), pairing)), name="median_rank")
+
+
+def test_progress_ends_at_one(trained):
+    for route in ("screened", "exact", "textbook"):
+        seen = []
+        path_of(trained, route=route, progress=seen.append)
+        assert seen[-1] == pytest.approx(1.0)
+        assert seen == sorted(seen)
+
+
+def test_validation_must_match_training(trained):
+    fitted, (x, y, pairing) = trained
+    with pytest.raises(InputError, match="validation X has 13 features"):
+        make_problem(fitted, (x[:, :13], y, pairing))
+    with pytest.raises(InputError, match="not \\(X, Y\\)"):
+        make_problem(fitted, (x,))
