@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One BLAS thread per test process: the processes share the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test check format benchmark clean
+.PHONY: demo test check format clean
 
 demo: $(VENV)/core
 	$(BIN)/python -m diptych.demo
@@ -22,9 +22,6 @@ check: $(VENV)/test $(VENV)/check
 format: $(VENV)/check
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-
-benchmark: $(VENV)/test
-	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV)

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from diptych.arrays import Array
 from diptych.cca import AWCCA
 from diptych.cca.weighting import Weighting
 from diptych.ranking import retrieval_scores
@@ -18,9 +19,7 @@ WEIGHTINGS: dict[str, Weighting] = {
 }
 
 
-def two_views(
-    n: int, captions: int = 5, random_state: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def two_views(n: int, captions: int = 5, random_state: int = 0) -> tuple[Array, Array, Array]:
     """Items with a hidden cause, seen once in one world and ``captions`` times, noisily, in the other."""
     rng = np.random.default_rng(random_state)
     strength = 1.0 / np.sqrt(1.0 + np.arange(60.0))
@@ -42,12 +41,10 @@ def main() -> None:
     print(f"{'weighting':26s} {'search r@1':>11s} {'r@10':>6s} {'annotate r@1':>13s} {'r@10':>6s}")
     for name, weighting in WEIGHTINGS.items():
         model = AWCCA(params=gammas, weighting=weighting).fit(x[:train], y[seen], pairing[seen])
-        found = [
-            retrieval_scores(
-                *model.transform(x[train:], y[unseen], task=task), pairing[unseen] - train, task=task
-            )
-            for task in ("search", "annotate")
-        ]
+        found = []
+        for task in ("search", "annotate"):
+            items, sentences = model.transform(x[train:], y[unseen], task=task)
+            found.append(retrieval_scores(items, sentences, pairing[unseen] - train, task=task))
         print(
             f"{name:26s} {found[0]['r@1']:11.1f} {found[0]['r@10']:6.1f} "
             f"{found[1]['r@1']:13.1f} {found[1]['r@10']:6.1f}"

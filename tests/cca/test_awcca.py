@@ -113,7 +113,7 @@ class Threads:
 
 def test_any_engine_gives_the_same_model(rng, monkeypatch):
     x, y, pairing = pairs(rng)
-    monkeypatch.setattr("diptych.cca.moments.paired_blocks.__defaults__", (2000,))
+    monkeypatch.setattr("diptych.cca.moments.CPU_BLOCK_BYTES", 2000)
     here = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
     there = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing, engine=Threads())
     np.testing.assert_allclose(here.transform(x), there.transform(x), atol=1e-9)

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import scipy.linalg
-from cca_zoo.linear import CCA as ZooCCA
-from cca_zoo.linear import RidgeCCA as ZooRidgeCCA
+from cca_zoo import linear as cca_zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cross_decomposition import CCA as SklearnCCA
+from sklearn import cross_decomposition
 
 from diptych import InputError
 from diptych.arrays import to_numpy
@@ -160,7 +159,7 @@ def test_equals_the_generalised_eigenvalue_solution(gamma_x, gamma_y):
 def test_equals_scikit_learn():
     x, y = views(n=300)
     model = bjorck_golub(spectra(x, y), n_components=2)
-    theirs = SklearnCCA(n_components=2, scale=False, tol=1e-15, max_iter=20000).fit(x, y)
+    theirs = cross_decomposition.CCA(n_components=2, scale=False, tol=1e-15, max_iter=20000).fit(x, y)
     their_x, their_y = theirs.transform(x, y)
     for ours, found in ((x @ model.x_weights, their_x), (y @ model.y_weights, their_y)):
         for i in range(2):
@@ -170,12 +169,12 @@ def test_equals_scikit_learn():
 def test_equals_cca_zoo():
     x, y = views()
     n = len(x)
-    plain = ZooCCA(n_components=5).fit([x, y])
-    u, v, sigma = weights(bjorck_golub(spectra(x, y)))
+    plain = cca_zoo.CCA(n_components=5).fit([x, y])
+    u, v, _ = weights(bjorck_golub(spectra(x, y)))
     np.testing.assert_allclose(np.abs(plain.weights_[0]), np.abs(u) * np.sqrt(n - 1), atol=1e-8)
     c = 0.3
     # Their metric (1 − c) XᵀX/(n − 1) + c I is ours at γ = (n − 1) c/(1 − c), but for a scale.
-    ridge = ZooRidgeCCA(n_components=5, shrinkage=c).fit([x, y])
+    ridge = cca_zoo.RidgeCCA(n_components=5, shrinkage=c).fit([x, y])
     gamma = (n - 1) * c / (1 - c)
     u, v, sigma = weights(regularized_cca(spectra(x, y), Tikhonov(gamma), Tikhonov(gamma)))
     scale = np.sqrt((n - 1) / (1 - c))

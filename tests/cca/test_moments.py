@@ -35,9 +35,7 @@ def problem(rng, n_x=30, n_y=90, m_x=5, m_y=4):
 @pytest.mark.parametrize("block_bytes", [100, 2000, 10**7])
 def test_equals_repeating_every_image(rng, backend, precision, tolerance, block_bytes):
     x, y, pairing = problem(rng)
-    found = Moments.of(
-        backend(x), backend(y), backend(pairing), precision=precision, block_bytes=block_bytes
-    )
+    found = Moments.of(backend(x), backend(y), backend(pairing), precision=precision, block_bytes=block_bytes)
     assert found.count == 90
     assert type(found.xx) is type(backend(x))
     assert_equal(found, repeated(x, y, pairing), tolerance)

@@ -12,7 +12,7 @@ NOT_APPLICABLE = {
     "check_transformer_general": NO_FIT_TRANSFORM,
     "check_transformer_data_not_an_array": NO_FIT_TRANSFORM,
     "check_transformer_preserve_dtypes": NO_FIT_TRANSFORM,
-    "check_n_features_in_after_fitting": "it passes score(y=...); the second view is a matrix and is called Y",
+    "check_n_features_in_after_fitting": "it passes score(y=...); the second view is a matrix called Y",
     "check_dtype_object": "it wants 'Unknown label type' for words as y; Y is a view, not labels",
 }
 

@@ -48,6 +48,10 @@ class Tikhonov:
             raise InputError(f"γ={self.gamma} is not a Tikhonov parameter; give a finite number, 0 or above.")
         object.__setattr__(self, "gamma", gamma)
 
+    def __str__(self) -> str:
+        """For tables."""
+        return f"γ = {self.gamma:.4g}"
+
     def denominators(self, s: Array) -> Array:
         """σ² + γ."""
         return s * s + self.gamma
@@ -69,6 +73,10 @@ class TruncatedSVD:
         if not 1 <= k < float("inf") or k != int(k):
             raise InputError(f"k={self.k} is not a number of directions; give a whole number, 1 or above.")
         object.__setattr__(self, "k", int(k))
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"k = {self.k}"
 
     def denominators(self, s: Array) -> Array:
         """σ² of the first k directions."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import device, is_numpy_array
 
 from diptych import storage
 from diptych.arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
@@ -18,7 +18,8 @@ from diptych.checks import InputError, check_choice, check_pair_of_views
 Precision: TypeAlias = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 
-DEFAULT_BLOCK_BYTES = 64 * 2**20
+CPU_BLOCK_BYTES = 2**26
+DEVICE_BLOCK_BYTES = 2**30
 FORMAT_VERSION = 1
 
 
@@ -86,9 +87,9 @@ class Moments:
         pairing: Any = None,
         *,
         precision: Precision = "float64",
-        block_bytes: int = DEFAULT_BLOCK_BYTES,
+        block_bytes: int | None = None,
     ) -> Moments:
-        """The moments of whole views, read in blocks of about ``block_bytes``."""
+        """The moments of whole views, in blocks of about ``block_bytes`` (None: as suits the backend)."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes):
@@ -206,7 +207,7 @@ class Moments:
 
 
 def paired_blocks(
-    x: Array, y: Array, pairing: Array, block_bytes: int = DEFAULT_BLOCK_BYTES
+    x: Array, y: Array, pairing: Array, block_bytes: int | None = None
 ) -> Iterator[tuple[Array, Array, Array]]:
     """Cut checked views into blocks of pairs, each with a pairing of its own.
 
@@ -214,6 +215,8 @@ def paired_blocks(
     whose captions fall into two blocks is in both: moments are sums over pairs, so that changes nothing.
     """
     xp = namespace(x, y)
+    if block_bytes is None:
+        block_bytes = CPU_BLOCK_BYTES if is_numpy_array(x) else DEVICE_BLOCK_BYTES
     rows = max(1, block_bytes // (8 * (x.shape[1] + y.shape[1])))
     in_order = not bool(xp.any(pairing[1:] < pairing[:-1]))
     order = None if in_order else xp.argsort(pairing, stable=True)

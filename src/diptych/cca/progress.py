@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import Progress
-
 
 @contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[float], None]]:
@@ -15,6 +13,7 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[float], None]]:
         yield lambda share: None
         return
     from rich.console import Console
+    from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=1.0)

@@ -1,7 +1,7 @@
 import pytest
-from generated_pairs import make_pairs
 
 from diptych.cca import spectra
+from generated_pairs import make_pairs
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from generated_pairs import make_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from diptych.cca.selection.exact import exact_rows
 from diptych.cca.selection.problem import annotate_norms, products
 from diptych.cca.selection.textbook import textbook_path
 from diptych.ranking import ranks
+from generated_pairs import make_pairs
 
 shapes = st.fixed_dictionaries(
     {

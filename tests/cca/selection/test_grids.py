@@ -39,7 +39,9 @@ def test_explicit(trained):
     np.testing.assert_array_equal(make_grid("tsvd", ([9, 2], [3]), fitted).x, [2, 9])
 
 
-@pytest.mark.parametrize("grid", [0, -3, 2.5, "many", ("even", 5), ([], [1]), (["a"], [1.0]), ([-1.0], [1.0])])
+@pytest.mark.parametrize(
+    "grid", [0, -3, 2.5, "many", ("even", 5), ([], [1]), (["a"], [1.0]), ([-1.0], [1.0])]
+)
 def test_not_a_grid(trained, grid):
     with pytest.raises(InputError):
         make_grid("tikhonov", grid, trained[0])

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from generated_pairs import make_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from diptych.cca.selection import (
 )
 from diptych.cca.selection.path import _choose
 from diptych.ranking import metric
+from generated_pairs import make_pairs
 
 TASKS = ("search", "annotate")
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from generated_pairs import make_pairs
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
 from diptych.cca import Tikhonov, TruncatedSVD
 from diptych.cca.selection import hold_out
+from generated_pairs import make_pairs
 
 
 def test_with_validation_nothing_is_refitted_on_it(pairs):
@@ -26,7 +26,7 @@ def test_without_validation_it_is_refitted_on_everything(pairs):
     training, _ = pairs
     model = AWCCA(grid=6).fit(*training)
     pairing = training[2]
-    train, held = hold_out(pairing, len(training[0]), 0.15, 0)
+    train, _ = hold_out(pairing, len(training[0]), 0.15, 0)
     grown = len(pairing) / len(train.captions)
     assert grown > 1
     gamma = model.path_.params("search")[0]

@@ -1,0 +1,5 @@
+"""``python -m diptych``."""
+
+from diptych.cli import app
+
+app()
