@@ -9,7 +9,12 @@ RANKS = np.array([1, 2, 6, 11])
 
 @pytest.mark.parametrize(
     ("name", "value", "cutoff"),
-    [("r@1", 25.0, 1), ("r@7", 75.0, 7), ("mean_recall", (25 + 50 + 75) / 3, None), ("median_rank", 4.0, None)],
+    [
+        ("r@1", 25.0, 1),
+        ("r@7", 75.0, 7),
+        ("mean_recall", (25 + 50 + 75) / 3, None),
+        ("median_rank", 4.0, None),
+    ],
 )
 def test_by_name(name, value, cutoff):
     found = metric(name)

@@ -1,0 +1,218 @@
+import contextlib
+import struct
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from scipy.io import savemat
+
+from diptych import InputError
+from diptych.data import encode_images, open_features, scenes
+from diptych.image import PyramidDescriptor
+
+
+@pytest.fixture
+def matrix(rng):
+    return rng.normal(size=(7, 5)).astype(np.float32)
+
+
+def test_npy_is_memory_mapped(tmp_path, matrix):
+    for name, array in (
+        ("c", matrix),
+        ("fortran", np.asfortranarray(matrix)),
+        ("half", matrix.astype(np.float16)),
+    ):
+        np.save(tmp_path / f"{name}.npy", array)
+        found = open_features(tmp_path / f"{name}.npy")
+        assert isinstance(found, np.memmap)
+        np.testing.assert_array_equal(found, array)
+
+
+def test_npz_is_mapped_when_stored_and_read_when_compressed(tmp_path, matrix):
+    np.savez(tmp_path / "stored.npz", feats=matrix, ids=np.arange(7))
+    np.savez_compressed(tmp_path / "packed.npz", feats=matrix, other=matrix + 1)
+    stored = open_features(tmp_path / "stored.npz")
+    assert isinstance(stored, np.memmap)
+    np.testing.assert_array_equal(stored, matrix)
+    np.testing.assert_array_equal(open_features(tmp_path / "packed.npz", key="other"), matrix + 1)
+    with pytest.raises(InputError, match="2 matrices"):
+        open_features(tmp_path / "packed.npz")
+    with pytest.raises(InputError, match="no array 'x'"):
+        open_features(tmp_path / "packed.npz", key="x")
+    with pytest.raises(InputError, match="max_bytes"):
+        open_features(tmp_path / "packed.npz", key="feats", max_bytes=100)
+
+
+def test_safetensors_are_memory_mapped(tmp_path, matrix):
+    save_file({"image": matrix, "scale": np.ones(3, np.float32)}, tmp_path / "f.safetensors", {"by": "test"})
+    found = open_features(tmp_path / "f.safetensors", rows=7)
+    assert isinstance(found, np.memmap)
+    np.testing.assert_array_equal(found, matrix)
+
+
+def test_hdf5_is_mapped_when_contiguous_and_read_when_chunked(tmp_path, matrix):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["group/plain"] = matrix
+        file.create_dataset("packed", data=matrix + 1, chunks=(2, 5), compression="gzip")
+    plain = open_features(tmp_path / "f.h5", key="group/plain")
+    assert isinstance(plain, np.memmap)
+    np.testing.assert_array_equal(plain, matrix)
+    np.testing.assert_array_equal(open_features(tmp_path / "f.h5", key="packed"), matrix + 1)
+    with pytest.raises(InputError, match="max_bytes"):
+        open_features(tmp_path / "f.h5", key="packed", max_bytes=100)
+
+
+def test_hdf5_does_not_follow_its_sender_to_other_files(tmp_path, matrix):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "secret").write_bytes(bytes(1000))
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("x", (7, 5), "f4", external=[(str(tmp_path / "secret"), 0, 1000)])
+    with pytest.raises(InputError, match="other files"):
+        open_features(tmp_path / "f.h5")
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_karpathys_mat_files_have_a_column_per_image(tmp_path, matrix, compressed):
+    savemat(tmp_path / "vgg_feats.mat", {"feats": matrix.T}, do_compression=compressed)
+    for rows in (None, 7):
+        np.testing.assert_array_equal(open_features(tmp_path / "vgg_feats.mat", rows=rows), matrix)
+    savemat(tmp_path / "rows.mat", {"feats": matrix})
+    np.testing.assert_array_equal(open_features(tmp_path / "rows.mat", rows=7), matrix)
+    with pytest.raises(InputError, match="expected 6"):
+        open_features(tmp_path / "rows.mat", rows=6)
+    found = open_features(tmp_path / "vgg_feats.mat", max_bytes=10**6)
+    assert isinstance(found, np.memmap) != compressed
+    if compressed:
+        with pytest.raises(InputError, match="max_bytes"):
+            open_features(tmp_path / "vgg_feats.mat", max_bytes=100)
+
+
+@pytest.mark.parametrize("name", ["f", "four", "fives", "a_long_name"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+def test_every_mat_variable_reads_as_scipy_reads_it(tmp_path, rng, name, dtype):
+    matrix = (rng.normal(size=(3, 9)) * 50).astype(dtype)
+    savemat(
+        tmp_path / "f.mat",
+        {"before": "text", name: matrix, "cell": np.array([1, "x"], object), "last": matrix + 1},
+    )
+    found = open_features(tmp_path / "f.mat", key=name)
+    np.testing.assert_array_equal(found, matrix.T)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(open_features(tmp_path / "f.mat", key="last"), matrix.T + 1)
+
+
+def test_a_mat_file_cut_short_is_refused(tmp_path, matrix):
+    path = tmp_path / "f.mat"
+    savemat(path, {"feats": matrix})
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError):
+            open_features(path)
+
+
+def test_matlab_7_3_files_are_hdf5(tmp_path, matrix):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "feats.mat"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        # MATLAB's D × N array appears in HDF5 with its axes reversed.
+        file["feats"] = matrix
+    with open(path, "r+b") as file:
+        file.write(b"MATLAB 7.3 MAT-file".ljust(124) + struct.pack("<H", 0x0200) + b"IM")
+    np.testing.assert_array_equal(open_features(path, rows=7), matrix)
+    np.testing.assert_array_equal(open_features(path), matrix)
+
+
+def test_a_feature_store_is_a_source_too(tmp_path):
+    dataset = scenes(4, size=24).write(tmp_path / "scenes")
+    store = encode_images(dataset, PyramidDescriptor(), tmp_path / "store")
+    np.testing.assert_array_equal(open_features(tmp_path / "store", rows=4), store.features)
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was executed",))
+
+
+def test_pickles_are_never_loaded(tmp_path):
+    trap = np.array([[Trap()]], object)
+    np.save(tmp_path / "trap.npy", trap, allow_pickle=True)
+    np.savez(tmp_path / "trap.npz", trap=trap)
+    for name in ("trap.npy", "trap.npz"):
+        with pytest.raises(InputError):
+            open_features(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".h5", ".mat"])
+def test_damaged_files_are_refused(tmp_path, suffix, matrix):
+    if suffix == ".h5":
+        pytest.importorskip("h5py")
+    path = tmp_path / f"f{suffix}"
+    for raw in (b"", b"nonsense" * 40, b"\x93NUMPY\x01\x00\xff\xff{", b"PK\x03\x04" + bytes(60)):
+        path.write_bytes(raw)
+        with pytest.raises(InputError, match=r"f\."):
+            open_features(path)
+
+
+def write_features(path, matrix):
+    packed = path.stem == "packed"
+    if path.suffix == ".npy":
+        np.save(path, matrix)
+    elif path.suffix == ".npz":
+        (np.savez_compressed if packed else np.savez)(path, feats=matrix)
+    elif path.suffix == ".safetensors":
+        save_file({"feats": matrix}, path)
+    elif path.suffix == ".mat":
+        savemat(path, {"feats": matrix}, do_compression=packed)
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file.create_dataset(
+                "feats", data=matrix, **({"chunks": (2, 5), "compression": 4} if packed else {})
+            )
+
+
+@pytest.mark.parametrize("stem", ["plain", "packed"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".h5", ".mat"])
+def test_files_with_flipped_bytes_are_read_or_refused_and_nothing_else(tmp_path, stem, suffix, matrix, rng):
+    path = tmp_path / f"{stem}{suffix}"
+    write_features(path, matrix)
+    whole = path.read_bytes()
+    for _ in range(60):
+        raw = bytearray(whole[: rng.integers(len(whole) // 2, len(whole) + 1)])
+        for at in rng.integers(0, min(len(raw), 600), rng.integers(1, 6)):
+            raw[at] = rng.choice([0, 1, 48, 255])
+        # A new file each time: one that is mapped must not change under the map.
+        path.unlink()
+        path.write_bytes(raw)
+        with contextlib.suppress(InputError):
+            open_features(path, max_bytes=10**6).sum()
+
+
+def test_what_is_no_matrix_is_refused(tmp_path, matrix):
+    np.save(tmp_path / "flat.npy", matrix.ravel())
+    np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
+    np.save(tmp_path / "good.npy", matrix)
+    for name in ("flat.npy", "words.npy"):
+        with pytest.raises(InputError, match="expected a matrix"):
+            open_features(tmp_path / name)
+    with pytest.raises(InputError, match="expected 8"):
+        open_features(tmp_path / "good.npy", rows=8)
+    (tmp_path / "f.pkl").write_bytes(b"x")
+    with pytest.raises(InputError, match="no known kind"):
+        open_features(tmp_path / "f.pkl")
+
+
+def test_hdf5_without_h5py_is_explained(tmp_path, monkeypatch):
+    (tmp_path / "f.h5").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(InputError, match=r'pip install "diptych\[hdf5\]"'):
+        open_features(tmp_path / "f.h5")
+
+
+@pytest.mark.data
+def test_the_real_features_are_mapped(real_data):
+    found = open_features(real_data / "flickr8k" / "resnet50.npy", rows=8000)
+    assert isinstance(found, np.memmap)
+    assert found.shape == (8000, 2048)

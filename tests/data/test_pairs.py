@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diptych import InputError
+from diptych.data import PROTOCOLS, PairedDataset, plan, split_by_image
+from diptych.data.pairs import split_name
+
+
+def pairs(n=6, captions=2, **options):
+    return PairedDataset.of(
+        [(f"{i}.jpg", [f"{i} {k}" for k in range(captions)]) for i in range(n)], **options
+    )
+
+
+def test_selection_keeps_captions_with_their_images():
+    chosen = pairs().select([4, 1])
+    assert chosen.image_ids == ("4.jpg", "1.jpg")
+    assert chosen.captions == ("1 0", "1 1", "4 0", "4 1")
+    assert chosen.pairing.tolist() == [1, 1, 0, 0]
+    assert chosen.caption_ids == ("1.jpg#0", "1.jpg#1", "4.jpg#0", "4.jpg#1")
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.sets(st.integers(0, 4)), st.randoms())
+def test_selection_is_faithful_for_any_pairing(pairing, rows, random):
+    dataset = PairedDataset(
+        tuple("abcde"), tuple(f"c{j}" for j in range(len(pairing))), np.array(pairing, int)
+    )
+    order = list(rows)
+    random.shuffle(order)
+    chosen = dataset.select(order)
+    truth = {(dataset.image_ids[i], dataset.captions[j]) for j, i in enumerate(pairing) if i in rows}
+    found = {(chosen.image_ids[i], chosen.captions[j]) for j, i in enumerate(chosen.pairing.tolist())}
+    assert found == truth
+
+
+def test_subsets_follow_the_split_and_carry_everything_along(tmp_path):
+    dataset = pairs(3, splits=["train", "test", ""], paths=[tmp_path / f"{i}.jpg" for i in range(3)])
+    test = dataset.subset("test")
+    assert test.paths == (tmp_path / "1.jpg",)
+    assert test.splits == ("test",)
+    assert dataset.split_sizes() == {"train": 1, "test": 1}
+    assert dataset.subset("val").n_images == 0
+    with pytest.raises(InputError, match="dev"):
+        dataset.subset("dev")
+    with pytest.raises(InputError, match="not split"):
+        pairs().subset("test")
+
+
+def test_parts_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="more than once"):
+        PairedDataset(("a", "a"), ("x",), np.array([0]))
+    with pytest.raises(InputError, match="pairing"):
+        PairedDataset(("a",), ("x",), np.array([1]))
+    with pytest.raises(InputError, match="pairing"):
+        PairedDataset(("a",), ("x", "y"), np.array([0]))
+    with pytest.raises(InputError, match="splits"):
+        PairedDataset(("a",), ("x",), np.array([0]), splits=("train", "val"))
+    with pytest.raises(InputError, match="holdout"):
+        PairedDataset(("a",), ("x",), np.array([0]), splits=("holdout",))
+    with pytest.raises(InputError, match="twice"):
+        pairs().select([1, 1])
+    with pytest.raises(InputError, match="whole numbers"):
+        pairs().select([6])
+
+
+def test_the_pairing_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        pairs().pairing[0] = 3
+
+
+def test_split_names():
+    assert [split_name(name) for name in ("Train", "dev", "TEST ", "restval", "")] == [
+        *("train", "val", "test", "train", ""),
+    ]
+    with pytest.raises(InputError, match="extra"):
+        split_name("extra")
+
+
+def test_splits_are_made_by_image_and_seeded():
+    made = split_by_image(pairs(200), validation=0.1, test=50, random_state=3)
+    assert made.split_sizes() == {"train": 130, "val": 20, "test": 50}
+    assert made.splits == split_by_image(pairs(200), validation=0.1, test=50, random_state=3).splits
+    assert made.splits != split_by_image(pairs(200), validation=0.1, test=50, random_state=4).splits
+
+
+@pytest.mark.parametrize("options", [{"validation": 3, "test": 3}, {"test": 1.5}, {"validation": -1}])
+def test_impossible_splits_are_refused(options):
+    with pytest.raises(InputError):
+        split_by_image(pairs(6), **options)
+
+
+def with_sizes(*sizes):
+    names = [name for name, size in zip(("train", "val", "test"), sizes, strict=True) for _ in range(size)]
+    return PairedDataset.of([(str(i), []) for i in range(sum(sizes))], splits=names)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "runs", "tested"),
+    [
+        ("flickr8k", (6000, 1000, 1000), 1, 1000),
+        ("flickr30k-karpathy", (29000, 1014, 1000), 1, 1000),
+        ("coco-5k", (113287, 5000, 5000), 1, 5000),
+        ("coco-1k", (113287, 5000, 5000), 5, 1000),
+    ],
+)
+def test_protocols_with_given_splits(name, sizes, runs, tested):
+    dataset = with_sizes(*sizes)
+    laid_out = plan(name, dataset)
+    assert len(laid_out.train) == sizes[0]
+    assert [len(run.validation) for run in laid_out.runs] == [sizes[1]] * runs
+    assert [len(run.test) for run in laid_out.runs] == [tested] * runs
+    together = np.concatenate([run.test for run in laid_out.runs])
+    np.testing.assert_array_equal(together, dataset.image_rows("test"))
+    with pytest.raises(InputError, match=name):
+        plan(name, with_sizes(10, 2, 2))
+
+
+def test_the_papers_flickr30k_protocol_is_disjoint_and_seeded():
+    dataset = PairedDataset.of([(str(i), []) for i in range(31783)])
+    laid_out = plan("flickr30k-paper", dataset, random_state=1)
+    assert len(laid_out.train) == 25783
+    assert [(len(run.validation), len(run.test)) for run in laid_out.runs] == [(1000, 1000)] * 3
+    parts = [laid_out.train, *(rows for run in laid_out.runs for rows in (run.validation, run.test))]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(31783))
+    again, other = (plan("flickr30k-paper", dataset, random_state=seed) for seed in (1, 2))
+    np.testing.assert_array_equal(again.runs[2].test, laid_out.runs[2].test)
+    assert not np.array_equal(other.runs[2].test, laid_out.runs[2].test)
+    with pytest.raises(InputError, match="Flickr30k"):
+        plan("flickr30k-paper", with_sizes(6000, 1000, 1000))
+
+
+def test_unknown_protocols_are_refused():
+    with pytest.raises(InputError, match=PROTOCOLS[0]):
+        plan("flickr9k", pairs())

@@ -1,0 +1,323 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diptych import InputError
+from diptych.data import (
+    read_coco,
+    read_flickr8k,
+    read_flickr_tokens,
+    read_folder,
+    read_karpathy,
+    read_pairs,
+    read_table,
+)
+from diptych.data.files import contained_path
+
+
+def karpathy_entry(name, split, captions, first, **more):
+    sentences = [
+        {"raw": text, "tokens": text.lower().split(), "imgid": 0, "sentid": first + k}
+        for k, text in enumerate(captions)
+    ]
+    return {"filename": name, "split": split, "sentences": sentences, "imgid": 0, **more}
+
+
+@pytest.fixture
+def karpathy(tmp_path):
+    entries = [
+        karpathy_entry("a.jpg", "train", ["A cat .", "One cat ."], 10, filepath="train2014", cocoid=5),
+        karpathy_entry("b.jpg", "restval", ["A dog ."], 3, filepath="val2014", cocoid=6),
+        karpathy_entry("c.jpg", "val", ["A bird ."], 7, filepath="val2014", cocoid=7),
+        karpathy_entry("d.jpg", "test", ["A fish ."], 1, filepath="val2014", cocoid=8),
+    ]
+    path = tmp_path / "dataset_coco.json"
+    path.write_text(json.dumps({"dataset": "coco", "images": entries}))
+    return path
+
+
+def test_karpathy_split_files(karpathy, tmp_path):
+    dataset = read_karpathy(karpathy)
+    assert dataset.image_ids == ("a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    assert dataset.splits == ("train", "train", "val", "test")
+    assert dataset.captions[:2] == ("A cat .", "One cat .")
+    assert dataset.pairing.tolist() == [0, 0, 1, 2, 3]
+    assert dataset.caption_ids == ("10", "11", "3", "7", "1")
+    assert dataset.tokens[2] == ("a", "dog", ".")
+    assert dataset.paths is None
+
+
+def test_karpathy_images_lie_together_or_in_their_folders(karpathy, tmp_path):
+    images = tmp_path / "images"
+    (images / "val2014").mkdir(parents=True)
+    found = read_karpathy(karpathy, images=images).paths
+    assert found[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
+    with pytest.raises(InputError, match="not a folder"):
+        read_karpathy(karpathy, images=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"images": []}',
+        '{"images": [3]}',
+        '{"images": [{"filename": "a.jpg"}]}',
+        '{"images": [{"filename": "a.jpg", "sentences": [{"text": "x"}]}]}',
+        '{"images": [{"filename": "a.jpg", "sentences": 5}]}',
+        "{",
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_split_file_is_refused(tmp_path, content):
+    path = tmp_path / "dataset.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match="dataset"):
+        read_karpathy(path)
+
+
+def test_files_beyond_the_limit_are_refused(karpathy):
+    with pytest.raises(InputError, match="max_bytes"):
+        read_karpathy(karpathy, max_bytes=10)
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.jpg", "/etc/passwd", "a/../../b.jpg", "C:\\x.jpg", "..\\x.jpg", "", "a\0b"]
+)
+def test_no_name_leads_out_of_its_folder(tmp_path, name):
+    with pytest.raises(InputError, match="leads out of"):
+        contained_path(tmp_path, name)
+    (tmp_path / "captions.jsonl").write_text(json.dumps({"image": name or "..", "caption": "x"}))
+    with pytest.raises(InputError, match="leads out of"):
+        read_table(tmp_path / "captions.jsonl")
+
+
+@pytest.fixture
+def flickr8k(tmp_path):
+    tokens = [
+        f"{name}#{k}\tCaption {k} of {name} ."
+        for name in ("one.jpg", "two.jpg", "three.jpg", "stray.jpg.1")
+        for k in range(5)
+    ]
+    (tmp_path / "Flickr8k.token.txt").write_text("\n".join(tokens) + "\n")
+    (tmp_path / "Flickr_8k.trainImages.txt").write_text("two.jpg\n")
+    (tmp_path / "Flickr_8k.devImages.txt").write_text("three.jpg\n")
+    (tmp_path / "Flickr_8k.testImages.txt").write_text("one.jpg\n")
+    return tmp_path
+
+
+def test_flickr8k_text_files(flickr8k):
+    dataset = read_flickr8k(flickr8k, images=flickr8k)
+    assert dataset.image_ids == ("two.jpg", "three.jpg", "one.jpg")
+    assert dataset.splits == ("train", "val", "test")
+    assert dataset.n_captions == 15
+    test = dataset.subset("test")
+    assert test.captions[3] == "Caption 3 of one.jpg ."
+    assert test.caption_ids[3] == "one.jpg#3"
+    assert test.paths == (flickr8k / "one.jpg",)
+    assert read_pairs(flickr8k).splits == dataset.splits
+    (flickr8k / "Flickr_8k.testImages.txt").write_text("four.jpg\n")
+    with pytest.raises(InputError, match=r"testImages\.txt, line 1: 'four\.jpg'"):
+        read_flickr8k(flickr8k)
+
+
+def test_flickr30k_token_file(tmp_path):
+    path = tmp_path / "results_20130124.token"
+    path.write_text("36979.jpg#0\tTwo friends .\r\n36979.jpg#1\tA café\t.\r\n65567.jpg#0\tMen .\r\n", "utf-8")
+    dataset = read_flickr_tokens(path)
+    assert dataset.captions == ("Two friends .", "A café\t.", "Men .")
+    assert dataset.pairing.tolist() == [0, 0, 1]
+    assert read_pairs(tmp_path).n_images == read_pairs(path).n_images == 2
+    assert dataset.splits is None
+
+
+@pytest.mark.parametrize("line", ["no tab here", "a.jpg\tno number", "#0\tno name", "a.jpg#x\tno digit"])
+def test_damaged_token_lines_are_named(tmp_path, line):
+    path = tmp_path / "results.token"
+    path.write_text(f"a.jpg#0\tfine\n{line}\n")
+    with pytest.raises(InputError, match="line 2"):
+        read_flickr_tokens(path)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "results.token"
+    path.write_bytes(b"a.jpg#0\tcaf\xe9\n")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_flickr_tokens(path)
+
+
+def test_coco_caption_files(tmp_path):
+    content = {
+        "info": {},
+        "images": [{"id": 9, "file_name": "COCO_9.jpg"}, {"id": 4, "file_name": "COCO_4.jpg"}],
+        "annotations": [
+            {"image_id": 4, "id": 1, "caption": "A bike.\n"},
+            {"image_id": 9, "id": 2, "caption": "A kitchen."},
+            {"image_id": 4, "id": 3, "caption": "A bicycle."},
+        ],
+    }
+    path = tmp_path / "captions_val2014.json"
+    path.write_text(json.dumps(content))
+    dataset = read_coco(path, images=tmp_path)
+    assert dataset.image_ids == ("COCO_9.jpg", "COCO_4.jpg")
+    assert dataset.captions == ("A kitchen.", "A bike.", "A bicycle.")
+    assert dataset.caption_ids == ("2", "1", "3")
+    assert dataset.pairing.tolist() == [0, 1, 1]
+    assert dataset.splits == ("val", "val")
+    assert read_pairs(path).captions == read_pairs(tmp_path).captions == dataset.captions
+    content["annotations"][0]["image_id"] = 77
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="COCO caption file"):
+        read_coco(path)
+
+
+ROWS = [
+    {"File_Name": "a.png", "Caption": "A red, round ball", "split": "train"},
+    {"File_Name": "b.png", "Caption": 'It says "hello"', "split": "validation"},
+    {"File_Name": "a.png", "Caption": "A ball\nin two lines", "split": "train"},
+]
+
+
+def write_table(path, rows):
+    import csv
+
+    suffix = path.suffix
+    if suffix == ".parquet":
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+    else:
+        with open(path, "w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_tables_of_every_kind(tmp_path, suffix):
+    dataset = read_table(write_table(tmp_path / f"captions{suffix}", ROWS))
+    assert dataset.image_ids == ("a.png", "b.png")
+    assert dataset.captions == tuple(row["Caption"] for row in ROWS)
+    assert dataset.pairing.tolist() == [0, 1, 0]
+    assert dataset.splits == ("train", "val")
+    assert dataset.paths == (tmp_path / "a.png", tmp_path / "b.png")
+    assert read_pairs(tmp_path).captions == dataset.captions
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_cells_may_hold_several_captions(tmp_path, suffix):
+    rows = [{"image": "a.png", "captions": ["one", "two"]}, {"image": "b.png", "captions": ["three"]}]
+    dataset = read_table(write_table(tmp_path / f"captions{suffix}", rows))
+    assert dataset.captions == ("one", "two", "three")
+    assert dataset.pairing.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "\t"])
+def test_csv_files_with_other_delimiters(tmp_path, delimiter):
+    (tmp_path / "t.csv").write_text(delimiter.join(["image", "text"]) + "\na.jpg" + delimiter + "A cat\n")
+    assert read_table(tmp_path / "t.csv").captions == ("A cat",)
+
+
+def test_columns_are_given_or_found_or_explained(tmp_path):
+    path = write_table(tmp_path / "odd.csv", [{"foto": "a.png", "bijschrift": "Een kat", "deel": "test"}])
+    with pytest.raises(InputError, match=r"foto, bijschrift, deel.*image_column"):
+        read_table(path)
+    dataset = read_pairs(path, image_column="foto", caption_column="bijschrift", split_column="deel")
+    assert (dataset.captions, dataset.splits) == (("Een kat",), ("test",))
+    with pytest.raises(InputError, match="no column 'file'"):
+        read_table(path, image_column="file")
+
+
+def test_an_image_in_two_splits_is_refused(tmp_path):
+    rows = [{"image": "a.png", "caption": "x", "split": s} for s in ("train", "test")]
+    with pytest.raises(InputError, match="'test' here and in 'train' before"):
+        read_table(write_table(tmp_path / "t.csv", rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.jsonl", '{"image": "a.png", "caption": 5}'),
+        ("t.jsonl", '{"image": null, "caption": "x"}'),
+        ("t.jsonl", '{"image": "a.png", "caption": "x"}\nnot json'),
+        ("t.jsonl", '{"image": "a.png", "caption": "x"}\n[1]'),
+        ("t.csv", ""),
+        ("t.csv", "image,caption\n"),
+        ("t.csv", "image,caption\na.png\n"),
+        ("t.parquet", "PAR1 not really"),
+        ("t.xlsx", "image,caption"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path, name, content):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=name):
+        read_table(tmp_path / name)
+
+
+def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
+    path = write_table(
+        tmp_path / "t.parquet", [{"image": f"{i}.png", "caption": "a" * 500} for i in range(500)]
+    )
+    with pytest.raises(InputError, match="unpacks to"):
+        read_table(path, max_bytes=path.stat().st_size + 1000)
+
+
+def test_parquet_without_pyarrow_is_explained(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "t.parquet", ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r'pip install "diptych\[parquet\]"'):
+        read_table(path)
+
+
+def test_images_beside_the_table_are_found(tmp_path):
+    (tmp_path / "images").mkdir()
+    path = write_table(tmp_path / "t.csv", ROWS)
+    assert read_table(path).paths[0] == tmp_path / "images" / "a.png"
+    assert read_table(path, images=tmp_path).paths[0] == tmp_path / "a.png"
+
+
+def test_captions_in_text_files_beside_the_images(tmp_path):
+    (tmp_path / "more").mkdir()
+    for name in ("b.png", "a.jpg", "more/c.PNG", ".hidden.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name, "PNG")
+    (tmp_path / "a.txt").write_text("First.\n\nSecond.\n")
+    (tmp_path / "more/c.txt").write_text("Third.")
+    dataset = read_pairs(tmp_path)
+    assert dataset.image_ids == ("a.jpg", "b.png", "more/c.PNG")
+    assert dataset.captions == ("First.", "Second.", "Third.")
+    assert dataset.pairing.tolist() == [0, 0, 2]
+    assert dataset.paths[2] == tmp_path / "more" / "c.PNG"
+    assert read_folder(tmp_path).captions == dataset.captions
+
+
+def test_folders_that_leave_doubt_are_refused(tmp_path):
+    with pytest.raises(InputError, match="no captions"):
+        read_pairs(tmp_path)
+    write_table(tmp_path / "a.csv", ROWS)
+    write_table(tmp_path / "b.csv", ROWS)
+    with pytest.raises(InputError, match=r"2 files of pairs \(a\.csv, b\.csv\)"):
+        read_pairs(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        read_pairs(tmp_path / "nowhere")
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(InputError, match="not a file of pairs"):
+        read_pairs(tmp_path / "notes.md")
+
+
+@pytest.mark.data
+def test_the_real_flickr8k(real_data):
+    dataset = read_pairs(real_data / "flickr8k" / "dataset_flickr8k.json")
+    assert dataset.split_sizes() == {"train": 6000, "val": 1000, "test": 1000}
+    assert dataset.n_captions == 40000
+    np.testing.assert_array_equal(dataset.pairing, np.repeat(np.arange(8000), 5))
+    assert dataset.caption_ids[12345] == "12345"

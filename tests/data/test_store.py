@@ -1,0 +1,408 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diptych import InputError
+from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs, scenes
+from diptych.data.prefetch import ahead
+from diptych.data.store import Job
+from diptych.data.writing import StoreWriter
+from diptych.image import FunctionEncoder, NetworkEncoder, PyramidDescriptor, Recipe
+
+JOB = Job("encoder", "inputs", 10, 4, "float32", 2)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Twelve scenes, three of them spoilt."""
+    dataset = scenes(12, size=32).write(tmp_path / "photos")
+    dataset.paths[2].write_bytes(b"")
+    dataset.paths[7].write_bytes(dataset.paths[7].read_bytes()[:300])
+    dataset.paths[11].unlink()
+    return dataset
+
+
+class Colour:
+    """Mean colour, and a count of the pictures seen."""
+
+    dimension, fingerprint = 3, "colour"
+
+    def __init__(self, stop_after=None):
+        self.seen, self.stop_after = 0, stop_after
+
+    def encode(self, images):
+        self.seen += len(images)
+        if self.stop_after is not None and self.seen > self.stop_after:
+            raise KeyboardInterrupt
+        return np.array([np.asarray(image, np.float32).mean(axis=(0, 1)) for image in images])
+
+
+def test_a_store_holds_rows_ids_and_where_they_come_from(photos, tmp_path):
+    seen = []
+    store = encode_images(photos, Colour(), tmp_path / "store", batch_size=5, progress=seen.append)
+    assert [p.done for p in seen] == [5, 10, 12]
+    assert seen[-1].skipped == 3
+    assert store.features.shape == (9, 3)
+    assert isinstance(store.features, np.memmap)
+    assert len(store.ids) == 9
+    assert [skipped.id for skipped in store.skipped] == [photos.image_ids[i] for i in (2, 7, 11)]
+    assert [
+        word in skipped.reason
+        for word, skipped in zip(("empty", "truncated", "exist"), store.skipped, strict=True)
+    ]
+    row = store.rows_of([photos.image_ids[4]])[0]
+    np.testing.assert_allclose(
+        store.features[row], np.asarray(Image.open(photos.paths[4]), float).mean((0, 1)), rtol=1e-5
+    )
+    assert store.job.encoder == "colour"
+    FeatureStore.open(tmp_path / "store", verify=True)
+
+
+def test_finished_work_is_not_done_again(photos, tmp_path):
+    encode_images(photos, Colour(), tmp_path / "store")
+    before = content(tmp_path / "store")
+    encoder = Colour()
+    encode_images(photos, encoder, tmp_path / "store")
+    assert encoder.seen == 0
+    assert content(tmp_path / "store") == before
+
+
+@pytest.mark.parametrize(("stop_after", "left"), [(0, 9), (2, 7), (4, 7), (5, 4), (8, 2)])
+def test_interrupted_work_resumes_to_the_same_bytes(photos, tmp_path, stop_after, left):
+    encode_images(photos, Colour(), tmp_path / "whole", batch_size=3)
+    with pytest.raises(KeyboardInterrupt):
+        encode_images(photos, Colour(stop_after), tmp_path / "parts", batch_size=3)
+    with pytest.raises(InputError, match="unfinished"):
+        FeatureStore.open(tmp_path / "parts")
+    # The batch size of the first run is kept: the last bits of a network's features may depend on it.
+    encoder = Colour()
+    encode_images(photos, encoder, tmp_path / "parts", batch_size=7)
+    assert encoder.seen == left
+    assert content(tmp_path / "parts") == content(tmp_path / "whole")
+
+
+def test_other_encoders_and_other_files_are_refused(photos, tmp_path):
+    encode_images(photos, Colour(), tmp_path / "done")
+    with pytest.raises(KeyboardInterrupt):
+        encode_images(photos, Colour(2), tmp_path / "begun", batch_size=2)
+    other = FunctionEncoder(lambda images: np.ones((len(images), 3), np.float32), "ones")
+    for folder in ("done", "begun"):
+        before = content(tmp_path / folder)
+        with pytest.raises(InputError, match=r"another encoder \(colour, not function:ones\)"):
+            encode_images(photos, other, tmp_path / folder)
+        with pytest.raises(InputError, match="other inputs"):
+            encode_images(photos.select([0, 1]), Colour(), tmp_path / folder)
+        with pytest.raises(InputError, match="dtype float32, not float16"):
+            encode_images(photos, Colour(), tmp_path / folder, dtype="float16")
+        assert content(tmp_path / folder) == before
+    raw = bytearray(photos.paths[0].read_bytes())
+    raw[-1] ^= 1
+    photos.paths[0].write_bytes(raw)
+    for folder in ("done", "begun"):
+        with pytest.raises(InputError, match="other inputs"):
+            encode_images(photos, Colour(), tmp_path / folder)
+
+
+def test_folders_of_others_are_left_alone(photos, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(InputError, match="holds other files"):
+        encode_images(photos, Colour(), tmp_path / "mine")
+    with pytest.raises(InputError, match="is a file"):
+        encode_images(photos, Colour(), tmp_path / "mine" / "thesis.txt")
+    assert content(tmp_path / "mine") == {"thesis.txt": b"precious"}
+
+
+def test_a_writer_recovers_from_every_torn_tail(tmp_path, rng):
+    rows = rng.normal(size=(10, 4)).astype(np.float32)
+
+    def write(folder, upto, job=JOB):
+        writer = StoreWriter(folder, job)
+        for start in range(writer.done, upto, 2):
+            writer.append(rows[start : start + 2], 2, [])
+        return writer
+
+    names = [f"{i}.jpg" for i in range(10)]
+    write(tmp_path / "whole", 10).finish(names)
+    expected = content(tmp_path / "whole")
+    for cut_data, cut_journal in [(0, 0), (1, 0), (17, 0), (40, 0), (0, 1), (0, 20), (5, 60), (33, 3)]:
+        folder = tmp_path / f"torn-{cut_data}-{cut_journal}"
+        write(folder, 6).close()
+        for name, cut in (("features.partial", cut_data), ("journal.jsonl", cut_journal)):
+            path = folder / name
+            os.truncate(path, path.stat().st_size - cut)
+        write(folder, 10).finish(names)
+        assert content(folder) == expected
+    for name, extra in (("features.partial", bytes(7)), ("journal.jsonl", b'{"done": 8, "ro')):
+        folder = tmp_path / f"longer-{name}"
+        write(folder, 6).close()
+        with open(folder / name, "ab") as file:
+            file.write(extra)
+        write(folder, 10).finish(names)
+        assert content(folder) == expected
+    # Killed between the last rename and the config.
+    folder = tmp_path / "nearly"
+    write(folder, 10).close()
+    (folder / "features.partial").rename(folder / "features.npy")
+    write(folder, 10).finish(names)
+    assert content(folder) == expected
+
+
+def test_two_writers_do_not_share_a_folder(tmp_path):
+    first = StoreWriter(tmp_path / "store", JOB)
+    with pytest.raises(InputError, match="another process"):
+        StoreWriter(tmp_path / "store", JOB)
+    first.close()
+    StoreWriter(tmp_path / "store", JOB).close()
+
+
+KILLED = textwrap.dedent("""
+    import sys, time
+    import numpy as np
+    from diptych.data import encode_images, read_pairs
+    from diptych.image import NetworkEncoder, Recipe
+
+    def slow(batch):
+        time.sleep(float(sys.argv[3]))
+        return np.sin(batch).mean(axis=(2, 3))
+
+    encoder = NetworkEncoder(slow, Recipe(), "slow", dimension=3)
+    encode_images(read_pairs(sys.argv[1]), encoder, sys.argv[2], batch_size=2)
+""")
+
+
+def test_sigkill_and_resume_give_identical_files(tmp_path):
+    scenes(40, size=24).write(tmp_path / "scenes")
+
+    def run(folder, delay):
+        return subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path / "scenes"), str(folder), str(delay)]
+        )
+
+    assert run(tmp_path / "whole", 0).wait() == 0
+    expected, kills = content(tmp_path / "whole"), 0
+    for after in (1, 4, 9):
+        folder = tmp_path / f"killed-{after}"
+        process = run(folder, 0.05)
+        journal = folder / "journal.jsonl"
+        while process.poll() is None and not (
+            journal.is_file() and journal.read_bytes().count(b"\n") >= after
+        ):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        assert run(folder, 0).wait() == 0
+        assert content(folder) == expected
+    assert kills == 3
+
+
+def test_damaged_stores_are_refused(photos, tmp_path):
+    folder = tmp_path / "store"
+    encode_images(photos, Colour(), folder)
+    good = content(folder)
+
+    def spoil(name, raw):
+        for file, original in good.items():
+            (folder / file).write_bytes(original)
+        (folder / name).write_bytes(raw)
+
+    flipped = bytearray(good["features.npy"])
+    flipped[-3] ^= 4
+    spoil("features.npy", bytes(flipped))
+    FeatureStore.open(folder)
+    with pytest.raises(InputError, match="checksum"):
+        FeatureStore.open(folder, verify=True)
+    config = json.loads(good["config.json"])
+    for name, raw in (
+        ("features.npy", good["features.npy"][:-1]),
+        ("features.npy", b""),
+        ("ids.jsonl", good["ids.jsonl"] + b'"more"\n'),
+        ("ids.jsonl", b"{}\n" * 9),
+        ("skipped.jsonl", b'["one"]\n'),
+        ("config.json", b"{}"),
+        ("config.json", json.dumps({**config, "version": 99}).encode()),
+        ("config.json", json.dumps({**config, "rows": 8}).encode()),
+        ("config.json", json.dumps({**config, "job": {**config["job"], "dimension": "3"}}).encode()),
+        ("config.json", json.dumps({**config, "job": {}}).encode()),
+    ):
+        spoil(name, raw)
+        with pytest.raises(InputError):
+            FeatureStore.open(folder)
+    with pytest.raises(InputError, match="no features"):
+        FeatureStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda images: np.ones((len(images), 4), np.float32),
+        lambda images: np.ones((len(images) + 1, 3), np.float32),
+        lambda images: np.ones(3, np.float32),
+        lambda images: np.full((len(images), 3), np.nan, np.float32),
+        lambda images: np.full((len(images), 3), "x"),
+    ],
+)
+def test_encoders_that_misbehave_are_refused(photos, tmp_path, answer):
+    encoder = Colour()
+    encoder.encode = answer
+    with pytest.raises(InputError, match="encoder"):
+        encode_images(photos, encoder, tmp_path / "store")
+
+
+def test_half_precision_is_stored_and_overflow_refused(photos, tmp_path):
+    store = encode_images(photos, Colour(), tmp_path / "half", dtype="float16")
+    assert store.features.dtype == np.float16
+    loud = FunctionEncoder(lambda images: np.full((len(images), 3), 1e6, np.float32), "loud")
+    with pytest.raises(InputError, match="beyond float16"):
+        encode_images(photos, loud, tmp_path / "loud", dtype="float16")
+    with pytest.raises(InputError, match="dtype"):
+        encode_images(photos, Colour(), tmp_path / "int", dtype="int8")
+
+
+def test_pictures_beyond_the_limit_are_skipped(photos, tmp_path):
+    store = encode_images(photos, Colour(), tmp_path / "store", max_pixels=1000)
+    assert store.features.shape == (0, 3)
+    assert "1,000" in store.skipped[0].reason
+
+
+def test_pairs_without_paths_are_explained(tmp_path):
+    with pytest.raises(InputError, match="images=FOLDER"):
+        encode_images(scenes(3).dataset, Colour(), tmp_path / "store")
+
+
+def test_staged_encoders_prepare_ahead_and_in_order(tmp_path):
+    dataset = scenes(30, size=24).write(tmp_path / "scenes")
+    recipe = Recipe(mean=(0, 0, 0), std=(1, 1, 1), scale=255.0, pooling="mean")
+    encoder = NetworkEncoder(lambda batch: batch, recipe, "mean")
+    staged = encode_images(dataset, encoder, tmp_path / "staged", batch_size=4, workers=3)
+    plain = encode_images(dataset, Colour(), tmp_path / "plain", batch_size=4)
+    np.testing.assert_allclose(staged.features, plain.features, rtol=1e-5)
+    assert staged.ids == plain.ids == dataset.image_ids
+
+
+def test_no_more_than_the_window_is_ever_loaded():
+    alive, most = 0, 0
+
+    def load(item):
+        nonlocal alive, most
+        alive += 1
+        most = max(most, alive)
+        return item
+
+    for number, item in enumerate(ahead(load, range(200), 4, 10)):
+        assert item == number
+        alive -= 1
+    assert most <= 10
+
+
+def test_a_failure_in_a_thread_is_not_lost():
+    def load(item):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(ahead(load, range(5), 2, 3))
+
+
+class Letters:
+    def __init__(self, shift=0):
+        self.shift = shift
+
+    def encode(self, sentences):
+        return np.array([[len(s) + self.shift, s.count("a")] for s in sentences], np.float32)
+
+
+def test_captions_are_encoded_and_encoders_told_apart(tmp_path):
+    dataset = scenes(10).dataset
+    store = encode_texts(dataset, Letters(), tmp_path / "texts", batch_size=7)
+    assert store.ids == dataset.caption_ids
+    np.testing.assert_array_equal(store.features, Letters().encode(dataset.captions))
+    encode_texts(dataset, Letters(), tmp_path / "texts")
+    with pytest.raises(InputError, match="another encoder"):
+        encode_texts(dataset, Letters(1), tmp_path / "texts")
+    changed = replace(
+        dataset, captions=("Another first.", *dataset.captions[1:]), caption_ids=dataset.caption_ids
+    )
+    with pytest.raises(InputError, match=r"another encoder|other inputs"):
+        encode_texts(changed, Letters(), tmp_path / "texts")
+    with pytest.raises(InputError, match="no captions"):
+        encode_texts(PairedDataset.of([("a", [])]), Letters(), tmp_path / "none")
+
+
+def test_unreadable_images_are_left_out_of_the_pairs(photos, tmp_path):
+    images = encode_images(photos, Colour(), tmp_path / "images")
+    texts = encode_texts(photos, Letters(), tmp_path / "texts")
+    views = join(photos, images, texts)
+    assert views.dataset.n_images == 9
+    assert views.x.shape == (9, 3)
+    assert views.y.shape == (45, 2)
+    np.testing.assert_array_equal(views.y, Letters().encode(views.dataset.captions))
+    for name in ("train", "val", "test"):
+        x, y, pairing = views.split(name)
+        subset = views.dataset.subset(name)
+        np.testing.assert_array_equal(y, Letters().encode(subset.captions).reshape(-1, 2))
+        np.testing.assert_array_equal(pairing, subset.pairing)
+        rows = images.rows_of(subset.image_ids)
+        np.testing.assert_array_equal(x, images.features[rows])
+
+
+def test_features_of_other_pairs_do_not_join(photos, tmp_path):
+    images = encode_images(photos.select([0, 1]), Colour(), tmp_path / "images")
+    with pytest.raises(InputError, match="made from other pairs"):
+        join(photos, images, np.zeros((60, 2)))
+    with pytest.raises(InputError, match="expected 12 rows"):
+        join(photos, np.zeros((11, 2)), np.zeros((60, 2)))
+
+
+def test_scenes_end_to_end_from_files_to_arrays(tmp_path):
+    scenes(20, size=48).write(tmp_path / "scenes")
+    dataset = read_pairs(tmp_path / "scenes")
+    images = encode_images(dataset, PyramidDescriptor(), tmp_path / "images")
+    texts = encode_texts(dataset, Letters(), tmp_path / "texts")
+    x, y, pairing = join(dataset, images, texts).split("train")
+    assert x.shape == (14, PyramidDescriptor.dimension)
+    assert y.shape == (70, 2)
+    assert pairing.max() == 13
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_resnet50_on_a_thousand_thumbnails_survives_sigkill(real_data, tmp_path):
+    pytest.importorskip("onnxruntime")
+    folder, model = real_data / "flickr8k", real_data.parent / "models" / "resnet50.onnx"
+    if not model.is_file():
+        pytest.skip("resnet50.onnx is not beside the data")
+    program = (
+        "import sys; from diptych.data import encode_images, read_pairs;"
+        "from diptych.image import OnnxEncoder;"
+        "pairs = read_pairs(sys.argv[1], images=sys.argv[2]).subset('test');"
+        "encode_images(pairs, OnnxEncoder(sys.argv[3], 'caffe-full-image'), sys.argv[4])"
+    )
+    arguments = [sys.executable, "-c", program, folder / "dataset_flickr8k.json", folder / "images", model]
+    subprocess.run([*arguments, tmp_path / "whole"], check=True)
+    process = subprocess.Popen([*arguments, tmp_path / "killed"])
+    journal = tmp_path / "killed" / "journal.jsonl"
+    while process.poll() is None and not (journal.is_file() and journal.read_bytes().count(b"\n") >= 16):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    subprocess.run([*arguments, tmp_path / "killed"], check=True)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    found = FeatureStore.open(tmp_path / "whole", verify=True).features
+    expected = np.load(folder / "resnet50_thumbs.npy").astype(np.float32)
+    cosines = (
+        np.sum(found * expected, axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    )
+    assert cosines.min() > 0.9999

@@ -1,0 +1,219 @@
+import contextlib
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from diptych import InputError
+from diptych.image import UnreadableImage, open_image
+
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def quarters() -> Image.Image:
+    """Red and green above, blue and white below."""
+    image = Image.new("RGB", (16, 16), RED)
+    image.paste(GREEN, (8, 0, 16, 8))
+    image.paste(BLUE, (0, 8, 8, 16))
+    image.paste(WHITE, (8, 8, 16, 16))
+    return image
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def corners(image: Image.Image) -> list[tuple[int, int, int]]:
+    w, h = image.size
+    return [image.getpixel(at) for at in ((2, 2), (w - 3, 2), (2, h - 3), (w - 3, h - 3))]
+
+
+def close(found, expected, tolerance=6):
+    return np.abs(np.array(found, int) - np.array(expected, int)).max() <= tolerance
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "TGA"])
+def test_common_formats_show_the_same_picture(tmp_path, kind):
+    path = tmp_path / f"picture.{kind.lower()}"
+    path.write_bytes(encoded(quarters(), kind, **({"quality": 95} if kind in ("JPEG", "WEBP") else {})))
+    shown = open_image(path)
+    assert shown.mode == "RGB"
+    assert shown.size == (16, 16)
+    assert close(corners(shown), [RED, GREEN, BLUE, WHITE], 40 if kind in ("JPEG", "WEBP") else 0)
+
+
+@pytest.mark.parametrize(
+    ("orientation", "expected"),
+    [
+        (1, [RED, GREEN, BLUE, WHITE]),
+        (2, [GREEN, RED, WHITE, BLUE]),
+        (3, [WHITE, BLUE, GREEN, RED]),
+        (4, [BLUE, WHITE, RED, GREEN]),
+        (5, [RED, BLUE, GREEN, WHITE]),
+        (6, [BLUE, RED, WHITE, GREEN]),
+        (7, [WHITE, GREEN, BLUE, RED]),
+        (8, [GREEN, WHITE, RED, BLUE]),
+    ],
+)
+def test_exif_orientation_is_applied(orientation, expected):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert corners(open_image(encoded(quarters(), "PNG", exif=exif))) == expected
+
+
+def test_exif_rotation_swaps_the_sides_of_a_jpeg():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert open_image(encoded(Image.new("RGB", (30, 20)), "JPEG", exif=exif)).size == (20, 30)
+
+
+def test_a_picture_with_damaged_exif_is_shown_as_it_is():
+    raw = encoded(quarters(), "JPEG", quality=95, exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(20))
+    assert close(corners(open_image(raw)), [RED, GREEN, BLUE, WHITE], 40)
+
+
+def test_cmyk_is_shown_in_its_colours():
+    image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    assert close(open_image(encoded(image, "JPEG", quality=95)).getpixel((5, 5)), RED, 12)
+
+
+def test_16_bit_grey_keeps_its_scale():
+    values = np.array([[0, 0x1234, 0x8000, 0xFFFF]], np.uint16)
+    shown = np.asarray(open_image(encoded(Image.fromarray(values), "PNG")))
+    assert shown[0, :, 0].tolist() == [0, 0x12, 0x80, 0xFF]
+
+
+def test_16_bit_pgm_is_a_16_bit_picture():
+    pgm = b"P5 3 1 65535\n" + struct.pack(">3H", 0, 0x8000, 0xFFFF)
+    assert np.asarray(open_image(pgm))[0, :, 0].tolist() == [0, 0x80, 0xFF]
+
+
+def test_16_bit_colour_png_keeps_its_high_bytes():
+    rows = b"\0" + struct.pack(">6H", 0xFFFF, 0, 0, 0, 0x8000, 0xFFFF)
+    shown = open_image(png(2, 1, rows, depth=16, kind=2))
+    assert [shown.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (0, 128, 255)]
+
+
+def test_floating_point_grey_is_stretched():
+    values = np.linspace(-2.0, 3.0, 5, dtype=np.float32)[None]
+    shown = np.asarray(open_image(encoded(Image.fromarray(values), "TIFF")))
+    assert shown[0, :, 0].tolist() == [0, 64, 128, 191, 255]
+    flat = open_image(encoded(Image.fromarray(np.full((2, 2), 7.5, np.float32)), "TIFF"))
+    assert np.asarray(flat).max() == 0
+
+
+def test_nan_in_a_picture_is_unreadable():
+    values = np.array([[0.0, np.nan]], np.float32)
+    with pytest.raises(UnreadableImage, match="NaN"):
+        open_image(encoded(Image.fromarray(values), "TIFF"))
+
+
+def test_palette_with_alpha_lies_on_white():
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([*RED, *BLUE])
+    image.paste(1, (4, 0, 8, 8))
+    shown = open_image(encoded(image, "PNG", transparency=bytes([0, 255])))
+    assert shown.getpixel((1, 1)) == WHITE
+    assert shown.getpixel((6, 1)) == BLUE
+
+
+@pytest.mark.parametrize(("mode", "value"), [("RGBA", (255, 0, 0, 128)), ("LA", (0, 128))])
+def test_half_transparency_is_half_white(mode, value):
+    shown = open_image(encoded(Image.new(mode, (4, 4), value), "PNG"))
+    assert close(shown.getpixel((0, 0)), (255, 127, 127) if mode == "RGBA" else (127, 127, 127), 1)
+
+
+def test_a_transparent_colour_key_lies_on_white():
+    assert open_image(encoded(quarters(), "PNG", transparency=RED)).getpixel((1, 1)) == WHITE
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_of_an_animation_the_first_frame_counts(kind):
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN, BLUE)]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    raw = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert open_image(raw).getpixel((8, 8)) == RED
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"])
+def test_truncated_files_are_unreadable(tmp_path, kind, rng):
+    noise = Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    raw = encoded(noise, kind)
+    path = tmp_path / "half"
+    path.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(UnreadableImage, match="half"):
+        open_image(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"dear diary, no picture here", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"]
+)
+def test_what_is_no_picture_is_unreadable(tmp_path, content):
+    path = tmp_path / "picture.jpg"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableImage, match=r"picture\.jpg"):
+        open_image(path)
+
+
+def test_missing_files_and_folders_are_unreadable(tmp_path):
+    with pytest.raises(UnreadableImage, match="does not exist"):
+        open_image(tmp_path / "nowhere.jpg")
+    with pytest.raises(UnreadableImage, match="not a file"):
+        open_image(tmp_path)
+
+
+def test_formats_that_run_other_programs_are_not_opened():
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+    with pytest.raises(UnreadableImage, match="known format"):
+        open_image(eps)
+
+
+def png(width: int, height: int, rows: bytes, depth: int = 8, kind: int = 0) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [9_000, 10_000, 60_000])
+def test_decompression_bombs_are_refused_by_their_header(side):
+    with pytest.raises(UnreadableImage, match="pixels"):
+        open_image(png(side, side, bytes(100)))
+
+
+def test_the_limit_on_pixels_can_be_set_both_ways():
+    raw = encoded(quarters())
+    with pytest.raises(UnreadableImage, match="16 × 16 pixels; at most 255"):
+        open_image(raw, max_pixels=255)
+    assert open_image(raw, max_pixels=256).size == (16, 16)
+    before = Image.MAX_IMAGE_PIXELS
+    wide = png(30_000, 7_000, (bytes(30_001)) * 7_000, depth=8)
+    assert open_image(wide, max_pixels=300_000_000).size == (30_000, 7_000)
+    assert before == Image.MAX_IMAGE_PIXELS
+    with pytest.raises(InputError, match="max_pixels"):
+        open_image(raw, max_pixels=0)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_damaged_files_are_read_or_refused_and_nothing_else(data):
+    kind = data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "TGA", "ICO"]))
+    raw = bytearray(encoded(quarters(), kind))
+    for _ in range(data.draw(st.integers(1, 8))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(UnreadableImage):
+        assert open_image(bytes(raw), max_pixels=1_000_000).mode == "RGB"
