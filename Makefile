@@ -9,7 +9,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 .PHONY: demo test check format clean
 
 demo: $(VENV)/core
-	$(BIN)/python -m diptych.demo
+	$(BIN)/python -m diptych demo
 
 test: $(VENV)/test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n auto $(PYTEST)

@@ -131,8 +131,46 @@ def test_mistakes_are_one_sentence(files, monkeypatch, arguments, words):
 
 
 def test_help_has_an_example():
-    for command in ("fit", "evaluate"):
-        assert f"diptych {command}" in " ".join(run(command, "--help").stdout.split())
+    for command in ("fit", "evaluate", "check", "scenes", "encode images", "encode text", "demo"):
+        shown = " ".join(run(*command.split(), "--help").stdout.split())
+        assert f"Example: diptych {command}" in shown
+
+
+def test_from_pictures_to_recalls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        "scenes drawn -n 120",
+        "check drawn",
+        "encode images drawn -o x",
+        "encode text drawn -o y --word lin --sentence lin --save-encoder words",
+        "fit x y --pairs drawn -o model --grid 6 -q",
+    ):
+        result = run(*command.split())
+        assert result.exit_code == 0, result.output
+    found = json.loads(run("evaluate", "model", "x", "y", "--pairs", "drawn", "--json").stdout)
+    assert found["test"]["annotate"]["r@10"] > 60
+    assert (tmp_path / "words" / "config.json").is_file()
+    again = run("encode", "text", "drawn", "-o", "y")
+    assert again.exit_code == 2
+    assert "another encoder" in again.stderr
+
+
+def test_check_finds_what_is_wrong(tmp_path):
+    (tmp_path / "letter.jpg").write_text("dear reader")
+    (tmp_path / "letter.txt").write_text("a letter")
+    result = run("check", tmp_path)
+    assert result.exit_code == 1
+    assert "problem: 1 image(s) cannot be read: letter.jpg." in result.stdout
+    assert json.loads(run("check", tmp_path, "--json").stdout)["ok"] is False
+    encoded = run("encode", "images", tmp_path, "-o", tmp_path / "x")
+    assert encoded.exit_code == 2
+    assert "not one of 1 pictures" in encoded.stderr
+
+
+def test_scenes_are_not_drawn_over_other_files(tmp_path):
+    (tmp_path / "letter.txt").write_text("keep me")
+    assert run("scenes", tmp_path).exit_code == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
 
 @pytest.mark.slow

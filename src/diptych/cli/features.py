@@ -1,34 +1,20 @@
-"""The commands, thin: each reads files, calls the library, and says what came out."""
+"""``fit`` and ``evaluate``: from feature files to a model, and what it is worth."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import threadpoolctl
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from diptych.cca import AWCCA
 from diptych.checks import TASKS, InputError, check_choice
-from diptych.data import PairedDataset, PairedViews, join, open_features, read_pairs
+from diptych.cli.console import AsJson, Quiet, Threads, limited_to, said_plainly, say
+from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
 from diptych.ranking import retrieval_scores
-
-app = typer.Typer(
-    help="Search both ways between two paired views, pictures and sentences or any other two.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-COLUMNS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", "mean_rank": "mean rank"}
 
 Images = Annotated[
     Path, typer.Argument(metavar="IMAGES", help="Features of the first view, one row an item.")
@@ -41,13 +27,9 @@ Pairs = Annotated[
         "row numbers of IMAGES. Without it, rows pair in order."
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="BLAS threads; default: all cores.")]
 Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
-@app.command()
 def fit(
     images: Images,
     texts: Texts,
@@ -106,7 +88,6 @@ def fit(
         say(found, quiet, as_json)
 
 
-@app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that fit wrote.")],
     images: Images,
@@ -133,35 +114,11 @@ def evaluate(
         say({split if not every else "all": recalls(fitted, on_device(part, device))}, quiet, as_json)
 
 
-@contextlib.contextmanager
-def said_plainly() -> Iterator[None]:
-    """Turn what the user can mend into one sentence and an exit code."""
-    try:
-        yield
-    except InputError as error:
-        Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"error: {error}")
-        raise typer.Exit(2) from None
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"error: {reason}")
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; nothing was written")
-        raise typer.Exit(130) from None
-
-
-@contextlib.contextmanager
-def limited_to(threads: int | None) -> Iterator[None]:
-    """Run on that many BLAS threads."""
-    with threadpoolctl.threadpool_limits(threads, user_api="blas"):
-        yield
-
-
 def open_views(images: Path, texts: Path, pairs: Path | None) -> PairedViews:
     """Features and pairs from files."""
-    x, y = open_features(images), open_features(texts)
     if pairs is not None and pairs.suffix != ".npy":
-        return join(read_pairs(pairs), x, y)
+        return join(read_pairs(pairs), _stored(images), _stored(texts))
+    x, y = open_features(images), open_features(texts)
     pairing = np.arange(len(y)) if pairs is None else _pairing(pairs, len(y))
     if pairs is None and len(x) != len(y):
         raise InputError(
@@ -235,36 +192,9 @@ def describe(model: AWCCA, out: Path, seconds: float) -> dict[str, Any]:
     return found
 
 
-def say(found: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    """Print what came out, for people or for machines."""
-    if as_json:
-        json.dump({k: v for k, v in found.items() if v is not None}, sys.stdout, ensure_ascii=False)
-        sys.stdout.write("\n")
-        return
-    if quiet:
-        return
-    console = Console(highlight=False)
-    for part in ("validation", "test", "train", "val", "all"):
-        if found.get(part):
-            console.print(_recall_table(part, found[part]))
-    if "filters" in found:
-        for task in TASKS:
-            x, y = found["filters"][task]
-            console.print(f"{task}: {x} on images, {y} on texts; {found['components'][task]} components")
-        if "selected on" in found:
-            console.print(f"selected on {found['selected on']}")
-        spent = ", ".join(f"{name} {value:.1f} s" for name, value in found["seconds"].items())
-        console.print(f"{found['pairs']} pairs; {spent}; wrote {found['model']}", soft_wrap=True)
-
-
-def _recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("task")
-    for name in COLUMNS.values():
-        table.add_column(name, justify="right")
-    for task, scores in found.items():
-        table.add_row(task, *(f"{scores[key]:.1f}" for key in COLUMNS))
-    return table
+def _stored(path: Path) -> Any:
+    # A feature store knows its ids, so pictures that could not be read are left out of the pairs.
+    return FeatureStore.open(path) if path.is_dir() else open_features(path)
 
 
 def _pairing(path: Path, n: int) -> np.ndarray[Any, Any]:

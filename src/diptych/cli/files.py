@@ -1,0 +1,208 @@
+"""``check``, ``scenes`` and ``encode``: what users have on disk, and features made of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+
+from diptych.checks import InputError
+from diptych.cli.console import AsJson, ImagesFolder, PairsFile, Quiet, Threads, limited_to, said_plainly, say
+from diptych.data import (
+    FeatureStore,
+    Progress,
+    encode_images,
+    encode_texts,
+    inspect_pairs,
+    read_pairs,
+    scenes,
+)
+from diptych.image import image_encoder
+from diptych.text import HKSE, sentence_encoder
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
+Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
+RESUMES = "run the same command again to go on where it stopped"
+Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
+
+
+def check(
+    pairs: PairsFile, images: ImagesFolder = None, quiet: Quiet = False, as_json: AsJson = False
+) -> None:
+    """Look at pairs and their pictures; exit with 1 when something is wrong.
+
+    Example: `diptych check captions.csv --images photos`
+    """
+    with said_plainly():
+        with bar("looking at pictures", quiet or as_json) as (progress, task):
+            report = inspect_pairs(
+                pairs,
+                images=images,
+                progress=lambda done, total: progress.update(task, completed=done, total=total),
+            )
+        if as_json:
+            say({**asdict(report), "ok": report.ok}, quiet, as_json)
+        elif not quiet:
+            console = Console(highlight=False, soft_wrap=True)
+            sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
+            console.print(f"{report.images} images ({sizes}), {report.captions} captions")
+            for name, found in (
+                ("captions per image", report.captions_per_image),
+                ("words per caption", report.caption_words),
+            ):
+                console.print(f"{name}: {found.smallest} to {found.largest}, median {found.median:g}")
+            if not report.images_checked:
+                console.print("the picture files were not looked at: say where they lie with --images")
+            if report.copies:
+                console.print(f"{len(report.copies)} group(s) of equal pictures within a split")
+            for name, reason in report.unreadable:
+                console.print(f"unreadable: {name}: {reason}", markup=False)
+            for problem in report.problems:
+                console.print(f"problem: {problem}", markup=False)
+        if not report.ok:
+            raise typer.Exit(1)
+
+
+def scenes_command(
+    folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
+    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many scenes.")] = 1000,
+    random_state: Annotated[int, typer.Option(help="Seed.")] = 0,
+) -> None:
+    """Draw scenes with five captions each: pictures and a table of pairs, with splits.
+
+    Example: `diptych scenes scenes -n 3000`
+    """
+    with said_plainly():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder} exists and is not empty; give a new folder.")
+        scenes(n, random_state=random_state).write(folder)
+        typer.echo(f"drew {n} scenes into {folder}")
+
+
+def encode_images_command(
+    pairs: PairsFile,
+    out: Out,
+    encoder: Annotated[
+        str, typer.Option(help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights).")
+    ] = "pyramid",
+    recipe: Annotated[str | None, typer.Option(help="Preset of preprocessing; see docs/data.md.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Safetensors weights of a named network.")] = None,
+    images: ImagesFolder = None,
+    batch_size: Batch = 32,
+    dtype: Dtype = "float32",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Encode pictures into a feature store; interrupted work goes on where it stopped.
+
+    Example: `diptych encode images captions.csv --images photos --encoder resnet50.onnx -o image-features`
+    """
+    with said_plainly(RESUMES), bar("encoding pictures", quiet or as_json) as (progress, task):
+        store = encode_images(
+            read_pairs(pairs, images=images),
+            image_encoder(encoder, recipe, weights=weights),
+            out,
+            batch_size=batch_size,
+            dtype=dtype,
+            progress=lambda done: _update(progress, task, done),
+        )
+        _report(store, quiet, as_json)
+        if not store.ids:
+            raise InputError(f"not one of {len(store.skipped)} pictures could be read; see diptych check.")
+
+
+def encode_text_command(
+    pairs: PairsFile,
+    out: Out,
+    encoder: Annotated[
+        str, typer.Option(help="hkse, or the name or folder of a sentence-transformers model.")
+    ] = "hkse",
+    vectors: Annotated[
+        Path | None, typer.Option(help="Word vectors for hkse; default: learned from the training captions.")
+    ] = None,
+    word: Annotated[str, typer.Option(help="hkse: lin or rbf words.")] = "rbf",
+    sentence: Annotated[str, typer.Option(help="hkse: lin or rbf sentences.")] = "rbf",
+    random_state: Annotated[int, typer.Option(help="hkse: seed.")] = 0,
+    save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
+    batch_size: Batch = 1024,
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Encode captions into a feature store; hkse is fitted on the training captions.
+
+    Example: `diptych encode text captions.csv --encoder hkse --vectors GoogleNews.bin -o text-features`
+    """
+    with (
+        said_plainly(RESUMES),
+        limited_to(threads),
+        bar("encoding captions", quiet or as_json) as (progress, task),
+    ):
+        dataset = read_pairs(pairs)
+        if encoder == "hkse":
+            split = "train" in dataset.split_sizes()
+            fitted = HKSE(vectors, word=word, sentence=sentence, random_state=random_state)  # type: ignore[arg-type]
+            fitted.fit((dataset.subset("train") if split else dataset).captions)
+            if save_encoder is not None:
+                fitted.save(save_encoder)
+            chosen = sentence_encoder(lambda sentences: fitted.transform(sentences, unknown="mean"))
+        else:
+            chosen = sentence_encoder(encoder)
+        store = encode_texts(
+            dataset,
+            chosen,
+            out,
+            batch_size=batch_size,
+            dtype=dtype,
+            progress=lambda done: _update(progress, task, done),
+        )
+        _report(store, quiet, as_json)
+
+
+@contextlib.contextmanager
+def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
+    """A progress bar with rate and time left, on standard error."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TaskProgressColumn(show_speed=True),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), disable=hidden) as shown:
+        yield shown, shown.add_task(title, total=None)
+
+
+def _update(progress: Bar, task: TaskID, done: Progress) -> None:
+    progress.update(task, completed=done.done, total=done.total)
+
+
+def _report(store: FeatureStore, quiet: bool, as_json: bool) -> None:
+    found: dict[str, Any] = {
+        "store": str(store.folder),
+        "rows": len(store.ids),
+        "dimension": store.job.dimension,
+        "skipped": [asdict(each) for each in store.skipped],
+    }
+    if as_json:
+        say(found, quiet, as_json)
+    elif not quiet:
+        console = Console(highlight=False, soft_wrap=True, markup=False)
+        for each in store.skipped:
+            console.print(f"left out: {each.id}: {each.reason}")
+        console.print(f"{found['rows']} rows of {found['dimension']} numbers in {store.folder}")
