@@ -3,7 +3,8 @@
 from diptych.cca import AWCCA
 from diptych.checks import InputError
 from diptych.ranking import retrieval_scores
+from diptych.text import HKSE
 
 __version__ = "0.1.0"
 
-__all__ = ["AWCCA", "InputError", "retrieval_scores"]
+__all__ = ["AWCCA", "HKSE", "InputError", "retrieval_scores"]

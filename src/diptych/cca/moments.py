@@ -119,7 +119,8 @@ class Moments:
             self.xy + 0.0,
             precision,
         )
-        total._merge(other.count, other.x_mean, other.y_mean, other.xx, other.yy, other.xy)
+        no_rest = other.x_mean * 0.0, other.y_mean * 0.0
+        total._merge(other.count, other.x_mean, other.y_mean, other.xx, other.yy, other.xy, *no_rest)
         return total
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -178,29 +179,40 @@ class Moments:
         sums = y if row_by_row else group_sum(y, pairing, n_images)
         x_rest = xp.astype(weights @ x, wide) / n
         y_rest = xp.astype(xp.mean(y, axis=0), wide)
-        xy = xp.astype(x.T @ sums, wide)
+        xy = x.T @ sums
         x *= xp.sqrt(weights)[:, None]
-        xx, yy = xp.astype(x.T @ x, wide), xp.astype(y.T @ y, wide)
-        xx -= n * x_rest[:, None] * x_rest[None, :]
-        yy -= n * y_rest[:, None] * y_rest[None, :]
-        xy -= n * x_rest[:, None] * y_rest[None, :]
         means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-        self._merge(n, *means, xx, yy, xy)
+        self._merge(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
 
-    def _merge(self, count: int, x_mean: Array, y_mean: Array, xx: Array, yy: Array, xy: Array) -> None:
-        total = self.count + count
+    def _merge(
+        self,
+        count: int,
+        x_mean: Array,
+        y_mean: Array,
+        xx: Array,
+        yy: Array,
+        xy: Array,
+        x_rest: Array,
+        y_rest: Array,
+    ) -> None:
+        """Add the moments of ``count`` other pairs, whose products were taken about their mean less ``rest``."""
         if count == 0:
             return
-        x_mean, y_mean, xx, yy, xy = (move_like(part, self.xx) for part in (x_mean, y_mean, xx, yy, xy))
+        xp = namespace(self.xx)
+        x_mean, y_mean, x_rest, y_rest = (move_like(v, self.xx) for v in (x_mean, y_mean, x_rest, y_rest))
+        total = self.count + count
         dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
-        between = self.count * (count / total)
-        self.xx += xx
-        self.yy += yy
-        self.xy += xy
-        if between:
-            self.xx += (between * dx)[:, None] * dx[None, :]
-            self.yy += (between * dy)[:, None] * dy[None, :]
-            self.xy += (between * dx)[:, None] * dy[None, :]
+        # What lies between the means comes in and what the shift missed goes out: both are of rank one, so
+        # one thin product makes them in a single pass over each matrix.
+        scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
+        x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
+        for target, products, left, right in (
+            (self.xx, xx, x_sides, x_sides),
+            (self.yy, yy, y_sides, y_sides),
+            (self.xy, xy, x_sides, y_sides),
+        ):
+            target += (left.T * scale) @ right
+            target += move_like(products, target)
         self.x_mean += dx * (count / total)
         self.y_mean += dy * (count / total)
         self.count = total
