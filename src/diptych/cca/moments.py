@@ -195,7 +195,7 @@ class Moments:
         x_rest: Array,
         y_rest: Array,
     ) -> None:
-        """Add the moments of ``count`` other pairs, whose products were taken about their mean less ``rest``."""
+        """Add the moments of ``count`` other pairs, whose products are about their mean less ``rest``."""
         if count == 0:
             return
         xp = namespace(self.xx)
