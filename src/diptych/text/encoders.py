@@ -1,0 +1,156 @@
+"""Sentence encoders of any make, behind one verb: ``encode(sentences)`` gives one row for each sentence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from diptych.arrays import Array
+from diptych.checks import InputError, check_view
+
+
+@runtime_checkable
+class SentenceEncoder(Protocol):
+    """Anything that turns a list of sentences into an array with one row for each."""
+
+    def encode(self, sentences: list[str]) -> Array:
+        """One row for each sentence."""
+        ...
+
+
+def sentence_encoder(
+    source: Any, *, sentences: Sequence[str] | None = None, device: str | None = None
+) -> SentenceEncoder:
+    """The encoder that ``source`` names or is; its output is checked, whatever it is.
+
+    Parameters
+    ----------
+    source
+        - an object with ``encode``, or a fitted transformer such as ``HKSE``, or any function from a list
+          of sentences to an array;
+        - the path of a ``.npy`` file, or an array, with features computed elsewhere (skip-thought vectors,
+          for one), row i for ``sentences[i]``;
+        - the name or the local folder of a sentence-transformers model.
+    sentences
+        For precomputed features: the sentence that each row belongs to.
+    device
+        For sentence-transformers: where it runs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> lengths = sentence_encoder(lambda sentences: np.array([[len(s)] for s in sentences]))
+    >>> lengths.encode(["a dog", "two cats"])
+    array([[5.],
+           [8.]])
+    """
+    if isinstance(source, str | os.PathLike) and Path(source).suffix == ".npy":
+        return PrecomputedEncoder(_read_features(Path(source)), _needed(sentences, source))
+    if isinstance(source, str | os.PathLike):
+        return SentenceTransformersEncoder(source, device=device)
+    if isinstance(source, np.ndarray):
+        return PrecomputedEncoder(source, _needed(sentences, "an array"))
+    for verb in ("encode", "transform"):
+        if callable(getattr(source, verb, None)):
+            return CallableEncoder(getattr(source, verb))
+    if callable(source):
+        return CallableEncoder(source)
+    raise InputError(
+        f"{type(source).__name__} is no sentence encoder; give a function, an object with encode(), the path "
+        "of a .npy file, or the name of a sentence-transformers model."
+    )
+
+
+class CallableEncoder:
+    """A function from a list of sentences to an array."""
+
+    def __init__(self, function: Callable[[list[str]], Any]) -> None:
+        self._function = function
+
+    def encode(self, sentences: list[str]) -> Array:
+        """One row for each sentence."""
+        sentences = _listed(sentences)
+        features = check_view(self._function(sentences), "the encoder's output")
+        if features.shape[0] != len(sentences):
+            raise InputError(
+                f"the encoder gave {features.shape[0]} rows for {len(sentences)} sentences; expected as many."
+            )
+        return features
+
+
+class SentenceTransformersEncoder(CallableEncoder):
+    """A sentence-transformers model; weights are read as safetensors, and no code of the model's is run."""
+
+    def __init__(
+        self, name: str | os.PathLike[str], *, device: str | None = None, batch_size: int = 64
+    ) -> None:
+        try:
+            library = importlib.import_module("sentence_transformers")
+        except ImportError:
+            raise InputError(
+                f"the encoder {os.fspath(name)!r} needs sentence-transformers; install it with: "
+                "pip install sentence-transformers"
+            ) from None
+        model = library.SentenceTransformer(
+            os.fspath(name),
+            device=device,
+            trust_remote_code=False,
+            model_kwargs={"use_safetensors": True},
+        )
+        super().__init__(
+            lambda sentences: model.encode(
+                sentences, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False
+            )
+        )
+
+
+class PrecomputedEncoder:
+    """Features computed elsewhere, looked up by sentence; of one that occurs twice, the first row."""
+
+    def __init__(self, features: Any, sentences: Sequence[str]) -> None:
+        if features.ndim != 2 or features.dtype.kind != "f" or len(features) != len(sentences):
+            raise InputError(
+                f"the features are {features.dtype}{list(features.shape)} for {len(sentences)} sentences; "
+                "expected real numbers, one row for each sentence."
+            )
+        self._features = features
+        self._rows: dict[str, int] = {}
+        for row, sentence in enumerate(sentences):
+            self._rows.setdefault(sentence, row)
+
+    def encode(self, sentences: list[str]) -> Array:
+        """The stored row of each sentence."""
+        sentences = _listed(sentences)
+        rows = [self._rows.get(sentence, -1) for sentence in sentences]
+        if -1 in rows:
+            missing = rows.index(-1)
+            raise InputError(
+                f"sentences[{missing}] ({sentences[missing][:60]!r}) has no precomputed features; an encoder "
+                "that computes them is needed for new sentences."
+            )
+        return check_view(np.asarray(self._features[rows]), "features")
+
+
+def _read_features(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "unreadable"
+        raise InputError(f"{path} could not be read as a NumPy array ({reason}); give a .npy file.") from None
+
+
+def _needed(sentences: Sequence[str] | None, source: object) -> Sequence[str]:
+    if sentences is None:
+        raise InputError(f"precomputed features ({source}) need sentences=, the sentence of each row.")
+    return sentences
+
+
+def _listed(sentences: Any) -> list[str]:
+    if isinstance(sentences, str):
+        raise InputError("sentences is one string; give a list of sentences: [sentence].")
+    return list(sentences)

@@ -1,0 +1,116 @@
+"""HKSE on disk: the draws themselves, never a seed, since random streams change between NumPy versions."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diptych import storage
+from diptych.arrays import to_numpy
+from diptych.checks import InputError
+from diptych.text.bags import Coverage
+from diptych.text.fourier import check_gamma
+from diptych.text.tokens import Tokenizer, tokenize
+from diptych.text.vectors import table_from_tensors, table_tensors
+
+if TYPE_CHECKING:
+    from diptych.text.hkse import HKSE
+
+FORMAT_VERSION = 1
+KIND = "hkse"
+TENSORS = "hkse.safetensors"
+
+_PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma", "eta")
+
+
+def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
+    """Write a fitted model."""
+    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
+    for level in ("word", "sentence"):
+        weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
+        if weights is not None:
+            tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
+    seed = model.random_state
+    config = {
+        "format": f"diptych-{KIND}",
+        "version": FORMAT_VERSION,
+        "library": _library_version(),
+        "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
+        "random_state": int(seed) if isinstance(seed, Integral) else None,
+        "tokenizer": "diptych" if model.tokenizer is tokenize else "custom",
+        "gamma": model.gamma_,
+        "vocabulary_size": len(model.vocabulary_),
+        "coverage": model.coverage_.as_dict(),
+    }
+    with storage.replacing_folder(folder, KIND) as staged:
+        storage.write_tensors(staged / TENSORS, tensors, {})
+        storage.write_json(staged / storage.CONFIG, config)
+
+
+def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
+    """Read a model that ``save_hkse`` wrote."""
+    path = storage.existing_folder(folder)
+    config = storage.read_json(path / storage.CONFIG)
+    storage.check_format(config, KIND, FORMAT_VERSION, path / storage.CONFIG)
+    if config.get("tokenizer") != "diptych" and tokenizer is None:
+        raise InputError(
+            f"{path} was fitted with a tokenizer of its own, which is not stored; "
+            "give it again: HKSE.load(folder, tokenizer=...)."
+        )
+    file = path / TENSORS
+    tensors = storage.read_tensors(file)
+    table = table_from_tensors(tensors, file)
+    try:
+        parameters = {name: config["parameters"][name] for name in _PARAMETERS}
+        size, gamma = int(config["vocabulary_size"]), config["gamma"]
+        stored = config["coverage"]
+        often = [(str(word), int(count)) for word, count in stored["most_frequent_unknown"]]
+        coverage = Coverage(**{**stored, "most_frequent_unknown": often})
+        seed = None if config["random_state"] is None else int(config["random_state"])
+        if parameters["word"] == "rbf":
+            check_gamma(gamma, median=False)
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{path / storage.CONFIG} lacks or garbles a setting; save the model again."
+        ) from None
+    if not 1 <= size <= len(table):
+        raise InputError(f"{path} has a vocabulary of {size} among {len(table)} words; save the model again.")
+    model = kind(vectors=table, **parameters, random_state=seed, tokenizer=tokenizer or tokenize)
+    model._check_parameters()
+    model.vectors_, model.vocabulary_ = table, list(table.words[:size])
+    model.gamma_, model.coverage_ = gamma, coverage
+    width = table.dimensions
+    for level, features in (("word", model.word_features), ("sentence", model.sentence_features)):
+        weights = offsets = None
+        if getattr(model, level) == "rbf":
+            weights = _float32(storage.take(tensors, f"{level}_weights", (width, features), file))
+            offsets = _float32(storage.take(tensors, f"{level}_offsets", (features,), file))
+            width = features
+        setattr(model, f"{level}_weights_", weights)
+        setattr(model, f"{level}_offsets_", offsets)
+        if level == "word":
+            model.word_table_ = model._word_level(table.matrix[:size])
+            model.mean_ = _float32(storage.take(tensors, "mean", (width,), file))
+    model._n_features_out = width
+    return model
+
+
+def _float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(np.float32, copy=False)
+
+
+def _library_version() -> str:
+    try:
+        return version("diptych")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

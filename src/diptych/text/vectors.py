@@ -1,0 +1,153 @@
+"""A table of word vectors: words, and one row for each."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych import storage
+from diptych.arrays import Array, to_numpy
+from diptych.checks import InputError, check_view
+
+FORMAT_VERSION = 1
+KIND = "word-vectors"
+TENSORS = "vectors.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """Words and their vectors; row i of ``matrix`` belongs to ``words[i]``.
+
+    Parameters
+    ----------
+    words
+        Distinct words.
+    matrix
+        One row per word; float32 is what the readers give. A torch tensor, on any device, is kept
+        where it is, and whatever is made from it stays there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> table = WordVectors(["dog", "cat"], np.eye(2, dtype=np.float32))
+    >>> "dog" in table, len(table), table.dimensions
+    (True, 2, 2)
+    >>> table["cat"]
+    array([0., 1.], dtype=float32)
+    """
+
+    words: Sequence[str]
+    matrix: Array
+
+    def __post_init__(self) -> None:
+        matrix = check_view(self.matrix, "matrix")
+        words = tuple(self.words)
+        if len(words) != matrix.shape[0]:
+            raise InputError(f"{len(words)} words come with {matrix.shape[0]} vectors; give one for each.")
+        for i, word in enumerate(words):
+            if not isinstance(word, str) or not word:
+                raise InputError(f"words[{i}] is {word!r}; expected a word, a string that is not empty.")
+        object.__setattr__(self, "words", words)
+        object.__setattr__(self, "matrix", matrix)
+        if len(self.index) != len(words):
+            twice = next(word for i, word in enumerate(words) if self.index[word] != i)
+            raise InputError(f"the word {twice!r} occurs more than once; keep one vector for each word.")
+
+    @functools.cached_property
+    def index(self) -> dict[str, int]:
+        """The row of each word."""
+        return {word: i for i, word in enumerate(self.words)}
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector."""
+        return int(self.matrix.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.index
+
+    def __getitem__(self, word: str) -> Array:
+        row = self.index.get(word)
+        if row is None:
+            raise InputError(f"{word!r} has no vector here; ask with `word in vectors` first.")
+        return self.matrix[row, :]
+
+    def __sklearn_clone__(self) -> WordVectors:
+        # A table never changes, so a clone of an estimator shares it instead of copying it.
+        return self
+
+    def first(self, words: Iterable[str]) -> WordVectors:
+        """The same table with the known ones of ``words`` first, in their order, then the others."""
+        chosen = dict.fromkeys(row for word in words if (row := self.index.get(word)) is not None)
+        order = [*chosen, *(row for row in range(len(self)) if row not in chosen)]
+        if order == list(range(len(self))):
+            return self
+        return WordVectors([self.words[row] for row in order], self.matrix[order, :])
+
+    def only(self, words: Iterable[str]) -> WordVectors:
+        """The known ones of ``words``, in their order."""
+        rows = list(dict.fromkeys(row for word in words if (row := self.index.get(word)) is not None))
+        if not rows:
+            raise InputError("none of the words has a vector here; check the language and the letter case.")
+        return WordVectors([self.words[row] for row in rows], self.matrix[rows, :])
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write to a folder, safetensors and JSON, atomically."""
+        with storage.replacing_folder(folder, KIND) as staged:
+            storage.write_tensors(staged / TENSORS, table_tensors(self), {})
+            storage.write_json(
+                staged / storage.CONFIG, {"format": f"diptych-{KIND}", "version": FORMAT_VERSION}
+            )
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> WordVectors:
+        """Read what ``save`` wrote."""
+        path = storage.existing_folder(folder)
+        config = storage.read_json(path / storage.CONFIG)
+        storage.check_format(config, KIND, FORMAT_VERSION, path / storage.CONFIG)
+        return table_from_tensors(storage.read_tensors(path / TENSORS), path / TENSORS)
+
+
+def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:
+    """``table`` as plain arrays: the vectors, the words' UTF-8 bytes in a row, and where each word ends."""
+    encoded = [word.encode("utf-8", "surrogatepass") for word in table.words]
+    return {
+        "vectors": to_numpy(table.matrix),
+        "word_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        "word_ends": np.cumsum([len(word) for word in encoded], dtype=np.int64),
+    }
+
+
+def table_from_tensors(tensors: dict[str, np.ndarray[Any, Any]], path: Path) -> WordVectors:
+    """The table that ``table_tensors`` took apart; ``path`` is named when something is wrong."""
+    vectors = storage.take(tensors, "vectors", (None, None), path)
+    raw, ends = tensors.get("word_bytes"), tensors.get("word_ends")
+    whole = (
+        raw is not None
+        and ends is not None
+        and (raw.dtype, raw.ndim, ends.dtype, ends.ndim) == (np.uint8, 1, np.int64, 1)
+        and len(ends) == len(vectors) > 0
+        and bool(np.all(np.diff(ends, prepend=0) > 0))
+        and int(ends[-1]) == len(raw)
+    )
+    if not whole or raw is None or ends is None:
+        raise InputError(f"{path} holds {len(vectors)} vectors and a damaged list of words; save it again.")
+    content = raw.tobytes()
+    starts = [0, *ends[:-1].tolist()]
+    try:
+        words = [
+            content[start:end].decode("utf-8", "surrogatepass")
+            for start, end in zip(starts, ends.tolist(), strict=True)
+        ]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} holds words that are not UTF-8 ({error.reason}); save it again.") from None
+    return WordVectors(words, vectors)

@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from diptych import InputError
+from diptych.arrays import to_numpy
+from diptych.text import RandomFourier, word_kernel
+from diptych.text.fourier import draw_fourier, fourier_features, median_gamma, stream
+
+
+def test_features_are_the_papers_formula(rng):
+    x, w, b = rng.normal(size=(5, 3)), rng.normal(size=(3, 8)), rng.uniform(0, 6, size=8)
+    expected = [[np.sqrt(2 / 8) * np.cos(w[:, j] @ a + b[j]) for j in range(8)] for a in x]
+    np.testing.assert_allclose(fourier_features(x, w, b), expected, atol=1e-12)
+
+
+def test_a_draw_has_the_stated_law(rng):
+    weights, offsets = draw_fourier(300, 2000, 0.25, rng)
+    assert weights.dtype == offsets.dtype == np.float32
+    assert abs(weights.mean()) < 5 * 0.5 / np.sqrt(weights.size)
+    assert abs(weights.var() - 0.25) < 0.01 * 0.25
+    assert 0.0 <= offsets.min() < 0.05
+    assert 6.2 < offsets.max() < 6.2832
+    assert abs(offsets.mean() - np.pi) < 5 * 1.82 / np.sqrt(2000)
+
+
+def test_inner_products_are_unbiased(rng):
+    x = rng.normal(size=(6, 4))
+    exact = word_kernel(x, x, gamma=0.3)
+    draws = []
+    for seed in range(400):
+        features = fourier_features(x, *(a.astype(float) for a in draw_fourier(4, 50, 0.3, stream(seed))))
+        draws.append(features @ features.T)
+    error = np.std(draws, axis=0) / np.sqrt(len(draws))
+    assert np.all(np.abs(np.mean(draws, axis=0) - exact) < 4.5 * error)
+
+
+def test_the_error_falls_like_one_over_the_root_of_m(rng):
+    x = rng.normal(size=(40, 5))
+    exact = word_kernel(x, x, gamma=0.5)
+    sizes = np.array([100, 400, 1600, 6400])
+    errors = [np.sqrt(np.mean([(gram(x, m, seed) - exact) ** 2 for seed in range(8)])) for m in sizes]
+    slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+    assert -0.56 < slope < -0.44
+
+
+def gram(x, m, seed):
+    features = RandomFourier(m, gamma=0.5, random_state=seed).fit_transform(x)
+    return features @ features.T
+
+
+@given(st.floats(0.01, 100))
+def test_the_median_scales_as_a_distance(scale):
+    x = np.random.default_rng(3).normal(size=(30, 4))
+    assert median_gamma(scale * x, stream(0)) == pytest.approx(median_gamma(x, stream(0)) / scale**2)
+
+
+def test_the_median_is_over_pairs_of_different_rows():
+    x = np.array([[0.0], [1.0], [3.0]])  # distances 1, 2, 3
+    assert median_gamma(x, stream(0)) == pytest.approx(1 / 4)
+    # Adding a constant must not matter, even a large one in float32.
+    assert median_gamma((x + 1000).astype(np.float32), stream(0)) == pytest.approx(1 / 4)
+
+
+def test_many_rows_are_sampled_with_the_seed(rng):
+    x = rng.normal(size=(5000, 6))
+    exact = median_gamma(x, stream(0), max_rows=5000)
+    sampled = median_gamma(x, stream(0))
+    assert sampled != exact
+    assert sampled == pytest.approx(exact, rel=0.05)
+    assert sampled == median_gamma(x, stream(0))
+    assert sampled != median_gamma(x, stream(1))
+
+
+@pytest.mark.parametrize("x", [np.ones((1, 3)), np.ones((9, 3)), np.full((9, 3), 0.1, dtype=np.float32)])
+def test_a_median_of_zero_is_told(x):
+    with pytest.raises(InputError, match="give gamma a number"):
+        median_gamma(x, stream(0))
+
+
+def test_streams_are_their_own_and_repeat():
+    assert stream(5, 1).random() == stream(5, 1).random()
+    assert len({stream(seed, key).random() for seed in (0, 1) for key in (0, 1, 2)}) == 6
+    assert stream(np.random.RandomState(0), 1).random() == stream(np.random.RandomState(0), 1).random()
+    for wrong in (-1, 1.5, "0"):
+        with pytest.raises(InputError, match="random_state"):
+            stream(wrong)
+
+
+def test_transformer_follows_scikit_learn(rng):
+    x = rng.normal(size=(30, 4))
+    estimator = RandomFourier(16, gamma=2.0, random_state=3)
+    assert clone(estimator).get_params() == {"n_features": 16, "gamma": 2.0, "random_state": 3}
+    features = make_pipeline(StandardScaler(), estimator).fit_transform(x)
+    assert features.shape == (30, 16)
+    assert features.dtype == np.float32
+    assert list(estimator.get_feature_names_out()[:2]) == ["randomfourier0", "randomfourier1"]
+    assert RandomFourier(8).fit(x).gamma_ == pytest.approx(median_gamma(x, stream(0)))
+    with pytest.raises(InputError, match="5 features"):
+        estimator.transform(rng.normal(size=(3, 5)))
+    for wrong in (
+        {"gamma": -1.0},
+        {"gamma": "mean"},
+        {"gamma": np.inf},
+        {"n_features": 0},
+        {"n_features": 2.5},
+    ):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            RandomFourier(**wrong).fit(x)
+
+
+def test_arrays_choose_where_it_runs(rng, backend):
+    x = rng.normal(size=(50, 4))
+    expected = RandomFourier(64).fit_transform(x)
+    given_back = RandomFourier(64).fit_transform(backend(x))
+    assert type(given_back) is type(backend(x))
+    np.testing.assert_allclose(to_numpy(given_back), expected, atol=2e-6)

@@ -1,0 +1,319 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import FeatureUnion, make_pipeline
+
+from diptych import InputError
+from diptych.arrays import to_numpy
+from diptych.cca import Moments
+from diptych.text import HKSE, WordVectors, sentence_kernel, tokenize
+
+KINDS = [("lin", "lin"), ("lin", "rbf"), ("rbf", "lin"), ("rbf", "rbf")]
+
+
+def small(vectors, word="rbf", sentence="rbf", **options):
+    return HKSE(vectors, word, sentence, **{"word_features": 40, "sentence_features": 30, **options})
+
+
+def naive(hkse, words, vectors):
+    """The paper's formula for one sentence, token by token, in float64."""
+    tokens = [vectors[w].astype(np.float64) for w in words if w in vectors]
+    if hkse.word == "rbf":
+        w, b = hkse.word_weights_.astype(np.float64), hkse.word_offsets_.astype(np.float64)
+        tokens = [np.sqrt(2 / len(b)) * np.cos(a @ w + b) for a in tokens]
+    mean = sum(tokens) / len(tokens)
+    if hkse.sentence == "lin":
+        return mean
+    w, b = hkse.sentence_weights_.astype(np.float64), hkse.sentence_offsets_.astype(np.float64)
+    return np.sqrt(2 / len(b)) * np.cos(mean @ w + b)
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_the_vocabulary_trick_equals_the_formula(table, captions, word, sentence):
+    hkse = small(table, word, sentence).fit(captions)
+    found = hkse.transform(captions)
+    expected = [naive(hkse, tokenize(caption), table) for caption in captions]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=3e-6)
+
+
+def test_lin_lin_is_the_mean_word_vector(table):
+    found = HKSE(table, word="lin", sentence="lin").fit_transform(["dog runs", "the dog, the dog"])
+    np.testing.assert_allclose(found[0], (table["dog"] + table["runs"]) / 2, rtol=1e-6)
+    np.testing.assert_allclose(found[1], (table["dog"] + table["the"]) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_inner_products_approximate_the_exact_kernel(table, captions, word, sentence):
+    hkse = HKSE(table, word, sentence, word_features=4000, sentence_features=4000, gamma=0.2, eta=0.5)
+    found = hkse.fit_transform(captions[:30])
+    words = [rows(table, caption) for caption in captions[:30]]
+    exact = sentence_kernel(words, word=word, sentence=sentence, gamma=0.2, eta=0.5)
+    np.testing.assert_allclose(found @ found.T, exact, atol=1e-4 if (word, sentence) == KINDS[0] else 0.1)
+
+
+def rows(table, caption):
+    return np.array([table[word] for word in caption.split()])
+
+
+def test_gamma_is_the_median_over_the_vocabulary(table):
+    hkse = small(table).fit(["dog cat tree"])
+    vectors = np.array([table[word] for word in ("dog", "cat", "tree")])
+    distances = [np.linalg.norm(vectors[i] - vectors[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert hkse.gamma_ == pytest.approx(1 / np.median(distances) ** 2, rel=1e-5)
+    assert hkse.vocabulary_ == ["dog", "cat", "tree"]
+    assert small(table, gamma=0.7).fit(["dog"]).gamma_ == 0.7
+    assert small(table, word="lin").fit(["dog"]).gamma_ is None
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 199), min_size=1, max_size=40), st.integers(1, 17))
+def test_streaming_equals_one_shot(order, block_rows):
+    rng = np.random.default_rng(5)
+    words = [f"w{i}" for i in range(30)]
+    vectors = WordVectors(words, rng.normal(size=(30, 5)).astype(np.float32))
+    corpus = [" ".join(rng.choice(words, size=rng.integers(1, 8))) for _ in range(200)]
+    hkse = small(vectors).fit(corpus)
+    chosen = [corpus[i] for i in order]
+    parts = list(hkse.transform_blocks(iter(chosen), block_rows))
+    assert [len(part) for part in parts[:-1]] == [block_rows] * (len(parts) - 1)
+    np.testing.assert_allclose(np.concatenate(parts), hkse.transform(chosen), atol=1e-6)
+
+
+def test_blocks_are_read_when_they_are_asked_for(table, captions):
+    hkse = small(table).fit(captions)
+    taken = []
+    parts = hkse.transform_blocks((taken.append(caption) or caption for caption in captions), 10)
+    next(parts)
+    assert len(taken) == 10
+
+
+def test_streamed_moments_equal_those_of_the_whole(table, captions, rng):
+    hkse = small(table).fit(captions)
+    x = rng.normal(size=(len(captions), 3))
+    streamed = Moments.zero(3, 30)
+    for i, block in enumerate(hkse.transform_blocks(captions, 64)):
+        streamed.update(x[64 * i : 64 * i + len(block)], block)
+    whole = Moments.of(x, hkse.transform(captions))
+    np.testing.assert_allclose(streamed.yy, whole.yy, atol=1e-4)
+    np.testing.assert_allclose(streamed.xy, whole.xy, atol=1e-4)
+
+
+def test_fit_transform_equals_fit_then_transform(table, captions):
+    captions = captions * 25  # more than a block
+    first = small(table).fit_transform(iter(captions))
+    np.testing.assert_array_equal(first, small(table).fit(captions).transform(captions))
+
+
+def test_lists_of_words_and_a_tokenizer_of_ones_own(table, captions):
+    hkse = small(table).fit(captions)
+    expected = hkse.transform(["dog runs"])
+    np.testing.assert_array_equal(hkse.transform([["dog", "runs"]]), expected)
+    own = small(table, tokenizer=lambda s: s.split("|")).fit([c.replace(" ", "|") for c in captions])
+    np.testing.assert_array_equal(own.transform(["dog|runs"]), expected)
+    with pytest.raises(InputError, match="'DOG'"):
+        hkse.transform([["DOG"]])
+
+
+# Words that are not known
+
+
+def test_unknown_words_are_skipped_and_reported(table):
+    training = ["dog unicorn", "cat unicorn griffin", "tree", "unicorn griffin", ""]
+    hkse = small(table).fit(training)
+    report = hkse.coverage_
+    assert (report.sentences, report.sentences_without_known_word) == (5, 2)
+    assert (report.tokens, report.unknown_tokens) == (8, 5)
+    assert (report.words, report.known_words) == (5, 3)
+    assert report.most_frequent_unknown == [("unicorn", 3), ("griffin", 2)]
+    assert report.unknown_share == pytest.approx(5 / 8)
+    assert "62.5 %" in str(report)
+    assert "unicorn (3), griffin (2)" in str(report)
+    np.testing.assert_array_equal(hkse.transform(["dog unicorn"]), hkse.transform(["dog"]))
+    assert hkse.coverage(["dragon dog"]).most_frequent_unknown == [("dragon", 1)]
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_a_training_sentence_without_known_words_gets_the_training_mean(table, word, sentence):
+    training = ["dog runs", "unicorn", "the cat", ""]
+    hkse = small(table, word, sentence)
+    found = hkse.fit_transform(training)
+    np.testing.assert_array_equal(found[1], found[3])
+    np.testing.assert_array_equal(found[1], hkse.transform(["unicorn"], unknown="mean")[0])
+    word_level = small(table, word, "lin").fit(training).transform(["dog runs", "the cat"])
+    np.testing.assert_allclose(hkse.mean_, word_level.mean(axis=0), atol=1e-6)
+    if sentence == "lin":
+        np.testing.assert_allclose(found[1], found[[0, 2]].mean(axis=0), atol=1e-6)
+    else:
+        # The same sentence as all the others mixed, each with equal weight.
+        np.testing.assert_allclose(found[1], hkse.transform(["dog runs the cat"])[0], atol=1e-5)
+
+
+def test_a_query_without_known_words_is_an_error_that_names_them(table, captions):
+    hkse = small(table).fit(captions)
+    with pytest.raises(
+        InputError, match=r"sentences\[1\] has no word that the model knows: 'unicorn', 'griffin'"
+    ):
+        hkse.transform(["dog", "unicorn griffin unicorn"])
+    with pytest.raises(InputError, match=r"sentences\[2\] holds no word"):
+        hkse.transform(["dog", "cat", " ... "])
+    with pytest.raises(InputError, match=r"sentences\[7\].*'unicorn'"):
+        list(hkse.transform_blocks([*captions[:7], "unicorn"], 3))
+    with pytest.raises(InputError, match=r"sentences\[7\] is a NoneType"):
+        list(hkse.transform_blocks([*captions[:7], None], 3))
+    with pytest.raises(InputError, match="and 5 more"):
+        hkse.transform([" ".join(f"x{i}" for i in range(15))])
+
+
+def test_with_a_table_queries_know_all_its_words(table, captions):
+    training = [c for c in captions if "snow" not in c and "grass" not in c]
+    hkse = small(table).fit(training)
+    assert "snow" not in hkse.vocabulary_
+    queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
+    expected = [naive(hkse, query.split(), table) for query in queries]
+    np.testing.assert_allclose(hkse.transform(queries), expected, atol=3e-6)
+
+
+def test_with_a_file_queries_know_the_training_words(table, captions, tmp_path):
+    path = tmp_path / "vectors.txt"
+    lines = [f"{w} " + " ".join(map(repr, map(float, table[w]))) for w in table.words]
+    path.write_text("\n".join(lines) + "\n")
+    training = [c for c in captions if "snow" not in c]
+    hkse = small(path).fit(training)
+    expected = small(table).fit(training)
+    np.testing.assert_allclose(hkse.transform(training), expected.transform(training), atol=1e-6)
+    with pytest.raises(InputError, match="'snow'"):
+        hkse.transform(["snow"])
+    table.save(tmp_path / "table")
+    np.testing.assert_array_equal(
+        small(tmp_path / "table").fit(training).transform(training), expected.transform(training)
+    )
+
+
+def test_without_vectors_they_are_learned(captions):
+    found = small(None).fit_transform(captions)
+    assert found.shape == (200, 30)
+    np.testing.assert_array_equal(found, small(None).fit_transform(captions))
+    assert np.linalg.matrix_rank(found - found.mean(axis=0)) > 5
+
+
+# scikit-learn
+
+
+def test_it_is_a_scikit_learn_transformer(table, captions):
+    hkse = small(table, "lin", eta=0.3)
+    again = clone(hkse)
+    assert again.get_params()["eta"] == 0.3
+    assert again.get_params()["word"] == "lin"
+    assert not hasattr(again, "vocabulary_")
+    assert again.vectors is table
+    features = make_pipeline(hkse, PCA(3)).fit(captions).transform(captions[:5])
+    assert features.shape == (5, 3)
+    assert hkse.get_feature_names_out()[0] == "hkse0"
+    with pytest.raises(NotFittedError):
+        again.transform(captions)
+
+
+def test_two_side_by_side_are_a_feature_union(table, captions):
+    lin, rbf = small(table, "lin"), small(table)
+    both = FeatureUnion([("lin_rbf", lin), ("rbf_rbf", rbf)])
+    found = both.fit(captions).transform(captions)
+    expected = [small(table, "lin").fit_transform(captions), small(table).fit_transform(captions)]
+    np.testing.assert_array_equal(found, np.hstack(expected))
+    # The two draws must not repeat each other.
+    weights = [dict(both.transformer_list)[name].sentence_weights_ for name in ("lin_rbf", "rbf_rbf")]
+    assert not np.allclose(weights[0][:7], weights[1][:7])
+
+
+def test_the_seed_decides(table, captions):
+    first = small(table, random_state=1).fit_transform(captions)
+    np.testing.assert_array_equal(first, small(table, random_state=1).fit_transform(captions))
+    assert not np.allclose(first, small(table, random_state=2).fit_transform(captions))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"word": "poly"}, "word='poly'"),
+        ({"sentence": None}, "sentence=None"),
+        ({"word_features": 0}, "word_features=0"),
+        ({"sentence_features": 1.5}, r"sentence_features=1\.5"),
+        ({"gamma": 0}, "gamma=0"),
+        ({"gamma": "mean"}, "gamma='mean'"),
+        ({"eta": -1}, "eta=-1"),
+        ({"eta": "median"}, "eta='median'"),
+        ({"tokenizer": "spacy"}, "tokenizer='spacy'"),
+        ({"vectors": 3}, "vectors is a int"),
+        ({"random_state": "x"}, "random_state='x'"),
+    ],
+)
+def test_wrong_parameters_are_told_at_the_door(table, captions, options, message):
+    with pytest.raises(InputError, match=message):
+        HKSE(**{"vectors": table, **options}).fit(captions)
+
+
+def test_wrong_sentences_are_told(table, captions):
+    hkse = small(table).fit(captions)
+    for method in (hkse.fit, hkse.fit_transform, hkse.transform):
+        with pytest.raises(InputError, match="one str"):
+            method("a dog")
+        with pytest.raises(InputError, match="no sentences"):
+            method([])
+        with pytest.raises(InputError, match="NoneType"):
+            method([None])
+    with pytest.raises(InputError, match="one str"):
+        hkse.transform_blocks("a dog")
+    with pytest.raises(InputError, match="block_rows=0"):
+        hkse.transform_blocks(captions, 0)
+    with pytest.raises(InputError, match="unknown='skip'"):
+        hkse.transform(captions, unknown="skip")
+    with pytest.raises(InputError, match="none of the 1 words"):
+        small(table).fit(["unicorn"])
+
+
+# torch
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_torch_equals_numpy(table, captions, word, sentence):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    hkse = small(table, word, sentence).fit(captions)
+    queries = [*captions[:20], "unicorn"]
+    expected = hkse.transform(queries, unknown="mean")
+    moved = hkse.to("cpu")
+    found = moved.transform(queries, unknown="mean")
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(to_numpy(found), expected, atol=3e-6)
+    assert isinstance(hkse.transform(queries[:1]), np.ndarray)  # the original stays where it was
+
+
+def test_a_torch_table_keeps_everything_in_torch(table, captions):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensors = WordVectors(table.words, torch.as_tensor(table.matrix))
+    training = [c for c in captions if "snow" not in c]
+    hkse = small(tensors)
+    found = hkse.fit_transform(training)
+    assert isinstance(found, torch.Tensor)
+    expected = small(table).fit(training)
+    np.testing.assert_allclose(to_numpy(found), expected.transform(training), atol=3e-6)
+    query = ["dog snow"]  # a word beyond the training vocabulary
+    np.testing.assert_allclose(to_numpy(hkse.transform(query)), expected.transform(query), atol=3e-6)
+
+
+def test_cuda_equals_numpy(table, captions):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    hkse = small(table).fit(captions)
+    found = hkse.to("cuda").transform([*captions, "unicorn"], unknown="mean")
+    assert found.device.type == "cuda"
+    np.testing.assert_allclose(
+        to_numpy(found), hkse.transform([*captions, "unicorn"], unknown="mean"), atol=1e-5
+    )
+    tensors = WordVectors(table.words, torch.as_tensor(table.matrix, device="cuda"))
+    assert small(tensors).fit_transform(captions).device.type == "cuda"
