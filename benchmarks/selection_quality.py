@@ -41,7 +41,6 @@ def main() -> None:
                     " / ".join(f"{found[k]:.1f}" for k in ("r@1", "r@5", "r@10"))
                     + f" / {found['median_rank']:.0f}"
                 )
-            row["path, s"] = f"{model.path_.seconds:.1f}"
             rows.append(row)
             print(row, flush=True)
     record(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from generated_pairs import make_pairs
 from typer.main import get_command
 
 from diptych.cli import app
+from generated_pairs import make_pairs
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -24,7 +24,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
         np.save(f"{name}.npy", array.astype(np.float32) if array.dtype.kind == "f" else array)
     (code,) = blocks("python")
     names = {}
-    exec(code, names)  # noqa: S102
+    exec(code, names)
     assert 0 <= names["best"] < len(x)
     assert (tmp_path / "model" / "model.safetensors").is_file()
 

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +129,24 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     return _parse(path.read_bytes(), path)
 
 
-def check_format(config: Mapping[str, Any], kind: str, version: int, path: Path) -> None:
+def library_version() -> str:
+    """The version of this library, written beside every model."""
+    try:
+        return version("diptych")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def check_format(config: Mapping[str, Any], kind: str, newest: int, path: Path) -> None:
     """Refuse what is not a ``kind`` or was written by a later format."""
     if config.get("format") != f"diptych-{kind}":
         raise InputError(f"{path} holds {config.get('format')!r}; expected a diptych {kind}.")
     found = config.get("version")
     if not str(found).isdigit() or int(str(found)) < 1:
         raise InputError(f"{path} has no valid format version ({found!r}); save the {kind} again.")
-    if int(str(found)) > version:
+    if int(str(found)) > newest:
         raise InputError(
-            f"{path} has format version {found}, newer than this library reads ({version}); "
+            f"{path} has format version {found}, newer than this library reads ({newest}); "
             "upgrade with: pip install --upgrade diptych"
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def save(
     config = {
         "format": f"diptych-{KIND}",
         "version": FORMAT_VERSION,
-        "library": _library_version(),
+        "library": storage.library_version(),
         "params": {name: _to_json(value) for name, value in params.items()},
         "models": stored,
         "path": None if path is None else _path_to_json(path),
@@ -178,10 +177,3 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _from_json(each) for key, each in value.items()}
     return value
-
-
-def _library_version() -> str:
-    try:
-        return version("diptych")
-    except PackageNotFoundError:
-        return "unknown"

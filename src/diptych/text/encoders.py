@@ -94,7 +94,7 @@ class SentenceTransformersEncoder(CallableEncoder):
         except ImportError:
             raise InputError(
                 f"the encoder {os.fspath(name)!r} needs sentence-transformers; install it with: "
-                "pip install sentence-transformers"
+                'pip install "diptych[sentence]"'
             ) from None
         model = library.SentenceTransformer(
             os.fspath(name),

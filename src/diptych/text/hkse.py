@@ -195,7 +195,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         try:
             import torch
         except ImportError:
-            raise InputError("HKSE.to() needs torch; install it with: pip install torch") from None
+            raise InputError('HKSE.to() needs torch; install it with: pip install "diptych[torch]"') from None
         moved = copy.copy(self)
         for name in (*_ARRAYS, "word_table_"):
             array = getattr(self, name)

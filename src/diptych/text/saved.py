@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
     config = {
         "format": f"diptych-{KIND}",
         "version": FORMAT_VERSION,
-        "library": _library_version(),
+        "library": storage.library_version(),
         "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
         "random_state": int(seed) if isinstance(seed, Integral) else None,
         "tokenizer": "diptych" if model.tokenizer is tokenize else "custom",
@@ -103,13 +102,6 @@ def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Token
 
 def _float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.astype(np.float32, copy=False)
-
-
-def _library_version() -> str:
-    try:
-        return version("diptych")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _plain(value: Any) -> Any:
