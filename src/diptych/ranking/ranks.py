@@ -12,7 +12,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from diptych.arrays import Array, count_groups, group_max, group_sum, namespace
+from diptych.arrays import Array, count_groups, count_true, group_max, group_sum, namespace
 from diptych.checks import InputError, check_pair_of_views, check_similarity, check_task
 
 DEFAULT_BLOCK_BYTES = 64 * 2**20
@@ -118,7 +118,7 @@ def search_ranks(scores: Array, own: Array) -> Array:
     xp = namespace(scores)
     true = xp.take_along_axis(scores, own[:, None], axis=1)
     # The truth itself is among those that reach its score: that one is the 1 of "1 + others".
-    return xp.count_nonzero(scores >= true, axis=1)
+    return count_true(scores >= true, axis=1)
 
 
 def annotate_ranks(scores: Array, truth: Truth, images: Array) -> Array:
@@ -132,7 +132,7 @@ def annotate_ranks(scores: Array, truth: Truth, images: Array) -> Array:
     best = group_max(own, rows, images.shape[0])
     reached = xp.astype(own >= best[rows], scores.dtype)
     own_reached = group_sum(reached[:, None], rows, images.shape[0])[:, 0]
-    everyone = xp.count_nonzero(scores >= best[:, None], axis=1)
+    everyone = count_true(scores >= best[:, None], axis=1)
     return 1 + everyone - xp.astype(own_reached, everyone.dtype)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from array_api_compat import device, is_numpy_array
 
-from diptych.arrays import Array, group_max, namespace
+from diptych.arrays import Array, count_true, group_max, namespace
 from diptych.cca.selection.parallel import in_parallel
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
 
@@ -97,9 +97,9 @@ def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array
             # Nested products build on this one: minus infinity stays minus infinity.
             numerator[lines, own] = -xp.inf
             scores = rescale(problem, numerator, row.search_scale[j, None, :])
-            searched.append(xp.count_nonzero(scores >= row.search_truth[j, start:stop, None], axis=1))
+            searched.append(count_true(scores >= row.search_truth[j, start:stop, None], axis=1))
             scores = rescale(problem, numerator, row.annotate_scale[j, start:stop, None])
-            annotated.append(xp.count_nonzero(scores >= row.annotate_truth[j, None, :], axis=0))
+            annotated.append(count_true(scores >= row.annotate_truth[j, None, :], axis=0))
         return xp.stack(searched), xp.stack(annotated)
 
     size = CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES

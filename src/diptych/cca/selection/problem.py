@@ -79,9 +79,10 @@ class Weights:
             before = rows[index - 1] if index else np.zeros_like(row)
             touched = np.flatnonzero(row != before)
             start, stop = (int(touched[0]), int(touched[-1]) + 1) if touched.size else (0, 0)
-            fresh = index == 0 or 2 * (stop - start) > len(row)
+            support = int(np.flatnonzero(row)[-1]) + 1
+            fresh = index == 0 or stop - start >= support
             if fresh:
-                start, stop = 0, int(np.flatnonzero(row)[-1]) + 1
+                start, stop = 0, support
             change = row[start:stop] if fresh else row[start:stop] - before[start:stop]
             steps.append(Step(start, stop, move_like(change, like, dtype=like.dtype), fresh))
         return cls(move_like(rows, like, dtype=like.dtype), tuple(steps))

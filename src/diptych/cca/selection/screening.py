@@ -27,7 +27,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 ANCHORS_PER_SIDE = 3
 RIVALS = 5
-TILE_BYTES = 2**22
+TILE_BYTES = 2**21
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +38,14 @@ class Screen:
     w_y: Weights
     mapped: list[Floats]
     norms: Floats
+    own: Floats
     bounds: dict[Task, Floats]
 
     def exact(self, i: int, j: int) -> dict[Task, Floats]:
         """Exact ranks of both tasks at one grid point."""
         alone = Weights.of(np.asarray(self.w_y.rows[j : j + 1, :], dtype=np.float64), self.problem.a)
-        row = make_row(self.problem, self.mapped[i], self.norms[i, j : j + 1, :], alone)
+        at = slice(j, j + 1)
+        row = make_row(self.problem, self.mapped[i], self.norms[i, at], alone, self.own[i, at])
         search, annotate = count_others(self.problem, row, alone)
         return {"search": 1 + search[0], "annotate": 1 + annotate[0, self.problem.truth.described]}
 
@@ -65,38 +67,42 @@ def screen(
     progress(0.35)
     mapped = [product for _, product in products(problem.a, w_x, problem.t0)]
     progress(0.45)
-    images, captions = _candidates(problem, mapped, norms, w_y, cutoff)
+    images, captions = _candidates(problem, mapped, norms, w_x, w_y, cutoff)
     progress(0.75)
     numerators = _pair_numerators(problem, mapped, w_y, images, captions)
     progress(0.95)
-    bounds = _bounds(problem, mapped, norms, w_y, numerators, images, captions, cutoff)
-    return Screen(problem, w_y, mapped, norms, bounds)
+    own = np.swapaxes(numerators[:, _own_pairs(problem, images, captions), :], 1, 2)
+    bounds = _bounds(problem, mapped, norms, w_y, numerators, own, images, captions, cutoff)
+    return Screen(problem, w_y, mapped, norms, own, bounds)
 
 
-def _anchors(points: int) -> list[int]:
-    return sorted({round(i) for i in np.linspace(0, points - 1, min(points, ANCHORS_PER_SIDE))})
+def _anchors(weights: Weights) -> list[int]:
+    """Grid values about evenly spaced in how much they let through, the first and the last included."""
+    passed = np.log(np.asarray(weights.rows, dtype=np.float64).sum(axis=1))
+    aims = np.linspace(passed[0], passed[-1], ANCHORS_PER_SIDE)
+    return sorted({int(np.argmin(np.abs(passed - aim))) for aim in aims})
 
 
 def _candidates(
-    problem: Problem, mapped: list[Floats], norms: Floats, w_y: Weights, cutoff: int
+    problem: Problem, mapped: list[Floats], norms: Floats, w_x: Weights, w_y: Weights, cutoff: int
 ) -> tuple[Floats, Floats]:
     """Pairs (image, caption) to score everywhere: every caption with its own image, and rivals."""
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
-    columns = _anchors(w_y.rows.shape[0])
+    columns = _anchors(w_y)
     anchors = Weights.of(np.asarray(w_y.rows[columns, :], dtype=np.float64), problem.a)
     keep = RIVALS + cutoff - 1
     width = max(1, TILE_BYTES // (n_images * problem.b.dtype.itemsize))
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
     codes = [problem.truth.pairing * n_captions + np.arange(n_captions)]
-    for i in _anchors(len(mapped)):
+    for i in _anchors(w_x):
         row = make_row(problem, mapped[i], norms[i, columns, :], anchors)
         parts = in_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
         best = np.concatenate([scores for _, scores, _ in parts], axis=2)
         which = np.concatenate([places for _, _, places in parts], axis=2)
-        top = _largest(best, keep)
-        chosen = np.take_along_axis(which, top, axis=2)
-        codes.append((np.arange(n_images)[None, :, None] * n_captions + chosen).reshape(-1))
+        for scores, places in zip(best, which, strict=True):
+            chosen = np.take_along_axis(places, _largest(scores, keep), axis=1)
+            codes.append((np.arange(n_images)[:, None] * n_captions + chosen).reshape(-1))
     pairs = np.unique(np.concatenate(codes))
     return pairs // n_captions, pairs % n_captions
 
@@ -119,34 +125,45 @@ def _tile_rivals(
     return np.concatenate(codes), np.stack(best), np.stack(which)
 
 
-def _largest(scores: Floats, keep: int) -> Floats:
-    """Places of the ``keep`` largest along the last axis, in no order."""
-    n = scores.shape[-1]
+def _largest(scores: Floats, keep: int, groups: int = 16) -> Floats:
+    """Places of the ``keep`` largest in each row, in no order.
+
+    The largest lie in the groups with the largest maxima, so only those few groups are sorted out.
+    """
+    rows, n = scores.shape
     if n <= keep:
         return np.broadcast_to(np.arange(n), scores.shape)
-    return np.argpartition(scores, n - keep, axis=-1)[..., n - keep :]
+    stride = n // groups
+    if stride <= 2 * keep:
+        return np.argpartition(scores, n - keep, axis=1)[:, n - keep :]
+    maxima = scores[:, : stride * groups].reshape(rows, groups, stride).max(axis=1)
+    best = np.argpartition(maxima, stride - keep, axis=1)[:, stride - keep :]
+    places = (best[:, None, :] + stride * np.arange(groups)[:, None]).reshape(rows, -1)
+    left_over = np.broadcast_to(np.arange(stride * groups, n), (rows, n - stride * groups))
+    places = np.concatenate([places, left_over], axis=1)
+    top = np.argpartition(np.take_along_axis(scores, places, axis=1), places.shape[1] - keep, axis=1)
+    return np.take_along_axis(places, top[:, places.shape[1] - keep :], axis=1)
 
 
 def _pair_numerators(
     problem: Problem, mapped: list[Floats], w_y: Weights, images: Floats, captions: Floats
 ) -> Floats:
-    """Numerators of the pairs (sorted by image) at every grid point: x values × y values × pairs."""
-    found = np.empty((len(mapped), w_y.rows.shape[0], len(images)), dtype=problem.b.dtype)
+    """Numerators of the pairs (sorted by image) at every grid point: x values × pairs × y values."""
+    found = np.empty((len(mapped), len(images), w_y.rows.shape[0]), dtype=problem.b.dtype)
     bounds = np.searchsorted(images, np.arange(problem.a.shape[0] + 1))
-
     nested = not all(step.fresh for step in w_y.steps)
 
     def of_image(image: int) -> None:
         pairs = slice(bounds[image], bounds[image + 1])
         rows = np.stack([product[image] for product in mapped])
-        columns = problem.b[captions[pairs], :].T
+        own = problem.b[captions[pairs], :]
         if nested:
-            for j, numerator in products(rows, w_y, columns):
-                found[:, j, pairs] = numerator
+            for j, numerator in products(rows, w_y, own.T):
+                found[:, pairs, j] = numerator
         else:
             # One large product is faster than one per y value.
             weighted = (rows[:, None, :] * w_y.rows).reshape(-1, rows.shape[1])
-            found[:, :, pairs] = (weighted @ columns).reshape(len(rows), -1, columns.shape[1])
+            found[:, pairs, :] = (own @ weighted.T).reshape(len(own), len(rows), -1).transpose(1, 0, 2)
 
     in_parallel(of_image, list(range(problem.a.shape[0])), problem.a)
     return found
@@ -158,30 +175,38 @@ def _bounds(
     norms: Floats,
     w_y: Weights,
     numerators: Floats,
+    own: Floats,
     images: Floats,
     captions: Floats,
     cutoff: int,
 ) -> dict[Task, Floats]:
-    truth = problem.truth
-    own = truth.pairing[captions] == images
+    rival = (problem.truth.pairing[captions] != images)[:, None]
     by_caption = np.argsort(captions, kind="stable")
-    own_of_caption = by_caption[own[by_caption]]
-    described = truth.described
-    found: dict[Task, Floats] = {task: np.empty(numerators.shape[:2]) for task in TASKS}
+    grouped = captions[by_caption]
+    found: dict[Task, Floats] = {task: np.empty((len(mapped), w_y.rows.shape[0])) for task in TASKS}
+
+    def reached(i: int, scale: Floats, truth: Floats, items: Floats, queries: Floats) -> Floats:
+        # Rows of a few numbers are gathered fast: pairs × y values.
+        scores = rescale(problem, numerators[i], np.ascontiguousarray(scale.T)[items])
+        return np.asarray((scores >= np.ascontiguousarray(_raised(truth).T)[queries]) & rival)
 
     def of_row(i: int) -> None:
-        row = make_row(problem, mapped[i], norms[i, :, :], w_y, numerators[i][:, own_of_caption])
-        scores = rescale(problem, numerators[i], row.search_scale[:, images])
-        reached = (scores >= _raised(row.search_truth)[:, captions]) & ~own
-        ranks = _count_by(reached[:, by_caption], captions[by_caption], problem.b.shape[0])
-        found["search"][i] = 100.0 * (ranks < cutoff).mean(axis=1)
-        scores = rescale(problem, numerators[i], row.annotate_scale[:, captions])
-        reached = (scores >= _raised(row.annotate_truth)[:, images]) & ~own
-        ranks = _count_by(reached, images, problem.a.shape[0])[:, described]
-        found["annotate"][i] = 100.0 * (ranks < cutoff).mean(axis=1)
+        row = make_row(problem, mapped[i], norms[i], w_y, own[i])
+        beaten = reached(i, row.search_scale, row.search_truth, images, captions)
+        others = _count_by(beaten[by_caption], grouped, problem.b.shape[0])
+        found["search"][i] = 100.0 * (others < cutoff).mean(axis=0)
+        beaten = reached(i, row.annotate_scale, row.annotate_truth, captions, images)
+        others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
+        found["annotate"][i] = 100.0 * (others < cutoff).mean(axis=0)
 
     in_parallel(of_row, list(range(len(mapped))), problem.a)
     return found
+
+
+def _own_pairs(problem: Problem, images: Floats, captions: Floats) -> Floats:
+    """Where each caption stands with its own image among the pairs, in the order of captions."""
+    own = np.flatnonzero(problem.truth.pairing[captions] == images)
+    return own[np.argsort(captions[own], kind="stable")]
 
 
 def _raised(truth: Floats) -> Floats:
@@ -191,8 +216,8 @@ def _raised(truth: Floats) -> Floats:
 
 
 def _count_by(reached: Floats, groups: Floats, n_groups: int) -> Floats:
-    """Count true entries (values × pairs) within each group; ``groups`` ascends."""
-    counts = np.zeros((reached.shape[0], n_groups), dtype=np.int32)
+    """Count true entries (pairs × values) within each group of pairs; ``groups`` ascends."""
+    counts = np.zeros((n_groups, reached.shape[1]), dtype=np.uint32)
     present, starts = np.unique(groups, return_index=True)
-    counts[:, present] = np.add.reduceat(reached, starts, axis=1, dtype=np.int32)
+    counts[present] = np.add.reduceat(reached.view(np.uint8), starts, axis=0, dtype=np.uint32)
     return counts
