@@ -67,12 +67,14 @@ def test_the_flags_are_those_of_the_python_api(files):
     result = run(
         "fit", files / "x.npy", files / "y.npy", "--pairs", files / "pairing.npy", "-o", files / "m",
         "--filter", "tsvd", "--params", "5,4", "--weighting", "0.5,1", "--similarity", "l2",
-        "--n-components", "3", "--metric", "r@5", "--solver", "svd", "--threads", 1,
+        "--n-components", "3", "--metric", "r@5", "--solver", "svd",
+        "--normalize", "unit,none", "--threads", 1,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     model = AWCCA.load(files / "m")
     chosen = model.get_params()
     assert (chosen["filter"], chosen["params"], chosen["weighting"]) == ("tsvd", (5.0, 4.0), (0.5, 1.0))
+    assert chosen["normalize"] == ("unit", "none")
     assert model.models_["search"].correlations.shape == (3,)
     assert "k = 5 on images" in result.stdout
 

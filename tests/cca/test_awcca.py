@@ -143,6 +143,8 @@ def test_float32_moments_are_close(rng):
         ({"n_components": 0}, "n_components=0"),
         ({"solver": "fast"}, "solver"),
         ({"precision": "half"}, "precision"),
+        ({"normalize": "unit"}, "not a pair"),
+        ({"normalize": ("unit", "long")}, "'none', 'unit', 'signed-sqrt', 'sqrt-unit'"),
     ],
 )
 def test_bad_parameters_are_one_sentence(rng, parameters, words):
@@ -172,6 +174,21 @@ def test_bad_data_is_one_sentence(rng, spoil, words):
     with pytest.raises(InputError, match=words) as caught:
         AWCCA(params=(1.0, 1.0)).fit(*spoil(*pairs(rng)))
     assert "\n" not in str(caught.value)
+
+
+def test_normalisation_is_part_of_the_model(rng, tmp_path):
+    x, y, pairing = pairs(rng)
+    x = np.abs(x)
+    given = AWCCA(grid=4, normalize=("sqrt-unit", "unit")).fit(x, y, pairing, validation=(x, y, pairing))
+    by_hand = np.sqrt(x), y / np.linalg.norm(y, axis=1, keepdims=True)
+    by_hand = by_hand[0] / np.linalg.norm(by_hand[0], axis=1, keepdims=True), by_hand[1]
+    other = AWCCA(grid=4).fit(*by_hand, pairing, validation=(*by_hand, pairing))
+    np.testing.assert_allclose(given.transform(x, y)[0], other.transform(*by_hand)[0], atol=1e-9)
+    np.testing.assert_allclose(given.transform(Y=y), other.transform(Y=by_hand[1]), atol=1e-9)
+    given.save(tmp_path / "model")
+    loaded = AWCCA.load(tmp_path / "model")
+    assert loaded.normalize == ("sqrt-unit", "unit")
+    np.testing.assert_array_equal(loaded.transform(x), given.transform(x))
 
 
 def test_unknown_task(rng):

@@ -40,6 +40,7 @@ from diptych.checks import (
     check_task,
     check_view,
 )
+from diptych.normalize import check_normalization, normalize
 from diptych.ranking import metric, ranks
 
 ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
@@ -86,6 +87,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Of the products in the pass over the data; see ``diptych.cca.Moments``.
     path_metrics : {"metric", "all"}
         What ``path_`` keeps of every grid point: the metric, or r@1, r@5, r@10 and median rank as well.
+    normalize : pair of str
+        How the rows of X and of Y are normalised before anything else: ``"none"``, ``"unit"``,
+        ``"signed-sqrt"`` or ``"sqrt-unit"``; see ``diptych.normalize``. Saved and applied with the model.
     verbose : bool
         Show a progress bar while selecting.
 
@@ -138,6 +142,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         solver: Solver = "auto",
         precision: Precision = "float64",
         path_metrics: str = "metric",
+        normalize: tuple[str, str] = ("none", "none"),
         verbose: bool = False,
     ) -> None:
         self.filter = filter
@@ -152,6 +157,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.solver = solver
         self.precision = precision
         self.path_metrics = path_metrics
+        self.normalize = normalize
         self.verbose = verbose
 
     def fit(
@@ -184,6 +190,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 "found 1 sample pair; a correlation needs at least two, and many more to be useful."
             )
+        x, y = normalize(x, self.normalize[0]), normalize(y, self.normalize[1])
         self.path_: Path | None = None
         dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, self.n_components)  # type: ignore[arg-type]
         chosen = None if self.params is None else params_by_task(self.params)
@@ -191,7 +198,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             self.spectra_ = self._spectra(x, y, pairing, engine)
         elif validation is not None:
             self.spectra_ = self._spectra(x, y, pairing, engine)
-            chosen, dimensions = self._select(self.spectra_, validation, chosen)
+            chosen, dimensions = self._select(self.spectra_, self._normalized(validation), chosen)
         else:
             chosen, dimensions = self._select_held_out(x, y, pairing, engine, chosen)
         self._keep(chosen, dimensions)
@@ -212,10 +219,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if X is not None:
             x = check_view(X, "X")
             validate_data(self, X, reset=False, skip_check_array=True)
-            embedded.append(_embed(x, self.x_mean_, x_map))
+            embedded.append(_embed(normalize(x, self.normalize[0]), self.x_mean_, x_map))
         if Y is not None:
             y = check_view(_second_view(Y), "Y", n_features=int(self.y_mean_.shape[0]))
-            embedded.append(_embed(y, self.y_mean_, y_map))
+            embedded.append(_embed(normalize(y, self.normalize[1]), self.y_mean_, y_map))
         return embedded[0] if len(embedded) == 1 else tuple(embedded)
 
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
@@ -267,6 +274,19 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         check_choice(self.path_metrics, ("metric", "all"), "path_metrics")
         powers(self.weighting, "search")
         metric(self.metric)
+        if not isinstance(self.normalize, (tuple, list)) or len(self.normalize) != 2:
+            raise InputError(
+                f"normalize={self.normalize!r} is not a pair; give one name for X and one for Y."
+            )
+        for name in self.normalize:
+            check_normalization(name)
+
+    def _normalized(self, pairs: Any) -> Any:
+        """Validation pairs as they go into the model."""
+        if not isinstance(pairs, (tuple, list)) or len(pairs) not in (2, 3):
+            return pairs
+        x, y = check_view(pairs[0], "X"), check_view(_second_view(pairs[1]), "Y")
+        return (normalize(x, self.normalize[0]), normalize(y, self.normalize[1]), *pairs[2:])
 
     def _spectra(self, x: Array, y: Array, pairing: Array, engine: Engine | None) -> Spectra:
         if engine is None:

@@ -51,6 +51,9 @@ def fit(
     solver: Annotated[str, typer.Option(help="auto, gram or svd.")] = "auto",
     precision: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
     path_metrics: Annotated[str, typer.Option(help="metric or all.")] = "metric",
+    normalize: Annotated[
+        str, typer.Option(help="Of IMAGES,TEXTS: none, unit, signed-sqrt or sqrt-unit each.")
+    ] = "none,none",
     threads: Threads = None,
     device: Device = "cpu",
     quiet: Quiet = False,
@@ -76,6 +79,7 @@ def fit(
             solver=solver,  # type: ignore[arg-type]
             precision=precision,  # type: ignore[arg-type]
             path_metrics=path_metrics,
+            normalize=tuple(part.strip() for part in normalize.split(",")),  # type: ignore[arg-type]
             verbose=not (quiet or as_json),
         )
         start = time.perf_counter()
