@@ -86,14 +86,16 @@ def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int,
 
 
 def spectra_from_moments(moments: Moments) -> Spectra:
-    """Spectra by two eigendecompositions of Gram matrices (float64)."""
+    """Spectra by two eigendecompositions of Gram matrices, in the precision of the moments."""
     if moments.count == 0:
         raise InputError("the moments hold no pairs; update them with data first.")
     xp = namespace(moments.xx)
-    epsilon = float(xp.finfo(getattr(xp, moments.precision)).eps)
-    s_x, v_x = _from_gram(moments.xx, epsilon, "X")
-    s_y, v_y = _from_gram(moments.yy, epsilon, "Y")
-    t0 = (v_x.T @ moments.xy) @ v_y
+    dtype = getattr(xp, moments.precision)
+    epsilon = float(xp.finfo(dtype).eps)
+    xx, yy, xy = (xp.astype(gram, dtype, copy=False) for gram in (moments.xx, moments.yy, moments.xy))
+    s_x, v_x = _from_gram(xx, epsilon, "X")
+    s_y, v_y = _from_gram(yy, epsilon, "Y")
+    t0 = (v_x.T @ xy) @ v_y
     return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
 
 
