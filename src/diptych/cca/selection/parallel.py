@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 import threadpoolctl
@@ -23,12 +24,13 @@ def in_parallel(function: Callable[[Any], T], items: list[Any], like: Array) -> 
     """
     if not is_numpy_array(like) or len(items) < 2:
         return [function(item) for item in items]
-    threads = min(len(items), blas_threads())
-    with threadpoolctl.threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
+    blas = _blas()
+    threads = min(len(items), max((each["num_threads"] for each in blas.info()), default=os.cpu_count() or 1))
+    with blas.limit(limits=1), ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, items))
 
 
-def blas_threads() -> int:
-    """How many threads NumPy's matrix products use."""
-    found = [info["num_threads"] for info in threadpoolctl.threadpool_info() if info["user_api"] == "blas"]
-    return max(found, default=os.cpu_count() or 1)
+@cache
+def _blas() -> Any:
+    # Looking for the libraries takes milliseconds, so it is done once.
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")

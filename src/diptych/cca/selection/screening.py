@@ -95,7 +95,9 @@ def _candidates(
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
     codes = [problem.truth.pairing * n_captions + np.arange(n_captions)]
     for i in _anchors(w_x):
-        row = make_row(problem, mapped[i], norms[i, columns, :], anchors)
+        # Rivals are compared with each other, not with the truth: its scores are not needed yet.
+        unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
+        row = make_row(problem, mapped[i], norms[i, columns, :], anchors, unknown)
         parts = in_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
         best = np.concatenate([scores for _, scores, _ in parts], axis=2)
