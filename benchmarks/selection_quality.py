@@ -26,7 +26,7 @@ SEARCHES = [
 
 
 def main() -> None:
-    rows = []
+    rows: list[dict[str, str]] = []
     for images, texts in FEATURES:
         x, y, pairing = flickr8k.load(real_data(), images, texts)
         training, validation, test = flickr8k.splits(x, y, pairing)

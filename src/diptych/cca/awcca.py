@@ -64,8 +64,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         selects them for each task by exhaustive search on validation pairs.
     grid : int, pair
         Where the search looks: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ²
-        or in rank; or one array of parameters for each view. A plain number means ``"log"`` for
-        ``"tikhonov"`` and ``"rank"`` otherwise.
+        or in rank; or one array of parameters for each view. A plain number means ``"log"``.
     metric : str or callable
         What the search maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.

@@ -44,7 +44,7 @@ def make_grid(kind: Kind, grid: Any, spectra: Spectra) -> Grid:
     ``grid`` is a number of points per side, a pair ``("log", n)`` or ``("rank", n)`` that says how they
     are spaced, or a pair of arrays. ``"log"`` spaces σ² evenly on a logarithmic scale between the largest
     and the smallest, ``"rank"`` takes the σ² of evenly spaced ranks, as the paper does. A plain number
-    means ``"log"`` for Tikhonov and ``"rank"`` for the truncated SVD.
+    means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``).
     """
     sides = to_numpy(spectra.s_x), to_numpy(spectra.s_y)
     if _is_spaced(grid):
@@ -55,8 +55,7 @@ def make_grid(kind: Kind, grid: Any, spectra: Spectra) -> Grid:
     elif isinstance(grid, (tuple, list)) and len(grid) == 2:
         x, y = (_explicit(kind, values, s) for values, s in zip(grid, sides, strict=True))
     else:
-        spacing = "log" if kind == "tikhonov" else "rank"
-        x, y = (_spaced(kind, s, spacing, _points(grid)) for s in sides)
+        x, y = (_spaced(kind, s, "log", _points(grid)) for s in sides)
     return Grid(kind, x, y)
 
 
@@ -77,13 +76,15 @@ def _points(points: Any) -> int:
 def _spaced(kind: Kind, s: Array, spacing: str, points: int) -> Floats:
     rank = len(s)
     if spacing == "rank":
-        ks = np.unique(np.linspace(max(1, round(rank / points)), rank, points).round().astype(int))
+        first = max(min(2, rank), round(rank / points))
+        ks = np.unique(np.linspace(first, rank, points).round().astype(int))
         return _descending(s[ks - 1] ** 2) if kind == "tikhonov" else ks.astype(np.float64)
     gammas = np.geomspace(s[0] ** 2, s[-1] ** 2, points) if points > 1 else s[-1:] ** 2
     if kind == "tikhonov":
         return _descending(gammas)
-    # The number of directions above each level.
-    return np.unique(np.searchsorted(-(s**2), -gammas * (1 - 1e-9), side="right").clip(1, rank)).astype(float)
+    # The number of directions above each level; at k = 1 every cosine is 1 or −1, and all is ties.
+    above = np.searchsorted(-(s**2), -gammas * (1 - 1e-9), side="right")
+    return np.unique(above.clip(min(2, rank), rank)).astype(np.float64)
 
 
 def _explicit(kind: Kind, values: Any, s: Array) -> Floats:

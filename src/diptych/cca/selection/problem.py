@@ -132,11 +132,17 @@ def make_weights(problem: Problem, spectra: Spectra, grid: Grid) -> tuple[Weight
 
 
 def products(left: Array, weights: Weights, right: Array) -> Iterator[tuple[int, Array]]:
-    """``(left · diag(w)) @ right`` for every grid value w in turn, each from the one before where it can."""
+    """``(left · diag(w)) @ right`` for every grid value w in turn, each from the one before where it can.
+
+    A nested step adds to the array it gave before, in place: copy what is to be kept.
+    """
     current = None
     for index, step in enumerate(weights.steps):
         part = (left[:, step.start : step.stop] * step.change) @ right[step.start : step.stop, :]
-        current = part if step.fresh else current + part
+        if step.fresh:
+            current = part
+        else:
+            current += part
         yield index, current
 
 

@@ -65,7 +65,7 @@ def screen(
     """Bound recall at ``cutoff`` over the grid."""
     norms = annotate_norms(problem, w_x, w_y)
     progress(0.35)
-    mapped = [product for _, product in products(problem.a, w_x, problem.t0)]
+    mapped = [product.copy() for _, product in products(problem.a, w_x, problem.t0)]
     progress(0.45)
     images, captions = _candidates(problem, mapped, norms, w_x, w_y, cutoff)
     progress(0.75)
