@@ -180,7 +180,9 @@ def test_interrupted_nothing_is_half_written(tmp_path):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "x.npy", rng.normal(size=(3000, 400)).astype(np.float32))
     np.save(tmp_path / "y.npy", rng.normal(size=(3000, 400)).astype(np.float32))
-    command = [sys.executable, "-m", "diptych", "fit", "x.npy", "y.npy", "-o", "m", "--metric", "mean_rank"]
+    # One SVD per point of a large grid takes minutes.
+    slow = ["--weighting", "none", "--grid", "60"]
+    command = [sys.executable, "-m", "diptych", "fit", "x.npy", "y.npy", "-o", "m", *slow]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "80"}
     )

@@ -43,9 +43,13 @@ def test_pairs(features):
     return x[7000:], y[35000:], PAIRING[:5000]
 
 
-def test_sentence_vectors_have_a_direction_in_which_nothing_varies(training):
+def test_sentence_vectors_have_directions_in_which_nothing_varies(training):
     found = spectra(*training)
-    assert found.ranks == (768, 383)
+    singular = np.linalg.svd(training[1] - training[1].mean(0), compute_uv=False)
+    # A Gram matrix tells singular values apart down to the square root of rounding.
+    visible = np.count_nonzero(singular > np.sqrt(384 * np.finfo(float).eps) * singular[0])
+    assert visible < 384
+    assert found.ranks == (768, visible)
     assert np.isfinite(found.t0).all()
 
 
@@ -77,8 +81,8 @@ def test_all_routes_select_the_same_point(training, validation, kind):
     assert paths["screened"].choice == paths["exact"].choice == paths["textbook"].choice
     for task in ("search", "annotate"):
         difference = paths["exact"].scores[task]["r@1"] - paths["textbook"].scores[task]["r@1"]
-        # Sentences that occur twice tie exactly, and rounding decides those.
-        assert np.abs(difference).max() <= 0.1
+        # Sentences that occur twice tie exactly, and rounding decides those: one query in a thousand.
+        assert np.abs(difference).max() < 0.15
 
 
 @pytest.mark.slow
