@@ -213,3 +213,18 @@ def test_flickr8k_through_the_command_line_equals_python(real_data, tmp_path):
         assert found["test"][task]["r@1"] == model.score(x[7000:], y[35000:], pairing[:5000], task=task)
     assert found["test"]["search"]["r@1"] > 34
     assert found["test"]["annotate"]["r@1"] > 45
+
+
+def test_the_demo_goes_the_whole_way(tmp_path):
+    result = run("demo", "-n", 200, "-o", tmp_path / "out", "--threads", 1)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "Drew 200 pictures",
+        "plain CCA",
+        "Best here by mean r@1",
+        "search 'a red star",
+        "annotate scene-",
+    ):
+        assert words in result.stdout
+    assert AWCCA.load(tmp_path / "out" / "model").path_ is not None
+    assert (tmp_path / "out" / "regularization.png").stat().st_size > 5000

@@ -24,9 +24,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain CCA": {"weighting": "none"},
     "symmetric": {"weighting": "symmetric"},
     "search generation": {"weighting": "search-generation"},
-    "ours, T-SVD": {"filter": "tsvd"},
-    "ours, guided": {"filter": "guided"},
-    "ours, Tikhonov": {},
+    "query generation, T-SVD": {"filter": "tsvd"},
+    "query generation, guided": {"filter": "guided"},
+    "query generation": {},
 }
 QUERIES = ("a red star at night", "two boats on the sea", "three blue umbrellas")
 
@@ -86,19 +86,26 @@ def _compare(console: Console, part: Any) -> AWCCA:
         table.add_column("r@10", justify="right")
     table.add_column("seconds", justify="right")
     x, y, pairing = part("test")
+    means: dict[str, float] = {}
     for name, options in MODELS.items():
         start = time.perf_counter()
         # Other weightings take one SVD per grid point, so their grid is coarser here.
         grid = 20 if "weighting" not in options else 8
         model = AWCCA(grid=grid, **options).fit(*part("train"), validation=part("val"))
         seconds = time.perf_counter() - start
-        cells = []
+        cells, means[name] = [], 0.0
         for task in TASKS:
             ex, ey = model.transform(x, y, task=task)
             found = retrieval_scores(ex, ey, pairing, task=task)
+            means[name] += found["r@1"] / len(TASKS)
             cells += [f"{found['r@1']:.1f}", f"{found['r@10']:.1f}"]
         table.add_row(name, *cells, f"{seconds:.1f}")
     console.print(table)
+    best = max(means, key=lambda name: means[name])
+    console.print(
+        f"Best here by mean r@1: {best}. Drawn scenes are no photographs: on Flickr8k query generation "
+        "is best (README)."
+    )
     return model
 
 
