@@ -56,11 +56,6 @@ class Progress:
         """Inputs per second in this run."""
         return (self.done - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate of the time left; None before the first batch is done."""
-        return (self.total - self.done) / self.rate if self.rate > 0 else None
-
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
 

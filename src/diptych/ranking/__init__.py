@@ -1,14 +1,13 @@
 """How good a ranking is: ranks by counting, recall, median rank; arrays only."""
 
 from diptych.ranking.metrics import Metric, mean_recall, metric
-from diptych.ranking.ranks import Truth, annotate_ranks, item_scores, ranks, search_ranks
+from diptych.ranking.ranks import Truth, annotate_ranks, ranks, search_ranks
 from diptych.ranking.scores import mean_rank, median_rank, recall_at_k, retrieval_scores, summary
 
 __all__ = [
     "Metric",
     "Truth",
     "annotate_ranks",
-    "item_scores",
     "mean_rank",
     "mean_recall",
     "median_rank",

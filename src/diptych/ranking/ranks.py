@@ -43,10 +43,6 @@ class Truth:
         counts = count_groups(pairing, n_images)
         return cls(pairing, n_images, xp.nonzero(counts > 0)[0])
 
-    def queries(self, task: str) -> int:
-        """How many queries the task has."""
-        return int(self.pairing.shape[0] if task == "search" else self.described.shape[0])
-
 
 def ranks(
     x: Any,
@@ -87,7 +83,7 @@ def ranks(
     truth = Truth.of(pairing, x.shape[0])
     queries, items = (y, x) if task == "search" else (x[truth.described, :], y)
     _check_range(queries, items)
-    queries, items, offset = item_scores(queries, items, similarity)
+    queries, items, offset = _prepared(queries, items, similarity)
     # Beside the scores stands one boolean matrix of comparisons.
     rows = max(1, block_bytes // (items.shape[0] * (items.dtype.itemsize + 1)))
     parts = []
@@ -101,7 +97,7 @@ def ranks(
     return xp.concat(parts)
 
 
-def item_scores(queries: Array, items: Array, similarity: str) -> tuple[Array, Array, Array | None]:
+def _prepared(queries: Array, items: Array, similarity: str) -> tuple[Array, Array, Array | None]:
     """``queries, items, offset`` such that ``queries @ items.T + offset`` ranks by ``similarity``.
 
     What is constant for a query changes no ranking and is left out: the query's own norm.
