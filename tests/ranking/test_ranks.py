@@ -65,6 +65,16 @@ def test_a_constant_score_is_never_a_hit():
     assert ranks(x, x, task="annotate").tolist() == [5] * 5
 
 
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_equal_items_tie_whatever_the_rounding(rng, task):
+    x = rng.normal(size=(40, 300)).astype(np.float32)
+    # Every caption occurs under two images, so that no truth can be alone at the top.
+    y = np.concatenate([x[:20], x[:20]]) + 0.1
+    twins = np.concatenate([x[:20], x[:20]])
+    found = ranks(twins, y, np.arange(40), task=task)
+    assert (found >= 2).all()
+
+
 def test_other_own_captions_are_not_counted():
     x = np.eye(2)
     y = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])

@@ -2,7 +2,8 @@
 
 The protocol is the one of the paper's appendix (``eval_rank`` of skip-thoughts), for any number of
 captions per image. The rank of the truth is 1 plus the number of *other* items that score at least as
-high: ties count against us, so a constant score never gives a hit.
+high: ties count against us, so a constant score never gives a hit. Scores that differ by rounding alone are
+ties (the same caption under two images, say), so that no order of summation decides a rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from diptych.arrays import Array, count_groups, count_true, group_max, group_sum
 from diptych.checks import InputError, check_pair_of_views, check_similarity, check_task
 
 DEFAULT_BLOCK_BYTES = 64 * 2**20
+TIE_ROUNDINGS = 64
+"""Scores within so many rounding errors of the truth's are ties with it."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,16 @@ def _prepared(queries: Array, items: Array, similarity: str) -> tuple[Array, Arr
     return queries, items, -0.5 * xp.sum(items * items, axis=1)[None, :]
 
 
+def tie_floor(truth: Array) -> Array:
+    """The smallest score that ties with ``truth``."""
+    xp = namespace(truth)
+    return truth - TIE_ROUNDINGS * float(xp.finfo(truth.dtype).eps) * xp.abs(truth)
+
+
 def search_ranks(scores: Array, own: Array) -> Array:
     """Ranks in a block of ``scores`` (queries × images) whose true images are ``own``."""
     xp = namespace(scores)
-    true = xp.take_along_axis(scores, own[:, None], axis=1)
+    true = tie_floor(xp.take_along_axis(scores, own[:, None], axis=1))
     # The truth itself is among those that reach its score: that one is the 1 of "1 + others".
     return count_true(scores >= true, axis=1)
 
@@ -125,7 +134,7 @@ def annotate_ranks(scores: Array, truth: Truth, images: Array) -> Array:
     captions = xp.nonzero(row_of[truth.pairing] >= 0)[0]
     rows = row_of[truth.pairing[captions]]
     own = scores[rows, captions]
-    best = group_max(own, rows, images.shape[0])
+    best = tie_floor(group_max(own, rows, images.shape[0]))
     reached = xp.astype(own >= best[rows], scores.dtype)
     own_reached = group_sum(reached[:, None], rows, images.shape[0])[:, 0]
     everyone = count_true(scores >= best[:, None], axis=1)

@@ -15,6 +15,7 @@ from array_api_compat import device, is_numpy_array
 from diptych.arrays import Array, count_true, group_max, namespace
 from diptych.cca.selection.parallel import in_parallel
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
+from diptych.ranking import tie_floor
 
 CPU_TILE_BYTES = 2**19
 DEVICE_TILE_BYTES = 2**29
@@ -69,8 +70,8 @@ def make_row(problem: Problem, mapped: Array, norms: Array, w_y: Weights, own: A
     )
     # By Cauchy-Schwarz finite norms bound every score.
     finite = xp.isfinite(xp.sum(own, axis=1) + xp.sum(image_norms, axis=1) + xp.sum(norms, axis=1))
-    best = xp.where(best == -xp.inf, xp.inf, best)
-    return Row(mapped, search_scale, annotate_scale, search_truth, best, finite)
+    best = xp.where(best == -xp.inf, xp.inf, tie_floor(best))
+    return Row(mapped, search_scale, annotate_scale, tie_floor(search_truth), best, finite)
 
 
 def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:

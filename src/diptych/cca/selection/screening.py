@@ -21,6 +21,7 @@ from diptych.cca.selection.exact import Row, count_others, make_row, rescale
 from diptych.cca.selection.parallel import in_parallel
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
 from diptych.checks import TASKS, Task
+from diptych.ranking.ranks import TIE_ROUNDINGS
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[float], None]
@@ -212,8 +213,8 @@ def _own_pairs(problem: Problem, images: Floats, captions: Floats) -> Floats:
 
 
 def _raised(truth: Floats) -> Floats:
-    # A rival proves something only if it reaches the truth by more than rounding error.
-    slack: float = 64 * float(np.finfo(truth.dtype).eps)
+    # ``truth`` is the floor of its ties; a rival a quarter of the way above it is one whatever the rounding.
+    slack: float = TIE_ROUNDINGS / 4 * float(np.finfo(truth.dtype).eps)
     return np.asarray(truth + slack * np.abs(truth))
 
 
