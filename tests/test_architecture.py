@@ -6,7 +6,7 @@ from pathlib import Path
 import diptych
 
 ROOMS = ["arrays", "checks", "storage", "normalize", "ranking", "cca", "text", "image", "data"]
-ROOMS += ["engine", "retrieval", "report", "service", "cli", "__main__"]
+ROOMS += ["engine", "report", "retrieval", "experiments", "service", "cli", "__main__"]
 SOURCE = Path(diptych.__file__).parent
 
 
