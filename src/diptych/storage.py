@@ -5,19 +5,22 @@ Nothing read here is executed: safetensors holds plain arrays, and JSON is data.
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load
 
 from diptych.checks import InputError
 
@@ -25,6 +28,11 @@ MAX_JSON_BYTES = 64 * 2**20
 """The largest JSON file that is read; a larger one is refused."""
 
 CONFIG = "config.json"
+
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
+_NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
+
+Blocks = Iterable[np.ndarray[Any, Any]]
 
 
 @contextmanager
@@ -58,11 +66,25 @@ def replacing_folder(folder: str | os.PathLike[str], kind: str) -> Iterator[Path
             f"{folder} exists and is not a diptych {kind}; choose another folder, or an empty one."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
-    try:
+    prefix = f".{folder.name}.new-"
+    for orphan in folder.parent.glob(f"{glob.escape(prefix)}*"):
+        with _held(orphan) as free:
+            if free:
+                shutil.rmtree(orphan, ignore_errors=True)
+    staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    with _held(staged), _replaced(folder, staged, previous):
         yield staged
-        for file in staged.iterdir():
-            _flush(file)
+
+
+@contextmanager
+def _replaced(folder: Path, staged: Path, previous: Path) -> Iterator[None]:
+    try:
+        yield
+        for path in staged.rglob("*"):
+            if path.is_dir():
+                path.chmod(0o777 & ~_umask())
+            else:
+                _flush(path)
         staged.chmod(0o777 & ~_umask())
         if folder.exists():
             if previous.exists():
@@ -85,16 +107,87 @@ def existing_folder(folder: str | os.PathLike[str]) -> Path:
     raise InputError(f"{folder} is not a folder; give the folder that save() wrote.")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]], metadata: dict[str, str]) -> None:
-    """Write named arrays to a safetensors file."""
-    path.write_bytes(save({k: np.ascontiguousarray(v) for k, v in tensors.items()}, metadata))
+@contextmanager
+def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Be the only process that changes ``folder``; another that tries is told so.
+
+    For changes that read a folder, work, and replace it: of two at once, one would be lost.
+    """
+    folder = Path(folder).absolute()
+    with open(folder.with_name(f".{folder.name}.lock"), "ab") as handle, _held(Path(handle.name)) as free:
+        if not free:
+            raise InputError(f"{folder} is being changed by another process; try again when it is done.")
+        yield
+
+
+def plain_file(path: str | os.PathLike[str], expected: str) -> Path:
+    """``path`` if it is a file and no link: a link could make a reader open any file of the machine's."""
+    path = Path(path)
+    if path.is_symlink() or not path.is_file():
+        found = "a link" if path.is_symlink() else "missing, or not a file"
+        raise InputError(f"{path} is {found}; expected {expected}.")
+    return path
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix that is written block by block, and never held whole."""
+
+    blocks: Blocks
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray[Any, Any] | Rows], metadata: dict[str, str]
+) -> None:
+    """Write named arrays to a safetensors file, one block of rows at a time."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype.newbyteorder("<")],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors.values():
+            for block in tensor.blocks if isinstance(tensor, Rows) else (tensor,):
+                file.write(np.ascontiguousarray(block, tensor.dtype.newbyteorder("<")).data)
+        if file.tell() != 8 + len(encoded) + end:
+            raise InputError(f"{path} was given blocks that do not add up to their shape.")
+
+
+def map_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a safetensors file, memory-mapped and read-only; a damaged file is an ``InputError``."""
+    path = Path(path)
+    try:
+        # The library checks every offset against the file; the arrays themselves are then mapped.
+        with safe_open(path, "np") as file:
+            names = list(file.keys())
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise InputError(f"{path} is damaged or not a safetensors file ({error}); make it again.") from None
+    header, length = _header(path)
+    mapped = {}
+    for name in names:
+        kind, shape, (start, end) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
+        if kind not in _TYPES:
+            raise InputError(f"{path}: {name!r} is {kind}; expected one of {', '.join(_TYPES)}.")
+        mapped[name] = (
+            np.memmap(path, np.dtype(_TYPES[kind]), "r", 8 + length + start, tuple(shape))
+            if end > start
+            else np.empty(tuple(shape), np.dtype(_TYPES[kind]))
+        )
+    return mapped
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
     """Read every array of a safetensors file; a damaged file is an ``InputError``."""
-    path = Path(path)
-    if not path.is_file() or path.is_symlink():
-        raise InputError(f"{path} is not a file; expected a safetensors file there.")
+    path = plain_file(path, "a safetensors file")
     try:
         return load(path.read_bytes())
     except (SafetensorError, ValueError, KeyError) as error:
@@ -105,12 +198,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The metadata written beside the arrays of a safetensors file."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > MAX_JSON_BYTES:
-            raise InputError(f"{path} has a header of {size} bytes; expected at most {MAX_JSON_BYTES}.")
-        header = _parse(file.read(size), Path(path))
-    metadata = header.get("__metadata__", {})
+    metadata = _header(Path(path))[0].get("__metadata__", {})
     return {str(k): str(v) for k, v in metadata.items()} if isinstance(metadata, dict) else {}
 
 
@@ -121,12 +209,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a JSON object; a damaged or oversized file is an ``InputError``."""
-    path = Path(path)
-    if not path.is_file() or path.is_symlink():
-        raise InputError(f"{path} is missing; expected the {path.name} that save() wrote.")
+    path = plain_file(path, f"the {Path(path).name} that save() wrote")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise InputError(f"{path} is larger than {MAX_JSON_BYTES} bytes; it was not written by diptych.")
     return _parse(path.read_bytes(), path)
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's content, for fingerprints and checksums."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def library_version() -> str:
@@ -167,6 +259,37 @@ def take(
             f"{['any' if n is None else n for n in shape]}."
         )
     return array
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MAX_JSON_BYTES:
+            raise InputError(f"{path} has a header of {size} bytes; expected at most {MAX_JSON_BYTES}.")
+        return _parse(file.read(size), path), size
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[bool]:
+    """Hold a lock on ``path`` while the block runs, unless another process does: that is what it gives.
+
+    The system takes the lock away when a process dies, however it dies.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing is locked, and nothing is taken for an orphan
+        yield path.is_file()
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(handle)
 
 
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:

@@ -5,7 +5,13 @@ from diptych.cca.canonical import CanonicalModel, bjorck_golub, regularized_cca
 from diptych.cca.engine import Engine
 from diptych.cca.filters import Tikhonov, TruncatedSVD, g_hard, g_soft
 from diptych.cca.moments import Moments
-from diptych.cca.spectra import Spectra, spectra, spectra_from_arrays, spectra_from_moments
+from diptych.cca.spectra import (
+    Spectra,
+    moments_from_spectra,
+    spectra,
+    spectra_from_arrays,
+    spectra_from_moments,
+)
 from diptych.cca.weighting import maps, powers
 
 __all__ = [
@@ -20,6 +26,7 @@ __all__ = [
     "g_hard",
     "g_soft",
     "maps",
+    "moments_from_spectra",
     "powers",
     "regularized_cca",
     "spectra",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from array_api_compat import is_array_api_obj
@@ -17,7 +17,8 @@ from diptych.cca import persistence
 from diptych.cca.canonical import CanonicalModel, regularized_cca
 from diptych.cca.engine import Engine, moments_on
 from diptych.cca.filters import named_filters
-from diptych.cca.moments import PRECISIONS, Precision
+from diptych.cca.moments import PRECISIONS, Moments, Precision
+from diptych.cca.parameters import ByTask, grown, params_by_task, params_in_use
 from diptych.cca.progress import progress_bar
 from diptych.cca.selection import (
     Path,
@@ -42,8 +43,6 @@ from diptych.checks import (
 )
 from diptych.normalize import check_normalization, normalize
 from diptych.ranking import metric, ranks
-
-ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
 
 
 class AWCCA(BaseEstimator):  # type: ignore[misc]
@@ -203,6 +202,49 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self._keep(chosen, dimensions)
         return self
 
+    def fit_moments(self, moments: Moments, *, validation: tuple[Any, ...] | None = None) -> AWCCA:
+        """Fit from ``Moments`` of views that were normalised already, wherever they were computed.
+
+        Parameters
+        ----------
+        moments
+            Of the training pairs.
+        validation
+            As in ``fit``, as the views are before normalisation; needed unless ``params`` are given.
+        """
+        self._check_parameters()
+        chosen = None if self.params is None else params_by_task(self.params)
+        selects = chosen is None or self.n_components == "auto"
+        if selects and validation is None:
+            raise InputError("moments hold no pairs to select on; give validation pairs, or params.")
+        self.path_ = None
+        self._take(moments)
+        dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, self.n_components)  # type: ignore[arg-type]
+        if selects:
+            chosen, dimensions = self._select(self.spectra_, self._normalized(validation), chosen)
+        assert chosen is not None
+        self._keep(chosen, dimensions)
+        return self
+
+    def refit_moments(self, moments: Moments, count: int) -> AWCCA:
+        """Fit again from other moments with what was selected; ``count`` pairs were fitted on before.
+
+        γ grows with the number of pairs; k stays; a guided γ is read again from the new spectra.
+        """
+        check_is_fitted(self, "models_")
+        if self.filter == "guided":
+            given = params_by_task(self.params) if self.params is not None else None
+            chosen = given or {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
+        elif self.filter == "tikhonov":
+            chosen = grown(params_in_use(self.models_), moments.count / count)
+        else:
+            chosen = params_in_use(self.models_)
+        limited = self.n_components is not None
+        kept = {t: int(self.models_[t].correlations.shape[0]) if limited else None for t in TASKS}
+        self._take(moments)
+        self._keep(chosen, kept)
+        return self
+
     def transform(self, X: Any = None, Y: Any = None, *, task: str = "search") -> Any:
         """Embed one view, or both as a pair, for a task; cosine between embeddings ranks.
 
@@ -240,15 +282,23 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
-        check_is_fitted(self, "models_")
-        persistence.save(
-            folder, self.get_params(deep=False), self.models_, self.x_mean_, self.y_mean_, self.path_
-        )
+        persistence.save(folder, *self.packed())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
         """Read what ``save`` wrote; nothing in the folder is executed."""
-        params, models, x_mean, y_mean, path = persistence.load(folder)
+        return cls.unpacked(persistence.load(folder))
+
+    def packed(self) -> tuple[persistence.Tensors, dict[str, Any]]:
+        """The fitted model as named arrays and plain JSON; see ``diptych.cca.persistence``."""
+        check_is_fitted(self, "models_")
+        parts = self.models_, self.x_mean_, self.y_mean_, self.path_
+        return persistence.pack(self.get_params(deep=False), *parts)
+
+    @classmethod
+    def unpacked(cls, loaded: persistence.Loaded) -> AWCCA:
+        """The model of which these are the parts."""
+        params, models, x_mean, y_mean, path = loaded
         known = cls._get_param_names()
         model = cls(**{name: value for name, value in params.items() if name in known})
         model._check_parameters()
@@ -291,6 +341,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if engine is None:
             return spectra(x, y, pairing, solver=self.solver, precision=self.precision)
         return spectra_from_moments(moments_on(engine, x, y, pairing, self.precision))
+
+    def _take(self, moments: Moments) -> None:
+        self.spectra_ = spectra_from_moments(moments)
+        self.n_features_in_ = int(moments.x_mean.shape[0])
 
     def _select(
         self, spectra: Spectra, validation: tuple[Any, ...], chosen: ByTask | None
@@ -336,9 +390,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             )
         self.spectra_ = self._spectra(x, y, pairing, engine)
         if self.filter == "tikhonov" and not given:
-            # γ is in units of a sum over pairs, so it grows with their number.
-            grown = self.spectra_.count / part.count
-            chosen = {task: (chosen[task][0] * grown, chosen[task][1] * grown) for task in TASKS}
+            chosen = grown(chosen, self.spectra_.count / part.count)
         return chosen, dimensions
 
     def _keep(self, params: ByTask, dimensions: Mapping[Task, int | None]) -> None:
@@ -350,17 +402,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             models[task] = same[0] if same else regularized_cca(self.spectra_, *filters, dimensions[task])
         self.models_ = models
         self.x_mean_, self.y_mean_ = self.spectra_.x_mean, self.spectra_.y_mean
-
-
-def params_by_task(params: Any) -> ByTask:
-    """One pair of parameters for each task, whichever way they were given."""
-    given = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
-    if set(given) != set(TASKS):
-        raise InputError(f"params has the keys {sorted(map(str, given))}; expected 'search' and 'annotate'.")
-    for pair in given.values():
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
-    return {task: tuple(given[task]) for task in TASKS}
 
 
 def _second_view(Y: Any) -> Any:

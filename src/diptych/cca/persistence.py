@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,17 @@ KIND = "awcca"
 TENSORS = "model.safetensors"
 
 Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array, Path | None]
+Tensors = dict[str, np.ndarray[Any, Any]]
 
 
-def save(
-    folder: str | os.PathLike[str],
+def pack(
     params: Mapping[str, Any],
     models: Mapping[Task, CanonicalModel],
     x_mean: Array,
     y_mean: Array,
     path: Path | None,
-) -> None:
-    """Write a model; a crash on the way leaves the folder as it was."""
+) -> tuple[Tensors, dict[str, Any]]:
+    """A model as named arrays and plain JSON."""
     tensors = {"x_mean": to_numpy(x_mean), "y_mean": to_numpy(y_mean)}
     stored: dict[str, Any] = {}
     for task, model in models.items():
@@ -46,25 +47,19 @@ def save(
             tensors[f"{task}.x_weights"] = to_numpy(model.x_weights)
             tensors[f"{task}.y_weights"] = to_numpy(model.y_weights)
     config = {
-        "format": f"diptych-{KIND}",
-        "version": FORMAT_VERSION,
-        "library": storage.library_version(),
         "params": {name: _to_json(value) for name, value in params.items()},
         "models": stored,
         "path": None if path is None else _path_to_json(path),
     }
-    with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{KIND}"})
-        storage.write_json(staged / storage.CONFIG, config)
+    return tensors, config
 
 
-def load(folder: str | os.PathLike[str]) -> Loaded:
-    """Read a model: its constructor parameters, its models, its means and its regularisation path."""
-    folder = storage.existing_folder(folder)
-    config = storage.read_json(folder / storage.CONFIG)
-    storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
+def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loaded:
+    """What ``pack`` packed: constructor parameters, models, means and regularisation path.
+
+    ``folder`` is where it was read, for messages.
+    """
     path = folder / TENSORS
-    tensors = storage.read_tensors(path)
     x_mean = storage.take(tensors, "x_mean", (None,), path)
     y_mean = storage.take(tensors, "y_mean", (None,), path)
     models: dict[Task, CanonicalModel] = {}
@@ -87,6 +82,26 @@ def load(folder: str | os.PathLike[str]) -> Loaded:
     kept = {name: _from_json(value) for name, value in params.items() if not _is_unsaved(value)}
     path_ = None if config.get("path") is None else _path_from_json(config["path"], folder / storage.CONFIG)
     return kept, models, x_mean, y_mean, path_
+
+
+def save(folder: str | os.PathLike[str], tensors: Tensors, config: Mapping[str, Any]) -> None:
+    """Write a packed model; a crash on the way leaves the folder as it was."""
+    header = {
+        "format": f"diptych-{KIND}",
+        "version": FORMAT_VERSION,
+        "library": storage.library_version(),
+    }
+    with storage.replacing_folder(folder, KIND) as staged:
+        storage.write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{KIND}"})
+        storage.write_json(staged / storage.CONFIG, header | dict(config))
+
+
+def load(folder: str | os.PathLike[str]) -> Loaded:
+    """Read what ``save`` wrote."""
+    folder = storage.existing_folder(folder)
+    config = storage.read_json(folder / storage.CONFIG)
+    storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
+    return unpack(storage.read_tensors(folder / TENSORS), config, folder)
 
 
 def _path_to_json(path: Path) -> dict[str, Any]:

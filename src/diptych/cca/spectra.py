@@ -99,6 +99,21 @@ def spectra_from_moments(moments: Moments) -> Spectra:
     return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
 
 
+def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> Moments:
+    r"""The moments that ``spectra`` came from, to rounding: :math:`X^\top X = V_x S_x^2 V_x^\top`.
+
+    Directions without variance contribute nothing, so a model of these can be merged with new pairs.
+    """
+    xp = namespace(spectra.t0)
+    v_x, v_y, s_x, s_y, t0 = (
+        xp.astype(part, xp.float64)
+        for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
+    )
+    wide = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
+    grams = (v_x * s_x**2) @ v_x.T, (v_y * s_y**2) @ v_y.T, v_x @ t0 @ v_y.T
+    return Moments(spectra.count, *wide, *grams, precision)
+
+
 def spectra_from_arrays(x: Any, y: Any, pairing: Any = None) -> Spectra:
     """Spectra by singular value decompositions of the views themselves (float64)."""
     x, y, pairing = check_pair_of_views(x, y, pairing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zipfile
@@ -12,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from diptych.checks import InputError
 from diptych.data.files import READ_ERRORS, check_file, map_npy
 from diptych.data.matlab import matrices
 from diptych.data.store import FeatureStore
+from diptych.storage import map_tensors
 
 DEFAULT_MAX_BYTES = 16 * 2**30
 """The most that is read into memory from a file that cannot be mapped."""
-
-_SAFETENSORS_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
 def open_features(
@@ -57,7 +54,7 @@ def open_features(
             matrix = _read(path, key, max_bytes)
         except InputError:
             raise
-        except (*READ_ERRORS, zipfile.BadZipFile, zlib.error, SafetensorError, struct.error) as error:
+        except (*READ_ERRORS, zipfile.BadZipFile, zlib.error, struct.error) as error:
             raise InputError(
                 f"{path} could not be read ({error}); it is damaged or of another kind."
             ) from None
@@ -142,17 +139,11 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
 
 
 def _map_safetensors(path: Path, key: str | None) -> np.ndarray[Any, Any]:
-    # The library checks every offset against the file; the array itself is then mapped, not copied.
-    with safe_open(path, "np") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    name = _chosen(shapes, key, path)
-    with open(path, "rb") as raw:
-        length = int.from_bytes(raw.read(8), "little")
-        entry = json.loads(raw.read(length))[name]
-    if entry["dtype"] not in _SAFETENSORS_TYPES:
-        raise InputError(f"{path}: {name!r} is {entry['dtype']}; expected F16, F32 or F64.")
-    dtype = np.dtype(_SAFETENSORS_TYPES[entry["dtype"]])
-    return np.memmap(path, dtype, "r", 8 + length + entry["data_offsets"][0], shapes[name])
+    arrays = map_tensors(path)
+    name = _chosen({name: array.shape for name, array in arrays.items()}, key, path)
+    if arrays[name].dtype.kind != "f":
+        raise InputError(f"{path}: {name!r} is {arrays[name].dtype}; expected float16, float32 or float64.")
+    return arrays[name]
 
 
 def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> np.ndarray[Any, Any]:

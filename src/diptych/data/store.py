@@ -18,7 +18,6 @@ import numpy as np
 from diptych import storage
 from diptych.checks import InputError
 from diptych.data.files import map_npy, read_lines
-from diptych.image.encoder import file_digest
 
 KIND, FORMAT_VERSION = "features", 1
 DTYPES = ("float32", "float16")
@@ -132,7 +131,7 @@ class FeatureStore:
 
     def verify(self) -> None:
         """Read the whole array and refuse it if a bit has changed since it was written."""
-        if file_digest(self.folder / FEATURES) != self.checksum:
+        if storage.file_digest(self.folder / FEATURES) != self.checksum:
             raise InputError(
                 f"{self.folder / FEATURES} has changed since it was written (its checksum differs); encode "
                 "again into an empty folder."

@@ -30,7 +30,6 @@ from diptych.data.store import (
     Job,
     started,
 )
-from diptych.image.encoder import file_digest
 
 PARTIAL, JOURNAL = "features.partial", "journal.jsonl"
 _HEADER_BYTES = 128
@@ -98,7 +97,7 @@ class StoreWriter:
             file.write(_npy_header(self.rows, self.job))
             _sync(file)
         self.close()
-        checksum = file_digest(self.folder / PARTIAL)
+        checksum = storage.file_digest(self.folder / PARTIAL)
         left_out = dict(self.skipped)
         kept = (name for number, name in enumerate(ids) if number not in left_out)
         _write_lines(self.folder / IDS, kept)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -173,12 +172,6 @@ def pooled(output: np.ndarray[Any, Any], recipe: Recipe) -> np.ndarray[Any, Any]
         f"the network gives an array of shape {list(output.shape)} and pooling is {recipe.pooling!r}; set "
         'pooling to "mean" for feature maps or tokens, "first" for a class token, or choose another output.'
     )
-
-
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's content, for fingerprints."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _equal_shapes(prepared: Sequence[Pixels], run_pixels: int) -> list[list[int]]:

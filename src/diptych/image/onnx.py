@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError
-from diptych.image.encoder import DEFAULT_RUN_PIXELS, NetworkEncoder, file_digest
+from diptych.image.encoder import DEFAULT_RUN_PIXELS, NetworkEncoder
 from diptych.image.recipe import Recipe, as_recipe
+from diptych.storage import file_digest
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
