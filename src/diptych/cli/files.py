@@ -160,7 +160,7 @@ def encode_text_command(
             fitted.fit((dataset.subset("train") if split else dataset).captions)
             if save_encoder is not None:
                 fitted.save(save_encoder)
-            chosen = sentence_encoder(lambda sentences: fitted.transform(sentences, unknown="mean"))
+            chosen = sentence_encoder(fitted)
         else:
             chosen = sentence_encoder(encoder)
         store = encode_texts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 from collections.abc import Callable, Sequence
@@ -12,11 +13,18 @@ import numpy as np
 
 from diptych.arrays import Array
 from diptych.checks import InputError, check_view
+from diptych.storage import file_digest
+from diptych.text.bags import Corpus, check_known
+from diptych.text.hkse import HKSE
+from diptych.text.saved import hkse_fingerprint
 
 
 @runtime_checkable
 class SentenceEncoder(Protocol):
-    """Anything that turns a list of sentences into an array with one row for each."""
+    """Anything that turns a list of sentences into an array with one row for each.
+
+    One with a ``fingerprint`` (a string that changes when its features would) is told from others.
+    """
 
     def encode(self, sentences: list[str]) -> Array:
         """One row for each sentence."""
@@ -31,8 +39,7 @@ def sentence_encoder(
     Parameters
     ----------
     source
-        - an object with ``encode``, or a fitted transformer such as ``HKSE``, or any function from a list
-          of sentences to an array;
+    XX
         - the path of a ``.npy`` file, or an array, with features computed elsewhere (skip-thought vectors,
           for one), row i for ``sentences[i]``;
         - the name or the local folder of a sentence-transformers model.
@@ -53,11 +60,13 @@ def sentence_encoder(
         return PrecomputedEncoder(_read_features(Path(source)), _needed(sentences, source))
     if isinstance(source, str | os.PathLike):
         return SentenceTransformersEncoder(source, device=device)
+    if isinstance(source, HKSE):
+        return HKSEEncoder(source)
     if isinstance(source, np.ndarray):
         return PrecomputedEncoder(source, _needed(sentences, "an array"))
     for verb in ("encode", "transform"):
         if callable(getattr(source, verb, None)):
-            return CallableEncoder(getattr(source, verb))
+            return CallableEncoder(getattr(source, verb), str(getattr(source, "fingerprint", "")))
     if callable(source):
         return CallableEncoder(source)
     raise InputError(
@@ -67,10 +76,13 @@ def sentence_encoder(
 
 
 class CallableEncoder:
-    """A function from a list of sentences to an array."""
+    """A function from a list of sentences to an array.
 
-    def __init__(self, function: Callable[[list[str]], Any]) -> None:
-        self._function = function
+    ``fingerprint`` tells it from others and changes when its features would; without one, nothing can.
+    """
+
+    def __init__(self, function: Callable[[list[str]], Any], fingerprint: str = "") -> None:
+        self._function, self.fingerprint = function, fingerprint
 
     def encode(self, sentences: list[str]) -> Array:
         """One row for each sentence."""
@@ -81,6 +93,22 @@ class CallableEncoder:
                 f"the encoder gave {features.shape[0]} rows for {len(sentences)} sentences; expected as many."
             )
         return features
+
+
+class HKSEEncoder:
+    """A fitted HKSE. Sentences without a known word stand for the training mean; ``check`` refuses them."""
+
+    def __init__(self, hkse: HKSE) -> None:
+        self.hkse, self.fingerprint = hkse, hkse_fingerprint(hkse)
+
+    def encode(self, sentences: list[str]) -> Array:
+        """One row for each sentence."""
+        return self.hkse.transform(_listed(sentences), unknown="mean")
+
+    def check(self, sentences: list[str]) -> None:
+        """An ``InputError`` that names the words of the first sentence without a known one."""
+        corpus = Corpus.of(sentences, self.hkse.tokenizer)
+        check_known(corpus, corpus.known(self.hkse.vectors_.index)[1], 0)
 
 
 class SentenceTransformersEncoder(CallableEncoder):
@@ -105,7 +133,8 @@ class SentenceTransformersEncoder(CallableEncoder):
         super().__init__(
             lambda sentences: model.encode(
                 sentences, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False
-            )
+            ),
+            f"sentence-transformers:{_weights_digest(Path(name)) or os.fspath(name)}",
         )
 
 
@@ -119,6 +148,7 @@ class PrecomputedEncoder:
                 "expected real numbers, one row for each sentence."
             )
         self._features = features
+        self.fingerprint = ""
         self._rows: dict[str, int] = {}
         for row, sentence in enumerate(sentences):
             self._rows.setdefault(sentence, row)
@@ -134,6 +164,11 @@ class PrecomputedEncoder:
                 "that computes them is needed for new sentences."
             )
         return check_view(np.asarray(self._features[rows]), "features")
+
+
+def _weights_digest(folder: Path) -> str:
+    weights = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
+    return hashlib.sha256("".join(map(file_digest, weights)).encode()).hexdigest()[:32] if weights else ""
 
 
 def _read_features(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,6 @@ _PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma"
 
 def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
     """Write a fitted model."""
-    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
-    for level in ("word", "sentence"):
-        weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
-        if weights is not None:
-            tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
     seed = model.random_state
     config = {
         "format": f"diptych-{KIND}",
@@ -46,8 +42,16 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
         "coverage": model.coverage_.as_dict(),
     }
     with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / TENSORS, tensors, {})
+        storage.write_tensors(staged / TENSORS, _tensors(model), {})
         storage.write_json(staged / storage.CONFIG, config)
+
+
+def hkse_fingerprint(model: HKSE) -> str:
+    """Tells a fitted model from any other: a digest of its words, vectors and draws."""
+    digest = hashlib.sha256(repr((model.word, model.sentence, len(model.vocabulary_))).encode())
+    for name, tensor in sorted(_tensors(model).items()):
+        digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
+    return f"hkse:{digest.hexdigest()[:32]}"
 
 
 def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
@@ -98,6 +102,15 @@ def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Token
             model.mean_ = _float32(storage.take(tensors, "mean", (width,), file))
     model._n_features_out = width
     return model
+
+
+def _tensors(model: HKSE) -> dict[str, np.ndarray[Any, Any]]:
+    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
+    for level in ("word", "sentence"):
+        weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
+        if weights is not None:
+            tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
+    return tensors
 
 
 def _float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
