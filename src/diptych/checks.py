@@ -21,6 +21,10 @@ class InputError(ValueError):
     """Something given by the user is not what was expected; the message says what to do."""
 
 
+class DataWarning(UserWarning):
+    """Something about the data that users should know; the message says what it is and what to do."""
+
+
 def check_choice(value: object, choices: tuple[str, ...], name: str) -> str:
     """``value`` if it is one of ``choices``."""
     if value not in choices:

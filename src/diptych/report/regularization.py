@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from diptych import storage
 from diptych.cca.selection import Path
 from diptych.checks import TASKS, InputError
-
-TITLES = {"search": "search: sentence → images", "annotate": "annotate: image → sentences"}
+from diptych.report.drawing import new_figure, write_figure
+from diptych.report.wording import TITLES
 
 
 def draw_regularization_path(
@@ -28,45 +28,89 @@ def draw_regularization_path(
     metric
         Which of the path's metrics; None: the one that chose.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError('figures need matplotlib; install it with: pip install "diptych[report]"') from None
     name = path.metric if metric is None else metric
     if name not in path.scores["search"]:
         known = ", ".join(sorted(path.scores["search"]))
         raise InputError(
             f"the path holds no {name!r}; it holds {known} (fit with path_metrics='all' for more)."
         )
-    figure = Figure(figsize=(9.0, 3.9), layout="constrained")
+    figure = new_figure(9.0, 3.9)
+    symbol = "k" if path.grid.kind == "tsvd" else "γ"
     for axes, task in zip(figure.subplots(1, 2), TASKS, strict=True):
         scores = path.scores[task][name]
-        # Strong regularisation at the lower left, as in the paper.
-        image = axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis")
-        i, j = path.choice[task]
-        axes.plot(i, j, marker="o", markersize=9, fillstyle="none", color="white", markeredgewidth=2)
-        axes.plot(i, j, marker="o", markersize=12, fillstyle="none", color="black", markeredgewidth=1)
-        axes.set_title(
-            f"{TITLES[task]}\nchosen {_label(path, *path.choice[task])}: {scores[i, j]:.1f}", fontsize=9
-        )
+        image = _draw_map(axes, scores)
+        _mark(axes, path.choice[task])
+        best = scores[path.choice[task]]
+        axes.set_title(f"{TITLES[task]}\nchosen {_label(path, *path.choice[task])}: {best:.1f}", fontsize=9)
         for side, values in (("x", path.grid.x), ("y", path.grid.y)):
-            ticks = np.unique(np.linspace(0, len(values) - 1, min(6, len(values))).round().astype(int))
-            labels = [_number(path, values[t]) for t in ticks]
-            getattr(axes, f"set_{side}ticks")(ticks, labels, fontsize=8)
-            symbol = "k" if path.grid.kind == "tsvd" else "γ"
-            getattr(axes, f"set_{side}label")(f"{symbol} of {side.upper()}", fontsize=9)
-        bar = figure.colorbar(image, ax=axes)
-        bar.set_label(name, fontsize=9)
-        bar.ax.tick_params(labelsize=8)
+            _label_side(axes, side, [_number(path, value) for value in values], f"{symbol} of {side.upper()}")
+        _add_bar(figure, image, [axes], name)
     if file is not None:
-        suffix = os.path.splitext(os.fspath(file))[1].lower().lstrip(".")
-        if suffix not in ("png", "svg", "pdf"):
-            raise InputError(
-                f"{file} is not a picture that can be written; give a name in .png, .svg or .pdf."
-            )
-        with storage.replacing_file(file) as staged:
-            figure.savefig(staged, format=suffix, dpi=160)
+        write_figure(figure, file)
     return figure
+
+
+def draw_regularization_maps(found: Mapping[str, Any], title: str) -> Any:
+    """Draw truncated SVD's and Tikhonov's map over the same places side by side, in one scale of colours.
+
+    Parameters
+    ----------
+    found
+        ``tsvd`` and ``tikhonov``, scores over ``k_x`` × ``k_y``, and ``choice``, the best place of each.
+    title
+        The task, in words.
+    """
+    maps = {name: np.array(found[name], dtype=float) for name in ("tsvd", "tikhonov")}
+    # A few very low corners would take all the colours; what is told apart is the upper part.
+    low = min(float(np.quantile(scores, 0.05)) for scores in maps.values())
+    high = max(float(scores.max()) for scores in maps.values())
+    figure = new_figure(7.6, 3.5)
+    both = figure.subplots(1, 2, sharey=True)
+    names = {"tsvd": "truncated SVD, (k_x, k_y)", "tikhonov": "Tikhonov, γ = (σ²_kx, σ²_ky)"}
+    for axes, (name, scores) in zip(both, maps.items(), strict=True):
+        image = _draw_map(axes, scores, low, high)
+        if name == "tikhonov":
+            i, j = found["choice"]["tsvd"]
+            axes.plot(i, j, marker="X", markersize=9, color="white", markeredgecolor="black", clip_on=False)
+        _mark(axes, found["choice"][name])
+        best = scores[tuple(found["choice"][name])]
+        axes.set_title(f"{title}: {names[name]}\nbest r@1 {best:.1f}", fontsize=9)
+        _label_side(axes, "x", [f"{int(k)}" for k in found["k_x"]], "k of the images")
+        if name == "tsvd":
+            _label_side(axes, "y", [f"{int(k)}" for k in found["k_y"]], "k of the texts")
+    _add_bar(figure, image, both, "r@1")
+    return figure
+
+
+def _draw_map(axes: Any, scores: Any, low: float | None = None, high: float | None = None) -> Any:
+    # Strong regularisation at the lower left, as in the paper.
+    return axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
+
+
+def _mark(axes: Any, place: Sequence[int]) -> None:
+    # A ring in both colours is seen on every ground; at a border it stands half outside.
+    for size, color, width in ((9, "white", 2), (12, "black", 1)):
+        axes.plot(
+            *place,
+            marker="o",
+            markersize=size,
+            fillstyle="none",
+            color=color,
+            markeredgewidth=width,
+            clip_on=False,
+        )
+
+
+def _label_side(axes: Any, side: str, labels: Sequence[str], title: str) -> None:
+    ticks = np.unique(np.linspace(0, len(labels) - 1, min(6, len(labels))).round().astype(int))
+    getattr(axes, f"set_{side}ticks")(ticks, [labels[t] for t in ticks], fontsize=8)
+    getattr(axes, f"set_{side}label")(title, fontsize=9)
+
+
+def _add_bar(figure: Any, image: Any, axes: Any, name: str) -> None:
+    bar = figure.colorbar(image, ax=axes)
+    bar.set_label(name, fontsize=9)
+    bar.ax.tick_params(labelsize=8)
 
 
 def _number(path: Path, value: float) -> str:

@@ -1,0 +1,327 @@
+"""The ``README.md`` of a saved model: what it is, how to use it, what it was fitted on and how good it is.
+
+Names and descriptions come from whoever fitted the model. They are escaped wherever they enter, so that
+they can neither break a table nor bring markup of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from diptych.checks import TASKS, Task
+from diptych.report.wording import TITLES, one_line
+
+FEW_PAIRS = 50
+"""Below so many training pairs a model's choices are mostly chance, and its card says so."""
+
+SHOWN_CORRELATIONS = 5
+PICTURE = "regularization.png"
+
+COLUMNS = {
+    "r@1": "r@1",
+    "r@5": "r@5",
+    "r@10": "r@10",
+    "median_rank": "median rank",
+    "mean_rank": "mean rank",
+}
+
+
+@dataclass(frozen=True)
+class EncoderFacts:
+    """What made the features of a view: a name for people, a fingerprint for programs, the columns."""
+
+    name: str
+    fingerprint: str
+    dimension: int
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """One task's model: the filters of both views in words, and its canonical correlations.
+
+    ``correlations`` may be the first few; ``components`` counts them all.
+    """
+
+    filter_x: str
+    filter_y: str
+    components: int
+    correlations: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """What can be found: items of each view by its name, and how they are looked up.
+
+    ``recall`` is the share of true nearest neighbours that an approximate index finds; None: it is exact.
+    """
+
+    items: Mapping[str, int]
+    kind: str = "exact"
+    dtype: str = "float32"
+    recall: float | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything a model card says, as plain data.
+
+    Attributes
+    ----------
+    name
+        What the model is called.
+    folder
+        Name of the folder it lies in, for the commands.
+    library
+        Version of the library that fitted it.
+    date
+        When, in words or as a date.
+    pairs
+        For each split, the number of images and of captions.
+    image_encoder, text_encoder
+        What made the features; None where features were given.
+    tasks
+        The model of each task.
+    params
+        Parameters of the estimator that are worth knowing.
+    selected_on
+        In words, which pairs chose the regularisation; None if it was given.
+    seconds
+        Time that fitting took.
+    metrics
+        For ``"validation"`` and ``"test"``, the five numbers of each task; None if it was not measured.
+    index
+        What can be found; None if nothing is indexed.
+    files
+        What lies beside the card: name and meaning.
+    has_picture
+        Whether ``regularization.png`` lies beside the card.
+    """
+
+    name: str
+    folder: str
+    library: str
+    date: str
+    pairs: Mapping[str, tuple[int, int]]
+    image_encoder: EncoderFacts | None
+    text_encoder: EncoderFacts | None
+    tasks: Mapping[Task, TaskFacts]
+    params: Mapping[str, object] = field(default_factory=dict)
+    selected_on: str | None = None
+    seconds: float | None = None
+    metrics: Mapping[str, Mapping[Task, Mapping[str, float]]] | None = None
+    index: IndexFacts | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    has_picture: bool = False
+
+
+def model_card(facts: Card) -> str:
+    """Write ``facts`` as Markdown that a newcomer and a reviewer can both read.
+
+    Examples
+    --------
+    >>> encoder = EncoderFacts("ResNet-50", "onnx:1f2e", 2048)
+    >>> card = Card("beaches", "beaches", "1.0", "2025-01-31", {"train": (100, 500)}, encoder, None, {})
+    >>> print(model_card(card).splitlines()[0])
+    # beaches
+    """
+    sections = (_what, _use, _trained_on, _recalls, _regularization, _scores, _limits, _files)
+    return "\n\n".join(part for section in sections for part in section(facts)) + "\n"
+
+
+def escape_markdown(text: object, longest: int = 200) -> str:
+    r"""``text`` as words within a line of Markdown: no markup, no HTML, no end of a table's cell.
+
+    >>> escape_markdown("a|b <b>*c*</b>")
+    'a\\|b &lt;b&gt;\\*c\\*&lt;/b&gt;'
+    """
+    line = re.sub(r"[\\`*_\[\]|~#$&]", r"\\\g<0>", one_line(str(text), longest))
+    # Entities and not backslashes: they hold even where a reader takes HTML before it takes Markdown.
+    return line.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _what(facts: Card) -> Iterator[str]:
+    yield f"# {escape_markdown(facts.name) or 'model'}"
+    yield (
+        "A diptych model: it finds pictures for a sentence (search) and "
+        "sentences for a picture (annotate). Both are mapped into one space by regularised canonical "
+        "correlation analysis, one model for each task."
+    )
+    took = "" if facts.seconds is None else f" in {_duration(facts.seconds)}"
+    yield (
+        f"Fitted on {escape_markdown(facts.date) or 'an unknown day'}{took}, "
+        f"with diptych {escape_markdown(facts.library) or 'of an unknown version'}."
+    )
+
+
+def _use(facts: Card) -> Iterator[str]:
+    # A name that cannot stand in a line of code as it is would make commands that do something else.
+    folder = facts.folder if facts.folder and facts.folder.isprintable() else "FOLDER"
+    argument = shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
+    yield "## Use it"
+    yield _code(
+        "python",
+        "from diptych import Retriever",
+        f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
+        'model.search("a dog")',
+    )
+    yield "or from the shell:"
+    yield _code("sh", f'diptych search {argument} "a dog"', f"diptych annotate {argument} photo.jpg")
+
+
+def _trained_on(facts: Card) -> Iterator[str]:
+    yield "## What it was fitted on"
+    yield _table(
+        ("pairs", "images", "captions"),
+        ((name, _count(images), _count(captions)) for name, (images, captions) in facts.pairs.items()),
+    )
+    views = (("images", facts.image_encoder), ("sentences", facts.text_encoder))
+    yield _table(
+        ("view", "encoder", "fingerprint", "dimensions"),
+        (
+            (view, "features that were given", "", "")
+            if made_by is None
+            else (view, made_by.name, made_by.fingerprint, _count(made_by.dimension))
+            for view, made_by in views
+        ),
+    )
+    if facts.index is None:
+        yield "Nothing is indexed yet: add pictures and sentences before searching."
+        return
+    index = facts.index
+    items = ", ".join(f"{_count(number)} {escape_markdown(view)}" for view, number in index.items.items())
+    recall = "" if index.recall is None else f", finding {_percent(100 * index.recall)} % of the true nearest"
+    kind, dtype = escape_markdown(index.kind), escape_markdown(index.dtype)
+    yield f"Indexed: {items or 'nothing'} ({kind}, {dtype}{recall})."
+
+
+def _recalls(facts: Card) -> Iterator[str]:
+    yield "## How good it is"
+    if not facts.metrics:
+        yield "It was not measured on pairs that it had not seen: try it before you rely on it."
+        return
+    yield _table(
+        ("pairs", "task", *COLUMNS.values()),
+        (
+            (split, TITLES[task], *(_metric(name, by_task[task].get(name)) for name in COLUMNS))
+            for split, by_task in facts.metrics.items()
+            for task in TASKS
+            if task in by_task
+        ),
+    )
+    yield (
+        "r@k is the percentage of queries whose right answer is among the first k, more is better; a rank "
+        "of 1 is the best."
+    )
+    if "validation" in facts.metrics and facts.selected_on is not None:
+        yield (
+            "The regularisation was chosen by validation pairs, so their numbers are a little too good"
+            + ("; the test pairs had no part in it." if "test" in facts.metrics else ".")
+        )
+
+
+def _regularization(facts: Card) -> Iterator[str]:
+    yield "## Regularisation"
+    if facts.selected_on is None:
+        yield "It was given, not selected."
+    else:
+        yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
+    yield _table(
+        ("task", "images", "sentences", "components", "first canonical correlations"),
+        (
+            (TITLES[task], of.filter_x, of.filter_y, _count(of.components), _correlations(of))
+            for task in TASKS
+            if (of := facts.tasks.get(task)) is not None
+        ),
+    )
+    if facts.params:
+        yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
+    if facts.has_picture:
+        yield f"![Every point that was tried, for both tasks, and the chosen one]({PICTURE})"
+
+
+def _scores(facts: Card) -> Iterator[str]:
+    yield "## How to read its scores"
+    if facts.params.get("similarity", "cosine") == "l2":
+        yield (
+            "Answers are ordered by the distance between embeddings, the nearest first. Distances are not "
+            "probabilities, and they compare answers to one query only: from one query to another, or from "
+            "one model to another, they mean nothing."
+        )
+        return
+    yield (
+        "A score is the cosine between two embeddings, from -1 to 1. It is not a probability. Scores order "
+        "the answers to one query; compare none across queries, tasks or models. There is always a best "
+        "answer, even if nothing fits."
+    )
+
+
+def _limits(facts: Card) -> Iterator[str]:
+    captions = facts.pairs["train"][1] if "train" in facts.pairs else None
+    yield "## Limits"
+    lines = [
+        "It knows only what its training pairs show. Things and words that they lack are guessed at, and "
+        "what they say wrongly or unfairly, of people above all, it repeats.",
+        "It holds for pictures and sentences like the training pairs; measure it again on others.",
+        f"With fewer than {FEW_PAIRS} pairs, what was learnt and what was chosen are mostly chance.",
+    ]
+    if captions is not None and captions < FEW_PAIRS:
+        lines.append(
+            f"**This model was fitted on {_count(captions)} pairs: use it for trying things out only.**"
+        )
+    yield "\n".join(f"- {line}" for line in lines)
+
+
+def _files(facts: Card) -> Iterator[str]:
+    listed = {"README.md": "this card", **facts.files}
+    if facts.has_picture:
+        listed.setdefault(PICTURE, "the picture above")
+    yield "## Files"
+    yield _table(("file", "what it holds"), listed.items())
+    yield "Loading the model executes none of them: they are arrays, JSON, text and pictures."
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; every cell is escaped here and nowhere else."""
+    lines = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def _code(language: str, *lines: str) -> str:
+    return "\n".join([f"```{language}", *lines, "```"])
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _metric(name: str, value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:g}" if name == "median_rank" else f"{value:.1f}"
+
+
+def _correlations(of: TaskFacts) -> str:
+    shown = ", ".join(f"{value:.3f}" for value in of.correlations[:SHOWN_CORRELATIONS])
+    return f"{shown}, …" if shown and of.components > SHOWN_CORRELATIONS else shown
+
+
+def _value(value: object) -> str:
+    """A parameter in words; a pair is said without brackets."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(_value(each) for each in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

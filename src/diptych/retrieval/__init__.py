@@ -1,0 +1,8 @@
+"""The product: encoders, models and an index as one object, searched both ways, saved as a folder."""
+
+from diptych.retrieval.index import VectorIndex
+from diptych.retrieval.items import Item
+from diptych.retrieval.results import Hit, Pack
+from diptych.retrieval.retriever import Retriever
+
+__all__ = ["Hit", "Item", "Pack", "Retriever", "VectorIndex"]

@@ -1,0 +1,141 @@
+"""The two encoders of a retriever: found by name, told apart by fingerprint, asked for when missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from sklearn.base import clone
+
+from diptych.arrays import to_numpy
+from diptych.checks import InputError
+from diptych.image import ImageEncoder, image_encoder, open_image
+from diptych.retrieval.items import View
+from diptych.text import HKSE, sentence_encoder
+from diptych.text.encoders import HKSEEncoder
+
+FLAGS = {"image": "image_encoder", "text": "text_encoder"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a model remembers of an encoder.
+
+    Attributes
+    ----------
+    name
+        For people.
+    fingerprint
+        Tells it from others; empty: nothing does.
+    """
+
+    name: str = ""
+    fingerprint: str = ""
+
+    @property
+    def built_in(self) -> bool:
+        """Whether this library has it without being given anything."""
+        return self.name == "pyramid"
+
+
+class Encoders:
+    """An image encoder and a text encoder, either of which may be missing.
+
+    Parameters
+    ----------
+    image
+        As ``diptych.image.image_encoder`` takes it, or an ``ImageEncoder``.
+    text
+        ``"hkse"``, an ``HKSE`` (fitted or not), or what ``diptych.text.sentence_encoder`` takes.
+    known
+        What each must be; nothing known: whatever is given.
+    """
+
+    def __init__(self, image: Any = None, text: Any = None, known: dict[View, Known] | None = None) -> None:
+        self.known: dict[View, Known] = known or {}
+        if isinstance(image, str | os.PathLike):
+            image = image_encoder(image)
+        if image is not None and not isinstance(image, ImageEncoder):
+            raise InputError(
+                f"{type(image).__name__} is no image encoder; give an .onnx file, a name, or an object with "
+                "encode(), dimension and fingerprint."
+            )
+        self.image: ImageEncoder | None = image
+        self._unfitted: HKSE | None = None
+        self.text: Any = None
+        if isinstance(text, str) and text == "hkse":
+            text = HKSE()
+        if isinstance(text, HKSE) and not hasattr(text, "vectors_"):
+            self._unfitted = clone(text)
+        elif text is not None:
+            fingerprinted = hasattr(text, "encode") and not isinstance(text, np.ndarray)
+            self.text = text if fingerprinted else sentence_encoder(text)
+        for view, encoder in (("image", self.image), ("text", self.text)):
+            self._check(view, encoder)  # type: ignore[arg-type]
+
+    @property
+    def hkse(self) -> HKSE | None:
+        """The fitted HKSE, where that is the text encoder."""
+        return self.text.hkse if isinstance(self.text, HKSEEncoder) else None
+
+    def fit_text(self, captions: Sequence[str]) -> None:
+        """Fit an HKSE that is not fitted yet."""
+        if self._unfitted is not None:
+            self.text = sentence_encoder(self._unfitted.fit(captions))
+
+    def describe(self, view: View) -> Known:
+        """What to remember of an encoder."""
+        encoder = self.image if view == "image" else self.text
+        if encoder is None:
+            return self.known.get(view, Known())
+        fingerprint = str(getattr(encoder, "fingerprint", ""))
+        kind = fingerprint.partition(":")[0] or type(encoder).__name__
+        return Known(str(getattr(encoder, "name", "")) or kind, fingerprint)
+
+    def encode_images(self, images: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """Features of pictures: paths, bytes or Pillow images."""
+        encoder = self.image
+        if encoder is None:
+            raise self._missing("image")
+        pictures = [i.convert("RGB") if isinstance(i, Image.Image) else open_image(i) for i in images]
+        return to_numpy(encoder.encode(pictures))
+
+    def encode_texts(self, sentences: Sequence[str], *, queries: bool = False) -> np.ndarray[Any, Any]:
+        """Features of sentences; as ``queries``, those without a known word are refused."""
+        if self.text is None:
+            raise self._missing("text")
+        for sentence in sentences:
+            if not isinstance(sentence, str) or not sentence.strip():
+                raise InputError(f"{sentence!r} is no sentence; give at least one word.")
+        if queries and hasattr(self.text, "check"):
+            self.text.check(list(sentences))
+        return to_numpy(self.text.encode(list(sentences)))
+
+    def _missing(self, view: View) -> InputError:
+        known, what = self.known.get(view, Known()), "pictures" if view == "image" else "sentences"
+        made = f"its {what} were encoded by {known.name}" if known.name else "it was made from features"
+        return InputError(
+            f"this model has no {view} encoder here: {made}. Give {FLAGS[view]}= in Python or "
+            f"--{FLAGS[view].replace('_', '-')} on the command line, or give features."
+        )
+
+    def _check(self, view: View, encoder: Any) -> None:
+        wanted = self.known.get(view, Known()).fingerprint
+        found = str(getattr(encoder, "fingerprint", "")) if encoder is not None else ""
+        if wanted and encoder is not None and found != wanted:
+            raise InputError(
+                f"the {view} encoder given is {found or type(encoder).__name__!r}, but the model was made "
+                f"with {wanted!r}; give that one (the same file, weights and preprocessing)."
+            )
+
+
+def as_list(given: Any) -> tuple[list[Any], bool]:
+    """What was given as a list, and whether it was a single thing: a path, bytes, a picture, a sentence."""
+    if isinstance(given, str | bytes | Path | Image.Image) or hasattr(given, "__fspath__"):
+        return [given], True
+    return list(given), False

@@ -1,0 +1,211 @@
+"""From pairs to a fitted model: encode, fit on the training split, say what it is worth and what it saw."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diptych.arrays import to_numpy
+from diptych.cca import AWCCA, Moments, moments_from_spectra
+from diptych.cca.persistence import unpack
+from diptych.checks import TASKS, DataWarning, InputError
+from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
+from diptych.data.leakage import near_duplicates
+from diptych.normalize import normalize
+from diptych.ranking import retrieval_scores
+from diptych.report.card import FEW_PAIRS
+from diptych.retrieval.encoders import Encoders
+from diptych.retrieval.items import View
+from diptych.retrieval.reach import Reach
+
+Part: TypeAlias = tuple[Any, Any, Any]
+Recalls: TypeAlias = dict[str, dict[str, float]]
+Watch: TypeAlias = Callable[[str, Progress], None]
+"""Told what is being encoded, and how far that is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted model and what is kept of its training data.
+
+    Attributes
+    ----------
+    model
+        In NumPy, wherever it was fitted.
+    moments
+        Of the normalised training pairs.
+    reach
+        Where the training items of each view lie.
+    facts
+        Plain data: pairs per split, recalls, seconds, what the selection was made on.
+    """
+
+    model: AWCCA
+    moments: Moments
+    reach: dict[View, Reach]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def encode_views(
+    dataset: PairedDataset,
+    encoders: Encoders,
+    folder: str | os.PathLike[str] | None = None,
+    watch: Watch | None = None,
+) -> PairedViews:
+    """Features of both sides; with a ``folder``, interrupted work goes on where it stopped."""
+    if encoders.image is None or encoders.text is None:
+        missing: View = "image" if encoders.image is None else "text"
+        raise InputError(
+            f"there is no {missing} encoder to encode these pairs with; give one, or fit on features."
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(folder) if folder is not None else Path(scratch)
+
+        def told(what: str) -> Callable[[Progress], None] | None:
+            return None if watch is None else lambda done: watch(what, done)
+
+        images = encode_images(dataset, encoders.image, place / "images", progress=told("pictures"))
+        texts = encode_texts(dataset, encoders.text, place / "texts", progress=told("captions"))
+        if not images.ids:
+            raise InputError(
+                f"not one of {len(images.skipped)} pictures could be read (the first: "
+                f"{images.skipped[0].reason}); look at them with diptych check."
+            )
+        if images.skipped:
+            first = images.skipped[0]
+            warnings.warn(
+                f"{len(images.skipped)} picture(s) could not be read and are left out with their captions "
+                f"({first.id}: {first.reason}); diptych check lists them.",
+                DataWarning,
+                stacklevel=4,
+            )
+        views = join(dataset, images, texts)
+        if folder is None:
+            views = PairedViews(views.dataset, np.array(views.x), np.array(views.y))
+    return views
+
+
+def split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
+    """Training, validation and test pairs; None for a split that is not there."""
+    if views.dataset.splits is None:
+        return views.of(np.arange(views.dataset.n_images)), None, None
+    sizes = views.dataset.split_sizes()
+    if "train" not in sizes:
+        raise InputError("the pairs have no train split; mark some images as train.")
+    val, test = (views.split(split) if split in sizes else None for split in ("val", "test"))
+    return views.split("train"), val, test
+
+
+def fit_model(model: AWCCA, views: PairedViews, device: str = "cpu") -> Fitted:
+    """Fit ``model`` on the training split and measure it on the others."""
+    start = time.perf_counter()
+    training, validation, test = split_views(views)
+    n_pairs = len(training[1])
+    if n_pairs < FEW_PAIRS:
+        warnings.warn(
+            f"{n_pairs} training pairs are very few: what is selected is mostly chance. Give {FEW_PAIRS} at "
+            "the least, better a thousand, or set params yourself.",
+            DataWarning,
+            stacklevel=4,
+        )
+    facts: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "pairs": _sizes(views.dataset),
+        "leaks": _leaks(training, validation, test),
+    }
+    parts = [on_device(part, device) for part in (training, validation, test)]
+    selecting = model.params is None or model.n_components == "auto"
+    begun = time.perf_counter()
+    model.fit(*parts[0], validation=parts[1] if selecting else None)
+    seconds = time.perf_counter() - begun
+    moments = _in_numpy(moments_from_spectra(model.spectra_, model.precision))
+    path = model.path_
+    if device != "cpu":
+        model = AWCCA.unpacked(unpack(*model.packed(), Path("model")))
+    reach: dict[View, Reach] = {
+        "image": Reach.of(normalize(np.asarray(training[0], np.float32), model.normalize[0])),
+        "text": Reach.of(normalize(np.asarray(training[1], np.float32), model.normalize[1])),
+    }
+    selection = 0.0 if path is None else path.seconds
+    facts["seconds"] = {"spectra and models": round(seconds - selection, 3)}
+    if path is not None:
+        facts["selected_on"] = path.held_out or "the validation split"
+        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
+        facts["seconds"][grid] = round(selection, 3)
+    begun = time.perf_counter()
+    named = {"validation": parts[1], "test": parts[2]}
+    facts["metrics"] = {name: recalls(model, part) for name, part in named.items() if part is not None}
+    facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
+    facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
+    return Fitted(model, moments, reach, facts)
+
+
+def recalls(model: AWCCA, part: Part) -> Recalls:
+    """Retrieval scores of both tasks on some pairs."""
+    x, y, pairing = part
+    found = {}
+    for task in TASKS:
+        ex, ey = model.transform(x, y, task=task)
+        found[str(task)] = retrieval_scores(ex, ey, pairing, task=task, similarity=model.similarity)
+    return found
+
+
+def on_device(part: Part | None, device: str) -> Any:
+    """Arrays on a torch device; NumPy stays NumPy on the CPU."""
+    if part is None or device == "cpu":
+        return part
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            f'the device {device!r} needs torch; install it with: pip install "diptych[torch]"'
+        ) from None
+    try:
+        return tuple(torch.as_tensor(np.ascontiguousarray(array), device=device) for array in part)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"there is no device {device!r} here ({str(error).splitlines()[0]}).") from None
+
+
+def _sizes(dataset: PairedDataset) -> dict[str, list[int]]:
+    if dataset.splits is None:
+        return {"train": [dataset.n_images, dataset.n_captions]}
+    rows = {split: dataset.image_rows(split) for split in dataset.split_sizes()}
+    return {split: [len(images), len(dataset.caption_rows(images))] for split, images in rows.items()}
+
+
+def _leaks(training: Part, validation: Part | None, test: Part | None) -> dict[str, int]:
+    found = {}
+    for name, part in (("validation", validation), ("test", test)):
+        if part is None:
+            continue
+        same = near_duplicates(training[0], part[0])
+        if len(same):
+            found[name] = len(same)
+            warnings.warn(
+                f"{len(same)} of the {name} pictures looked at are all but the same as training pictures, so "
+                f"the recalls on {name} are too good; move copies into one split.",
+                DataWarning,
+                stacklevel=5,
+            )
+    return found
+
+
+def _in_numpy(moments: Moments) -> Moments:
+    return Moments(
+        moments.count,
+        to_numpy(moments.x_mean),
+        to_numpy(moments.y_mean),
+        to_numpy(moments.xx),
+        to_numpy(moments.yy),
+        to_numpy(moments.xy),
+        moments.precision,
+    )

@@ -1,0 +1,180 @@
+"""What is indexed: pictures and sentences by id, and the keys their vectors lie under."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from diptych.checks import InputError
+
+View: TypeAlias = Literal["image", "text"]
+VIEWS: tuple[View, ...] = ("image", "text")
+
+MAX_LINE = 2**20
+"""Characters of one item on disk; a longer line is refused."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One picture or sentence.
+
+    Attributes
+    ----------
+    id
+        Its name; no two items share one.
+    view
+        ``"image"`` or ``"text"``.
+    path
+        Where a picture lies, if known.
+    text
+        The sentence, if known.
+    image
+        For a sentence, the id of the picture it belongs to, if any.
+    metadata
+        Whatever the user gave: plain values that JSON can hold.
+    """
+
+    id: str
+    view: View
+    path: str | None = None
+    text: str | None = None
+    image: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What there is of it."""
+        found = {"id": self.id, "view": self.view, "path": self.path, "text": self.text, "image": self.image}
+        return {k: v for k, v in found.items() if v is not None} | (
+            {"metadata": dict(self.metadata)} if self.metadata else {}
+        )
+
+
+class Items:
+    """Items under integer keys that are never used twice."""
+
+    def __init__(self) -> None:
+        self._item: dict[int, Item] = {}
+        self._key: dict[str, int] = {}
+        self._captions: dict[str, list[int]] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._item)
+
+    def __contains__(self, item_id: object) -> bool:
+        return item_id in self._key
+
+    def __iter__(self) -> Iterator[tuple[int, Item]]:
+        return iter(list(self._item.items()))
+
+    @property
+    def next_key(self) -> int:
+        """The key that the next item will get."""
+        return self._next
+
+    def get(self, key: int) -> Item | None:
+        """The item under a key; None if it is gone."""
+        return self._item.get(key)
+
+    def key(self, item_id: str) -> int:
+        """The key of an id."""
+        if item_id not in self._key:
+            raise InputError(f"there is no item {item_id!r}; see the ids with info, or add it.")
+        return self._key[item_id]
+
+    def is_of(self, key: int, view: View) -> bool:
+        """Whether there is an item of ``view`` under a key."""
+        item = self._item.get(key)
+        return item is not None and item.view == view
+
+    def keys(self, view: View) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Keys of one view, ascending."""
+        return np.array([key for key, item in self if item.view == view], np.int64)
+
+    def captions(self, image_id: str) -> list[int]:
+        """Keys of the sentences that belong to a picture."""
+        return list(self._captions.get(image_id, ()))
+
+    def count(self, view: View) -> int:
+        """Items of one view."""
+        return sum(item.view == view for item in list(self._item.values()))
+
+    def check_new(self, items: Sequence[Item]) -> None:
+        """Refuse ids that are taken, or given twice."""
+        seen: set[str] = set()
+        for item in items:
+            if item.id in self._key or item.id in seen:
+                where = "is in the index already" if item.id in self._key else "is given twice"
+                raise InputError(
+                    f"the id {item.id!r} {where}; give every picture and sentence an id of its own."
+                )
+            seen.add(item.id)
+
+    def add(self, items: Sequence[Item]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Take items in and return their keys, ascending."""
+        self.check_new(items)
+        keys = np.arange(self._next, self._next + len(items), dtype=np.int64)
+        for key, item in zip(keys.tolist(), items, strict=True):
+            self._item[key], self._key[item.id] = item, key
+            if item.image is not None:
+                self._captions.setdefault(item.image, []).append(key)
+        self._next += len(items)
+        return keys
+
+    def remove(self, keys: Iterable[int]) -> None:
+        """Forget items."""
+        for key in keys:
+            item = self._item.pop(key)
+            del self._key[item.id]
+            if item.image is not None:
+                own = self._captions[item.image]
+                own.remove(key)
+                if not own:
+                    del self._captions[item.image]
+
+
+def write_items(items: Iterable[Item], path: Path) -> None:
+    """One JSON object a line."""
+    with open(path, "w", encoding="utf-8") as file:
+        for item in items:
+            file.write(json.dumps(item.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_items(path: Path, expected: int) -> list[Item]:
+    """Read ``expected`` items; anything else is an ``InputError``."""
+    found: list[Item] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            while line := file.readline(MAX_LINE):
+                found.append(_parsed(line, path, len(found) + 1))
+                if len(found) > expected:
+                    break
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason}); save the model again.") from None
+    if len(found) != expected:
+        raise InputError(f"{path} holds {len(found)} items; expected {expected}. Save the model again.")
+    return found
+
+
+def _parsed(line: str, path: Path, number: int) -> Item:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        content = None
+    texts = ("path", "text", "image")
+    whole = (
+        isinstance(content, dict)
+        and set(content) <= {"id", "view", "metadata", *texts}
+        and isinstance(content.get("id"), str)
+        and content.get("view") in VIEWS
+        and all(isinstance(content.get(name), str | None) for name in texts)
+        and isinstance(content.get("metadata", {}), dict)
+    )
+    if not whole:
+        raise InputError(f"{path}, line {number}, is no item ({line[:60]!r}); save the model again.")
+    return Item(**content)

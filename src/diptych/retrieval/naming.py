@@ -1,0 +1,90 @@
+"""Items for what users give: pairs with names of their own, or things that get one here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diptych.checks import InputError, check_pairing
+from diptych.data import PairedDataset
+from diptych.retrieval.items import Item, View
+
+Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""For some ids, plain values."""
+
+
+def items_of(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item]]:
+    """Items of pairs; their split is part of their metadata."""
+    paths = [None] * dataset.n_images if dataset.paths is None else [os.fspath(p) for p in dataset.paths]
+    splits = dataset.splits or ("",) * dataset.n_images
+
+    def of(name: str, row: int) -> Mapping[str, Any]:
+        own = plain(metadata.get(name, {}), name)
+        return {"split": splits[row], **own} if splits[row] else own
+
+    images = [
+        Item(name, "image", path=path, metadata=of(name, row))
+        for row, (name, path) in enumerate(zip(dataset.image_ids, paths, strict=True))
+    ]
+    captions = zip(dataset.caption_ids, dataset.captions, dataset.pairing.tolist(), strict=True)
+    texts = [
+        Item(name, "text", text=text or None, image=dataset.image_ids[row], metadata=of(name, row))
+        for name, text, row in captions
+    ]
+    return {"image": images, "text": texts}
+
+
+def image_items(
+    things: Sequence[Any], ids: Sequence[str] | None, metadata: Metadata, next_key: int
+) -> list[Item]:
+    """Items for new pictures: named by ``ids``, by their path, or by a number."""
+    paths = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things]
+    names = ids if ids is not None else [p or f"item-{next_key + i}" for i, p in enumerate(paths)]
+    _check_length(len(things), names, "ids")
+    return [
+        Item(str(name), "image", path=path, metadata=plain(metadata.get(str(name), {}), name))
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def text_items(
+    sentences: Sequence[str | None],
+    images: Sequence[Item] | None,
+    pairing: Any,
+    ids: Sequence[str] | None,
+    metadata: Metadata,
+    next_key: int,
+) -> list[Item]:
+    """Items for new sentences: named by ``ids``, by their picture and a number, or by a number."""
+    owners: list[str | None] = [None] * len(sentences)
+    if images is not None:
+        rows = check_pairing(pairing, len(images), np.empty((len(sentences), 1)))
+        owners = [images[row].id for row in rows.tolist()]
+    names = ids
+    if names is None:
+        names = [f"{o}#{i}" if o else f"item-{next_key + i}" for i, o in enumerate(owners)]
+    _check_length(len(sentences), names, "caption_ids")
+    return [
+        Item(str(name), "text", text=text, image=owner, metadata=plain(metadata.get(str(name), {}), name))
+        for name, text, owner in zip(names, sentences, owners, strict=True)
+    ]
+
+
+def plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
+    """``metadata`` if it can be written as JSON."""
+    try:
+        json.dumps(metadata, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the metadata of {name!r} cannot be stored ({error}); give strings, numbers, lists and dicts."
+        ) from None
+    return dict(metadata)
+
+
+def _check_length(n: int, given: Sequence[Any], name: str) -> None:
+    if len(given) != n:
+        raise InputError(f"{name} has {len(given)} entries; expected {n}, one for each item.")

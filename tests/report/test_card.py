@@ -1,0 +1,210 @@
+import ast
+import dataclasses
+import re
+import shlex
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diptych.report import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
+from diptych.report.card import escape_markdown
+from diptych.report.wording import one_line
+
+markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+MARKDOWN = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!-- hidden",
+    "a | b | c",
+    "a \\| b",
+    "two\n\n# lines\n\n| x |\n|---|\n",
+    "```\nout of the fence",
+    "`code` ``more`` ~~gone~~",
+    "[click](javascript:alert(1)) ![x](http://example.org/x.png)",
+    "[ref]: http://example.org",
+    "&lt;b&gt; &#60;b&#62; &amp;",
+    "*bold* __bold__ \\*",
+    "ends in hashes ##",
+    "ends in a backslash \\",
+    "turned \u202e around \u2028 and \x00 cut",
+    "<https://example.org>",
+]
+NUMBERS = {"r@1": 21.64, "r@5": 49.5, "r@10": 62.96, "median_rank": 6.0, "mean_rank": 31.27}
+BEST = {"r@1": 30.7, "r@5": 57.2, "r@10": 70.6, "median_rank": 4.0, "mean_rank": 18.04}
+
+
+def make_card(**changes):
+    card = Card(
+        name="beaches",
+        folder="beaches",
+        library="1.2.3",
+        date="2025-01-31",
+        pairs={"train": (6000, 30000), "test": (1000, 5000)},
+        image_encoder=EncoderFacts("ResNet-50", "onnx:1f2e", 2048),
+        text_encoder=EncoderFacts("HKSE(rbf, rbf)", "hkse:77", 2000),
+        tasks={
+            "search": TaskFacts("γ = 12.3", "γ = 0.45", 1999, (0.98, 0.97, 0.95, 0.93, 0.91, 0.9)),
+            "annotate": TaskFacts("k = 12", "k = 40", 3, np.array([0.5, 0.25, 0.125])),
+        },
+        params={"filter": "tikhonov", "normalize": ("unit", "none"), "metric": "r@1"},
+        selected_on="the given validation pairs",
+        seconds=12.34,
+        metrics={"test": {"search": NUMBERS, "annotate": BEST}},
+        index=IndexFacts({"images": 8000, "sentences": 40000}, "HNSW", "float16", 0.987),
+        files={"config.json": "parameters"},
+        has_picture=True,
+    )
+    return dataclasses.replace(card, **changes)
+
+
+def tables(text):
+    """Every table as rows of the text that a reader sees."""
+    found, cell = [], False
+    for token in MARKDOWN.parse(text):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type in ("td_open", "th_open"):
+            cell = True
+        elif token.type == "inline" and cell:
+            found[-1][-1].append(seen(token))
+            cell = False
+    return found
+
+
+def seen(inline):
+    return "".join(child.content for child in inline.children)
+
+
+def kinds(text):
+    """The shape of a document: every token's kind, and the targets of links and pictures."""
+    shape = []
+    for token in MARKDOWN.parse(text):
+        shape.append(token.type)
+        shape += [(c.type, c.attrGet("src")) for c in token.children or () if not c.type.startswith("text")]
+    return shape
+
+
+def test_the_tables_hold_the_numbers():
+    pairs, views, recalls, selected, params, files = tables(model_card(make_card()))
+    assert pairs[1:] == [["train", "6,000", "30,000"], ["test", "1,000", "5,000"]]
+    assert views[1:] == [
+        ["images", "ResNet-50", "onnx:1f2e", "2,048"],
+        ["sentences", "HKSE(rbf, rbf)", "hkse:77", "2,000"],
+    ]
+    assert recalls == [
+        ["pairs", "task", "r@1", "r@5", "r@10", "median rank", "mean rank"],
+        ["test", "search: sentence → images", "21.6", "49.5", "63.0", "6", "31.3"],
+        ["test", "annotate: image → sentences", "30.7", "57.2", "70.6", "4", "18.0"],
+    ]
+    assert selected[1][1:] == ["γ = 12.3", "γ = 0.45", "1,999", "0.980, 0.970, 0.950, 0.930, 0.910, …"]
+    assert selected[2][1:] == ["k = 12", "k = 40", "3", "0.500, 0.250, 0.125"]
+    assert params[1:] == [["filter", "tikhonov"], ["normalize", "unit, none"], ["metric", "r@1"]]
+    assert [row[0] for row in files[1:]] == ["README.md", "config.json", "regularization.png"]
+
+
+def test_it_says_what_is_not_known():
+    card = model_card(
+        make_card(
+            metrics=None,
+            index=None,
+            has_picture=False,
+            selected_on=None,
+            text_encoder=None,
+            seconds=None,
+            params={},
+        )
+    )
+    assert "not measured" in card
+    assert "Nothing is indexed" in card
+    assert "given, not selected" in card
+    assert "features that were given" in card
+    assert "regularization.png" not in card
+    assert "None" not in card
+
+
+def test_a_missing_or_failed_number_is_a_dash():
+    card = model_card(make_card(metrics={"test": {"annotate": {"r@1": float("nan"), "r@5": 7.0}}}))
+    assert tables(card)[2][1:] == [["test", "annotate: image → sentences", "–", "7.0", "–", "–", "–"]]
+
+
+def test_numbers_that_chose_are_called_too_good():
+    both = {"validation": {"search": NUMBERS}, "test": {"search": NUMBERS}}
+    assert "the test pairs had no part" in model_card(make_card(metrics=both))
+    assert "too good." in model_card(make_card(metrics={"validation": both["validation"]}))
+    assert "too good" not in model_card(make_card(metrics=both, selected_on=None))
+
+
+def test_few_pairs_are_called_few():
+    assert "**" not in model_card(make_card(pairs={"train": (10, 50)}))
+    assert "**This model was fitted on 49 pairs" in model_card(make_card(pairs={"train": (10, 49)}))
+
+
+def test_scores_are_explained_as_they_are():
+    assert "cosine" in model_card(make_card())
+    by_distance = model_card(make_card(params={"similarity": "l2"}))
+    assert "distance" in by_distance
+    assert "cosine" not in by_distance
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_stays_text_wherever_it_enters(text):
+    encoder = EncoderFacts(text, text, 7)
+    card = make_card(
+        name=text,
+        folder=text,
+        library=text,
+        date=text,
+        pairs={text: (1, 2), "test": (3, 4)},
+        image_encoder=encoder,
+        text_encoder=encoder,
+        tasks={task: TaskFacts(text, text, 9, (0.5,)) for task in ("search", "annotate")},
+        params={text: text, "normalize": (text, text), "metric": text},
+        selected_on=text,
+        metrics={text: {"search": NUMBERS, "annotate": BEST}},
+        index=IndexFacts({text: 1, "b": 2}, text, text, 0.5),
+        files={text: text},
+    )
+    assert kinds(model_card(card)) == kinds(model_card(make_card()))
+    heading = MARKDOWN.parse(model_card(card))[1]
+    assert seen(heading) == one_line(text)
+    assert tables(model_card(card))[1][1] == ["images", one_line(text), one_line(text), "7"]
+
+
+@given(st.text(alphabet=st.sampled_from("ab1 \n\t\\`*_~[]()<>|#$&!-+.:=\"'/;@\u202e"), max_size=40))
+def test_escaped_text_is_read_as_it_was_written(text):
+    assert not set("<>\n") & set(escape_markdown(text))
+    heading = MARKDOWN.parse(f"# x{escape_markdown(text)}x")
+    assert [token.type for token in heading] == ["heading_open", "inline", "heading_close"]
+    assert {child.type for child in heading[1].children} <= {"text", "text_special"}
+    assert seen(heading[1]) == f"x{one_line(text)}x"
+
+
+def test_a_long_name_is_cut():
+    assert len(model_card(make_card(name="x" * 10_000_000))) < 10_000
+
+
+@pytest.mark.parametrize(
+    "folder", ["beaches", "my beaches", "it's; rm -rf ~", 'a"b', "c$(d)`e`", "back\\slash", "-rf", "été 🏖"]
+)
+def test_the_commands_name_the_folder_and_nothing_else(folder):
+    python, shell = (
+        t.content for t in MARKDOWN.parse(model_card(make_card(folder=folder))) if t.tag == "code"
+    )
+    call = ast.parse(python).body[1].value
+    assert ast.literal_eval(call.args[0]) == folder
+    search, annotate = (shlex.split(line) for line in shell.splitlines())
+    place = "./-rf" if folder == "-rf" else folder
+    assert search == ["diptych", "search", place, "a dog"]
+    assert annotate == ["diptych", "annotate", place, "photo.jpg"]
+
+
+def test_a_folder_that_no_line_can_hold_is_not_named():
+    card = model_card(make_card(folder="a\n```\nrm -rf ~"))
+    assert "rm -rf" not in card
+    assert re.search(r'^diptych search FOLDER "a dog"$', card, flags=re.MULTILINE)
