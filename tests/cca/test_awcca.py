@@ -209,3 +209,39 @@ def test_the_fit_is_that_of_its_moments(rng):
     model = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing)
     moments = Moments.of(x, y, pairing)
     np.testing.assert_allclose(to_numpy(model.spectra_.s_x) ** 2, np.linalg.eigvalsh(moments.xx)[::-1])
+
+
+@pytest.mark.parametrize("filter", ["tikhonov", "tsvd", "guided"])
+def test_moments_select_what_rows_select(rng, filter):
+    x, y, pairing = pairs(rng, n=300)
+    validation = pairs(rng, n=60)
+    rows = AWCCA(filter=filter, grid=5, solver="gram").fit(x, y, pairing, validation=validation)
+    moments = AWCCA(filter=filter, grid=5).fit_moments(Moments.of(x, y, pairing), validation=validation)
+    for task in ("search", "annotate"):
+        assert moments.path_.choice[task] == rows.path_.choice[task]
+        np.testing.assert_array_equal(moments.models_[task].correlations, rows.models_[task].correlations)
+    with pytest.raises(InputError, match="give validation pairs, or params"):
+        AWCCA().fit_moments(Moments.of(x, y, pairing))
+
+
+@pytest.mark.parametrize("n_components", [None, 4, "auto"])
+@pytest.mark.parametrize("filter", ["tikhonov", "tsvd", "guided"])
+def test_a_refit_keeps_what_was_selected(rng, tmp_path, filter, n_components):
+    x, y, pairing = pairs(rng, n=300)
+    x2, y2, pairing2 = pairs(rng, n=100)
+    whole = Moments.of(x, y, pairing) + Moments.of(x2, y2, pairing2)
+    first = AWCCA(filter=filter, grid=5, n_components=n_components).fit(x, y, pairing)
+    first.save(tmp_path / "m")
+    refitted = AWCCA.load(tmp_path / "m").refit_moments(whole, len(y))
+    for task in ("search", "annotate"):
+        before, after = first.models_[task], refitted.models_[task]
+        if filter == "tikhonov":
+            assert after.filter_x.gamma == pytest.approx(before.filter_x.gamma * whole.count / len(y))
+        elif filter == "tsvd":
+            assert (after.filter_x, after.filter_y) == (before.filter_x, before.filter_y)
+        else:
+            k = int(first.path_.params(task)[0])
+            assert after.filter_x.gamma == pytest.approx(float(refitted.spectra_.s_x[k - 1]) ** 2)
+        if n_components is not None:
+            assert after.correlations.shape == before.correlations.shape
+    assert refitted.transform(x).shape[0] == len(x)

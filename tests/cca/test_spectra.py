@@ -3,7 +3,7 @@ import pytest
 
 from diptych import InputError
 from diptych.arrays import to_numpy
-from diptych.cca import Moments, bjorck_golub, spectra, spectra_from_moments
+from diptych.cca import Moments, bjorck_golub, moments_from_spectra, spectra, spectra_from_moments
 from diptych.cca.spectra import resolve_solver
 
 SOLVERS = ["gram", "svd"]
@@ -81,3 +81,13 @@ def test_a_constant_view(rng, solver):
 def test_no_pairs():
     with pytest.raises(InputError, match="no pairs"):
         spectra_from_moments(Moments.zero(2, 2))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_moments_come_back_from_spectra(rng, backend, solver):
+    x, y, pairing = rng.normal(size=(30, 6)) + 5, rng.normal(size=(80, 4)), rng.integers(0, 25, 80)
+    moments = Moments.of(x, y, pairing)
+    back = moments_from_spectra(spectra(backend(x), backend(y), backend(pairing), solver=solver))
+    assert back.count == moments.count
+    for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
+        np.testing.assert_allclose(to_numpy(getattr(back, name)), getattr(moments, name), atol=1e-9)

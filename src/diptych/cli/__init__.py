@@ -2,9 +2,11 @@
 
 import typer
 
+from diptych.cli.changing import add, remove
 from diptych.cli.demo import demo
-from diptych.cli.features import evaluate, fit
 from diptych.cli.files import check, encode_images_command, encode_text_command, scenes_command
+from diptych.cli.fitting import evaluate, fit
+from diptych.cli.searching import annotate, info, search, similar
 
 app = typer.Typer(
     help="Search both ways between two paired views, pictures and sentences or any other two.",
@@ -17,6 +19,12 @@ encode = typer.Typer(help="Turn pictures or sentences into features on disk.", n
 app.command()(demo)
 app.command()(fit)
 app.command()(evaluate)
+app.command()(search)
+app.command()(annotate)
+app.command()(similar)
+app.command()(add)
+app.command()(remove)
+app.command()(info)
 app.command()(check)
 app.command("scenes")(scenes_command)
 encode.command("images")(encode_images_command)

@@ -1,36 +1,48 @@
-"""What every command shares: options, errors in one sentence, and output for people or machines."""
+"""What every command shares: errors in one sentence, notes, progress, and output for people or machines."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import threadpoolctl
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
 from rich.table import Table
 
-from diptych.checks import TASKS, InputError
+from diptych.checks import DataWarning, InputError
+from diptych.data import Progress
 
 COLUMNS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", "mean_rank": "mean rank"}
-
-Threads = Annotated[int | None, typer.Option(min=1, help="BLAS threads; default: all cores.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
-ImagesFolder = Annotated[Path | None, typer.Option("--images", help="Folder of the image files.")]
 
 
 @contextlib.contextmanager
 def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
-    """Turn what the user can mend into one sentence and an exit code."""
+    """Turn what the user can mend into one sentence and an exit code, and what he should know into a note."""
     errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+
+    def note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        errors.print(f"note: {message}")
+
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", DataWarning)
+            warnings.showwarning = note
+            yield
     except InputError as error:
         errors.print(f"error: {error}")
         raise typer.Exit(2) from None
@@ -45,34 +57,24 @@ def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited_to(threads: int | None) -> Iterator[None]:
-    """Run on that many BLAS threads."""
-    with threadpoolctl.threadpool_limits(threads, user_api="blas"):
+    """Run on that many threads."""
+    with threadpoolctl.threadpool_limits(threads):
         yield
 
 
-def say(found: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    """Print what came out, for people or for machines."""
-    if as_json:
-        json.dump({k: v for k, v in found.items() if v is not None}, sys.stdout, ensure_ascii=False)
-        sys.stdout.write("\n")
-        return
-    if quiet:
-        return
-    console = Console(highlight=False)
-    for part in ("validation", "test", "train", "val", "all"):
-        if found.get(part):
-            console.print(_recall_table(part, found[part]))
-    if "filters" in found:
-        for task in TASKS:
-            x, y = found["filters"][task]
-            console.print(f"{task}: {x} on images, {y} on texts; {found['components'][task]} components")
-        if "selected on" in found:
-            console.print(f"selected on {found['selected on']}")
-        spent = ", ".join(f"{name} {value:.1f} s" for name, value in found["seconds"].items())
-        console.print(f"{found['pairs']} pairs; {spent}; wrote {found['model']}", soft_wrap=True)
+def print_json(found: dict[str, Any]) -> None:
+    """One object on one line of standard output."""
+    json.dump({k: v for k, v in found.items() if v is not None}, sys.stdout, ensure_ascii=False)
+    sys.stdout.write("\n")
 
 
-def _recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
+def plain_console() -> Console:
+    """Standard output for people: what users named is shown as they named it."""
+    return Console(highlight=False, soft_wrap=True, markup=False)
+
+
+def recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
+    """Recalls of both tasks."""
     table = Table(title=title, title_justify="left")
     table.add_column("task")
     for name in COLUMNS.values():
@@ -80,3 +82,31 @@ def _recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
     for task, scores in found.items():
         table.add_row(task, *(f"{scores[key]:.1f}" for key in COLUMNS))
     return table
+
+
+@contextlib.contextmanager
+def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
+    """A progress bar with rate and time left, on standard error."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TaskProgressColumn(show_speed=True),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), disable=hidden) as shown:
+        yield shown, shown.add_task(title, total=None)
+
+
+class Watched:
+    """Bars for encoding, one for each kind of thing."""
+
+    def __init__(self, shown: Bar, first: TaskID) -> None:
+        self._bar, self._tasks, self._first = shown, dict[str, TaskID](), first
+
+    def __call__(self, what: str, done: Progress) -> None:
+        """Say how far the encoding of ``what`` is."""
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(f"encoding {what}") if self._tasks else self._first
+            self._bar.update(self._tasks[what], description=f"encoding {what}")
+        self._bar.update(self._tasks[what], completed=done.done, total=done.total)

@@ -4,126 +4,134 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from diptych.cca import AWCCA
 from diptych.checks import TASKS, InputError
-from diptych.cli.console import Threads, limited_to, said_plainly
-from diptych.data import Scenes, scenes
-from diptych.image import PyramidDescriptor
-from diptych.ranking import retrieval_scores
-from diptych.report import draw_regularization_path
+from diptych.cli.console import limited_to, plain_console, print_json, said_plainly
+from diptych.cli.options import AsJson, Quiet, Threads
+from diptych.data import PairedDataset, PairedViews, scenes
+from diptych.experiments.demonstration import FILTERS, Compared, compare_filter, compare_weightings, demo_page
+from diptych.image import open_image
+from diptych.report import Answer, ContactRow
+from diptych.retrieval import Item, Retriever
+from diptych.storage import replacing_file
 from diptych.text import HKSE
 
-MODELS: dict[str, dict[str, Any]] = {
-    "plain CCA": {"weighting": "none"},
-    "symmetric": {"weighting": "symmetric"},
-    "search generation": {"weighting": "search-generation"},
-    "query generation, T-SVD": {"filter": "tsvd"},
-    "query generation, guided": {"filter": "guided"},
-    "query generation": {},
-}
-QUERIES = ("a red star at night", "two boats on the sea", "three blue umbrellas")
+QUERIES = ("a big red square on a wooden table", "two green hearts at night", "a triangle in the desert")
+REPORT = "report.html"
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model and pictures.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write everything to.")] = Path(
         "demo-output"
     ),
     number: Annotated[int, typer.Option("--number", "-n", min=200, help="How many scenes.")] = 1500,
     threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Draw scenes, encode, select, compare, and search both ways.
+    """Draw scenes, encode, select, compare, search both ways; write a model and a report.
 
     Example: `diptych demo`
     """
     with said_plainly(), limited_to(threads):
-        console, start = Console(highlight=False, soft_wrap=True), time.perf_counter()
-        drawn = scenes(number, random_state=0)
-        dataset = drawn.dataset
-        x = PyramidDescriptor().encode(list(drawn.pictures))
-        rows = {split: dataset.image_rows(split) for split in ("train", "val", "test")}
-        text = HKSE(word_features=600, sentence_features=600)
-        text.fit(dataset.subset("train").captions)
-        y = text.transform(dataset.captions, unknown="mean")
+        console, start = plain_console(), time.perf_counter()
+        console.quiet = quiet or as_json
+        pairs = scenes(number, random_state=0).write(out / "scenes")
+        retriever = Retriever("pyramid", HKSE(word_features=600, sentence_features=600), AWCCA())
+        views = retriever.encode(pairs)
         console.print(
-            f"Drew {number} pictures with five sentences each; encoded a picture as {x.shape[1]} numbers "
-            f"and a sentence as {y.shape[1]} ({time.perf_counter() - start:.1f} s)."
+            f"Drew {number} pictures with five sentences each; encoded a picture as {views.x.shape[1]} "
+            f"numbers and a sentence as {views.y.shape[1]} ({time.perf_counter() - start:.1f} s)."
         )
-
-        def part(split: str) -> tuple[Any, Any, Any]:
-            captions = dataset.caption_rows(rows[split])
-            return x[rows[split]], y[captions], np.searchsorted(rows[split], dataset.pairing[captions])
-
-        model = _compare(console, part)
-        model.save(out / "model")
-        text.save(out / "text-encoder")
-        _answer(console, drawn, model, text, x, y, rows["test"])
-        try:
-            assert model.path_ is not None
-            draw_regularization_path(model.path_, out / "regularization.png")
-            console.print(f"The regularisation map is {out / 'regularization.png'}.")
-        except InputError as missing:
-            console.print(f"No regularisation map: {missing}", markup=False)
-        console.print(
-            f"The model is {out / 'model'}; all in {time.perf_counter() - start:.0f} s. Next, yours:\n"
-            "  diptych check captions.csv --images photos\n"
-            "  diptych fit image-features.npy text-features.npy --pairs captions.csv --out model"
-        )
+        compared = _compare(console, views)
+        retriever.fit(views)
+        retriever.save(out / "model")
+        _answer(console, retriever, pairs)
+        commands = [
+            f"diptych serve {out / 'model'}",
+            f'diptych search {out / "model"} "{QUERIES[0]}"',
+        ]
+        written = _report(retriever, compared, pairs, commands, out / REPORT)
+        seconds = time.perf_counter() - start
+        console.print(f"The model is {out / 'model'}; {written}. All in {seconds:.0f} s. Next:")
+        for command in commands:
+            console.print(f"  {command}")
+        if as_json:
+            found = {each.name: {task: each.scores(task) for task in TASKS} for each in compared}
+            print_json({"model": str(out / "model"), "seconds": round(seconds, 1), "test": found})
 
 
-def _compare(console: Console, part: Any) -> AWCCA:
-    """Fit every model of the table (Tikhonov unless it says otherwise); the last is the one to keep."""
-    table = Table(title=f"{len(part('test')[0])} test pictures, regularisation selected on validation")
+def _compare(console: Console, views: PairedViews) -> list[Compared]:
+    n_test = len(views.split("test")[0])
+    table = Table(
+        title=f"{n_test} test pictures, regularisation selected on validation", title_justify="left"
+    )
     table.add_column("model")
     for task in TASKS:
         table.add_column(f"{task} r@1", justify="right")
         table.add_column("r@10", justify="right")
     table.add_column("seconds", justify="right")
-    x, y, pairing = part("test")
-    means: dict[str, float] = {}
-    for name, options in MODELS.items():
-        start = time.perf_counter()
-        # Other weightings take one SVD per grid point, so their grid is coarser here.
-        grid = 20 if "weighting" not in options else 8
-        model = AWCCA(grid=grid, **options).fit(*part("train"), validation=part("val"))
-        seconds = time.perf_counter() - start
-        cells, means[name] = [], 0.0
-        for task in TASKS:
-            ex, ey = model.transform(x, y, task=task)
-            found = retrieval_scores(ex, ey, pairing, task=task)
-            means[name] += found["r@1"] / len(TASKS)
-            cells += [f"{found['r@1']:.1f}", f"{found['r@10']:.1f}"]
-        table.add_row(name, *cells, f"{seconds:.1f}")
+    compared = [*compare_weightings(views), *(compare_filter(views, name) for name in FILTERS)]
+    for found in compared:
+        cells = [f"{found.scores(task)[metric]:.1f}" for task in TASKS for metric in ("r@1", "r@10")]
+        table.add_row(found.name, *cells, f"{found.seconds:.1f}")
     console.print(table)
-    best = max(means, key=lambda name: means[name])
+    best = max(compared, key=lambda each: each.mean)
     console.print(
-        f"Best here by mean r@1: {best}. Drawn scenes are no photographs: on Flickr8k query generation "
-        "is best (README)."
+        f"Best here by mean r@1: {best.name}. Drawn scenes are no photographs: the order on Flickr8k is "
+        "in the README."
     )
-    return model
+    return compared
 
 
-def _answer(console: Console, drawn: Scenes, model: AWCCA, text: HKSE, x: Any, y: Any, test: Any) -> None:
-    """Three sentences and three pictures, asked of the test pictures."""
-    dataset = drawn.dataset
-    captions = dataset.caption_rows(test)
-    images, sentences = model.transform(x[test], text.transform(list(QUERIES)), task="search")
-    for query, row in zip(QUERIES, _cosines(sentences, images), strict=True):
-        best = test[int(np.argmax(row))]
-        own = dataset.captions[int(dataset.caption_rows([best])[0])]
-        console.print(f"search {query!r}: picture {dataset.image_ids[best]} ({own!r})", markup=False)
-    asked = test[:3]
-    pictures, words = model.transform(x[asked], y[captions], task="annotate")
-    for image, row in zip(asked, _cosines(pictures, words), strict=True):
-        caption = dataset.captions[int(captions[int(np.argmax(row))])]
-        console.print(f"annotate {dataset.image_ids[image]}: {caption!r}", markup=False)
+def _is_test(item: Item) -> bool:
+    return item.metadata.get("split") == "test"
 
 
-def _cosines(queries: Any, items: Any) -> Any:
-    return queries @ (items / np.linalg.norm(items, axis=1, keepdims=True)).T
+def _answer(console: Console, retriever: Retriever, pairs: PairedDataset) -> None:
+    """Three sentences and three pictures, asked of the test split."""
+    for query, hits in zip(QUERIES, retriever.search(list(QUERIES), 1, where=_is_test), strict=True):
+        own = pairs.captions[int(pairs.caption_rows([pairs.image_ids.index(hits[0].id)])[0])]
+        console.print(f"search {query!r}: {hits[0].id} ({own!r}), cosine {hits[0].score:.2f}")
+    test = pairs.subset("test")
+    assert test.paths is not None
+    for name, hits in zip(
+        test.image_ids, retriever.annotate(list(test.paths[:3]), 1, where=_is_test), strict=False
+    ):
+        console.print(f"annotate {name}: {hits[0].text!r}, cosine {hits[0].score:.2f}")
+
+
+def _report(
+    retriever: Retriever, compared: list[Compared], pairs: PairedDataset, commands: list[str], file: Path
+) -> str:
+    """Write the page; say where it is, or why there is none."""
+    test = pairs.subset("test")
+    assert test.paths is not None
+    sheet = []
+    asked = [int(test.caption_rows([row])[0]) for row in range(4)]
+    found = retriever.search([test.captions[j] for j in asked], 6, where=_is_test)
+    for row, (j, hits) in enumerate(zip(asked, found, strict=True)):
+        answers = [
+            Answer(open_image(str(hit.path)), hit.score, hit.id == test.image_ids[row]) for hit in hits
+        ]
+        sheet.append(ContactRow(test.captions[j], answers))
+    for row, hits in zip(
+        range(4, 8), retriever.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True
+    ):
+        answers = [Answer(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
+        sheet.append(ContactRow(open_image(test.paths[row]), answers))
+    path = retriever.collection.fitted.model.path_
+    assert path is not None
+    try:
+        page = demo_page(compared, path, sheet, pairs.n_images, commands)
+    except InputError as missing:  # matplotlib is not installed
+        return f"no report: {missing}"
+    with replacing_file(file) as staged:
+        staged.write_text(page, "utf-8")
+    return f"the report is {file}"

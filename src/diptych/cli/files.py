@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.progress import Progress as Bar
+from rich.progress import TaskID
 
 from diptych.checks import InputError
-from diptych.cli.console import AsJson, ImagesFolder, PairsFile, Quiet, Threads, limited_to, said_plainly, say
+from diptych.cli.console import bar, limited_to, plain_console, print_json, said_plainly
+from diptych.cli.options import (
+    AsJson,
+    Device,
+    ImagesFolder,
+    Quiet,
+    RandomState,
+    Recipe,
+    Sentence,
+    SentenceFeatures,
+    Threads,
+    Vectors,
+    Weights,
+    Word,
+    WordFeatures,
+    given_text_encoder,
+)
 from diptych.data import (
     FeatureStore,
     Progress,
@@ -31,9 +37,10 @@ from diptych.data import (
     read_pairs,
     scenes,
 )
-from diptych.image import image_encoder
+from diptych.image import image_encoder as image_encoder_named
 from diptych.text import HKSE, sentence_encoder
 
+PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
 RESUMES = "run the same command again to go on where it stopped"
@@ -55,9 +62,9 @@ def check(
                 progress=lambda done, total: progress.update(task, completed=done, total=total),
             )
         if as_json:
-            say({**asdict(report), "ok": report.ok}, quiet, as_json)
+            print_json({**asdict(report), "ok": report.ok})
         elif not quiet:
-            console = Console(highlight=False, soft_wrap=True)
+            console = plain_console()
             sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
             console.print(f"{report.images} images ({sizes}), {report.captions} captions")
             for name, found in (
@@ -70,9 +77,9 @@ def check(
             if report.copies:
                 console.print(f"{len(report.copies)} group(s) of equal pictures within a split")
             for name, reason in report.unreadable:
-                console.print(f"unreadable: {name}: {reason}", markup=False)
+                console.print(f"unreadable: {name}: {reason}")
             for problem in report.problems:
-                console.print(f"problem: {problem}", markup=False)
+                console.print(f"problem: {problem}")
         if not report.ok:
             raise typer.Exit(1)
 
@@ -96,25 +103,30 @@ def scenes_command(
 def encode_images_command(
     pairs: PairsFile,
     out: Out,
-    encoder: Annotated[
+    image_encoder: Annotated[
         str, typer.Option(help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights).")
     ] = "pyramid",
-    recipe: Annotated[str | None, typer.Option(help="Preset of preprocessing; see docs/data.md.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Safetensors weights of a named network.")] = None,
+    recipe: Recipe = None,
+    weights: Weights = None,
     images: ImagesFolder = None,
     batch_size: Batch = 32,
     dtype: Dtype = "float32",
+    threads: Threads = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Encode pictures into a feature store; interrupted work goes on where it stopped.
 
-    Example: `diptych encode images captions.csv --images photos --encoder resnet50.onnx -o image-features`
+    Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """
-    with said_plainly(RESUMES), bar("encoding pictures", quiet or as_json) as (progress, task):
+    with (
+        said_plainly(RESUMES),
+        limited_to(threads),
+        bar("encoding pictures", quiet or as_json) as (progress, task),
+    ):
         store = encode_images(
             read_pairs(pairs, images=images),
-            image_encoder(encoder, recipe, weights=weights),
+            image_encoder_named(image_encoder, recipe, weights=weights),
             out,
             batch_size=batch_size,
             dtype=dtype,
@@ -128,25 +140,26 @@ def encode_images_command(
 def encode_text_command(
     pairs: PairsFile,
     out: Out,
-    encoder: Annotated[
-        str, typer.Option(help="hkse, or the name or folder of a sentence-transformers model.")
+    text_encoder: Annotated[
+        str, typer.Option(help="hkse, the folder of a saved one, or a sentence-transformers model.")
     ] = "hkse",
-    vectors: Annotated[
-        Path | None, typer.Option(help="Word vectors for hkse; default: learned from the training captions.")
-    ] = None,
-    word: Annotated[str, typer.Option(help="hkse: lin or rbf words.")] = "rbf",
-    sentence: Annotated[str, typer.Option(help="hkse: lin or rbf sentences.")] = "rbf",
-    random_state: Annotated[int, typer.Option(help="hkse: seed.")] = 0,
+    vectors: Vectors = None,
+    word: Word = "rbf",
+    sentence: Sentence = "rbf",
+    word_features: WordFeatures = 2000,
+    sentence_features: SentenceFeatures = 2000,
+    random_state: RandomState = 0,
     save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
     batch_size: Batch = 1024,
     dtype: Dtype = "float32",
     threads: Threads = None,
+    device: Device = "cpu",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 
-    Example: `diptych encode text captions.csv --encoder hkse --vectors GoogleNews.bin -o text-features`
+    Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
     with (
         said_plainly(RESUMES),
@@ -154,15 +167,22 @@ def encode_text_command(
         bar("encoding captions", quiet or as_json) as (progress, task),
     ):
         dataset = read_pairs(pairs)
-        if encoder == "hkse":
+        if text_encoder == "hkse":
             split = "train" in dataset.split_sizes()
-            fitted = HKSE(vectors, word=word, sentence=sentence, random_state=random_state)  # type: ignore[arg-type]
+            fitted = HKSE(
+                vectors,
+                word=word,  # type: ignore[arg-type]
+                sentence=sentence,  # type: ignore[arg-type]
+                word_features=word_features,
+                sentence_features=sentence_features,
+                random_state=random_state,
+            )
             fitted.fit((dataset.subset("train") if split else dataset).captions)
             if save_encoder is not None:
                 fitted.save(save_encoder)
             chosen = sentence_encoder(fitted)
         else:
-            chosen = sentence_encoder(encoder)
+            chosen = sentence_encoder(given_text_encoder(text_encoder, device))
         store = encode_texts(
             dataset,
             chosen,
@@ -172,20 +192,6 @@ def encode_text_command(
             progress=lambda done: _update(progress, task, done),
         )
         _report(store, quiet, as_json)
-
-
-@contextlib.contextmanager
-def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
-    """A progress bar with rate and time left, on standard error."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TaskProgressColumn(show_speed=True),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), disable=hidden) as shown:
-        yield shown, shown.add_task(title, total=None)
 
 
 def _update(progress: Bar, task: TaskID, done: Progress) -> None:
@@ -200,9 +206,9 @@ def _report(store: FeatureStore, quiet: bool, as_json: bool) -> None:
         "skipped": [asdict(each) for each in store.skipped],
     }
     if as_json:
-        say(found, quiet, as_json)
+        print_json(found)
     elif not quiet:
-        console = Console(highlight=False, soft_wrap=True, markup=False)
+        console = plain_console()
         for each in store.skipped:
             console.print(f"left out: {each.id}: {each.reason}")
         console.print(f"{found['rows']} rows of {found['dimension']} numbers in {store.folder}")

@@ -138,7 +138,10 @@ def fit_model(model: AWCCA, views: PairedViews, device: str = "cpu") -> Fitted:
     selection = 0.0 if path is None else path.seconds
     facts["seconds"] = {"spectra and models": round(seconds - selection, 3)}
     if path is not None:
-        facts["selected_on"] = path.held_out or "the validation split"
+        facts["selected_on"] = path.held_out
+        if validation is None:
+            best = {t: float(path.scores[t][path.metric][path.choice[t]]) for t in TASKS}
+            facts["held_out"] = {"metric": path.metric, **best}
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
         facts["seconds"][grid] = round(selection, 3)
     begun = time.perf_counter()

@@ -84,7 +84,7 @@ class Items:
     def key(self, item_id: str) -> int:
         """The key of an id."""
         if item_id not in self._key:
-            raise InputError(f"there is no item {item_id!r}; see the ids with info, or add it.")
+            raise InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
         return self._key[item_id]
 
     def is_of(self, key: int, view: View) -> bool:

@@ -114,12 +114,7 @@ class Retriever:
         watch
             Told about the progress of encoding.
         """
-        if isinstance(data, PairedViews):
-            views = data
-        else:
-            split = "train" in data.split_sizes()
-            self.encoders.fit_text((data.subset("train") if split else data).captions)
-            views = encode_views(data, self.encoders, features, watch)
+        views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         fitted = fit_model(clone(self.model), views, self.device)
         items, kept, rows = Items(), dict[View, VectorIndex](), dict[View, np.ndarray[Any, Any]]()
         for view, given in zip(VIEWS, (views.x, views.y), strict=True):
@@ -135,6 +130,18 @@ class Retriever:
 
         self._collection = Collection.of(fitted, items, kept, of, self.dtype, self.index)
         return self
+
+    def encode(
+        self,
+        data: PairedDataset,
+        *,
+        features: str | os.PathLike[str] | None = None,
+        watch: Watch | None = None,
+    ) -> PairedViews:
+        """The first step of ``fit``: features of pairs, by encoders that are fitted on the training split."""
+        split = "train" in data.split_sizes()
+        self.encoders.fit_text((data.subset("train") if split else data).captions)
+        return encode_views(data, self.encoders, features, watch)
 
     @classmethod
     def from_features(

@@ -114,6 +114,7 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
             **facts,
             "model": model,
             "reach": {view: fitted.reach[view].limit for view in VIEWS},
+            "text_encoder": hkse is not None,
             "learned": sum(key < collection.learned for view in VIEWS for key in order[view].tolist()),
             "files": {path.name: _checksum(path) for path in sorted(staged.iterdir()) if path.is_file()},
         }
@@ -218,7 +219,7 @@ def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool
         for view in VIEWS
     }
     hkse = None
-    if known["text"].fingerprint.startswith("hkse:"):
+    if config["text_encoder"]:
         if (folder / TEXT).is_symlink():
             raise InputError(f"{folder / TEXT} is a link; expected the text encoder's folder.")
         hkse = HKSE.load(folder / TEXT)

@@ -180,7 +180,7 @@ def _sum_rows(table: Array, rows: Ints, ends: Ints, weights: np.ndarray[Any, Any
     )
 
 
-def check_known(corpus: Corpus, ends: Ints, before: int = 0) -> None:
+def check_known(corpus: Corpus, ends: Ints, before: int = 0, remedy: str = "") -> None:
     """Refuse a sentence whose known words, by ``ends``, are none; ``before`` others were read earlier."""
     nothing = np.flatnonzero(sentence_lengths(ends) == 0)
     if len(nothing) == 0:
@@ -192,8 +192,8 @@ def check_known(corpus: Corpus, ends: Ints, before: int = 0) -> None:
         raise InputError(f"sentences[{before + first}] holds no word; give a sentence with words in it.")
     named = ", ".join(map(repr, words[:10])) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
     raise InputError(
-        f"sentences[{before + first}] has no word that the model knows: {named}; use other words, fit with "
-        'vectors that know these, or pass unknown="mean".'
+        f"sentences[{before + first}] has no word that the model knows: {named}; use other words, or fit with "
+        f"vectors that know these{remedy}."
     )
 
 

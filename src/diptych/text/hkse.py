@@ -310,7 +310,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
             corpus = Corpus.of(block, self.tokenizer, done)
             rows, ends = corpus.known(index)
             if unknown == "error":
-                check_known(corpus, ends, done)
+                check_known(corpus, ends, done, ', or pass unknown="mean"')
             yield self._embed(rows, ends)
             done += len(block)
 

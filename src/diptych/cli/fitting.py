@@ -1,0 +1,229 @@
+"""``fit`` and ``evaluate``: from pairs or features to a searchable model, and what it is worth."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diptych.cca import AWCCA
+from diptych.checks import TASKS, check_choice
+from diptych.cli.console import (
+    Watched,
+    bar,
+    limited_to,
+    plain_console,
+    print_json,
+    recall_table,
+    said_plainly,
+)
+from diptych.cli.options import (
+    AsJson,
+    Device,
+    ImageEncoderName,
+    ImagesFolder,
+    Model,
+    Pairs,
+    Quiet,
+    RandomState,
+    Recipe,
+    Sentence,
+    SentenceFeatures,
+    Source,
+    TextEncoderName,
+    Texts,
+    Threads,
+    Vectors,
+    Weights,
+    Word,
+    WordFeatures,
+    components_of,
+    encoder_of,
+    given_image_encoder,
+    given_text_encoder,
+    grid_of,
+    open_data,
+    pair_of_numbers,
+)
+from diptych.data import PairedDataset
+from diptych.retrieval import Retriever
+from diptych.retrieval.encoders import Known
+from diptych.text import HKSE
+
+RESUMES = "run the same command again to go on where it stopped"
+
+
+def fit(
+    source: Source,
+    texts: Texts = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the model to.")],
+    pairs: Pairs = None,
+    images: ImagesFolder = None,
+    image_encoder: ImageEncoderName = None,
+    recipe: Recipe = None,
+    weights: Weights = None,
+    text_encoder: TextEncoderName = None,
+    vectors: Vectors = None,
+    word: Word = "rbf",
+    sentence: Sentence = "rbf",
+    word_features: WordFeatures = 2000,
+    sentence_features: SentenceFeatures = 2000,
+    filter: Annotated[str, typer.Option(help="tikhonov, tsvd or guided.")] = "tikhonov",
+    params: Annotated[
+        str | None, typer.Option(help="P_X,P_Y for both tasks; default: selected on validation pairs.")
+    ] = None,
+    grid: Annotated[str, typer.Option(help="Points per side, or log,N or rank,N.")] = "20",
+    metric: Annotated[str, typer.Option(help="r@K, mean_recall, median_rank or mean_rank.")] = "r@1",
+    weighting: Annotated[
+        str, typer.Option(help="asymmetric, search-generation, symmetric, none, or powers A,B.")
+    ] = "asymmetric",
+    similarity: Annotated[str, typer.Option(help="cosine or l2.")] = "cosine",
+    n_components: Annotated[str | None, typer.Option(help="Dimension of the embeddings, or auto.")] = None,
+    validation_fraction: Annotated[float, typer.Option(help="Held out when there is no val split.")] = 0.15,
+    random_state: RandomState = 0,
+    solver: Annotated[str, typer.Option(help="auto, gram or svd.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    path_metrics: Annotated[str, typer.Option(help="metric or all.")] = "metric",
+    normalize: Annotated[
+        str, typer.Option(help="Of images,texts: none, unit, signed-sqrt or sqrt-unit each.")
+    ] = "none,none",
+    index: Annotated[str, typer.Option(help="flat (exact) or hnsw.")] = "flat",
+    dtype: Annotated[str, typer.Option(help="Of the index: float32 or float16.")] = "float32",
+    keep_features: Annotated[bool, typer.Option(help="Keep the items' features, for a refit.")] = True,
+    threads: Threads = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a searchable model on pairs, or on features of both views; report its recalls.
+
+    Pictures and captions are encoded first; interrupted work goes on where it stopped. With a train split
+    the regularisation is selected on the val split; without, on a share that is held out.
+
+    Example: `diptych fit captions.csv --images photos --image-encoder resnet50.onnx --out model`
+
+    Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
+    """
+    silent = quiet or as_json
+    with said_plainly(RESUMES), limited_to(threads):
+        data = open_data(source, texts, pairs, images)
+        raw = isinstance(data, PairedDataset)
+        chosen_text: Any = None
+        if text_encoder not in (None, "hkse"):
+            chosen_text = given_text_encoder(text_encoder, device)
+        elif raw:
+            chosen_text = HKSE(
+                vectors,
+                word=word,  # type: ignore[arg-type]
+                sentence=sentence,  # type: ignore[arg-type]
+                word_features=word_features,
+                sentence_features=sentence_features,
+                random_state=random_state,
+            )
+        model = AWCCA(
+            filter=filter,
+            params=None if params is None else pair_of_numbers(params, "params"),
+            grid=grid_of(grid),
+            metric=metric,
+            weighting=pair_of_numbers(weighting, "weighting") if "," in weighting else weighting,  # type: ignore[arg-type]
+            similarity=similarity,  # type: ignore[arg-type]
+            n_components=components_of(n_components),
+            validation_fraction=validation_fraction,
+            random_state=random_state,
+            solver=solver,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
+            path_metrics=path_metrics,
+            normalize=tuple(part.strip() for part in normalize.split(",")),  # type: ignore[arg-type]
+            verbose=not silent,
+        )
+        retriever = Retriever(
+            given_image_encoder(image_encoder or ("pyramid" if raw else None), recipe, weights),
+            chosen_text,
+            model,
+            index=index,
+            dtype=dtype,
+            keep_features=keep_features,
+            device=device,
+        )
+        work = out.absolute().with_name(f".{out.name}.features")
+        if raw:
+            with bar("encoding", silent) as shown:
+                views = retriever.encode(data, features=work, watch=Watched(*shown))  # type: ignore[arg-type]
+        else:
+            views = data  # type: ignore[assignment]
+            retriever.encoders.known = {
+                "image": Known(encoder_of(source), encoder_of(source)),
+                "text": Known(encoder_of(texts), encoder_of(texts)),
+            }
+        retriever.fit(views)
+        retriever.save(out)
+        shutil.rmtree(work, ignore_errors=True)
+        found = retriever.info() | {"model": str(out)}
+        if as_json:
+            print_json(found)
+        elif not quiet:
+            _show_fitted(found)
+
+
+def evaluate(
+    model: Model,
+    source: Source,
+    texts: Texts = None,
+    pairs: Pairs = None,
+    images: ImagesFolder = None,
+    split: Annotated[str, typer.Option(help="Of pairs with splits: train, val, test, or all.")] = "test",
+    image_encoder: ImageEncoderName = None,
+    recipe: Recipe = None,
+    weights: Weights = None,
+    text_encoder: TextEncoderName = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Recalls of a model, both ways.
+
+    Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
+    """
+    with said_plainly(), limited_to(threads):
+        check_choice(split, ("train", "val", "test", "all"), "split")
+        data = open_data(source, texts, pairs, images)
+        retriever = Retriever.load(
+            model,
+            given_image_encoder(image_encoder, recipe, weights),
+            given_text_encoder(text_encoder, device),
+            mmap=True,
+            device=device,
+        )
+        dataset = data if isinstance(data, PairedDataset) else data.dataset
+        whole = split == "all" or dataset.splits is None
+        with bar("encoding", quiet or as_json or not isinstance(data, PairedDataset)) as shown:
+            found = retriever.evaluate(data, None if whole else split, watch=Watched(*shown))
+        name = "all" if whole else split
+        if as_json:
+            print_json({name: found})
+        elif not quiet:
+            plain_console().print(recall_table(name, found))
+
+
+def _show_fitted(found: dict[str, Any]) -> None:
+    console, facts = plain_console(), found["facts"]
+    for part, scores in facts["metrics"].items():
+        console.print(recall_table(part, scores))
+    for task in TASKS:
+        x, y = found["filters"][task]
+        console.print(f"{task}: {x} on images, {y} on texts; {found['components'][task]} components")
+    if "selected_on" in facts:
+        console.print(f"selected on {facts['selected_on']}")
+    if "held_out" in facts:
+        scores = ", ".join(f"{task} {facts['held_out'][task]:.1f}" for task in TASKS)
+        console.print(f"{facts['held_out']['metric']} there: {scores}")
+    for task, recall in facts.get("graph_recall", {}).items():
+        console.print(f"{task}: the graph finds {100 * recall:.1f} % of the exact ten best")
+    spent = ", ".join(f"{name} {value:.1f} s" for name, value in facts["seconds"].items())
+    sizes = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
+    console.print(f"{facts['pairs']['train'][1]} training pairs; {spent}")
+    console.print(f"wrote {found['model']}: {sizes} to search")

@@ -1,0 +1,184 @@
+"""``search``, ``annotate``, ``similar`` and ``info``: a model in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from diptych.checks import InputError
+from diptych.cli.console import limited_to, plain_console, print_json, recall_table, said_plainly
+from diptych.cli.options import (
+    AsJson,
+    Device,
+    ImageEncoderName,
+    K,
+    Model,
+    Quiet,
+    Recipe,
+    TextEncoderName,
+    Threads,
+    Weights,
+    given_image_encoder,
+    given_text_encoder,
+)
+from diptych.data import open_features
+from diptych.retrieval import Hit, Pack, Retriever
+
+Features = Annotated[
+    Path | None,
+    typer.Option(help="A file of features to ask with, one query a row."),
+]
+Weighting = Annotated[
+    str | None, typer.Option(help="asymmetric, search-generation, symmetric or none, to compare with.")
+]
+
+
+def search(
+    model: Model,
+    queries: Annotated[
+        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="What to look for.")
+    ] = None,
+    k: K = 10,
+    features: Features = None,
+    weighting: Weighting = None,
+    text_encoder: TextEncoderName = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find pictures for sentences. Scores are cosines, not probabilities.
+
+    Example: `diptych search model "a dog in the snow" -k 5`
+    """
+    with said_plainly(), limited_to(threads):
+        asked = _asked(queries, features, "a sentence")
+        retriever = Retriever.load(model, None, given_text_encoder(text_encoder, device), mmap=True)
+        found = retriever.search(asked, k, weighting=weighting)  # type: ignore[arg-type]
+        _show(queries, found, quiet, as_json)
+
+
+def annotate(
+    model: Model,
+    pictures: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PICTURE]...", help="Image files.")
+    ] = None,
+    k: K = 5,
+    packs: Annotated[bool, typer.Option("--packs", help="Find all captions of one picture.")] = False,
+    features: Features = None,
+    weighting: Weighting = None,
+    image_encoder: ImageEncoderName = None,
+    recipe: Recipe = None,
+    weights: Weights = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find sentences for pictures. Scores are cosines, not probabilities.
+
+    Example: `diptych annotate model photo.jpg -k 3`
+    """
+    with said_plainly(), limited_to(threads):
+        asked = _asked(pictures, features, "a picture")
+        encoder = given_image_encoder(image_encoder, recipe, weights)
+        retriever = Retriever.load(model, encoder, mmap=True, device=device)
+        found = retriever.annotate(asked, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
+        _show(pictures, found, quiet, as_json)
+
+
+def similar(
+    model: Model,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A sentence, or an image file.")],
+    picture: Annotated[bool, typer.Option("--picture", help="QUERY is an image file.")] = False,
+    k: K = 10,
+    image_encoder: ImageEncoderName = None,
+    recipe: Recipe = None,
+    weights: Weights = None,
+    text_encoder: TextEncoderName = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find pictures like a picture, or sentences like a sentence.
+
+    Example: `diptych similar model photo.jpg --picture`
+    """
+    with said_plainly(), limited_to(threads):
+        encoder = given_image_encoder(image_encoder, recipe, weights)
+        retriever = Retriever.load(model, encoder, given_text_encoder(text_encoder, device), mmap=True)
+        found = retriever.similar(image=query, k=k) if picture else retriever.similar(text=query, k=k)
+        _show([query], [found], quiet, as_json)
+
+
+def info(model: Model, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Say what a model is, what it was fitted on, and how good it is.
+
+    Example: `diptych info model`
+    """
+    with said_plainly():
+        found = Retriever.load(model, mmap=True).info()
+        if as_json:
+            print_json(found)
+        elif not quiet:
+            _show_info(found, model)
+
+
+def _asked(given: Sequence[Any] | None, features: Path | None, what: str) -> Any:
+    if bool(given) == (features is not None):
+        raise InputError(f"give {what} to ask with, or --features, one of the two.")
+    return open_features(features) if features is not None else list(given or ())
+
+
+def _show(asked: Sequence[Any] | None, found: Sequence[Any], quiet: bool, as_json: bool) -> None:
+    names = [str(each) for each in asked] if asked else [f"row {i}" for i in range(len(found))]
+    if as_json:
+        answers = [
+            {"query": name, "hits": [hit.to_json() for hit in hits]}
+            for name, hits in zip(names, found, strict=True)
+        ]
+        print_json({"answers": answers})
+        return
+    if quiet:
+        return
+    console = plain_console()
+    for name, hits in zip(names, found, strict=True):
+        table = Table(title=name, title_justify="left", box=None, pad_edge=False)
+        table.add_column("score", justify="right")
+        table.add_column("found")
+        for hit in hits:
+            table.add_row(f"{hit.score:.3f}", _label(hit))
+        console.print(table)
+        if not hits:
+            console.print("nothing is indexed; add items with diptych add")
+
+
+def _label(hit: Hit | Pack) -> str:
+    if isinstance(hit, Pack):
+        return f"{hit.image}: {hit.best.text or hit.best.id} (+{len(hit.captions) - 1})"
+    return hit.text or hit.path or hit.id
+
+
+def _show_info(found: dict[str, Any], model: Path) -> None:
+    console, facts = plain_console(), found["facts"]
+    made = f"fitted on {facts['date']} with " if facts.get("date") else ""
+    console.print(f"{model}: {made}diptych {found['library']}")
+    for view, encoder in found["encoders"].items():
+        console.print(f"{view}s: {encoder['name'] or 'features'}, {encoder['dimension']} features")
+    sizes = ", ".join(f"{split} {n} images and {m} captions" for split, (n, m) in facts["pairs"].items())
+    console.print(f"pairs: {sizes}")
+    if "refitted" in facts:
+        console.print(
+            f"refitted on {facts['refitted']['pairs']} pairs ({facts['refitted']['before']} before)"
+        )
+    for task, (x, y) in found["filters"].items():
+        console.print(f"{task}: {x} on images, {y} on texts; {found['components'][task]} components")
+    indexed = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
+    console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
+    for part, scores in facts.get("metrics", {}).items():
+        console.print(recall_table(part, scores))

@@ -1,0 +1,32 @@
+"""``check``, ``scenes`` and ``encode`` as a user runs them."""
+
+import json
+
+from commands import refused, run, run_json
+
+
+def test_check_finds_what_is_wrong(tmp_path):
+    (tmp_path / "letter.jpg").write_text("dear reader")
+    (tmp_path / "letter.txt").write_text("a letter")
+    result = run("check", tmp_path)
+    assert result.exit_code == 1
+    assert "problem: 1 image(s) cannot be read: letter.jpg." in result.stdout
+    assert json.loads(run("check", tmp_path, "--json").stdout)["ok"] is False
+    encoded = run("encode", "images", tmp_path, "-o", tmp_path / "x")
+    assert encoded.exit_code == 2
+    assert "not one of 1 pictures" in encoded.stderr
+
+
+def test_scenes_are_not_drawn_over_other_files(tmp_path):
+    (tmp_path / "letter.txt").write_text("keep me")
+    assert run("scenes", tmp_path).exit_code == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_another_encoder_does_not_go_on_with_a_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("scenes", "drawn", "-n", 20).exit_code == 0
+    linear = ["--word", "lin", "--sentence", "lin"]
+    assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
+    assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
+    assert "another encoder" in refused("encode", "text", "drawn", "-o", "y")

@@ -1,0 +1,163 @@
+"""``search``, ``annotate``, ``similar``, ``info``, ``add`` and ``remove`` as a user runs them."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from commands import refused, run, run_json
+from diptych import HKSE, Retriever
+from diptych.data import scenes
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A folder with drawn scenes and a model of them."""
+    folder = tmp_path_factory.mktemp("fitted")
+    pairs = scenes(150).write(folder / "drawn")
+    text = HKSE(word_features=80, sentence_features=80)
+    Retriever(text_encoder=text).fit(pairs).save(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def place(fitted, tmp_path, monkeypatch):
+    """A copy of the model, where commands run; the pictures lie where they lay."""
+    shutil.copytree(fitted / "model", tmp_path / "model")
+    shutil.copy(fitted / "drawn" / "images" / "scene-000003.png", tmp_path / "new.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def hits(found, query=0):
+    return [hit["id"] for hit in found["answers"][query]["hits"]]
+
+
+def test_search_says_what_python_says(place):
+    queries = ["a red star at night", "two boats"]
+    found = run_json("search", "model", *queries, "-k", 7)
+    expected = Retriever.load("model").search(queries, 7)
+    for i in range(2):
+        assert hits(found, i) == [hit.id for hit in expected[i]]
+        scores = [hit["score"] for hit in found["answers"][i]["hits"]]
+        assert scores == pytest.approx([hit.score for hit in expected[i]], abs=1e-6)
+    shown = run("search", "model", *queries, "-k", 2).stdout
+    assert "a red star at night" in shown
+    assert f"{expected[0][0].score:.3f}" in shown
+
+
+def test_annotate_finds_captions_and_packs(place):
+    best = run_json("annotate", "model", "new.png", "-k", 3)["answers"][0]["hits"]
+    assert len(best) == 3
+    assert {"text", "image", "score"} <= set(best[0])
+    packs = run_json("annotate", "model", "new.png", "-k", 2, "--packs")["answers"][0]["hits"]
+    assert [len(pack["captions"]) for pack in packs] == [5, 5]
+    shown = run("annotate", "model", "new.png", "--packs", "-k", 1).stdout
+    assert f"{packs[0]['captions'][0]['text']} (+4)" in " ".join(shown.split())
+
+
+def test_other_weightings_can_be_compared(place):
+    plain = hits(run_json("search", "model", "a red star", "-k", 150, "--weighting", "none"))
+    ours = hits(run_json("search", "model", "a red star", "-k", 150))
+    assert sorted(plain) == sorted(ours)
+    assert plain != ours
+    assert "asymmetric" in refused("search", "model", "a red star", "--weighting", "heavy")
+
+
+def test_similar_pictures_begin_with_the_picture_itself(place):
+    found = run_json("similar", "model", "new.png", "--picture", "-k", 3)
+    assert hits(found)[0] == "images/scene-000003.png"
+    assert found["answers"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+    caption = Retriever.load("model").collection.items.get(150).text
+    assert run_json("similar", "model", caption, "-k", 1)["answers"][0]["hits"][0]["text"] == caption
+
+
+def test_features_can_ask(place):
+    retriever = Retriever.load("model")
+    np.save("q.npy", retriever.encoders.encode_texts(["a red star", "two boats"]))
+    asked = run_json("search", "model", "--features", "q.npy", "-k", 4)
+    assert [hits(asked, i) for i in range(2)] == [
+        hits(run_json("search", "model", words, "-k", 4)) for words in ("a red star", "two boats")
+    ]
+    assert asked["answers"][1]["query"] == "row 1"
+
+
+def test_what_is_added_is_found_and_what_is_removed_is_not(place):
+    assert run_json("add", "model", "new.png")["added"] == ["new.png"]
+    assert "new.png" in hits(run_json("similar", "model", "new.png", "--picture", "-k", 2))
+    assert "already" in refused("add", "model", "new.png")
+    assert run_json("remove", "model", "images/scene-000003.png")["removed"] == 6
+    assert hits(run_json("similar", "model", "new.png", "--picture", "-k", 1)) == ["new.png"]
+    assert run_json("info", "model")["items"] == {"image": 150, "text": 745}
+    assert "no item 'nothing'" in refused("remove", "model", "new.png", "nothing")
+    assert run_json("info", "model")["items"]["image"] == 150
+
+
+def test_pairs_are_added_and_learned_from(place):
+    scenes(12, random_state=5).write(place / "more")
+    table = (place / "more" / "captions.jsonl").read_text().replace("images/scene", "images/other")
+    (place / "more" / "captions.jsonl").write_text(table)
+    for picture in (place / "more" / "images").iterdir():
+        picture.rename(picture.with_name(picture.name.replace("scene", "other")))
+    added = run_json("add", "model", "more", "--refit")
+    assert len(added["added"]) == 12 * 6
+    told = run_json("info", "model")
+    assert told["items"] == {"image": 162, "text": 810}
+    assert told["facts"]["refitted"] == {"pairs": 530 + 60, "before": 530}
+    assert "metrics" not in told["facts"]
+    assert "refitted on 590 pairs (530 before)" in run("info", "model").stdout
+
+
+def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(90, 4))
+    x, y = hidden @ rng.normal(size=(4, 9)), hidden @ rng.normal(size=(4, 7))
+    for name, rows in (("old", slice(0, 80)), ("new", slice(80, 90))):
+        np.save(f"{name}-x.npy", x[rows].astype(np.float32))
+        np.save(f"{name}-y.npy", y[rows].astype(np.float32))
+    assert run("fit", "old-x.npy", "old-y.npy", "-o", "m", "--params", "0.1,0.1").exit_code == 0
+    lines = "\n".join(f"new-{i}.png,caption {i}" for i in range(10))
+    (tmp_path / "new.csv").write_text(f"image,caption\n{lines}\n")
+    assert len(run_json("add", "m", "new-x.npy", "new-y.npy", "--pairs", "new.csv")["added"]) == 20
+    found = run_json("search", "m", "--features", "new-y.npy", "-k", 1)
+    assert [hits(found, i) for i in range(10)] == [[f"new-{i}.png"] for i in range(10)]
+    assert "no text encoder" in refused("search", "m", "a dog")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["search", "nowhere", "a star"], "not a folder"),
+        (["search", "model"], "one of the two"),
+        (["search", "model", "qwrtp zzzz"], "'qwrtp', 'zzzz'"),
+        (["search", "model", " "], "no sentence"),
+        (["search", "model", "a star", "--text-encoder", "no/such-model"], "no/such-model"),
+        (["annotate", "model"], "one of the two"),
+        (["annotate", "model", "missing.jpg"], "missing.jpg"),
+        (["annotate", "model", "letter.jpg"], "letter.jpg"),
+        (["annotate", "model", "new.png", "--image-encoder", "letter.onnx"], "letter.onnx"),
+        (["add", "model", "letter.jpg"], "letter.jpg"),
+        (["add", "model", "a.txt", "b.txt", "c.txt"], "no mixture"),
+        (["info", "hollow"], "config.json"),
+    ],
+)
+def test_mistakes_are_one_sentence(place, arguments, words):
+    (place / "letter.jpg").write_text("dear reader")
+    (place / "letter.onnx").write_text("dear network")
+    (place / "hollow").mkdir()
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in (place / "model").iterdir())
+    assert words in refused(*arguments)
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in (place / "model").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("fit", "evaluate", "search", "annotate", "similar", "add", "remove", "info", "check", "scenes"),
+        *("encode images", "encode text", "demo"),
+    ],
+)
+def test_help_has_an_example(command):
+    shown = " ".join(run(*command.split(), "--help").stdout.split())
+    assert f"Example: diptych {command}" in shown
