@@ -49,6 +49,7 @@ class OnnxEncoder(NetworkEncoder):
         session = _session(path, threads)
         run, width = _network(session, recipe, path)
         super().__init__(run, recipe, f"onnx:{_digest(path)}", dimension=width, run_pixels=run_pixels)
+        self.label = path.name
 
 
 def _digest(path: Path) -> str:
