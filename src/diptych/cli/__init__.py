@@ -6,6 +6,7 @@ from diptych.cli.changing import add, remove
 from diptych.cli.demo import demo
 from diptych.cli.files import check, encode_images_command, encode_text_command, scenes_command
 from diptych.cli.fitting import evaluate, fit
+from diptych.cli.reproduce import reproduce
 from diptych.cli.searching import annotate, info, search, similar
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command()(remove)
 app.command()(info)
 app.command()(check)
 app.command("scenes")(scenes_command)
+app.command()(reproduce)
 encode.command("images")(encode_images_command)
 encode.command("text")(encode_text_command)
 app.add_typer(encode, name="encode")

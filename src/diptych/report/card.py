@@ -253,8 +253,12 @@ def _scores(facts: Card) -> Iterator[str]:
             "one model to another, they mean nothing."
         )
         return
+    if "preset" in facts.params:
+        meaning = "a weighted sum of cosines, less a correction for items that are near everything"
+    else:
+        meaning = "the cosine between two embeddings, from -1 to 1"
     yield (
-        "A score is the cosine between two embeddings, from -1 to 1. It is not a probability. Scores order "
+        f"A score is {meaning}. It is not a probability. Scores order "
         "the answers to one query; compare none across queries, tasks or models. There is always a best "
         "answer, even if nothing fits."
     )

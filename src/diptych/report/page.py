@@ -78,7 +78,7 @@ def page(title: str, lead: str | Html, sections: Iterable[Section], *, footer: s
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p class="lead">{text(lead)}</p>'
-        + (f"<nav><ol>{links}</ol></nav>" if len(sections) > 2 else "")
+        + (f"<nav><ul>{links}</ul></nav>" if len(sections) > 2 else "")
         + body
         + (f"<footer>{text(footer)}</footer>" if footer else "")
         + "</main></body></html>\n"
@@ -138,12 +138,14 @@ def table(
     caption: str | Html = "",
     note: str | Html = "",
     best: Mapping[int, Best] | None = None,
+    groups: Sequence[tuple[str, int]] = (),
 ) -> Html:
     """A table with thin rules.
 
     Cells are text, markup, numbers (floats are shown with the digits ``number`` gives) or None (a dash).
     A column is set to the left when its cells are words. ``best`` says for which columns, by position, the
-    highest or lowest number is set in bold; quiet rows take no part.
+    highest or lowest number is set in bold; quiet rows take no part. ``groups`` are headings over so many
+    columns each.
     """
     wanted = [row if isinstance(row, Row) else Row(row) for row in rows]
     plain = [row for row in wanted if row.kind != "head"]
@@ -165,10 +167,12 @@ def table(
             for i, cell in enumerate(row.cells)
         )
         body.append(f"<tr{_class('quiet' if row.kind == 'quiet' else '')}>{cells}</tr>")
+    over = "".join(f'<th class="group" colspan="{span}">{text(name)}</th>' for name, span in groups)
+    head = (f"<tr>{over}</tr>" if groups else "") + f"<tr>{head}</tr>"
     title = f"<caption>{text(caption)}</caption>" if caption else ""
     foot = paragraph(note, note=True) if note else ""
     return Html(
-        f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table>{title}<thead>{head}</thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>{foot}"
     )
 
@@ -230,9 +234,14 @@ def _anchor(position: int, title: str) -> str:
 
 
 def _is_words(cells: Sequence[Any]) -> bool:
-    # A number with a sign of what it is (28.1 ±0.3, 9 s) still belongs to the right.
-    known = [cell for cell in cells if cell is not None]
-    return bool(known) and all(isinstance(c, str) and not re.match(r"[\s≈~<>+−-]*\d", c) for c in known)
+    # A number with a sign of what it is (28.1 ± 0.3, 9 s, 3 of 10) still belongs to the right.
+    known = [re.sub(r"<[^>]*>", "", cell) for cell in cells if isinstance(cell, str)]
+    numbers = any(cell is not None and not isinstance(cell, str) for cell in cells)
+    return (
+        bool(known)
+        and not numbers
+        and any(not re.search(r"\d", c) or re.search(r"[^\W\d]{4}", c) for c in known)
+    )
 
 
 def _class(*names: str) -> str:

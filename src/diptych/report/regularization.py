@@ -50,41 +50,37 @@ def draw_regularization_path(
     return figure
 
 
-def draw_regularization_maps(found: Mapping[str, Any], title: str) -> Any:
-    """Draw truncated SVD's and Tikhonov's map over the same places side by side, in one scale of colours.
+def draw_regularization_maps(found: Mapping[str, Any]) -> Any:
+    """Draw truncated SVD's and Tikhonov's map over the same places side by side, each in its own colours.
 
     Parameters
     ----------
     found
         ``tsvd`` and ``tikhonov``, scores over ``k_x`` × ``k_y``, and ``choice``, the best place of each.
-    title
-        The task, in words.
     """
     maps = {name: np.array(found[name], dtype=float) for name in ("tsvd", "tikhonov")}
-    # A few very low corners would take all the colours; what is told apart is the upper part.
-    low = min(float(np.quantile(scores, 0.05)) for scores in maps.values())
-    high = max(float(scores.max()) for scores in maps.values())
-    figure = new_figure(7.6, 3.5)
+    figure = new_figure(8.4, 3.5)
     both = figure.subplots(1, 2, sharey=True)
-    names = {"tsvd": "truncated SVD, (k_x, k_y)", "tikhonov": "Tikhonov, γ = (σ²_kx, σ²_ky)"}
+    names = {"tsvd": "truncated SVD at $(k_x, k_y)$", "tikhonov": "Tikhonov at $(σ^2_{k_x}, σ^2_{k_y})$"}
     for axes, (name, scores) in zip(both, maps.items(), strict=True):
-        image = _draw_map(axes, scores, low, high)
+        # A few very low corners would take all the colours; what is told apart is the upper part.
+        image = _draw_map(axes, scores, float(np.quantile(scores, 0.05)))
         if name == "tikhonov":
             i, j = found["choice"]["tsvd"]
             axes.plot(i, j, marker="X", markersize=9, color="white", markeredgecolor="black", clip_on=False)
         _mark(axes, found["choice"][name])
         best = scores[tuple(found["choice"][name])]
-        axes.set_title(f"{title}: {names[name]}\nbest r@1 {best:.1f}", fontsize=9)
-        _label_side(axes, "x", [f"{int(k)}" for k in found["k_x"]], "k of the images")
+        axes.set_title(f"{names[name]}\nbest r@1 {best:.1f}", fontsize=9)
+        _label_side(axes, "x", [f"{int(k)}" for k in found["k_x"]], "$k_x$, images")
         if name == "tsvd":
-            _label_side(axes, "y", [f"{int(k)}" for k in found["k_y"]], "k of the texts")
-    _add_bar(figure, image, both, "r@1")
+            _label_side(axes, "y", [f"{int(k)}" for k in found["k_y"]], "$k_y$, texts")
+        _add_bar(figure, image, [axes], "r@1")
     return figure
 
 
-def _draw_map(axes: Any, scores: Any, low: float | None = None, high: float | None = None) -> Any:
+def _draw_map(axes: Any, scores: Any, low: float | None = None) -> Any:
     # Strong regularisation at the lower left, as in the paper.
-    return axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
+    return axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low)
 
 
 def _mark(axes: Any, place: Sequence[int]) -> None:

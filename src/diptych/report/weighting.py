@@ -24,12 +24,13 @@ def draw_generation_curve(found: Mapping[str, Sequence[float]]) -> Any:
         at = alphas.index(special)
         axes.plot(special, found[task][at], marker="o", markersize=12, fillstyle="none", color=color)
         middle = len(alphas) // 2
+        # The name stands above the line on the side that falls away from it.
         axes.annotate(
             name,
             (alphas[middle], found[task][middle]),
             textcoords="offset points",
-            xytext=(0, 9),
-            ha="center",
+            xytext=(0, 8),
+            ha="left" if found[task][-1] < found[task][0] else "right",
             color=color,
             fontsize=9,
         )

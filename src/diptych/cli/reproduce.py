@@ -1,0 +1,110 @@
+"""``reproduce``: the paper's experiments on whatever of its data there is, in one report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from diptych.checks import InputError
+from diptych.cli.console import bar, limited_to, plain_console, print_json, said_plainly
+from diptych.cli.options import AsJson, ImagesFolder, Quiet, Threads
+from diptych.experiments import (
+    CACHE,
+    EXPERIMENTS,
+    REPORT,
+    Cache,
+    Options,
+    Reproduction,
+    Setting,
+    chosen_names,
+    gather,
+)
+
+RESUMES = "what was finished is kept; run the same command again to go on where it stopped"
+
+
+def reproduce(
+    dataset: Annotated[str, typer.Argument(help="flickr8k, flickr30k, coco, scenes, or a protocol's name.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and its numbers.")] = Path(
+        "reproduction"
+    ),
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the split file and features; not needed for scenes.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version: coarse grids, fewer features.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the main tables: mean and spread.")] = 1,
+    only: Annotated[str | None, typer.Option(help=f"Some of: {','.join(EXPERIMENTS)}.")] = None,
+    vectors: Annotated[Path | None, typer.Option(help="Word vectors, if not beside the data.")] = None,
+    images: ImagesFolder = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run every table and figure of the paper, and set the numbers beside the published ones.
+
+    Writes one self-contained report.html, results.json and a folder of CSV files. Results are kept: a second
+    run computes only what changed.
+
+    Example: `diptych reproduce flickr8k --data flickr8k --out reproduction`
+    """
+    with said_plainly(RESUMES), limited_to(threads):
+        start = time.perf_counter()
+        if out.exists() and not out.is_dir():
+            raise InputError(f"{out} is a file; give a folder for the report.")
+        names = chosen_names(None if only is None else [name.strip() for name in only.split(",")])
+        materials = gather(dataset, data, vectors=vectors, images=images, quick=quick)
+        options = Options.for_dataset(materials.name, quick=quick, seeds=seeds)
+        cache = Cache(out / CACHE)
+        found = Reproduction(Setting(materials, options, cache))
+        console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+        if not (quiet or as_json):
+            for each in materials.found:
+                console.print(f"{each.file}: {each.use}")
+        with bar("reproducing", quiet or as_json) as (progress, task):
+            for step in found.run(names):
+                progress.update(
+                    task, completed=step.done, total=step.total, description=step.label.split(":")[0]
+                )
+        written = found.write(out, _command())
+        _say(found, out, cache, time.perf_counter() - start, len(written), quiet, as_json)
+
+
+def _say(
+    found: Reproduction, out: Path, cache: Cache, seconds: float, files: int, quiet: bool, as_json: bool
+) -> None:
+    claims = found.claims()
+    verdicts: dict[str, Any] = {
+        "holds here": sum(claim.holds is True for claim in claims),
+        "does not hold here": sum(claim.holds is False for claim in claims),
+        "not measured": sum(claim.holds is None for claim in claims),
+    }
+    if as_json:
+        content = {
+            "report": str(out / REPORT),
+            "seconds": seconds,
+            "computed": len(cache.computed),
+            "found": len(cache.found),
+            "verdicts": verdicts,
+            "claims": {claim.claim: claim.holds for claim in claims},
+        }
+        print_json(content)
+    elif not quiet:
+        console = plain_console()
+        console.print("claims: " + ", ".join(f"{words} {count}" for words, count in verdicts.items()))
+        console.print(
+            f"{len(cache.computed)} results computed, {len(cache.found)} found; {seconds:.0f} s; wrote "
+            f"{out / REPORT} and {files - 1} files of numbers"
+        )
+
+
+def _command() -> str:
+    # As the user typed it, but for where the program lies.
+    return " ".join(["diptych", *(shlex.quote(word) for word in sys.argv[1:])])

@@ -1,0 +1,109 @@
+"""Results on disk, so that nothing that is finished is ever computed twice.
+
+A result is a JSON object under a name and the digest of everything it follows from. What changed has another
+digest and is computed; what did not is read. Files appear whole or not at all, so an interruption costs the
+step that was running and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diptych import storage
+from diptych.checks import InputError
+
+Result: TypeAlias = dict[str, Any]
+
+
+@dataclass
+class Cache:
+    """A folder of results.
+
+    Attributes
+    ----------
+    folder
+        Where they are; None keeps them in memory only.
+    computed, found
+        The names that were computed and those that were read, in order.
+    """
+
+    folder: Path | None = None
+    computed: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    _memory: dict[str, Result] = field(default_factory=dict, repr=False)
+
+    def remember(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Result]) -> Result:
+        """What ``compute`` gave for these ``inputs``, now or at any time before."""
+        key = f"{_slug(name)}-{digest({'name': name, **inputs})[:20]}"
+        if key not in self._memory:
+            self._memory[key] = self._read(key, name) or self._compute(key, name, inputs, compute)
+        return self._memory[key]
+
+    def _read(self, key: str, name: str) -> Result | None:
+        if self.folder is None or not (self.folder / f"{key}.json").is_file():
+            return None
+        try:
+            content = storage.read_json(self.folder / f"{key}.json")
+            result = content["result"]
+        except (InputError, KeyError):
+            return None  # damaged from outside: computed again
+        self.found.append(name)
+        return dict(result)
+
+    def _compute(
+        self, key: str, name: str, inputs: Mapping[str, Any], compute: Callable[[], Result]
+    ) -> Result:
+        # Through JSON and back, so that a result is the same whether it was just made or read.
+        result: Result = json.loads(json.dumps(plain(compute()), allow_nan=False))
+        if self.folder is not None:
+            content = {"name": name, "inputs": plain(inputs), "result": result}
+            with storage.replacing_file(self.folder / f"{key}.json") as staged:
+                storage.write_json(staged, content)
+        self.computed.append(name)
+        return result
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of plain content, whatever the order of its keys.
+
+    >>> digest({"a": 1, "b": (2, 3)}) == digest({"b": [2, 3], "a": 1})
+    True
+    """
+    text = json.dumps(plain(content), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def digest_array(array: np.ndarray[Any, Any], block_bytes: int = 2**24) -> str:
+    """SHA-256 of an array's type, shape and numbers, read in blocks."""
+    found = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
+    rows = max(1, block_bytes // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        found.update(np.ascontiguousarray(array[start : start + rows]).data)
+    return found.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON has it: NumPy's numbers and arrays become Python's, NaN becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and value != value:
+        return None
+    return value
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]

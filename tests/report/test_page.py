@@ -1,0 +1,135 @@
+"""The page: everything within it, everything escaped, numbers to the right and the best in bold."""
+
+import re
+
+import pytest
+
+from diptych.report.page import (
+    Html,
+    Picture,
+    Row,
+    bullets,
+    code,
+    figure,
+    number,
+    page,
+    paragraph,
+    pictures,
+    section,
+    table,
+    verdict,
+)
+
+NASTY = '<script>alert("x")</script> & co'
+
+
+def drawing():
+    from diptych.report.drawing import new_figure
+
+    made = new_figure(3, 2)
+    axes = made.subplots()
+    axes.plot([1, 2, 3], label="a")
+    axes.legend()
+    return made
+
+
+def whole():
+    return page(
+        NASTY,
+        NASTY,
+        [
+            section(NASTY, NASTY, paragraph(NASTY, note=True), code(NASTY, block=True), bullets([NASTY])),
+            section(
+                "Table",
+                table([NASTY, "r@1"], [[NASTY, 1.0], Row([NASTY], "head")], caption=NASTY, note=NASTY),
+            ),
+            section("Figure", figure(drawing(), NASTY, NASTY), figure(drawing(), "twice", "twice")),
+            section(
+                "Pictures", pictures([(NASTY, [Picture(b"\x89PNG", NASTY, True)])]), verdict(True, NASTY)
+            ),
+        ],
+        footer=NASTY,
+    )
+
+
+def test_everything_is_escaped():
+    found = whole()
+    assert "<script" not in found
+    assert 'alert("x")' not in found
+    assert "&lt;script&gt;" in found
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    found = whole()
+    assert not re.search(r"https?://", found)
+    linked = re.findall(r'(?:src|href)="([^"]*)"', found)
+    assert linked
+    assert all(each.startswith(("#", "data:image/")) for each in linked)
+    assert "@import" not in found
+    assert "url(http" not in found
+
+
+def test_inner_links_lead_somewhere_and_names_do_not_meet():
+    found = whole()
+    names = re.findall(r'\bid="([^"]*)"', found)
+    assert len(names) == len(set(names))
+    targets = {each[1:] for each in re.findall(r'href="(#[^"]*)"', found)}
+    assert targets <= set(names)
+
+
+def test_the_best_of_a_column_is_bold_and_published_rows_take_no_part():
+    rows = [["a", 10.0, 3], ["b", 20.0, 5], Row(["published", 99.0, 1], "quiet"), Row(["Group"], "head")]
+    found = table(["model", "r@1", "median"], rows, best={1: "high", 2: "low"})
+    assert re.findall(r'class="best">([^<]*)<', found) == ["3", "20.0"]
+    assert '<tr class="quiet">' in found
+    assert 'colspan="3">Group' in found
+
+
+def test_equal_numbers_are_all_best_and_a_single_row_is_not():
+    assert table(["m", "r"], [["a", 2.0], ["b", 2.0]], best={1: "high"}).count('class="best"') == 2
+    assert "best" not in table(["m", "r"], [["a", 2.0]], best={1: "high"})
+
+
+@pytest.mark.parametrize(
+    ("cells", "left"),
+    [
+        (["guided", "Tikhonov"], True),
+        (["28.1 ± 0.3", "≈ 0.5"], False),
+        (["3 of 10", "9 s"], False),
+        (["500 pictures drawn here", "2 more"], True),
+        ([1.0, "–"], False),
+    ],
+)
+def test_words_are_set_to_the_left_and_numbers_to_the_right(cells, left):
+    found = table(["column"], [[cell] for cell in cells])
+    assert ('class="words"' in found) is left
+
+
+def test_headings_over_several_columns():
+    found = table(["model", "r@1", "r@5"], [["a", 1.0, 2.0]], groups=[("", 1), ("search", 2)])
+    assert '<th class="group" colspan="2">search</th>' in found
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (21.66, "21.7"), (0.0123, "0.0123"), (0.0, "0.0"), (12345, "12,345"), ("a<b", "a&lt;b")],
+)
+def test_cells(value, shown):
+    assert number(value) == shown
+
+
+def test_what_is_markup_already_is_left_alone():
+    assert paragraph(Html("<b>bold</b>")) == "<p><b>bold</b></p>"
+
+
+def test_verdicts_are_told_by_word_not_by_colour_alone():
+    assert "holds here" in verdict(True)
+    assert "does not hold here" in verdict(False)
+    assert verdict(None) == "not measured"
+
+
+def test_light_and_dark_print_and_phone():
+    found = whole()
+    assert "prefers-color-scheme: dark" in found
+    assert "@media print" in found
+    assert 'name="viewport"' in found
