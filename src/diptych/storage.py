@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,7 +68,8 @@ def replacing_folder(folder: str | os.PathLike[str], kind: str) -> Iterator[Path
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}.new-"
     for orphan in folder.parent.glob(f"{glob.escape(prefix)}*"):
-        with _held(orphan) as free:
+        # Another process that saves here may take it away meanwhile.
+        with suppress(FileNotFoundError), _held(orphan) as free:
             if free:
                 shutil.rmtree(orphan, ignore_errors=True)
     staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
@@ -113,6 +114,7 @@ def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     For changes that read a folder, work, and replace it: of two at once, one would be lost.
     """
+    existing_folder(folder)
     folder = Path(folder).absolute()
     with open(folder.with_name(f".{folder.name}.lock"), "ab") as handle, _held(Path(handle.name)) as free:
         if not free:
@@ -234,7 +236,7 @@ def check_format(config: Mapping[str, Any], kind: str, newest: int, path: Path) 
     if config.get("format") != f"diptych-{kind}":
         raise InputError(f"{path} holds {config.get('format')!r}; expected a diptych {kind}.")
     found = config.get("version")
-    if not str(found).isdigit() or int(str(found)) < 1:
+    if not str(found).isdecimal() or int(str(found)) < 1:
         raise InputError(f"{path} has no valid format version ({found!r}); save the {kind} again.")
     if int(str(found)) > newest:
         raise InputError(

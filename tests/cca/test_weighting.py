@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from diptych import InputError
+from diptych import AWCCA, InputError
 from diptych.cca import bjorck_golub, maps, powers, spectra
+from diptych.cca.weighting import factors
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,53 @@ def test_maps(rng):
     for_x, for_y = maps(model, (2, 0.5), "annotate")
     np.testing.assert_allclose(for_x, model.x_weights @ np.diag(model.correlations**2))
     np.testing.assert_allclose(for_y, model.y_weights @ np.diag(model.correlations**0.5))
+
+
+def test_residual_is_the_cosine_in_units_of_what_is_left_open(rng):
+    x = rng.normal(size=(80, 6))
+    y = x[:, :4] + rng.normal(size=(80, 4))
+    model = AWCCA(params=(3.0, 2.0), weighting="residual").fit(x, y)
+    items, queries = model.transform(x, y, task="search")
+    centred_x, centred_y = x - x.mean(0), y - y.mean(0)
+    d_x = centred_x.T @ centred_x + 3.0 * np.eye(6)
+    d_y = centred_y.T @ centred_y + 2.0 * np.eye(4)
+    cross = centred_x.T @ centred_y
+    predicted = centred_x @ np.linalg.solve(d_x, cross)
+    rest = np.linalg.inv(d_y - cross.T @ np.linalg.solve(d_x, cross))
+    np.testing.assert_allclose(items @ queries.T, predicted @ rest @ centred_y.T, atol=1e-9)
+    norms = np.sqrt(np.einsum("ij,jk,ik->i", predicted, rest, predicted))
+    np.testing.assert_allclose(np.linalg.norm(items, axis=1), norms, atol=1e-9)
+
+
+def test_csa_is_the_weighted_correlation_of_unit_coordinates(rng):
+    x = rng.normal(size=(80, 6))
+    y = x[:, :4] + rng.normal(size=(80, 4))
+    model = AWCCA(params=(3.0, 2.0), weighting="csa").fit(x, y)
+    fitted = model.models_["search"]
+    u, v = (x - x.mean(0)) @ fitted.x_weights, (y - y.mean(0)) @ fitted.y_weights
+    u, v = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (u, v))
+    for task in ("search", "annotate"):
+        for_x, for_y = model.transform(x, y, task=task)
+        np.testing.assert_allclose(for_x @ for_y.T, (u * fitted.correlations) @ v.T, atol=1e-12)
+        np.testing.assert_allclose(np.linalg.norm(for_x if task == "search" else for_y, axis=1), 1.0)
+
+
+@pytest.mark.parametrize("weighting", ["residual", "csa"])
+def test_the_other_weightings_are_selected_saved_and_have_no_powers(rng, weighting, tmp_path):
+    x = rng.normal(size=(80, 6))
+    y = x[:, :4] + rng.normal(size=(80, 4))
+    model = AWCCA(weighting=weighting, grid=3).fit(x, y)
+    assert model.path_.route == "textbook"
+    model.save(tmp_path / "model")
+    again = AWCCA.load(tmp_path / "model")
+    np.testing.assert_array_equal(model.transform(x), again.transform(x))
+    with pytest.raises(InputError, match="weighting"):
+        powers(weighting, "search")
+
+
+def test_a_perfect_correlation_does_not_outweigh_everything():
+    for_x, for_y = factors(np.array([1.0, 0.5]), "residual", "annotate")
+    assert np.all(np.isfinite(for_x))
+    assert np.all(np.isfinite(for_y))
+    with pytest.raises(InputError, match="csa"):
+        factors(np.array([1.0]), "csa", "search")

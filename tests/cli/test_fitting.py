@@ -74,6 +74,16 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
         assert words in result.stdout
 
 
+def test_the_best_preset_has_one_name(files):
+    result = run(*FIT, "--preset", "best")
+    assert result.exit_code == 0, result.output
+    assert "search: 1 × (x × y)" in result.stdout
+    found = run_json("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")["all"]
+    assert found["search"]["r@10"] > 50
+    assert "search: 1 × (x × y)" in run("info", "m").stdout
+    assert "choose one of 'best'" in refused(*FIT[:-1], "n", "--preset", "worst")
+
+
 def test_quiet_says_nothing(files):
     result = run(*FIT, "--grid", 3, "-q")
     assert result.exit_code == 0

@@ -18,18 +18,29 @@ from diptych.cca.canonical import CanonicalModel, regularized_cca
 from diptych.cca.engine import Engine, moments_on
 from diptych.cca.filters import named_filters
 from diptych.cca.moments import PRECISIONS, Moments, Precision
-from diptych.cca.parameters import ByTask, grown, params_by_task, params_in_use
+from diptych.cca.parameters import (
+    ByTask,
+    Selection,
+    check_alone,
+    check_selection,
+    grown,
+    params_by_task,
+    params_in_use,
+)
 from diptych.cca.progress import progress_bar
 from diptych.cca.selection import (
     Path,
     best_dimension,
     hold_out,
+    leave_one_out_path,
+    left_out,
     make_grid,
     make_problem,
     regularization_path,
 )
+from diptych.cca.shrinkage import shrunk_gammas
 from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra, spectra_from_moments
-from diptych.cca.weighting import Weighting, maps, powers
+from diptych.cca.weighting import Weighting, check_weighting, weighted
 from diptych.checks import (
     TASKS,
     InputError,
@@ -60,7 +71,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     params : pair, dict or None
         ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
         ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
-        selects them for each task by exhaustive search on validation pairs.
+        selects them for each task, by exhaustive search unless ``selection`` says otherwise.
+    selection : {"validation", "leave-one-out", "ledoit-wolf", "oas"}
+        What selects ``params``: retrieval on validation pairs; retrieval among training images that are
+        each left out in turn (Tikhonov, asymmetric weighting); or no search at all but shrinkage from
+        theory (Tikhonov), for when there is too little to select on. The last three take no validation.
     grid : int, pair
         Where the search looks: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ²
         or in rank; or one array of parameters for each view. A plain number means ``"log"``.
@@ -68,7 +83,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         What the search maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
     weighting : str or pair
-        ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y.
+        ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y;
+        ``"residual"`` (in units of what the item leaves open of the query), ``"csa"`` (canonical similarity
+        of Li et al., 2025); see ``diptych.cca.weighting``.
     similarity : {"cosine", "l2"}
         How embeddings are compared.
     n_components : int, "auto" or None
@@ -142,6 +159,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         path_metrics: str = "metric",
         normalize: tuple[str, str] = ("none", "none"),
         verbose: bool = False,
+        selection: Selection = "validation",
     ) -> None:
         self.filter = filter
         self.params = params
@@ -157,6 +175,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.path_metrics = path_metrics
         self.normalize = normalize
         self.verbose = verbose
+        self.selection = selection
 
     def fit(
         self,
@@ -194,6 +213,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         chosen = None if self.params is None else params_by_task(self.params)
         if chosen is not None and self.n_components != "auto":
             self.spectra_ = self._spectra(x, y, pairing, engine)
+        elif self.selection != "validation":
+            if validation is not None:
+                raise InputError(f"selection={self.selection!r} takes no validation pairs; leave them out.")
+            self.spectra_ = self._spectra(x, y, pairing, engine)
+            chosen = self._select_alone(x, y, pairing)
         elif validation is not None:
             self.spectra_ = self._spectra(x, y, pairing, engine)
             chosen, dimensions = self._select(self.spectra_, self._normalized(validation), chosen)
@@ -255,15 +279,16 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         task = check_task(task)
         if X is None and Y is None:
             raise InputError("transform was given neither X nor Y; give at least one view.")
-        x_map, y_map = maps(self.models_[task], self.weighting, task)
-        embedded = []
+        model, embedded = self.models_[task], []
         if X is not None:
             x = check_view(X, "X")
             validate_data(self, X, reset=False, skip_check_array=True)
-            embedded.append(_embed(normalize(x, self.normalize[0]), self.x_mean_, x_map))
+            coordinates = _embed(normalize(x, self.normalize[0]), self.x_mean_, model.x_weights)
+            embedded.append(self._weighted(coordinates, task, "x"))
         if Y is not None:
             y = check_view(_second_view(Y), "Y", n_features=int(self.y_mean_.shape[0]))
-            embedded.append(_embed(normalize(y, self.normalize[1]), self.y_mean_, y_map))
+            coordinates = _embed(normalize(y, self.normalize[1]), self.y_mean_, model.y_weights)
+            embedded.append(self._weighted(coordinates, task, "y"))
         return embedded[0] if len(embedded) == 1 else tuple(embedded)
 
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
@@ -321,7 +346,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         check_choice(self.precision, PRECISIONS, "precision")
         check_similarity(self.similarity)
         check_choice(self.path_metrics, ("metric", "all"), "path_metrics")
-        powers(self.weighting, "search")
+        check_weighting(self.weighting)
+        check_selection(self.selection)
+        if self.selection != "validation" and self.params is None:
+            check_alone(self.selection, self.filter, self.weighting, self.n_components)
         metric(self.metric)
         if not isinstance(self.normalize, (tuple, list)) or len(self.normalize) != 2:
             raise InputError(
@@ -345,6 +373,24 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def _take(self, moments: Moments) -> None:
         self.spectra_ = spectra_from_moments(moments)
         self.n_features_in_ = int(moments.x_mean.shape[0])
+
+    def _weighted(self, coordinates: Array, task: Task, view: str) -> Array:
+        correlations = move_like(self.models_[task].correlations, coordinates, dtype=coordinates.dtype)
+        return weighted(coordinates, correlations, self.weighting, task, view)
+
+    def _select_alone(self, x: Array, y: Array, pairing: Array) -> ByTask:
+        """Parameters with no validation pairs; the spectra are those of the given views."""
+        if self.selection != "leave-one-out":
+            return params_by_task(shrunk_gammas(x, y, pairing, self.selection))
+        rows = left_out(
+            self.spectra_, x, y, pairing, random_state=self.random_state, similarity=self.similarity
+        )
+        grid = make_grid("tikhonov", self.grid, self.spectra_)
+        with progress_bar("leaving one out", self.verbose) as progress:
+            self.path_ = leave_one_out_path(
+                rows, grid, metric(self.metric), path_metrics=self.path_metrics, progress=progress
+            )
+        return {task: self.path_.params(task) for task in TASKS}
 
     def _select(
         self, spectra: Spectra, validation: tuple[Any, ...], chosen: ByTask | None

@@ -145,7 +145,7 @@ class Moments:
         y_mean = storage.take(tensors, "y_mean", (None,), path)
         n_x, n_y = len(x_mean), len(y_mean)
         count, precision = metadata.get("count", ""), metadata.get("precision")
-        if not count.isdigit() or precision not in PRECISIONS:
+        if not count.isdecimal() or precision not in PRECISIONS:
             raise InputError(
                 f"{path} has count {count!r} and precision {precision!r}; save the moments again."
             )

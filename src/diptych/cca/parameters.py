@@ -1,15 +1,37 @@
-"""The parameters of both tasks: however they were given, and as more data would have them."""
+"""The parameters of both tasks: as given, what may select them, and as more data would have them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from diptych.cca.canonical import CanonicalModel
 from diptych.cca.filters import Tikhonov, TruncatedSVD
-from diptych.checks import TASKS, InputError, Task
+from diptych.cca.shrinkage import SHRINKAGES, Shrinkage
+from diptych.checks import TASKS, InputError, Task, check_choice
 
 ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
+Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
+SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
+
+
+def check_selection(selection: Any) -> None:
+    """Refuse what is no way of selecting."""
+    check_choice(selection, SELECTIONS, "selection")
+
+
+def check_alone(selection: str, filter: str, weighting: Any, n_components: Any) -> None:
+    """Refuse what cannot be selected without validation pairs."""
+    if filter != "tikhonov" or n_components == "auto":
+        raise InputError(
+            f"selection={selection!r} selects Tikhonov's γ and no dimension; take filter='tikhonov' and a "
+            "number for n_components, or selection='validation'."
+        )
+    if selection == "leave-one-out" and (weighting != "asymmetric" or n_components is not None):
+        raise InputError(
+            "selection='leave-one-out' knows the asymmetric weighting at full dimension only; take "
+            "selection='validation' for others."
+        )
 
 
 def params_by_task(params: Any) -> ByTask:

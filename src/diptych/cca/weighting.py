@@ -1,17 +1,24 @@
-"""Weighting: which power of the canonical correlations each side's embedding carries (Table 1)."""
+"""Weighting: how the canonical correlations enter each side's embedding (Table 1, and two more)."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from diptych.arrays import Array
+from diptych.arrays import Array, namespace
 from diptych.cca.canonical import CanonicalModel
 from diptych.cca.filters import as_number
 from diptych.checks import InputError, check_task
+from diptych.normalize import unit_length
 
-Weighting: TypeAlias = Literal["asymmetric", "search-generation", "symmetric", "none"] | tuple[float, float]
+Weighting: TypeAlias = (
+    Literal["asymmetric", "search-generation", "symmetric", "none", "residual", "csa"] | tuple[float, float]
+)
 
 NAMES = ("asymmetric", "search-generation", "symmetric", "none")
+"""The weightings that are powers of Σ."""
+
+RESIDUAL_FLOOR = 1e-3
+"""The least share of a component that counts as unexplained, so that none outweighs all others."""
 
 
 def powers(weighting: Weighting, task: str) -> tuple[float, float]:
@@ -51,11 +58,58 @@ def powers(weighting: Weighting, task: str) -> tuple[float, float]:
     )
 
 
+def check_weighting(weighting: Any) -> None:
+    """Refuse what is no weighting."""
+    if not (isinstance(weighting, str) and weighting in ("residual", "csa")):
+        powers(weighting, "search")
+
+
+def factors(correlations: Array, weighting: Weighting, task: str) -> tuple[Array | None, Array | None]:
+    r"""What each canonical coordinate is multiplied by, on X and on Y; None leaves them as they are.
+
+    Powers of Σ, or, with ``"residual"``, :math:`\Sigma/\sqrt{1-\Sigma^2}` on the side that is searched and
+    :math:`1/\sqrt{1-\Sigma^2}` on the side of the query. Given the item, the query's coordinate i has mean
+    :math:`\sigma_i u_i` and variance :math:`1-\sigma_i^2`, so this compares the query with its prediction in
+    units of what the prediction leaves open, where ``"asymmetric"`` takes the query's whole variance.
+    """
+    check_task(task)
+    if weighting == "csa":
+        raise InputError("weighting='csa' is no scaling of coordinates; transform() embeds with it.")
+    if weighting == "residual":
+        xp = namespace(correlations)
+        rest = xp.clip(1.0 - correlations * correlations, RESIDUAL_FLOOR, None)
+        query = 1.0 / xp.sqrt(rest)
+        item = correlations * query
+        return (item, query) if task == "search" else (query, item)
+    a, b = powers(weighting, task)
+    return (None if a == 0 else correlations**a), (None if b == 0 else correlations**b)
+
+
 def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array, Array]:
     """The two linear maps of a task, features × components: centred views times these are embeddings."""
-    a, b = powers(weighting, task)
-    return _scaled(model.x_weights, model.correlations, a), _scaled(model.y_weights, model.correlations, b)
+    for_x, for_y = factors(model.correlations, weighting, task)
+    return _scaled(model.x_weights, for_x), _scaled(model.y_weights, for_y)
 
 
-def _scaled(weights: Array, correlations: Any, power: float) -> Array:
-    return weights if power == 0 else weights * correlations**power
+def weighted(coordinates: Array, correlations: Array, weighting: Weighting, task: str, view: str) -> Array:
+    r"""Embeddings of one view, ``"x"`` or ``"y"``, from its canonical coordinates; cosine ranks.
+
+    ``"csa"`` is the canonical similarity of Li et al. (ICLR 2025), the correlation of unit-length canonical
+    coordinates weighted by Σ, :math:`\sum_i \sigma_i \hat u_i \hat v_i`. One more coordinate brings every
+    item :math:`\Sigma\hat u` to length 1, so that a cosine ranks by it too.
+    """
+    xp = namespace(coordinates)
+    if weighting != "csa":
+        factor = factors(correlations, weighting, task)[0 if view == "x" else 1]
+        return _scaled(coordinates, factor)
+    searched = (view == "x") == (check_task(task) == "search")
+    unit = unit_length(coordinates)
+    if searched:
+        unit = unit * correlations
+    rest = 1.0 - xp.sum(unit * unit, axis=1, keepdims=True)
+    filler = xp.sqrt(xp.clip(rest, 0.0, None)) if searched else xp.zeros_like(rest)
+    return xp.concat([unit, filler], axis=1)
+
+
+def _scaled(weights: Array, factor: Array | None) -> Array:
+    return weights if factor is None else weights * factor

@@ -73,6 +73,20 @@ def plain_console() -> Console:
     return Console(highlight=False, soft_wrap=True, markup=False)
 
 
+def model_lines(found: dict[str, Any]) -> list[str]:
+    """What was fitted for each task, a line each."""
+    lines = []
+    for task, chosen in found["filters"].items():
+        if "corrections" in found:
+            correction = found["corrections"][task]
+            hubness = f"; hubness: {correction['kind']}, {correction['strength']:g}"
+            lines.append(f"{task}: {' + '.join(chosen)}{hubness if correction['kind'] != 'none' else ''}")
+        else:
+            lines.append(f"{task}: {chosen[0]} on images, {chosen[1]} on texts")
+        lines[-1] += f"; {found['components'][task]} components"
+    return lines
+
+
 def recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
     """Recalls of both tasks."""
     table = Table(title=title, title_justify="left")

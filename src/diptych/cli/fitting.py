@@ -14,6 +14,7 @@ from diptych.cli.console import (
     Watched,
     bar,
     limited_to,
+    model_lines,
     plain_console,
     print_json,
     recall_table,
@@ -71,6 +72,10 @@ def fit(
     sentence: Sentence = "rbf",
     word_features: WordFeatures = 2000,
     sentence_features: SentenceFeatures = 2000,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="best: fuse all that makes it more accurate; takes the place of the next nine."),
+    ] = None,
     filter: Annotated[str, typer.Option(help="tikhonov, tsvd or guided.")] = "tikhonov",
     params: Annotated[
         str | None, typer.Option(help="P_X,P_Y for both tasks; default: selected on validation pairs.")
@@ -142,7 +147,8 @@ def fit(
         retriever = Retriever(
             given_image_encoder(image_encoder or ("pyramid" if raw else None), recipe, weights),
             chosen_text,
-            model,
+            model if preset is None else None,
+            preset=preset,
             index=index,
             dtype=dtype,
             keep_features=keep_features,
@@ -213,9 +219,8 @@ def _show_fitted(found: dict[str, Any]) -> None:
     console, facts = plain_console(), found["facts"]
     for part, scores in facts["metrics"].items():
         console.print(recall_table(part, scores))
-    for task in TASKS:
-        x, y = found["filters"][task]
-        console.print(f"{task}: {x} on images, {y} on texts; {found['components'][task]} components")
+    for line in model_lines(found):
+        console.print(line)
     if "selected_on" in facts:
         console.print(f"selected on {facts['selected_on']}")
     if "held_out" in facts:

@@ -10,7 +10,14 @@ import typer
 from rich.table import Table
 
 from diptych.checks import InputError
-from diptych.cli.console import limited_to, plain_console, print_json, recall_table, said_plainly
+from diptych.cli.console import (
+    limited_to,
+    model_lines,
+    plain_console,
+    print_json,
+    recall_table,
+    said_plainly,
+)
 from diptych.cli.options import (
     AsJson,
     Device,
@@ -176,8 +183,8 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(
             f"refitted on {facts['refitted']['pairs']} pairs ({facts['refitted']['before']} before)"
         )
-    for task, (x, y) in found["filters"].items():
-        console.print(f"{task}: {x} on images, {y} on texts; {found['components'][task]} components")
+    for line in model_lines(found):
+        console.print(line)
     indexed = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
     for part, scores in facts.get("metrics", {}).items():

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych.cca import Moments
-from diptych.cca.weighting import Weighting
+from diptych.cca import AWCCA, Moments
+from diptych.cca.weighting import Weighting, check_weighting
 from diptych.checks import TASKS, InputError, Task
 from diptych.normalize import normalize
-from diptych.retrieval.embedding import SEARCHED, Embedding
+from diptych.retrieval.embedding import SEARCHED, Embedding, embedding_of
 from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.index import VectorIndex
 from diptych.retrieval.items import Item, Items, View
@@ -26,6 +26,9 @@ Encode: TypeAlias = Callable[[View, list[Item]], Floats]
 """Features of items, made anew."""
 
 BLOCK = 4096
+REMEMBERED = 8
+"""Other weightings, and packs, that are held beside the index."""
+
 TASK_OF: dict[View, Task] = {"image": "search", "text": "annotate"}
 """The task that looks through a view."""
 
@@ -56,7 +59,7 @@ class Collection:
         learned: int,
     ) -> None:
         self.fitted, self.items, self.indexes, self.features = fitted, items, indexes, features
-        self.embedding, self.learned = Embedding(fitted.model), learned
+        self.embedding, self.learned = embedding_of(fitted.model), learned
         self._lock = threading.RLock()
         self._derived: dict[Any, tuple[VectorIndex, int, Any]] = {}
 
@@ -71,7 +74,7 @@ class Collection:
         kind: str,
     ) -> Collection:
         """Embed all ``items``, whose features ``of`` gives, and build a graph over them if wanted."""
-        embedding = Embedding(fitted.model)
+        embedding = embedding_of(fitted.model)
         keys = {view: items.keys(view) for view in TASK_OF}
         indexes: dict[Task, VectorIndex] = {}
         for task in TASKS:
@@ -117,17 +120,20 @@ class Collection:
     ) -> list[list[Hit]]:
         """The best items of a task for each row of features."""
         embedding, index = self.embedding, self.indexes[task]
-        if weighting is not None and weighting != embedding.weighting:
-            embedding, index = self._remembered(
-                (task, str(weighting)), index, lambda: self._reweighted(task, weighting)
-            )
-        return self._hits(task, embedding, index, embedding.queries(queries, task), k, where)
+        if weighting is not None:
+            check_weighting(weighting)
+            if weighting != embedding.weighting:
+                embedding, index = self._remembered(
+                    (task, weighting), index, lambda: self._reweighted(task, weighting)
+                )
+        vectors, allowed = embedding.queries(queries, task), self._allowed(SEARCHED[task], where)
+        return self._hits(task, embedding, index, vectors, k, allowed)
 
     def similar(self, view: View, features: Floats, k: int, where: Where | None) -> list[list[Hit]]:
         """Items of a view like others of it, in the canonical space."""
         task = TASK_OF[view]
         vectors = self.embedding.as_queries(self.embedding.items(features, task)[0])
-        return self._hits(task, self.embedding, self.indexes[task], vectors, k, where)
+        return self._hits(task, self.embedding, self.indexes[task], vectors, k, self._allowed(view, where))
 
     def packs(self, queries: Floats, k: int) -> list[list[Pack]]:
         """Pictures by all of their captions together, for each row of features."""
@@ -139,10 +145,12 @@ class Collection:
         vectors = self.embedding.queries(queries, "annotate")
         inner, rows = packs.index.search(vectors, min(k, len(packs.images)))
         scores = self.embedding.scores(inner, vectors)
-        return [
-            [self._pack(packs.images[r], s, queries[q]) for r, s in zip(*pair, strict=True) if r >= 0]
+        found = [
+            [self._pack(packs.images[r], s, vectors[q]) for r, s in zip(*pair, strict=True) if r >= 0]
             for q, pair in enumerate(zip(rows.tolist(), scores.tolist(), strict=True))
         ]
+        # Captions may have been removed since the packs were made.
+        return [[pack for pack in own if pack.captions] for own in found]
 
     def features_of(self, view: View, keys: Keys, encode: Encode) -> Floats:
         """Features of items: those that were kept, or made anew. ``keys`` ascend."""
@@ -153,6 +161,8 @@ class Collection:
     def new_moments(self, encode: Encode) -> Moments:
         """Moments of the pairs that were added since the model was fitted."""
         model, moments = self.fitted.model, self.fitted.moments
+        if moments is None or not isinstance(model, AWCCA):
+            raise InputError("a fusion is not refitted from moments; fit it again on all pairs.")
         pairs = [
             (self.items.key(item.image), key)
             for key, item in self.items
@@ -174,27 +184,28 @@ class Collection:
         index: VectorIndex,
         vectors: Floats,
         k: int,
-        where: Where | None,
+        allowed: Keys | None,
     ) -> list[list[Hit]]:
         check_k(k)
         while True:
-            allowed = None if where is None else self._allowed(SEARCHED[task], where)
             inner, keys = index.search(vectors, min(int(k), max(1, len(index))), allowed=allowed)
             items = {key: self.items.get(key) for key in np.unique(keys[keys >= 0]).tolist()}
             if None not in items.values():
                 break
-            # An item was removed between being found and being named: those that are left are asked again.
-            index = self.indexes[task] if index is self.indexes[task] else self._again(task, embedding)
+            # An item was removed between being found and being named: the search goes on among the others.
+            present = self.items.keys(SEARCHED[task])
+            allowed = present if allowed is None else np.intersect1d(allowed, present, assume_unique=True)
         scores = embedding.scores(inner, vectors)
         return [
             [Hit(item, score) for key, score in zip(*pair, strict=True) if (item := items.get(key))]
             for pair in zip(keys.tolist(), scores.tolist(), strict=True)
         ]
 
-    def _again(self, task: Task, embedding: Embedding) -> VectorIndex:
-        return self._reweighted(task, embedding.weighting)[1]
-
-    def _allowed(self, view: View, where: Where) -> Keys:
+    def _allowed(self, view: View, where: Where | None) -> Keys | None:
+        if where is None:
+            return None
+        if not callable(where) and not isinstance(where, Iterable):
+            raise InputError(f"where={where!r} is no filter; give a function of an Item, or ids.")
         if callable(where):
             keys = [key for key, item in self.items if item.view == view and where(item)]
         else:
@@ -204,15 +215,16 @@ class Collection:
 
     def _reweighted(self, task: Task, weighting: Weighting) -> tuple[Embedding, VectorIndex]:
         """The items of a task under another weighting of the same model."""
-        other = Embedding(self.fitted.model, weighting)
+        other = self.embedding.under(weighting)
         index = VectorIndex(self.indexes[task].dimension)
         for chunk in self.indexes[task].chunks():
             index.add(chunk.keys, other.reweighted(chunk.vectors, chunk.norms, task, self.embedding))
         return other, index
 
-    def _pack(self, image: str, score: float, query: Floats) -> Pack:
-        own = [item.id for key in self.items.captions(image) if (item := self.items.get(key))]
-        return Pack(image, score, self.found("annotate", query[None, :], max(1, len(own)), own)[0])
+    def _pack(self, image: str, score: float, vector: Floats) -> Pack:
+        own, index = np.array(self.items.captions(image), np.int64), self.indexes["annotate"]
+        hits = self._hits("annotate", self.embedding, index, vector[None, :], max(1, len(own)), own)
+        return Pack(image, score, hits[0])
 
     def _remembered(self, name: Any, index: VectorIndex, make: Callable[[], Any]) -> Any:
         """What was derived from the items of an index; made again when they change."""
@@ -220,6 +232,8 @@ class Collection:
             held = self._derived.get(name)
             if held is None or held[1] != index.version:
                 held = self._derived[name] = (index, index.version, make())
+                if len(self._derived) > REMEMBERED:
+                    del self._derived[next(iter(self._derived))]
             return held[2]
 
 

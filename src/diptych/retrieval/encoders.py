@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ class Encoders:
         if encoder is None:
             raise self._missing("image")
         pictures = [i.convert("RGB") if isinstance(i, Image.Image) else open_image(i) for i in images]
-        return to_numpy(encoder.encode(pictures))
+        return _one_each(encoder.encode(pictures), len(pictures), "image")
 
     def encode_texts(self, sentences: Sequence[str], *, queries: bool = False) -> np.ndarray[Any, Any]:
         """Features of sentences; as ``queries``, those without a known word are refused."""
@@ -114,7 +114,7 @@ class Encoders:
                 raise InputError(f"{sentence!r} is no sentence; give at least one word.")
         if queries and hasattr(self.text, "check"):
             self.text.check(list(sentences))
-        return to_numpy(self.text.encode(list(sentences)))
+        return _one_each(self.text.encode(list(sentences)), len(sentences), "text")
 
     def _missing(self, view: View) -> InputError:
         known, what = self.known.get(view, Known()), "pictures" if view == "image" else "sentences"
@@ -134,8 +134,25 @@ class Encoders:
             )
 
 
+def is_array(given: Any) -> bool:
+    """Whether this is an array of features, rather than something to encode."""
+    return hasattr(given, "ndim") and hasattr(given, "dtype") and not isinstance(given, str | bytes)
+
+
 def as_list(given: Any) -> tuple[list[Any], bool]:
     """What was given as a list, and whether it was a single thing: a path, bytes, a picture, a sentence."""
     if isinstance(given, str | bytes | Path | Image.Image) or hasattr(given, "__fspath__"):
         return [given], True
+    if not isinstance(given, Iterable):
+        raise InputError(f"{given!r} is no picture, sentence or array of features, nor a list of them.")
     return list(given), False
+
+
+def _one_each(features: Any, n: int, view: View) -> np.ndarray[Any, Any]:
+    rows = to_numpy(features)
+    if rows.ndim != 2 or len(rows) != n:
+        raise InputError(
+            f"the {view} encoder gave an array of shape {list(rows.shape)} for {n} {view}(s); expected one "
+            "row for each."
+        )
+    return rows

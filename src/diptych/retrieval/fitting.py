@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,11 @@ from diptych.cca.persistence import unpack
 from diptych.checks import TASKS, DataWarning, InputError
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data.leakage import near_duplicates
+from diptych.fusion import Fusion
 from diptych.normalize import normalize
-from diptych.ranking import retrieval_scores
+from diptych.ranking import retrieval_scores, summary
 from diptych.report.card import FEW_PAIRS
+from diptych.retrieval.embedding import Layout, in_blocks, layout_of
 from diptych.retrieval.encoders import Encoders
 from diptych.retrieval.items import View
 from diptych.retrieval.reach import Reach
@@ -42,15 +44,15 @@ class Fitted:
     model
         In NumPy, wherever it was fitted.
     moments
-        Of the normalised training pairs.
+        Of the normalised training pairs; None for a fusion, which has several.
     reach
         Where the training items of each view lie.
     facts
         Plain data: pairs per split, recalls, seconds, what the selection was made on.
     """
 
-    model: AWCCA
-    moments: Moments
+    model: AWCCA | Fusion
+    moments: Moments | None
     reach: dict[View, Reach]
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -105,8 +107,16 @@ def split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
     return views.split("train"), val, test
 
 
-def fit_model(model: AWCCA, views: PairedViews, device: str = "cpu") -> Fitted:
-    """Fit ``model`` on the training split and measure it on the others."""
+def fit_model(
+    model: AWCCA | Fusion,
+    views: PairedViews,
+    device: str = "cpu",
+    layout: Mapping[View, Layout] | None = None,
+) -> Fitted:
+    """Fit ``model`` on the training split and measure it on the others.
+
+    ``layout`` names the feature blocks that lie side by side in a view, for a fusion.
+    """
     start = time.perf_counter()
     training, validation, test = split_views(views)
     n_pairs = len(training[1])
@@ -123,38 +133,72 @@ def fit_model(model: AWCCA, views: PairedViews, device: str = "cpu") -> Fitted:
         "leaks": _leaks(training, validation, test),
     }
     parts = [on_device(part, device) for part in (training, validation, test)]
-    selecting = model.params is None or model.n_components == "auto"
-    begun = time.perf_counter()
-    model.fit(*parts[0], validation=parts[1] if selecting else None)
-    seconds = time.perf_counter() - begun
-    moments = _in_numpy(moments_from_spectra(model.spectra_, model.precision))
-    path = model.path_
-    if device != "cpu":
-        model = AWCCA.unpacked(unpack(*model.packed(), Path("model")))
+    moments: Moments | None = None
+    if isinstance(model, Fusion):
+        _fit_fusion(model, training, validation, layout or {}, facts)
+    else:
+        model, moments = _fit_awcca(model, parts[0], parts[1], facts)
+    hows = ("none", "none") if isinstance(model, Fusion) else model.normalize
     reach: dict[View, Reach] = {
-        "image": Reach.of(normalize(np.asarray(training[0], np.float32), model.normalize[0])),
-        "text": Reach.of(normalize(np.asarray(training[1], np.float32), model.normalize[1])),
+        "image": Reach.of(normalize(np.asarray(training[0], np.float32), hows[0])),
+        "text": Reach.of(normalize(np.asarray(training[1], np.float32), hows[1])),
     }
-    selection = 0.0 if path is None else path.seconds
-    facts["seconds"] = {"spectra and models": round(seconds - selection, 3)}
-    if path is not None:
-        facts["selected_on"] = path.held_out
-        if validation is None:
-            best = {t: float(path.scores[t][path.metric][path.choice[t]]) for t in TASKS}
-            facts["held_out"] = {"metric": path.metric, **best}
-        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
-        facts["seconds"][grid] = round(selection, 3)
     begun = time.perf_counter()
     named = {"validation": parts[1], "test": parts[2]}
+    if isinstance(model, Fusion) and model.selection_["refitted"]:
+        del named["validation"]  # it was fitted on those as well
     facts["metrics"] = {name: recalls(model, part) for name, part in named.items() if part is not None}
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
     return Fitted(model, moments, reach, facts)
 
 
-def recalls(model: AWCCA, part: Part) -> Recalls:
+def _fit_awcca(
+    model: AWCCA, training: Part, validation: Part | None, facts: dict[str, Any]
+) -> tuple[AWCCA, Moments]:
+    selecting = (model.params is None and model.selection == "validation") or model.n_components == "auto"
+    begun = time.perf_counter()
+    model.fit(*training, validation=validation if selecting else None)
+    seconds = time.perf_counter() - begun
+    moments = _in_numpy(moments_from_spectra(model.spectra_, model.precision))
+    path = model.path_
+    spent = 0.0 if path is None else path.seconds
+    facts["seconds"] = {"spectra and models": round(seconds - spent, 3)}
+    if path is not None:
+        facts["selected_on"] = path.held_out
+        if validation is None:
+            best = {t: float(path.scores[t][path.metric][path.choice[t]]) for t in TASKS}
+            facts["held_out"] = {"metric": path.metric, **best}
+        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
+        facts["seconds"][grid] = round(spent, 3)
+    # Wherever it was fitted, it is kept in NumPy.
+    return AWCCA.unpacked(unpack(*model.packed(), Path("model"))), moments
+
+
+def _fit_fusion(
+    model: Fusion,
+    training: Part,
+    validation: Part | None,
+    layout: Mapping[View, Layout],
+    facts: dict[str, Any],
+) -> None:
+    def blocks(part: Part) -> Part:
+        x, y, pairing = part
+        shapes = (layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]}))
+        return in_blocks(x, shapes[0]), in_blocks(y, shapes[1]), pairing
+
+    begun = time.perf_counter()
+    model.fit(*blocks(training), validation=None if validation is None else blocks(validation))
+    facts["seconds"] = {"selection and models": round(time.perf_counter() - begun, 3)}
+    facts["selected_on"] = model.selection_["validation"]
+
+
+def recalls(model: AWCCA | Fusion, part: Part) -> Recalls:
     """Retrieval scores of both tasks on some pairs."""
     x, y, pairing = part
+    if isinstance(model, Fusion):
+        x, y = in_blocks(x, layout_of(model, "image")), in_blocks(y, layout_of(model, "text"))
+        return {str(task): summary(model.ranks(x, y, pairing, task=task)) for task in TASKS}
     found = {}
     for task in TASKS:
         ex, ey = model.transform(x, y, task=task)

@@ -8,7 +8,6 @@ of a memory-mapped file, removing an item copies one chunk only, and FAISS searc
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -146,7 +145,7 @@ class VectorIndex:
                 removed += lost
                 rest = chunk.at(stays) if lost else chunk
                 # Chunks that have become small are joined, so that their number follows the items'.
-                if lost and kept and len(kept[-1]) + len(rest) <= self._chunk_rows // 2:
+                if kept and len(kept[-1]) + len(rest) <= self._chunk_rows // 2:
                     rest = _joined(kept.pop(), rest)
                 if len(rest):
                     kept.append(rest)
@@ -182,13 +181,13 @@ class VectorIndex:
             return _search_chunks(state.chunks, queries, k, allowed)
         # What was added after the graph was built is searched exactly.
         last = int(graph.keys[-1])
-        tail = tuple(c.at(slice(np.searchsorted(c.keys, last, "right"), None)) for c in state.chunks)
+        newer = (c.at(slice(np.searchsorted(c.keys, last, "right"), None)) for c in state.chunks)
+        tail = tuple(chunk for chunk in newer if len(chunk))
         present = _keys_up_to(state.chunks, last)
         if allowed is not None:
             present = np.intersect1d(present, allowed, assume_unique=True)
         found = graph.search(queries, k, present)
-        newer = _search_chunks(tail, queries, k, allowed)
-        scores, keys = _best([found, newer], k)
+        scores, keys = _best([found, _search_chunks(tail, queries, k, allowed)], k)
         short = np.flatnonzero(keys[:, min(k, keys.shape[1]) - 1] < 0) if k else np.empty(0, np.int64)
         if len(short):
             scores[short], keys[short] = _search_chunks(state.chunks, queries[short], k, allowed)
@@ -266,11 +265,6 @@ class VectorIndex:
         self._state = replace(self._state, chunks=chunks, version=self._state.version + 1)
 
 
-def blocks_of(chunks: tuple[Chunk, ...]) -> Iterator[Floats]:
-    """The vectors of chunks, one block after another."""
-    return (chunk.vectors for chunk in chunks)
-
-
 def _arrays(chunk: Chunk) -> tuple[Any, Any, Any]:
     return chunk.vectors, chunk.norms, chunk.keys
 
@@ -294,12 +288,33 @@ def _search_chunks(
         if n == 0:
             continue
         vectors = np.ascontiguousarray(part.vectors, np.float32)
-        scores, rows = faiss.knn(queries, vectors, n, faiss.METRIC_INNER_PRODUCT)
+        scores, rows = _nearest(queries, vectors, n)
         # FAISS gives −1 where a score is not a number.
         found.append((scores, np.where(rows < 0, -1, part.keys[np.maximum(rows, 0)])))
         if len(found) == _MERGE_AT:
             found = [_best(found, k)]
     return _best(found, k, len(queries))
+
+
+def _nearest(queries: Floats, vectors: Floats, k: int) -> tuple[Floats, Keys]:
+    """The ``k`` largest inner products with rows of ``vectors``; of equal ones, the first rows."""
+    # Of equal scores at the end of its list FAISS drops any: it is asked for more until none is cut off.
+    asked = min(k + 1, len(vectors))
+    scores, rows = _in_order(*faiss.knn(queries, vectors, asked, faiss.METRIC_INNER_PRODUCT))
+    best, places = scores[:, :k], rows[:, :k]
+    open_ended = np.flatnonzero((rows[:, -1] >= 0) & (scores[:, -1] == scores[:, k - 1]))
+    while asked < len(vectors) and len(open_ended):
+        asked = min(4 * asked, len(vectors))
+        more = faiss.knn(queries[open_ended], vectors, asked, faiss.METRIC_INNER_PRODUCT)
+        scores, rows = _in_order(*more)
+        best[open_ended], places[open_ended] = scores[:, :k], rows[:, :k]
+        open_ended = open_ended[scores[:, -1] == scores[:, k - 1]]
+    return best, places
+
+
+def _in_order(scores: Floats, rows: Keys) -> tuple[Floats, Keys]:
+    order = np.lexsort((rows, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def _allowed_in(chunk: Chunk, allowed: Keys) -> Chunk:

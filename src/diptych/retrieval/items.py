@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Items:
 
     def key(self, item_id: str) -> int:
         """The key of an id."""
-        if item_id not in self._key:
+        if not isinstance(item_id, str) or item_id not in self._key:
             raise InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
         return self._key[item_id]
 
@@ -103,6 +104,11 @@ class Items:
     def count(self, view: View) -> int:
         """Items of one view."""
         return sum(item.view == view for item in list(self._item.values()))
+
+    def unused_names(self) -> Iterator[str]:
+        """Names for new items that nobody gave one, none of them taken."""
+        numbered = (f"item-{number}" for number in itertools.count(self._next))
+        return (name for name in numbered if name not in self._key)
 
     def check_new(self, items: Sequence[Item]) -> None:
         """Refuse ids that are taken, or given twice."""
@@ -142,7 +148,14 @@ def write_items(items: Iterable[Item], path: Path) -> None:
     """One JSON object a line."""
     with open(path, "w", encoding="utf-8") as file:
         for item in items:
-            file.write(json.dumps(item.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+            # Names of files may hold bytes that are no text, which only an escape can write.
+            line = json.dumps(item.to_json(), allow_nan=False) + "\n"
+            if len(line) > MAX_LINE:
+                raise InputError(
+                    f"the item {item.id[:60]!r} takes {len(line)} characters to write; at most {MAX_LINE} "
+                    "are read again. Remove it, or shorten its text or metadata."
+                )
+            file.write(line)
 
 
 def read_items(path: Path, expected: int) -> list[Item]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych.checks import InputError, check_pairing
 from diptych.data import PairedDataset
-from diptych.retrieval.items import Item, View
+from diptych.retrieval.items import Item, Items, View
 
 Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 """For some ids, plain values."""
@@ -19,7 +19,8 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 def items_of(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item]]:
     """Items of pairs; their split is part of their metadata."""
-    paths = [None] * dataset.n_images if dataset.paths is None else [os.fspath(p) for p in dataset.paths]
+    places = dataset.paths or (None,) * dataset.n_images
+    paths = [None if place is None else os.fsdecode(place) for place in places]
     splits = dataset.splits or ("",) * dataset.n_images
 
     def of(name: str, row: int) -> Mapping[str, Any]:
@@ -39,11 +40,12 @@ def items_of(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item
 
 
 def image_items(
-    things: Sequence[Any], ids: Sequence[str] | None, metadata: Metadata, next_key: int
+    things: Sequence[Any], ids: Sequence[str] | None, metadata: Metadata, known: Items
 ) -> list[Item]:
     """Items for new pictures: named by ``ids``, by their path, or by a number."""
     paths = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things]
-    names = ids if ids is not None else [p or f"item-{next_key + i}" for i, p in enumerate(paths)]
+    unused = known.unused_names()
+    names = ids if ids is not None else [path or next(unused) for path in paths]
     _check_length(len(things), names, "ids")
     return [
         Item(str(name), "image", path=path, metadata=plain(metadata.get(str(name), {}), name))
@@ -57,32 +59,36 @@ def text_items(
     pairing: Any,
     ids: Sequence[str] | None,
     metadata: Metadata,
-    next_key: int,
+    known: Items,
 ) -> list[Item]:
     """Items for new sentences: named by ``ids``, by their picture and a number, or by a number."""
     owners: list[str | None] = [None] * len(sentences)
     if images is not None:
         rows = check_pairing(pairing, len(images), np.empty((len(sentences), 1)))
         owners = [images[row].id for row in rows.tolist()]
+    texts = [None if sentence is None else str(sentence) for sentence in sentences]
     names = ids
     if names is None:
-        names = [f"{o}#{i}" if o else f"item-{next_key + i}" for i, o in enumerate(owners)]
+        unused = known.unused_names()
+        names = [f"{o}#{i}" if o else next(unused) for i, o in enumerate(owners)]
     _check_length(len(sentences), names, "caption_ids")
     return [
         Item(str(name), "text", text=text, image=owner, metadata=plain(metadata.get(str(name), {}), name))
-        for name, text, owner in zip(names, sentences, owners, strict=True)
+        for name, text, owner in zip(names, texts, owners, strict=True)
     ]
 
 
 def plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
-    """``metadata`` if it can be written as JSON."""
+    """``metadata`` as it will be once written as JSON and read again."""
     try:
-        json.dumps(metadata, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        found = json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"the metadata of {name!r} cannot be stored ({error}); give strings, numbers, lists and dicts."
         ) from None
-    return dict(metadata)
+    if not isinstance(found, dict):
+        raise InputError(f"the metadata of {name!r} is {metadata!r}; give a dict of names and plain values.")
+    return found
 
 
 def _check_length(n: int, given: Sequence[Any], name: str) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
+from diptych.arrays import to_numpy
 from diptych.cca import AWCCA
 from diptych.cca.weighting import Weighting
 from diptych.checks import DataWarning, InputError, check_choice, check_pairing, check_task, check_view
 from diptych.data import PairedDataset, PairedViews
+from diptych.fusion import Fusion
 from diptych.normalize import normalize
 from diptych.retrieval import saved
 from diptych.retrieval.collection import Collection, Where, keep_features
-from diptych.retrieval.embedding import SEARCHED
-from diptych.retrieval.encoders import Encoders, as_list
+from diptych.retrieval.embedding import SEARCHED, Layout
+from diptych.retrieval.encoders import Encoders, as_list, is_array
 from diptych.retrieval.fitting import Fitted, Recalls, Watch, encode_views, fit_model, on_device, recalls
 from diptych.retrieval.index import DTYPES, VectorIndex
 from diptych.retrieval.items import VIEWS, Item, Items, View
@@ -43,7 +45,9 @@ class Retriever:
         ``"hkse"``, an ``HKSE``, the name or folder of a sentence-transformers model, or any function from
         a list of sentences to an array.
     model
-        The ``AWCCA`` to fit; None: one with its defaults.
+        The ``AWCCA`` or ``Fusion`` to fit; None: an ``AWCCA`` with its defaults.
+    preset
+        ``"best"``: a ``Fusion`` of everything that makes retrieval more accurate; see ``docs/accuracy.md``.
     index
         ``"flat"``: exact. ``"hnsw"``: a graph, for many millions of items; its recall against exact search
         is measured when it is built.
@@ -71,8 +75,9 @@ class Retriever:
         self,
         image_encoder: Any = "pyramid",
         text_encoder: Any = "hkse",
-        model: AWCCA | None = None,
+        model: AWCCA | Fusion | None = None,
         *,
+        preset: str | None = None,
         index: str = "flat",
         dtype: str = "float32",
         keep_features: bool = True,
@@ -81,7 +86,11 @@ class Retriever:
         self.index = check_choice(index, KINDS, "index")
         self.dtype = check_choice(dtype, DTYPES, "dtype")
         self.encoders = Encoders(image_encoder, text_encoder)
-        self.model = AWCCA() if model is None else model
+        if model is not None and preset is not None:
+            raise InputError("model and preset were both given; give one of them.")
+        if model is None:
+            model = AWCCA() if preset is None else Fusion(preset)
+        self.model = model
         self.keep_features, self.device = keep_features, device
         self._collection: Collection | None = None
         self._writing = threading.RLock()
@@ -99,6 +108,7 @@ class Retriever:
         *,
         features: str | os.PathLike[str] | None = None,
         metadata: Metadata | None = None,
+        layout: Mapping[View, Layout] | None = None,
         watch: Watch | None = None,
     ) -> Retriever:
         """Fit on the training split, measure on the others, and index every item of ``data``.
@@ -111,14 +121,17 @@ class Retriever:
             Folder to keep encoded features in: interrupted work goes on where it stopped.
         metadata
             For some ids, plain values to filter by later.
+        layout
+            For features of several encoders side by side, and a ``Fusion``: for ``"image"`` and ``"text"``,
+            the name and width of each block.
         watch
             Told about the progress of encoding.
         """
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
-        fitted = fit_model(clone(self.model), views, self.device)
+        fitted = fit_model(clone(self.model), views, self.device, layout)
         items, kept, rows = Items(), dict[View, VectorIndex](), dict[View, np.ndarray[Any, Any]]()
         for view, given in zip(VIEWS, (views.x, views.y), strict=True):
-            keys = items.add(items_of(views.dataset, metadata or {})[view])
+            keys = items.add(items_of(views.dataset, _by_id(metadata))[view])
             rows[view] = check_view(np.asarray(given), f"{view} features")
             if self.keep_features:
                 keep_features(kept, view, keys, rows[view])
@@ -165,7 +178,7 @@ class Retriever:
         Parameters
         ----------
         X, Y
-            Features of the two views, one row an item.
+            Features of the two views, one row an item; for a ``Fusion`` also named blocks, name → features.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
         ids, caption_ids
@@ -183,12 +196,15 @@ class Retriever:
         options
             As the constructor takes them.
         """
-        x, y = check_view(X, "X"), check_view(Y, "Y")
+        x, x_layout = _side_by_side(X, "X")
+        y, y_layout = _side_by_side(Y, "Y")
         pairing = check_pairing(pairing, len(x), y)
         names = tuple(map(str, ids)) if ids is not None else tuple(str(i) for i in range(len(x)))
         dataset = PairedDataset(
             names,
-            tuple(captions) if captions is not None else ("",) * len(y),
+            ("",) * len(y)
+            if captions is None
+            else tuple("" if text is None else str(text) for text in captions),
             pairing,
             tuple(map(str, caption_ids)) if caption_ids is not None else (),
             None if splits is None else tuple(splits),
@@ -200,7 +216,8 @@ class Retriever:
                 f"{len(y)} of Y; give one for each row."
             )
         retriever = cls(image_encoder, text_encoder, **options)
-        return retriever.fit(PairedViews(dataset, x, y), metadata=metadata)
+        layout: dict[View, Layout] = {"image": x_layout, "text": y_layout}
+        return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
 
     def refit(self, *, validation: tuple[Any, ...] | None = None) -> Retriever:
         """Fit again, on the training pairs and all pairs added since, and embed every item anew.
@@ -252,25 +269,29 @@ class Retriever:
         """
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
-        collection, named = self.collection, metadata or {}
-        new, rows = dict[View, list[Item]](), dict[View, np.ndarray[Any, Any]]()
-        next_key = collection.items.next_key
+        named = _by_id(metadata)
+        given, new = dict[View, list[Any]](), dict[View, list[Item]]()
+        rows = dict[View, np.ndarray[Any, Any]]()
         if images is not None:
-            things, rows["image"] = self._given("image", images, paths)
-            new["image"] = image_items(things, ids, named, next_key)
-            next_key += len(things)
+            given["image"], rows["image"] = self._given("image", images, paths)
         if captions is not None:
-            sentences, rows["text"] = self._given("text", captions, texts)
-            owners = new.get("image")
-            new["text"] = text_items(sentences, owners, pairing, caption_ids, named, next_key)
-        for view, own in new.items():
-            self._warn_if_far(view, rows[view], own)
+            given["text"], rows["text"] = self._given("text", captions, texts)
         with self._writing:
+            known = self.collection.items
+            if "image" in given:
+                new["image"] = image_items(given["image"], ids, named, known)
+            if "text" in given:
+                owners = new.get("image")
+                new["text"] = text_items(given["text"], owners, pairing, caption_ids, named, known)
+            for view, own in new.items():
+                self._warn_if_far(view, rows[view], own)
             self.collection.add(new, rows, self.keep_features)
         return [item.id for own in new.values() for item in own]
 
     def remove(self, ids: str | Iterable[str]) -> int:
         """Take items out; an image takes its captions with it. Returns how many items went."""
+        if not isinstance(ids, Iterable):
+            raise InputError(f"{ids!r} is no id; give the id of an item, or a list of ids.")
         with self._writing:
             return self.collection.remove([ids] if isinstance(ids, str) else list(ids))
 
@@ -340,11 +361,11 @@ class Retriever:
         return self.collection.similar(view, queries, k, where)[0]
 
     def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Vectors of pictures for a store of one's own: an inner product of two of a task is the score."""
+        """Vectors of pictures for a store of one's own: inner products with sentences' of a task rank."""
         return self._embed("image", images, task)
 
     def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Vectors of sentences for a store of one's own: an inner product of two of a task is the score."""
+        """Vectors of sentences for a store of one's own: inner products with pictures' of a task rank."""
         return self._embed("text", texts, task)
 
     def evaluate(
@@ -352,16 +373,16 @@ class Retriever:
     ) -> Recalls:
         """Recalls of both tasks on pairs: on one ``split`` of them, or on all (None, or pairs without)."""
         model = self.collection.fitted.model
+        dataset = data if isinstance(data, PairedDataset) else data.dataset
+        whole = split is None or dataset.splits is None
+        if not whole and len(dataset.image_rows(str(split))) == 0:
+            raise InputError(f"the pairs have no {split} split; choose another.")
         if isinstance(data, PairedDataset):
-            if split is not None and data.splits is not None:
-                data = data.subset(split)
-            views = encode_views(data, self.encoders, watch=watch)
+            chosen = data if whole else data.subset(str(split))
+            views = encode_views(chosen, self.encoders, watch=watch)
         else:
             views = data
-        whole = split is None or views.dataset.splits is None
         part = views.of(np.arange(views.dataset.n_images)) if whole else views.split(str(split))
-        if len(part[0]) == 0:
-            raise InputError(f"the pairs have no {split} split; choose another.")
         return recalls(model, on_device(part, self.device))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -397,7 +418,8 @@ class Retriever:
         device
             Where evaluation runs.
         """
-        content = saved.load(folder, mmap=mmap, trust_graph=trust_graph)
+        own_text = text_encoder is None
+        content = saved.load(folder, mmap=mmap, trust_graph=trust_graph, own_text=own_text)
         retriever = cls(None, None, content.collection.fitted.model, device=device, **content.options)
         retriever.encoders = content.encoders(image_encoder, text_encoder)
         retriever._collection = content.collection
@@ -410,7 +432,10 @@ class Retriever:
     def _refitted(self, validation: tuple[Any, ...] | None) -> Collection:
         old = self.collection
         before = old.fitted
-        moments = before.moments + old.new_moments(self._encode_items)
+        more = old.new_moments(self._encode_items)
+        assert isinstance(before.model, AWCCA)
+        assert before.moments is not None
+        moments = before.moments + more
         model = AWCCA.unpacked(saved.copied(before.model))
         if validation is not None:
             model.params = None
@@ -419,7 +444,8 @@ class Retriever:
             model.refit_moments(moments, before.moments.count)
         del model.spectra_
         # What was measured and timed was another model.
-        facts = {name: fact for name, fact in before.facts.items() if name not in ("metrics", "seconds")}
+        past = ("metrics", "seconds", "graph_recall")
+        facts = {name: fact for name, fact in before.facts.items() if name not in past}
         facts["refitted"] = {"pairs": moments.count, "before": before.moments.count}
         fitted = Fitted(model, moments, before.reach, facts)
 
@@ -433,12 +459,12 @@ class Retriever:
     ) -> tuple[list[Any], np.ndarray[Any, Any]]:
         """What was given to ``add``, as it is to be shown, and its features."""
         expected = self.collection.embedding.features(view)
-        if hasattr(given, "ndim") and hasattr(given, "dtype"):
-            rows = check_view(given, f"{view} features", n_features=expected)
+        if is_array(given):
+            rows = check_view(to_numpy(given), f"{view} features", n_features=expected)
             things = list(shown) if shown is not None else [None] * len(rows)
             if len(things) != len(rows):
                 raise InputError(f"{len(things)} were given to show for {len(rows)} rows of {view} features.")
-            return things, np.asarray(rows)
+            return things, rows
         things, _ = as_list(given)
         if not things:
             raise InputError(f"the list of {view}s is empty; give at least one.")
@@ -460,7 +486,9 @@ class Retriever:
 
     def _warn_if_far(self, view: View, rows: np.ndarray[Any, Any], items: list[Item]) -> None:
         fitted = self.collection.fitted
-        reach, how = fitted.reach[view], fitted.model.normalize[VIEWS.index(view)]
+        reach, how = fitted.reach[view], "none"
+        if isinstance(fitted.model, AWCCA):
+            how = fitted.model.normalize[VIEWS.index(view)]
         away = reach.distances(normalize(rows.astype(np.float32, copy=False), how))
         far, worst = int(np.count_nonzero(away > reach.limit)), int(np.argmax(away))
         if far:
@@ -474,8 +502,8 @@ class Retriever:
 
     def _queries(self, view: View, given: Any) -> tuple[np.ndarray[Any, Any], bool]:
         """Features of queries, and whether it was a single one."""
-        if hasattr(given, "ndim") and hasattr(given, "dtype"):
-            rows = np.asarray(given)
+        if is_array(given):
+            rows = to_numpy(given)
             return (rows[None, :], True) if rows.ndim == 1 else (rows, False)
         things, single = as_list(given)
         if not things:
@@ -491,3 +519,20 @@ class Retriever:
         if SEARCHED[chosen] == view:
             return embedding.items(queries, chosen)[0]
         return embedding.queries(queries, chosen)
+
+
+def _by_id(metadata: Metadata | None) -> Metadata:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InputError(f"metadata is a {type(metadata).__name__}; give a dict from ids to dicts.")
+    return metadata or {}
+
+
+def _side_by_side(view: Any, name: str) -> tuple[np.ndarray[Any, Any], Layout]:
+    """A view as one matrix, and the blocks it is made of."""
+    if not isinstance(view, Mapping):
+        rows = to_numpy(check_view(view, name))
+        return rows, {name.lower(): rows.shape[1]}
+    blocks = {str(key): to_numpy(check_view(rows, f"{name}[{key!r}]")) for key, rows in view.items()}
+    if len({len(rows) for rows in blocks.values()}) != 1:
+        raise InputError(f"the blocks of {name} differ in their number of rows; give every item in each.")
+    return np.concatenate(list(blocks.values()), axis=1), {key: b.shape[1] for key, b in blocks.items()}

@@ -27,10 +27,12 @@ from diptych import storage
 from diptych.cca import AWCCA, Moments
 from diptych.cca.persistence import Loaded, unpack
 from diptych.checks import TASKS, InputError, Task
+from diptych.fusion import Fusion
+from diptych.fusion.saved import unpack as unpack_fusion
 from diptych.report import draw_regularization_path, model_card
 from diptych.report.card import PICTURE, Card, EncoderFacts, IndexFacts, TaskFacts
 from diptych.retrieval.collection import Collection
-from diptych.retrieval.embedding import SEARCHED, Embedding
+from diptych.retrieval.embedding import SEARCHED, embedding_of
 from diptych.retrieval.encoders import Encoders, Known
 from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.graph import Graph
@@ -87,7 +89,8 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
     hkse = retriever.encoders.hkse
     with storage.replacing_folder(folder, KIND) as staged:
         storage.write_tensors(staged / MODEL, tensors, {})
-        fitted.moments.save(staged / MOMENTS)
+        if fitted.moments is not None:
+            fitted.moments.save(staged / MOMENTS)
         stored: dict[str, Any] = {}
         for task in TASKS:
             stored |= _rows(f"{task}.vectors", indexes[task])
@@ -105,25 +108,28 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
             hkse.save(staged / TEXT)
         for task in TASKS:
             graph = indexes[task].graph
-            if graph is not None and len(graph.keys) == len(indexes[task]):
+            if graph is not None and np.array_equal(graph.keys, indexes[task].keys):
                 graph.write(staged / f"{task}.hnsw")
         facts = describe(retriever)
         config = {
             "format": f"diptych-{KIND}",
             "version": FORMAT_VERSION,
             **facts,
+            "kind": "fusion" if isinstance(fitted.model, Fusion) else "awcca",
             "model": model,
             "reach": {view: fitted.reach[view].limit for view in VIEWS},
             "text_encoder": hkse is not None,
-            "learned": sum(key < collection.learned for view in VIEWS for key in order[view].tolist()),
+            "learned": int(np.count_nonzero(order["text"] < collection.learned)),
             "files": {path.name: _checksum(path) for path in sorted(staged.iterdir()) if path.is_file()},
         }
         storage.write_json(staged / storage.CONFIG, config)
         _write_card(retriever, facts, staged, Path(folder).absolute().name)
 
 
-def load(folder: str | os.PathLike[str], *, mmap: bool = False, trust_graph: bool = False) -> Content:
-    """Read what ``save`` wrote."""
+def load(
+    folder: str | os.PathLike[str], *, mmap: bool = False, trust_graph: bool = False, own_text: bool = True
+) -> Content:
+    """Read what ``save`` wrote; without ``own_text``, all but the text encoder."""
     folder = storage.existing_folder(folder)
     config = storage.read_json(folder / storage.CONFIG)
     if config.get("format") == "diptych-awcca":
@@ -132,7 +138,7 @@ def load(folder: str | os.PathLike[str], *, mmap: bool = False, trust_graph: boo
         )
     storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
     try:
-        return _read(folder, config, mmap, trust_graph)
+        return _read(folder, config, mmap, trust_graph, own_text)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -145,7 +151,6 @@ def describe(retriever: Retriever) -> dict[str, Any]:
     """What is known of a retriever, as plain data."""
     collection = retriever.collection
     fitted = collection.fitted
-    models = fitted.model.models_
     return {
         "library": storage.library_version(),
         "encoders": {
@@ -153,12 +158,29 @@ def describe(retriever: Retriever) -> dict[str, Any]:
             | {"dimension": collection.embedding.features(view)}
             for view in VIEWS
         },
-        "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
-        "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
+        **_models(fitted.model),
         "index": {"kind": retriever.index, "dtype": retriever.dtype},
         "keep_features": bool(retriever.keep_features),
         "items": {view: collection.items.count(view) for view in VIEWS},
         "facts": fitted.facts,
+    }
+
+
+def _models(model: AWCCA | Fusion) -> dict[str, Any]:
+    """What was fitted for each task, in words and numbers."""
+    if isinstance(model, Fusion):
+        members = {task: model.members_[task] for task in TASKS}
+        return {
+            "filters": {
+                t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
+            },
+            "components": {t: sum(int(m.linear.x_map.shape[1]) for m in members[t]) for t in TASKS},
+            "corrections": {task: asdict(model.corrections_[task]) for task in TASKS},
+        }
+    models = model.models_
+    return {
+        "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
+        "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
     }
 
 
@@ -167,16 +189,22 @@ def copied(model: AWCCA) -> Loaded:
     return unpack(*model.packed(), Path("model"))
 
 
-def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool) -> Content:
+def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool, own_text: bool) -> Content:
     files = config["files"]
     mapped = (INDEX, FEATURES) if mmap else ()
-    for name in (MODEL, MOMENTS, INDEX, ITEMS, *((FEATURES,) if FEATURES in files else ())):
+    fused = config["kind"] == "fusion"
+    there = [MODEL, INDEX, ITEMS, *([] if fused else [MOMENTS]), *([FEATURES] if FEATURES in files else [])]
+    for name in there:
         _check_file(folder, name, files[name], whole=name not in mapped)
     tensors = storage.read_tensors(folder / MODEL)
-    model = AWCCA.unpacked(unpack(tensors, config["model"], folder))
-    embedding, moments = Embedding(model), Moments.load(folder / MOMENTS)
+    model: AWCCA | Fusion
+    if fused:
+        model = Fusion.unpacked(unpack_fusion(tensors, config["model"], folder))
+    else:
+        model = AWCCA.unpacked(unpack(tensors, config["model"], folder))
+    embedding, moments = embedding_of(model), None if fused else Moments.load(folder / MOMENTS)
     widths: dict[View, int] = {view: embedding.features(view) for view in VIEWS}
-    if (len(moments.x_mean), len(moments.y_mean)) != tuple(widths.values()):
+    if moments is not None and (len(moments.x_mean), len(moments.y_mean)) != tuple(widths.values()):
         raise InputError(f"{folder / MOMENTS} belongs to a model of other features; save the model again.")
     reach: dict[View, Reach] = {}
     for view in VIEWS:
@@ -219,13 +247,13 @@ def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool
         for view in VIEWS
     }
     hkse = None
-    if config["text_encoder"]:
+    if config["text_encoder"] and own_text:
         if (folder / TEXT).is_symlink():
             raise InputError(f"{folder / TEXT} is a link; expected the text encoder's folder.")
         hkse = HKSE.load(folder / TEXT)
-    collection = Collection(
-        Fitted(model, moments, reach, facts), items, indexes, features, _count(config["learned"])
-    )
+    # Sentences come after all pictures here; those that were learned from come first.
+    learned = counts["image"] + _count(config["learned"])
+    collection = Collection(Fitted(model, moments, reach, facts), items, indexes, features, learned)
     return Content(collection, options, known, hkse)
 
 
@@ -250,10 +278,11 @@ def _take_graph(
 def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
     fitted, collection = retriever.collection.fitted, retriever.collection
     model, known = fitted.model, facts["encoders"]
+    path = model.path_ if isinstance(model, AWCCA) else None
     has_picture = False
-    if model.path_ is not None:
+    if path is not None:
         try:
-            draw_regularization_path(model.path_, staged / PICTURE)
+            draw_regularization_path(path, staged / PICTURE)
             has_picture = True
         except InputError:  # matplotlib is not installed: a card without a picture is a card
             has_picture = False
@@ -272,19 +301,8 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
         image_encoder=encoders[0],
         text_encoder=encoders[1],
-        tasks={
-            task: TaskFacts(
-                facts["filters"][task][0],
-                facts["filters"][task][1],
-                facts["components"][task],
-                [float(c) for c in model.models_[task].correlations[:5]],
-            )
-            for task in TASKS
-        },
-        params={
-            key: getattr(model, key)
-            for key in ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-        },
+        tasks=_task_facts(model),
+        params=_params(model),
         selected_on=fitted.facts.get("selected_on"),
         seconds=fitted.facts.get("seconds", {}).get("all"),
         metrics=fitted.facts.get("metrics") or None,
@@ -298,6 +316,29 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         has_picture=has_picture,
     )
     (staged / CARD).write_text(model_card(card), "utf-8")
+
+
+def _task_facts(model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
+    found = _models(model)
+    if isinstance(model, Fusion):
+        return {
+            t: TaskFacts("; ".join(found["filters"][t]), "the same", found["components"][t]) for t in TASKS
+        }
+    return {
+        task: TaskFacts(
+            *(found["filters"][task][0], found["filters"][task][1], found["components"][task]),
+            [float(c) for c in model.models_[task].correlations[:5]],
+        )
+        for task in TASKS
+    }
+
+
+def _params(model: AWCCA | Fusion) -> dict[str, object]:
+    if isinstance(model, Fusion):
+        corrections = {f"hubness, {task}": model.corrections_[task].kind for task in TASKS}
+        return {"preset": model.preset, **corrections}
+    names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
+    return {name: getattr(model, name) for name in names}
 
 
 def _rows(name: str, index: VectorIndex) -> dict[str, storage.Rows]:

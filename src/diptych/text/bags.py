@@ -192,8 +192,8 @@ def check_known(corpus: Corpus, ends: Ints, before: int = 0, remedy: str = "") -
         raise InputError(f"sentences[{before + first}] holds no word; give a sentence with words in it.")
     named = ", ".join(map(repr, words[:10])) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
     raise InputError(
-        f"sentences[{before + first}] has no word that the model knows: {named}; use other words, or fit with "
-        f"vectors that know these{remedy}."
+        f"sentences[{before + first}] has no word that the model knows: {named}; use other words, or fit "
+        f"with vectors that know these{remedy}."
     )
 
 

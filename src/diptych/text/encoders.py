@@ -39,7 +39,8 @@ def sentence_encoder(
     Parameters
     ----------
     source
-    XX
+        - a fitted ``HKSE``; an object with ``encode``, any other fitted transformer, or any function from a
+          list of sentences to an array;
         - the path of a ``.npy`` file, or an array, with features computed elsewhere (skip-thought vectors,
           for one), row i for ``sentences[i]``;
         - the name or the local folder of a sentence-transformers model.

@@ -3,13 +3,21 @@
 from diptych.cca.selection.components import best_dimension, components_path, dimensions_up_to
 from diptych.cca.selection.grids import Grid, make_grid
 from diptych.cca.selection.holdout import HoldOut, hold_out
-from diptych.cca.selection.path import NumericalFailureWarning, Path, choose_route, regularization_path
+from diptych.cca.selection.leave_one_out import LeftOut, left_out
+from diptych.cca.selection.path import (
+    NumericalFailureWarning,
+    Path,
+    choose_route,
+    leave_one_out_path,
+    regularization_path,
+)
 from diptych.cca.selection.problem import Problem, make_problem, make_weights
 from diptych.cca.selection.textbook import textbook_ranks
 
 __all__ = [
     "Grid",
     "HoldOut",
+    "LeftOut",
     "NumericalFailureWarning",
     "Path",
     "Problem",
@@ -18,6 +26,8 @@ __all__ = [
     "components_path",
     "dimensions_up_to",
     "hold_out",
+    "leave_one_out_path",
+    "left_out",
     "make_grid",
     "make_problem",
     "make_weights",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -42,10 +43,13 @@ def hold_out(
     is_held = np.zeros(n_images, dtype=bool)
     is_held[chosen] = True
 
-    def part(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> HoldOut:
-        images = np.flatnonzero(mask)
-        captions = np.flatnonzero(mask[host])
-        local = np.searchsorted(images, host[captions])
-        return HoldOut(*(move_like(rows, pairing) for rows in (images, captions, local)))
+    return taken_with_captions(pairing, ~is_held), taken_with_captions(pairing, is_held)
 
-    return part(~is_held), part(is_held)
+
+def taken_with_captions(pairing: Array, is_taken: np.ndarray[Any, np.dtype[np.bool_]]) -> HoldOut:
+    """The images that are marked, and all their captions."""
+    host = to_numpy(pairing)
+    images = np.flatnonzero(is_taken)
+    captions = np.flatnonzero(is_taken[host])
+    local = np.searchsorted(images, host[captions])
+    return HoldOut(*(move_like(rows, pairing) for rows in (images, captions, local)))

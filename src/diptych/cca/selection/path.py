@@ -14,6 +14,7 @@ from array_api_compat import is_numpy_array
 from diptych.arrays import to_numpy
 from diptych.cca.selection.exact import exact_rows
 from diptych.cca.selection.grids import Floats, Grid
+from diptych.cca.selection.leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection.problem import Problem, Weights, make_weights
 from diptych.cca.selection.screening import ANCHORS_PER_SIDE, screen, screen_bytes
 from diptych.cca.selection.textbook import textbook_path
@@ -22,7 +23,7 @@ from diptych.cca.weighting import Weighting
 from diptych.checks import TASKS, InputError, Task
 from diptych.ranking import Metric, mean_recall, median_rank, recall_at_k
 
-Route: TypeAlias = Literal["screened", "exact", "textbook"]
+Route: TypeAlias = Literal["screened", "exact", "textbook", "leave-one-out"]
 Ranks: TypeAlias = np.ndarray[Any, Any]
 
 ALL_METRICS: dict[str, Callable[[Ranks], float]] = {
@@ -56,7 +57,7 @@ class Path:
     choice
         For each task, the chosen point (x index, y index).
     route
-        ``"screened"``, ``"exact"`` or ``"textbook"``: how it was computed.
+        ``"screened"``, ``"exact"``, ``"textbook"`` or ``"leave-one-out"``: how it was computed.
     seconds
         Time spent.
     failed
@@ -136,33 +137,71 @@ def regularization_path(
     start = time.perf_counter()
     weights = make_weights(problem, spectra, grid)
     route = route or choose_route(problem, weights, metric, weighting, n_components, path_metrics)
-    names = {metric.name: metric.of, **(ALL_METRICS if path_metrics == "all" else {})}
-    scores = {task: {name: np.full(grid.shape, np.nan) for name in names} for task in TASKS}
-    path = Path(
-        grid, metric.name, scores, {task: np.ones(grid.shape, dtype=bool) for task in TASKS}, {}, route, 0.0
-    )
+    path = _empty(grid, metric, path_metrics, route)
     if route == "screened":
         _screened(path, problem, weights, metric, progress)
     else:
-        recalls = {task: np.full(grid.shape, np.nan) for task in TASKS}
         points = (
             _exact_points(problem, weights)
             if route == "exact"
             else textbook_path(problem, *weights, weighting, n_components)
         )
-        for done, (i, j, ranks) in enumerate(points, start=1):
-            for task in TASKS:
-                _note(path, task, i, j, ranks.get(task), names, recalls)
-            progress(done / (grid.shape[0] * grid.shape[1]))
+        _fill(path, points, metric, path_metrics, progress)
+    return _finished(path, start)
+
+
+def leave_one_out_path(
+    rows: LeftOut,
+    grid: Grid,
+    metric: Metric,
+    *,
+    path_metrics: str = "metric",
+    progress: Callable[[float], None] = lambda share: None,
+) -> Path:
+    """Score every point of ``grid`` with no validation pairs: each image is left out in turn.
+
+    Ties go as in ``regularization_path``.
+    """
+    start = time.perf_counter()
+    path = _empty(grid, metric, path_metrics, "leave-one-out")
+    path.held_out = rows.said
+    _fill(path, leave_one_out_ranks(rows, grid), metric, path_metrics, progress)
+    return _finished(path, start)
+
+
+def _empty(grid: Grid, metric: Metric, path_metrics: str, route: Route) -> Path:
+    names = [metric.name, *(ALL_METRICS if path_metrics == "all" else ())]
+    scores = {task: {name: np.full(grid.shape, np.nan) for name in names} for task in TASKS}
+    exact = {task: np.ones(grid.shape, dtype=bool) for task in TASKS}
+    return Path(grid, metric.name, scores, exact, {}, route, 0.0)
+
+
+def _fill(
+    path: Path,
+    points: Iterator[tuple[int, int, dict[Task, Ranks]]],
+    metric: Metric,
+    path_metrics: str,
+    progress: Callable[[float], None],
+) -> None:
+    shape, scores = path.grid.shape, path.scores
+    names = {metric.name: metric.of, **(ALL_METRICS if path_metrics == "all" else {})}
+    recalls = {task: np.full(shape, np.nan) for task in TASKS}
+    for done, (i, j, ranks) in enumerate(points, start=1):
         for task in TASKS:
-            signed = np.asarray([metric.signed(v) for v in scores[task][metric.name].reshape(-1)])
-            path.choice[task] = _choose(signed.reshape(grid.shape), recalls[task])
+            _note(path, task, i, j, ranks.get(task), names, recalls)
+        progress(done / (shape[0] * shape[1]))
+    for task in TASKS:
+        signed = np.asarray([metric.signed(v) for v in scores[task][metric.name].reshape(-1)])
+        path.choice[task] = _choose(signed.reshape(shape), recalls[task])
+
+
+def _finished(path: Path, start: float) -> Path:
     if path.failed:
         warnings.warn(
-            f"{len(path.failed)} of {grid.shape[0] * grid.shape[1]} grid points failed numerically and "
-            "were left out; see path_.failed",
+            f"{len(path.failed)} of {path.grid.shape[0] * path.grid.shape[1]} grid points failed numerically "
+            "and were left out; see path_.failed",
             NumericalFailureWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     path.seconds = time.perf_counter() - start
     return path

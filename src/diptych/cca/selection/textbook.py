@@ -12,7 +12,7 @@ import numpy as np
 
 from diptych.arrays import Array, namespace, svd
 from diptych.cca.selection.problem import Problem, Weights
-from diptych.cca.weighting import Weighting, powers
+from diptych.cca.weighting import Weighting, weighted
 from diptych.checks import TASKS, InputError, Task
 from diptych.ranking import ranks
 
@@ -37,10 +37,9 @@ def textbook_ranks(
     for weighting in weightings:
         found: dict[Task, Array] = {}
         for task in TASKS:
-            a, b = powers(weighting, task)
             found[task] = ranks(
-                x if a == 0 else x * sigma**a,
-                y if b == 0 else y * sigma**b,
+                weighted(x, sigma, weighting, task, "x"),
+                weighted(y, sigma, weighting, task, "y"),
                 problem.truth.pairing,
                 task=task,
                 similarity=problem.similarity,

@@ -1,0 +1,244 @@
+"""One part of a fusion: some blocks of either view, one regularised CCA, and the ways it could be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.linalg
+
+from diptych.arrays import to_numpy
+from diptych.cca import (
+    CanonicalModel,
+    Moments,
+    Spectra,
+    Tikhonov,
+    maps,
+    regularized_cca,
+    spectra_from_moments,
+)
+from diptych.cca.moments import Precision
+from diptych.cca.selection import Path, make_grid, make_problem, regularization_path
+from diptych.checks import TASKS, InputError, Task
+from diptych.fusion.blocks import Blocks, Floats, side_by_side
+from diptych.normalize import unit_length
+from diptych.ranking import metric
+
+Pairs: TypeAlias = tuple[Blocks, Blocks, np.ndarray[Any, np.dtype[np.int64]]]
+
+COARSE = 8
+"""Points per side where one thing is compared with another, and not the best γ looked for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which blocks of X and of Y one model sees side by side, and the scale of each."""
+
+    x: tuple[str, ...]
+    y: tuple[str, ...]
+    x_scales: tuple[float, ...] = ()
+    y_scales: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make the scales whole."""
+        for names, scales in (("x", "x_scales"), ("y", "y_scales")):
+            blocks, given = tuple(getattr(self, names)), tuple(getattr(self, scales))
+            if not blocks or (given and len(given) != len(blocks)):
+                raise InputError(f"a part of the blocks {blocks} with the scales {given}; give one for each.")
+            object.__setattr__(self, names, blocks)
+            object.__setattr__(self, scales, given or (1.0,) * len(blocks))
+
+    def __str__(self) -> str:
+        """As a table names it."""
+        return f"{' + '.join(self.x)} × {' + '.join(self.y)}"
+
+    def rows(self, blocks: Blocks, view: str) -> Floats:
+        """Its features of one view, ``"x"`` or ``"y"``."""
+        names, scales = (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
+        return side_by_side(blocks, names, scales)
+
+    def views(self, x: Blocks, y: Blocks) -> tuple[Floats, Floats]:
+        """Its features of both views."""
+        return self.rows(x, "x"), self.rows(y, "y")
+
+
+def together(x: Blocks, y: Blocks) -> list[Part]:
+    """One part: everything side by side."""
+    return [Part(tuple(x), tuple(y))]
+
+
+def family(x: Blocks, y: Blocks) -> list[Part]:
+    """Everything side by side, and each block alone with everything on the other side."""
+    parts = together(x, y)
+    if len(y) > 1:
+        parts += [Part(tuple(x), (name,)) for name in y]
+    if len(x) > 1:
+        parts += [Part((name,), tuple(y)) for name in x]
+    return parts
+
+
+def scaled(moments: Moments, x: Floats, y: Floats) -> Moments:
+    """The moments of views whose columns are multiplied by ``x`` and ``y``."""
+    return Moments(
+        moments.count,
+        moments.x_mean * x,
+        moments.y_mean * y,
+        moments.xx * np.outer(x, x),
+        moments.yy * np.outer(y, y),
+        moments.xy * np.outer(x, y),
+        moments.precision,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A pair of linear maps for one task, on views centred by their means: cosine ranks."""
+
+    x_mean: Floats
+    y_mean: Floats
+    x_map: Floats
+    y_map: Floats
+
+    @classmethod
+    def of(cls, spectra: Spectra, model: CanonicalModel, weighting: Any, task: Task) -> Linear:
+        """Of a fitted model, in float32."""
+        arrays = spectra.x_mean, spectra.y_mean, *maps(model, weighting, task)
+        return cls(*(np.ascontiguousarray(to_numpy(array), np.float32) for array in arrays))
+
+    def embed(self, rows: Floats, view: str) -> Floats:
+        """Unit-length embeddings of rows of ``"x"`` or of ``"y"``."""
+        mean, weights = (self.x_mean, self.x_map) if view == "x" else (self.y_mean, self.y_map)
+        centred = np.asarray(rows, dtype=np.float32) - mean
+        return np.asarray(unit_length(centred @ weights))
+
+
+@dataclass(frozen=True)
+class Use:
+    """A way to use a part for a task: how it is weighted, and γ as a multiple of the path's choice."""
+
+    weighting: str
+    relaxation: float
+
+
+@dataclass(eq=False)
+class FittedPart:
+    """A part whose γ were chosen on validation, with what is needed to use it and to fit it again.
+
+    Attributes
+    ----------
+    part
+        The blocks.
+    moments
+        Of the training pairs.
+    spectra
+        Of the same.
+    path
+        The regularisation path.
+    """
+
+    part: Part
+    moments: Moments
+    spectra: Spectra
+    path: Path
+
+    def uses(self, task: Task, uses: list[Use], n_components: int | None) -> Iterator[tuple[Use, Linear]]:
+        """Every one of the ``uses`` as linear maps; one SVD for each relaxation."""
+        models: dict[float, CanonicalModel] = {}
+        for use in uses:
+            if use.relaxation not in models:
+                models[use.relaxation] = self._model(self.spectra, task, use.relaxation, n_components)
+            yield use, Linear.of(self.spectra, models[use.relaxation], use.weighting, task)
+
+    def refitted(self, spectra: Spectra, task: Task, use: Use, n_components: int | None) -> Linear:
+        """The maps of ``use`` from the spectra of more pairs, with γ grown by their number."""
+        growth = use.relaxation * spectra.count / self.spectra.count
+        return Linear.of(spectra, self._model(spectra, task, growth, n_components), use.weighting, task)
+
+    def _model(self, spectra: Spectra, task: Task, factor: float, n_components: int | None) -> CanonicalModel:
+        filters = tuple(Tikhonov(gamma * factor) for gamma in self.path.params(task))
+        if n_components is None or n_components > min(spectra.ranks) // 2:
+            most = None if n_components is None else min(n_components, *spectra.ranks)
+            return regularized_cca(spectra, *filters, most)
+        return leading_components(spectra, *filters, n_components)
+
+
+def leading_components(
+    spectra: Spectra, filter_x: Tikhonov, filter_y: Tikhonov, count: int
+) -> CanonicalModel:
+    """The first components of ``regularized_cca``, where they are few, several times faster.
+
+    They are eigenvectors of TTᵀ or TᵀT, whichever is the smaller. Squaring T loses correlations below the
+    root of the rounding error, which are not among the first.
+    """
+    roots = [
+        1.0 / np.sqrt(f.denominators(to_numpy(s)))
+        for f, s in ((filter_x, spectra.s_x), (filter_y, spectra.s_y))
+    ]
+    t = roots[0][:, None] * to_numpy(spectra.t0) * roots[1]
+    wide = t.shape[0] <= t.shape[1]
+    gram = t @ t.T if wide else t.T @ t
+    size = gram.shape[0]
+    squares, vectors = scipy.linalg.eigh(
+        gram, subset_by_index=(size - count, size - 1), overwrite_a=True, check_finite=False
+    )
+    sigma, near = np.sqrt(np.clip(squares[::-1], 0.0, 1.0)), vectors[:, ::-1]
+    keep = sigma > np.finfo(t.dtype).eps ** 0.5 * sigma[0]
+    sigma, near = sigma[keep], near[:, keep]
+    far = (t.T @ near if wide else t @ near) / sigma
+    p_x, p_y = (near, far) if wide else (far, near)
+    x_weights = to_numpy(spectra.v_x) @ (roots[0][:, None] * p_x)
+    y_weights = to_numpy(spectra.v_y) @ (roots[1][:, None] * p_y)
+    return CanonicalModel(sigma, x_weights, y_weights, filter_x, filter_y)
+
+
+def fit_part(
+    part: Part, training: Pairs, validation: Pairs, grid: Any, precision: Precision, scales: tuple[float, ...]
+) -> FittedPart:
+    """Choose the scale of each block where there are several, then γ on the whole ``grid``."""
+    x, y = part.views(*training[:2])
+    moments = Moments.of(x, y, training[2], precision=precision)
+    part, moments = _rescaled(part, moments, training, validation, scales)
+    spectra = spectra_from_moments(moments)
+    return FittedPart(part, moments, spectra, path_of(part, spectra, validation, grid))
+
+
+def path_of(part: Part, spectra: Spectra, validation: Pairs, grid: Any) -> Path:
+    """The regularisation path of r@1, at full dimension."""
+    problem = make_problem(spectra, (*part.views(*validation[:2]), validation[2]), dtype=np.float32)
+    return regularization_path(problem, spectra, make_grid("tikhonov", grid, spectra), metric("r@1"))
+
+
+def level(path: Path) -> float:
+    """How good a path's choices are: the mean of both tasks."""
+    return sum(path.best(task) for task in TASKS) / len(TASKS)
+
+
+def _rescaled(
+    part: Part, moments: Moments, training: Pairs, validation: Pairs, scales: tuple[float, ...]
+) -> tuple[Part, Moments]:
+    """Try each of the ``scales`` on one block after the other; the moments need no second pass."""
+    widths = {name: rows.shape[1] for view in training[:2] for name, rows in view.items()}
+    sides = {"x": part.x, "y": part.y}
+    tried = [s for s in scales if s != 1.0]
+    best = None
+    for side, names in sides.items():
+        # The first block keeps its scale: only the proportions count.
+        for at in range(1, len(names) if tried else 1):
+            if best is None:
+                best = level(path_of(part, spectra_from_moments(moments), validation, COARSE))
+            found = (best, part, moments)
+            for scale in tried:
+                changed = {"x": list(part.x_scales), "y": list(part.y_scales)}
+                factor = {s: np.ones(sum(widths[n] for n in sides[s])) for s in sides}
+                start = sum(widths[n] for n in names[:at])
+                factor[side][start : start + widths[names[at]]] = scale
+                changed[side][at] *= scale
+                other = replace(part, x_scales=tuple(changed["x"]), y_scales=tuple(changed["y"]))
+                rescaled = scaled(moments, factor["x"], factor["y"])
+                value = level(path_of(other, spectra_from_moments(rescaled), validation, COARSE))
+                if value > found[0]:
+                    found = (value, other, rescaled)
+            best, part, moments = found
+    return part, moments

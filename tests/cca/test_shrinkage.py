@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+import sklearn.covariance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych import AWCCA
+from diptych.cca.shrinkage import ledoit_wolf, oas, shrunk_gammas
+from generated_pairs import make_pairs
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), n=st.integers(3, 80), p=st.integers(2, 60))
+def test_the_same_as_scikit_learn(seed, n, p):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, p)) @ rng.normal(size=(p, p)) + rng.normal(size=p)
+    centred = rows - rows.mean(0)
+    empirical = centred.T @ centred / n
+    trace, square = np.trace(empirical), np.sum(empirical**2)
+    assert ledoit_wolf(rows) == pytest.approx(sklearn.covariance.ledoit_wolf_shrinkage(rows), abs=1e-12)
+    assert oas(trace, square, n, p) == pytest.approx(sklearn.covariance.oas(rows)[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ledoit-wolf", "oas"])
+def test_tikhonov_with_it_is_the_shrunk_covariance(rng, kind):
+    x, y = rng.normal(size=(50, 8)) @ rng.normal(size=(8, 8)), rng.normal(size=(50, 5))
+    gamma = shrunk_gammas(x, y, np.arange(50), kind)[0]
+    function = sklearn.covariance.ledoit_wolf if kind == "ledoit-wolf" else sklearn.covariance.oas
+    covariance, delta = function(x)
+    centred = x - x.mean(0)
+    ours = (centred.T @ centred + gamma * np.eye(8)) / 50 * (1 - delta)
+    np.testing.assert_allclose(ours, covariance, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["ledoit-wolf", "oas"])
+def test_a_model_fits_without_anything_to_select_on(rng, kind):
+    training, validation = make_pairs(2, n=120, m_x=60, m_y=50)
+    model = AWCCA(selection=kind, metric="r@10").fit(*training)
+    assert model.path_ is None
+    weakest = AWCCA(params=(1e-9, 1e-9), metric="r@10").fit(*training)
+    assert model.score(*validation) > weakest.score(*validation)
+    # Noise through and through shrinks to a sphere, which is no error.
+    AWCCA(selection=kind).fit(rng.normal(size=(6, 30)), rng.normal(size=(6, 20)))

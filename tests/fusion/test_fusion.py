@@ -1,0 +1,274 @@
+import json
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from diptych import AWCCA, InputError
+from diptych.cca import Tikhonov, regularized_cca, spectra
+from diptych.fusion import Block, Fusion, Part
+from diptych.fusion.parts import leading_components
+from diptych.ranking import mean_recall, recall_at_k
+from generated_pairs import make_pairs
+
+TASKS = ("search", "annotate")
+
+
+def blocks(seed=0, n=240):
+    """Training and validation pairs of two blocks on either side, each seeing the cause through noise."""
+    rng = np.random.default_rng(seed)
+    cause = rng.normal(size=(n, 6))
+    pairing = rng.permutation(np.repeat(np.arange(n), 2))
+
+    def view(rows, width, noise, offset=0.0):
+        clean = cause[rows] @ rng.normal(size=(6, width))
+        return clean + noise * rng.normal(size=(len(rows), width)) + offset
+
+    every = np.arange(n)
+    x = {"a": view(every, 14, 2.0), "b": 0.01 * view(every, 8, 2.0, 5.0)}
+    y = {"c": view(pairing, 12, 2.0), "d": 100 * view(pairing, 9, 2.5)}
+    first = pairing < n // 2
+    train = {k: v[: n // 2] for k, v in x.items()}, {k: v[first] for k, v in y.items()}, pairing[first]
+    held = {k: v[n // 2 :] for k, v in x.items()}, {k: v[~first] for k, v in y.items()}
+    return train, (*held, pairing[~first] - n // 2)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    training, validation = blocks()
+    return Fusion(grid=6, bank=150).fit(*training, validation=validation)
+
+
+def test_a_fusion_of_one_part_is_that_part():
+    training, validation = make_pairs(0)
+    alone = Fusion("plain", blocks={"x": Block("none"), "y": Block("none")}, precision="float64")
+    alone.fit(*training, validation=validation)
+    scale = alone.geometry_["x"]["x"].scale, alone.geometry_["y"]["y"].scale
+    scaled = training[0] * scale[0], training[1] * scale[1], training[2]
+    held = validation[0] * scale[0], validation[1] * scale[1], validation[2]
+    model = AWCCA(solver="gram").fit(*scaled, validation=held)
+    for task in TASKS:
+        embedded = [
+            e / np.linalg.norm(e, axis=1, keepdims=True) for e in model.transform(*held[:2], task=task)
+        ]
+        x, y = alone.transform(*validation[:2], task=task)
+        np.testing.assert_allclose(x @ y.T, embedded[0] @ embedded[1].T, atol=1e-5)
+        assert alone.score(*validation, task=task) == pytest.approx(model.score(*held, task=task))
+
+
+def test_never_worse_on_validation_than_the_best_part():
+    for seed in range(3):
+        training, validation = blocks(seed)
+        model = Fusion(grid=5, refit=False).fit(*training, validation=validation)
+        for task in TASKS:
+            chosen = model.selection_["tasks"][task]
+            assert chosen["value"] >= max(part["value"] for part in chosen["parts"])
+            # What was promised is what the fitted model gives.
+            found = model.ranks(*validation, task=task)
+            assert mean_recall(found) == pytest.approx(chosen["value"], abs=0.5)
+            plain = max(u["recall"]["r@1"] for p in chosen["parts"] for u in p["tried"])
+            assert chosen["recall"]["r@1"] > plain - 5
+
+
+def test_together_is_better_than_either_alone(fitted):
+    training, validation = blocks()
+    for task in TASKS:
+        one = Fusion("plain", parts=[Part(("a",), ("c",))], grid=6).fit(*training, validation=validation)
+        assert mean_recall(fitted.ranks(*validation, task=task)) > mean_recall(
+            one.ranks(*validation, task=task)
+        )
+
+
+def test_vectors_rank_by_inner_product(fitted):
+    _, (x, y, pairing) = blocks()
+    for task in TASKS:
+        for_x, for_y = fitted.transform(x, y, task=task)
+        items, queries = (for_x, for_y) if task == "search" else (for_y, for_x)
+        np.testing.assert_array_equal(fitted.items(x if task == "search" else y, task), items)
+        np.testing.assert_array_equal(fitted.queries(y if task == "search" else x, task), queries)
+        assert items.dtype == np.float32
+        weights = [member.weight for member in fitted.members_[task]]
+        assert sum(weights) == pytest.approx(1.0)
+        norms = np.linalg.norm(queries, axis=1)
+        np.testing.assert_allclose(norms, np.sqrt(len(weights) + 1), rtol=1e-5)
+        if task == "search":
+            scores = queries @ items.T
+            direct = 1 + (scores > scores[np.arange(len(pairing)), pairing][:, None]).sum(axis=1)
+            assert recall_at_k(fitted.ranks(x, y, pairing), 1) == pytest.approx(recall_at_k(direct, 1), abs=1)
+
+
+def test_the_bank_is_of_training_queries_and_no_query_changes_an_item(fitted):
+    training, (x, y, _) = blocks()
+    assert fitted.corrections_["search"].kind == "csls"
+    assert len(fitted.banks_["search"]) == 150
+    assert len(fitted.banks_["annotate"]) == len(training[0]["a"])
+    few = fitted.items({k: v[:5] for k, v in x.items()})
+    np.testing.assert_allclose(fitted.items(x)[:5], few, atol=1e-6)
+
+
+def test_geometry_is_chosen_on_validation(rng):
+    training, validation = make_pairs(0, n=300, noise=0.3)
+    # Rows of wildly different lengths: direction is all that counts.
+    spoil = [np.exp(2 * rng.normal(size=(len(pairs[0]), 1))) for pairs in (training, validation)]
+    training = (training[0] * spoil[0], *training[1:])
+    validation = (validation[0] * spoil[1], *validation[1:])
+    model = Fusion(grid=6, blocks={"y": Block("none")}).fit(*training, validation=validation)
+    assert model.geometry_["x"]["x"].normalize in ("unit", "sqrt-unit")
+    assert set(model.selection_["geometry"]["x"]["r@1"]) == {"none", "unit", "sqrt-unit"}
+    assert model.geometry_["y"]["y"].normalize == "none"
+
+
+def test_pieces_are_normalised_each_by_itself(rng):
+    training, validation = make_pairs(0)
+    model = Fusion("plain", blocks={"x": Block("unit", pieces=2)}, grid=5)
+    shape = model.fit(*training, validation=validation).geometry_["x"]["x"]
+    rows = shape.apply(training[0], "x") / shape.scale
+    np.testing.assert_allclose(np.linalg.norm(rows[:, :7], axis=1), 1.0)
+    np.testing.assert_allclose(np.linalg.norm(rows[:, 7:], axis=1), 1.0)
+    with pytest.raises(InputError, match="pieces"):
+        Fusion(blocks={"x": Block("unit", pieces=3)}).fit(*training, validation=validation)
+
+
+def test_scales_of_blocks_are_chosen(rng):
+    training, validation = blocks()
+    training[0]["b"] = rng.normal(size=training[0]["b"].shape)
+    validation[0]["b"] = rng.normal(size=validation[0]["b"].shape)
+    model = Fusion("plain", scales=(0.1, 1.0, 3.0), grid=6).fit(*training, validation=validation)
+    assert model.selection_["parts"][0]["x"] == {"a": 1.0, "b": 0.1}
+
+
+def test_without_validation_a_share_is_held_out_and_all_is_refitted():
+    training, validation = blocks()
+    model = Fusion(grid=5, refit=False).fit(*training)
+    assert model.selection_["refitted"]
+    assert "18 of 120 rows" in model.selection_["validation"]
+    assert model.score(*validation) > 10
+
+
+def test_refitting_uses_both(fitted):
+    training, validation = blocks()
+    part = Fusion(grid=6, bank=150, refit=False).fit(*training, validation=validation)
+    assert not part.selection_["refitted"]
+    first, second = (m.members_["search"][0].linear.x_mean for m in (part, fitted))
+    assert np.abs(first - second).max() > 1e-4
+
+
+def test_conventions(fitted):
+    again = clone(fitted)
+    assert again.get_params() == fitted.get_params()
+    json.dumps(fitted.selection_)
+    assert Fusion("plain").fit(*make_pairs(0)[0]).score(*make_pairs(0)[1]) > 0
+
+
+def test_saved_and_loaded(fitted, tmp_path):
+    _, (x, y, _) = blocks()
+    fitted.save(tmp_path / "model")
+    again = Fusion.load(tmp_path / "model")
+    for task in TASKS:
+        for mine, its in zip(
+            fitted.transform(x, y, task=task), again.transform(x, y, task=task), strict=True
+        ):
+            np.testing.assert_array_equal(mine, its)
+    assert again.selection_ == json.loads(json.dumps(fitted.selection_))
+    again.save(tmp_path / "model")
+
+
+def _broken(config, way):
+    task = config["tasks"]["search"]
+    if way == "no tasks":
+        del config["tasks"]
+    elif way == "no members":
+        task["members"] = []
+    elif way == "a weight that is not finite":
+        task["members"][0]["weight"] = 1e999
+    elif way == "an unknown correction":
+        task["correction"]["kind"] = "magic"
+    elif way == "an unknown block":
+        task["members"][0]["part"]["x"] = ["zzz"]
+    elif way == "members of another kind":
+        task["members"] = "abc"
+    elif way == "an unknown normalisation":
+        config["geometry"]["x"]["a"]["normalize"] = "rot13"
+    elif way == "a wrong width":
+        config["geometry"]["x"]["a"]["width"] = 7
+    elif way == "pieces that are none":
+        config["geometry"]["x"]["a"]["pieces"] = 0
+    elif way == "an unknown preset":
+        config["params"]["preset"] = "worst"
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["no tasks", "no members", "a weight that is not finite", "an unknown correction", "an unknown block",
+     "members of another kind", "an unknown normalisation", "a wrong width", "pieces that are none",
+     "an unknown preset"],
+)  # fmt: skip
+def test_a_damaged_model_is_an_input_error(fitted, tmp_path, way):
+    fitted.save(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    _broken(config, way)
+    path.write_text(json.dumps(config).replace("Infinity", "1e999"), "utf-8")
+    with pytest.raises(InputError):
+        Fusion.load(tmp_path / "model")
+
+
+def test_missing_arrays_are_an_input_error(fitted):
+    from pathlib import Path
+
+    from diptych.fusion import saved
+
+    tensors, config = fitted.packed()
+    for name, change in {
+        "search.bank": lambda a: a[:0],
+        "search.0.x_map": lambda a: a[:, :-1],
+        "annotate.0.y_mean": lambda a: a * np.nan,
+    }.items():
+        with pytest.raises(InputError):
+            saved.unpack({**tensors, name: change(tensors[name])}, config, Path("model"))
+        with pytest.raises(InputError):
+            saved.unpack({k: v for k, v in tensors.items() if k != name}, config, Path("model"))
+
+
+def test_bad_input_is_told(fitted):
+    training, validation = blocks()
+    x, y, pairing = training
+    with pytest.raises(InputError, match="missing"):
+        fitted.items({"a": x["a"]})
+    with pytest.raises(InputError, match="rows"):
+        Fusion().fit({"a": x["a"], "b": x["b"][:5]}, y, pairing)
+    with pytest.raises(InputError, match="the same name"):
+        Fusion().fit({"a": x["a"]}, {"a": y["c"]}, pairing)
+    with pytest.raises(InputError, match="do not have"):
+        Fusion(blocks={"z": Block()}).fit(*training)
+    with pytest.raises(InputError, match="other blocks"):
+        Fusion().fit(*training, validation=({"a": validation[0]["a"]}, *validation[1:]))
+    with pytest.raises(InputError, match="preset"):
+        Fusion("worst").fit(*training)
+    with pytest.raises(InputError, match="hubness"):
+        Fusion(hubness=("magic",)).fit(*training)
+    with pytest.raises(InputError, match="Part"):
+        Fusion(parts=[Part(("a",), ("zzz",))]).fit(*training)
+    with pytest.raises(InputError, match="validation"):
+        Fusion().fit(*training, validation=3)
+    with pytest.raises(InputError, match="neither"):
+        fitted.transform()
+    with pytest.raises(InputError, match="normalize"):
+        Block("rot13")
+    with pytest.raises(InputError, match="the same"):
+        Fusion().fit({"a": np.ones((120, 3))}, y, pairing)
+
+
+def test_leading_components_are_those_of_the_whole_model():
+    for m_x, m_y in ((30, 20), (20, 30)):
+        x, y, pairing = make_pairs(4, n=160, m_x=m_x, m_y=m_y)[0]
+        found = spectra(x, y, pairing)
+        filters = Tikhonov(3.0), Tikhonov(5.0)
+        whole, first = regularized_cca(found, *filters, 6), leading_components(found, *filters, 6)
+        np.testing.assert_allclose(first.correlations, whole.correlations, atol=1e-12)
+        for name in ("x_weights", "y_weights"):
+            mine, its = getattr(first, name), getattr(whole, name)
+            np.testing.assert_allclose(np.abs(mine), np.abs(its), atol=1e-9)
+        np.testing.assert_allclose(
+            first.x_weights @ first.y_weights.T, whole.x_weights @ whole.y_weights.T, atol=1e-9
+        )

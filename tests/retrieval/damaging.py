@@ -1,0 +1,288 @@
+"""Damages copies of model folders in every way it knows, and loads and asks each; run as a program.
+
+Arguments: the folder of the models, how many copies to damage, a seed. Prints JSON: how many were refused and
+how many answered, what went wrong otherwise, and the memory taken.
+"""
+
+import json
+import random
+import shutil
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from diptych import InputError, Retriever
+from diptych.storage import file_digest
+
+VALUES = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        7,
+        2**31,
+        2**63,
+        -(2**70),
+        10**40,
+        0.5,
+        1e308,
+        -1e308,
+        float("nan"),
+        float("inf"),
+    ),
+    *(
+        "",
+        "x",
+        "²",
+        "1",
+        "hnsw",
+        "float16",
+        "hkse",
+        "pyramid",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "\ud800",
+        "x" * 9999,
+    ),
+    *(
+        [],
+        [1],
+        [[[[[]]]]],
+        [None] * 50,
+        {},
+        {"a": 1},
+        {"unsaved": "x"},
+        {"gamma": "x"},
+        {"k": -1},
+        [1e308, -1],
+    ),
+]
+
+
+def places(tree, path=()):
+    """Every place in a JSON tree."""
+    found = [path] if path else []
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, child in children:
+        if not (isinstance(key, int) and key > 3):
+            found += places(child, (*path, key))
+    return found
+
+
+def change_json(content, rng):
+    """A JSON object with one to three places changed, removed or added."""
+    for _ in range(rng.randint(1, 3)):
+        place = rng.choice(places(content))
+        parent = content
+        for key in place[:-1]:
+            parent = parent[key]
+        if rng.random() < 0.2:
+            del parent[place[-1]]
+        elif rng.random() < 0.1 and isinstance(parent, dict):
+            parent[f"{place[-1]}x"] = parent.pop(place[-1])
+        else:
+            parent[place[-1]] = rng.choice(VALUES)
+        if not places(content):
+            break
+    return content
+
+
+def change_bytes(raw, rng):
+    """Bytes with some flipped, cut off, zeroed, repeated or appended; or a header that lies."""
+    raw = bytearray(raw)
+    way = rng.choice(
+        ["flip", "flip", "cut", "zero", "append", "repeat", "length", "header", "empty", "noise"]
+    )
+    at = rng.randrange(len(raw) + 1)
+    if way == "flip":
+        for _ in range(rng.choice([1, 1, 3, 50])):
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    elif way == "cut":
+        del raw[at:]
+    elif way == "zero":
+        raw[at : at + rng.randint(1, 400)] = bytes(len(raw[at : at + rng.randint(1, 400)]))
+    elif way == "append":
+        raw += rng.randbytes(rng.randint(1, 100))
+    elif way == "repeat":
+        raw[at:at] = raw[at : at + 64]
+    elif way == "length":
+        raw[:8] = rng.choice([0, 1, 7, 2**20, 2**26, 2**26 + 1, 2**31, 2**62, 2**64 - 1]).to_bytes(
+            8, "little"
+        )
+    elif way == "header":
+        end = min(len(raw), 8 + int.from_bytes(raw[:8], "little"))
+        digits = [place for place in range(8, end) if chr(raw[place]).isdigit()]
+        for _ in range(rng.randint(1, 4)):
+            if digits:
+                raw[rng.choice(digits)] = ord(rng.choice("0123456789"))
+    else:
+        raw = bytearray() if way == "empty" else bytearray(rng.randbytes(len(raw)))
+    return bytes(raw)
+
+
+def change_items(path, rng):
+    """Lines that are doubled, swapped, lost, or no items; ids that climb out or occur twice."""
+    lines = path.read_text("utf-8").splitlines()
+    one, other = rng.sample(range(len(lines)), 2)
+    way = rng.choice(["double", "swap", "lose", "more", "field", "field", "id", "break", "deep", "long"])
+    if way == "double":
+        lines[one] = lines[other]
+    elif way == "swap":
+        lines[one], lines[other] = lines[other], lines[one]
+    elif way == "lose":
+        del lines[one]
+    elif way == "more":
+        lines.append(lines[one])
+    elif way == "field":
+        lines[one] = json.dumps(change_json(json.loads(lines[one]), rng))
+    elif way == "id":
+        lines[one] = json.dumps(
+            {**json.loads(lines[one]), "id": rng.choice(["../../x", "/etc/passwd", "", "\ud800"])}
+        )
+    else:
+        lines[one] = {
+            "break": lines[one][:-3],
+            "deep": "[" * 50_000,
+            "long": '{"id": "' + "x" * 2**21 + '"}',
+        }[way]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def change_files(folder, files, rng):
+    """Files that are gone, swapped, links, or folders."""
+    path = rng.choice(files)
+    way = rng.choice(["gone", "swap", "link", "linked folder", "folder", "fifo-less"])
+    if way == "gone":
+        path.unlink()
+    elif way == "swap":
+        other = rng.choice(files)
+        content = path.read_bytes()
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    elif way == "link":
+        path.unlink()
+        path.symlink_to(rng.choice(["/etc/passwd", "nothing", path.name, "/dev/zero", "/"]))
+    elif way == "linked folder" and (folder / "text-encoder").exists():
+        shutil.move(folder / "text-encoder", folder / "elsewhere")
+        (folder / "text-encoder").symlink_to("elsewhere")
+    elif way == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.chmod(0)
+
+
+def damage(folder, rng):
+    """Damage a folder in one to three ways; half of the time, make its checksums true again."""
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        if not files:
+            return
+        way = rng.choice(["bytes", "bytes", "bytes", "json", "json", "items", "files"])
+        path = rng.choice(files)
+        try:
+            if way == "bytes":
+                path.write_bytes(change_bytes(path.read_bytes(), rng))
+            elif way == "json":
+                path = folder / rng.choice(["", "", "text-encoder"]) / "config.json"
+                if not path.is_symlink():
+                    path.write_text(json.dumps(change_json(json.loads(path.read_bytes()), rng)), "utf-8")
+            elif way == "items":
+                if not (folder / "items.jsonl").is_symlink():
+                    change_items(folder / "items.jsonl", rng)
+            else:
+                change_files(folder, files, rng)
+        except (OSError, ValueError, IndexError):
+            pass  # damaged beyond being damaged further
+    if rng.random() < 0.6:
+        seal(folder)
+
+
+def seal(folder):
+    """Make the checksums true again, as someone would who means harm."""
+    if (folder / "config.json").is_symlink():
+        return
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        for name in config["files"]:
+            path = folder / name
+            if path.is_file() and not path.is_symlink():
+                config["files"][name] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+
+
+def check(hits, k, view):
+    """Answers that look right: few enough, of the right kind, each once, the best first."""
+    assert isinstance(hits, list)
+    assert len(hits) <= k
+    assert len({hit.id for hit in hits}) == len(hits)
+    assert all(isinstance(hit.id, str) and hit.item.view == view for hit in hits)
+    scores = [hit.score for hit in hits]
+    assert all(isinstance(score, float) and not np.isnan(score) for score in scores)
+    assert scores == sorted(scores, reverse=True)
+
+
+def ask(folder, mmap):
+    """Load a model and ask it everything; whether it answered, or what it said."""
+    try:
+        retriever = Retriever.load(folder, mmap=mmap)
+        widths = {view: retriever.collection.embedding.features(view) for view in ("image", "text")}
+        image, text = np.linspace(-1, 1, widths["image"]), np.linspace(-1, 1, widths["text"])
+        check(retriever.search(text, k=5), 5, "image")
+        check(retriever.search(text, k=500, where=lambda item: True, weighting="none"), 500, "image")
+        check(retriever.annotate(image, k=5), 5, "text")
+        check(retriever.similar(image=image, k=5), 5, "image")
+        for pack in retriever.annotate(image, k=5, packs=True):
+            check(pack.captions, 100, "text")
+        if retriever.encoders.text is not None:
+            check(retriever.search("a red dog", k=5), 5, "image")
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def peak_memory():
+    """Of this process, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
+
+
+def main(source, count, seed):
+    models = sorted(path for path in source.iterdir() if path.is_dir() and path.name.startswith("model"))
+    copy, wrong = source / "damaged", []
+    refused = answered = warned = 0
+    for model in models:
+        assert ask(model, False) is None
+        assert ask(model, True) is None
+    before = peak_memory()
+    for number in range(count):
+        rng = random.Random(f"{seed}-{number}")
+        shutil.copytree(rng.choice(models), copy)
+        damage(copy, rng)
+        for mmap in (False, True):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    said = ask(copy, mmap)
+                except Exception:
+                    wrong.append([number, mmap, traceback.format_exc()[-1500:]])
+                    said = ""
+            refused, answered = refused + (said is not None), answered + (said is None)
+            warned = max(warned, len(caught))
+            if said and "\n" in said:
+                wrong.append([number, mmap, f"not one sentence: {said[:500]}"])
+        shutil.rmtree(copy)
+    found = {"refused": refused, "answered": answered, "warned": warned, "grown": peak_memory() - before}
+    print(json.dumps({**found, "wrong": wrong[:20], "n_wrong": len(wrong)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,183 @@
+"""Whatever is given: an answer, or one sentence that says what to do."""
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, InputError, Retriever
+from diptych.data import PairedDataset, PairedViews
+
+
+@pytest.fixture(scope="module")
+def made(views):
+    x, y, pairing = views()
+    return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0))), x, y
+
+
+def refused(words, action):
+    with pytest.raises(InputError, match=words) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, "3", None, np.float32(2), float("nan")])
+def test_k_is_a_whole_number_from_one(made, k):
+    retriever, x, y = made
+    for ask in (
+        lambda: retriever.search(y[0], k=k),
+        lambda: retriever.annotate(x[0], k=k),
+        lambda: retriever.annotate(x[0], k=k, packs=True),
+        lambda: retriever.similar(image=x[0], k=k),
+        lambda: retriever.search(y[0], k=k, weighting="none"),
+    ):
+        refused("is not a number of answers", ask)
+
+
+@pytest.mark.parametrize("ask", ["search", "annotate", "embed_images", "embed_texts", "image", "text"])
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (np.ones(5), "features"),
+        (np.ones((1, 30)), "features"),
+        (np.full(7, np.nan), "features"),
+        (np.ones((2, 2, 2)), "3 dimension"),
+        (np.float64(3), "0 dimension"),
+        (np.ones((0, 7)), "is empty"),
+        (np.array(["a", "b"]), "not numbers"),
+        ([], "no queries"),
+        (None, "no picture, sentence|an image or a text"),
+        (5, "no picture, sentence"),
+        (object(), "no picture, sentence"),
+        ("a dog", "encoder here"),
+        (["a dog", "a cat"], "encoder here"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
+)
+def test_queries_that_are_none(made, ask, query, words):
+    retriever = made[0]
+    if ask in ("image", "text"):
+        # A matrix, even of one row, is more than the one item that similar takes.
+        refused(f"{words}|one item at a time", lambda: retriever.similar(**{ask: query}))
+    else:
+        refused(words, lambda: getattr(retriever, ask)(query))
+
+
+def test_sentences_without_words(fitted):
+    for sentence in ("", "   ", "\n\t"):
+        refused("is no sentence", lambda sentence=sentence: fitted.search(sentence))
+        refused("is no sentence", lambda sentence=sentence: fitted.search(["a red star", sentence]))
+        refused("is no sentence", lambda sentence=sentence: fitted.add(captions=["a red star", sentence]))
+    for query in (5.0, None, b"a star"):
+        refused("is no sentence", lambda query=query: fitted.search([query]))
+    refused("is no sentence", lambda: fitted.search(b"a star"))
+
+
+def test_a_string_of_numpys_is_a_sentence(fitted):
+    assert fitted.search(np.str_("a red star"), k=3) == fitted.search("a red star", k=3)
+
+
+def test_similar_takes_one_thing(made):
+    retriever, x, y = made
+    refused("an image or a text, one of them", lambda: retriever.similar())
+    refused("an image or a text, one of them", lambda: retriever.similar(image=x[0], text=y[0]))
+    refused("one item at a time", lambda: retriever.similar(image=x[:2]))
+
+
+def test_packs_stand_alone(made):
+    retriever, x, _ = made
+    for options in ({"where": ["0"]}, {"weighting": "none"}, {"where": lambda item: True}):
+        refused("leave out where and weighting", lambda o=options: retriever.annotate(x[0], packs=True, **o))
+
+
+def test_packs_need_captions_of_pictures(views):
+    x, y, pairing = views()
+    retriever = Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)))
+    retriever.remove([f"{i}#{j}" for i in range(60) for j in range(2)])
+    retriever.add(captions=y[:3])
+    refused("no caption in the index belongs to a picture", lambda: retriever.annotate(x[0], packs=True))
+    assert len(retriever.annotate(x[0])) == 3
+
+
+@pytest.mark.parametrize("where", [5, ["nobody"], "nobody", [5], [["0"]], 1.5], ids=str)
+def test_filters_that_are_none(made, where):
+    retriever, x, y = made
+    for ask in (
+        lambda: retriever.search(y[0], where=where),
+        lambda: retriever.annotate(x[0], where=where),
+        lambda: retriever.similar(image=x[0], where=where),
+        lambda: retriever.search(y[0], where=where, weighting="none"),
+    ):
+        refused("there is no item|is no filter", ask)
+
+
+@pytest.mark.parametrize(
+    "weighting", ["bad", (1,), (1, -1), (1, 2, 3), 5, np.ones(2), ("a", "b"), (1, np.inf)]
+)
+def test_weightings_that_are_none(made, weighting):
+    retriever, x, y = made
+    with pytest.raises(InputError):
+        retriever.search(y[0], weighting=weighting)
+    with pytest.raises(InputError):
+        retriever.annotate(x[0], weighting=weighting)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda r: r.search(np.ones(3)),
+        lambda r: r.annotate(np.ones(3)),
+        lambda r: r.add(np.ones((1, 3))),
+        lambda r: r.remove("a"),
+        lambda r: r.similar(image=np.ones(3)),
+        lambda r: r.refit(),
+        lambda r: r.info(),
+        lambda r: r.embed_images(np.ones((1, 3))),
+        lambda r: r.evaluate(
+            PairedViews(PairedDataset(("a",), ("",), [0]), np.ones((1, 3)), np.ones((1, 3)))
+        ),
+    ],
+)
+def test_an_unfitted_retriever_says_so(action):
+    refused("is not fitted; call fit", lambda: action(Retriever(None, None)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ids": ["a"] * 60}, "occur more than once"),
+        ({"ids": ["a"]}, "must name one of the 1 images|give one for each row"),
+        ({"ids": [str(i) for i in range(61)]}, "61 ids"),
+        ({"caption_ids": ["a"] * 120}, "occur more than once"),
+        ({"caption_ids": ["a"]}, "caption_ids has 1 entries"),
+        ({"caption_ids": [str(i) for i in range(120)]}, "'0' is in the index already"),
+        ({"captions": ["a"]}, "captions"),
+        ({"splits": ["train"]}, "splits has 1 entries"),
+        ({"splits": ["test"] * 60}, "no train split"),
+        ({"splits": ["practice"] * 60}, "'practice' is unknown"),
+        ({"paths": ["a"]}, "paths has 1 entries"),
+        ({"metadata": {"3": {"a": object()}}}, "metadata of '3' cannot be stored"),
+        ({"metadata": ["a"]}, "give a dict"),
+        ({"index": "tree"}, "index='tree' is unknown"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"device": "nowhere"}, "no device 'nowhere'"),
+        ({"pairing": [0, 1]}, "pairing has shape"),
+        ({"pairing": np.arange(120)}, "reaches from 0 to 119"),
+        ({"pairing": np.full(120, 0.5)}, "expected integers"),
+        ({"X": np.ones((60, 3)) * np.nan}, "contains NaN"),
+        ({"X": np.ones((60, 3))}, "every row of X is the same"),
+        ({"Y": np.ones(120)}, "1 dimension"),
+        ({"Y": [["a"]] * 120}, "not numbers"),
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
+)
+def test_features_that_do_not_fit_together(views, change, words):
+    x, y, pairing = views()
+    if "device" in change:
+        pytest.importorskip("torch")
+    given = {"X": x, "Y": y, "pairing": pairing, "model": AWCCA(params=(1.0, 1.0)), **change}
+    refused(words, lambda: Retriever.from_features(**given))
+
+
+def test_tasks_that_are_none(made):
+    retriever, x, y = made
+    refused("task='find' is unknown", lambda: retriever.embed_images(x, task="find"))
+    refused("task='find' is unknown", lambda: retriever.embed_texts(y, task="find"))

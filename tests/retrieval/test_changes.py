@@ -1,0 +1,409 @@
+"""Items that come and go, all of them or none; and learning from them again."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, HKSE, InputError, Retriever
+from diptych.checks import DataWarning
+from diptych.data import PairedDataset, PairedViews
+
+
+def state(retriever):
+    """Everything that an addition or removal could change."""
+    collection = retriever.collection
+    return (
+        [item for _, item in collection.items],
+        {task: index.keys.tolist() for task, index in collection.indexes.items()},
+        {view: index.keys.tolist() for view, index in collection.features.items()},
+    )
+
+
+def test_what_is_added_is_found_where_awcca_puts_it(make):
+    made = make()
+    before = made.retriever.collection.fitted
+    rng = np.random.default_rng(5)
+    x, y = made.x[:6] + 0.1 * rng.normal(size=(6, 8)), made.y[:6] + 0.1 * rng.normal(size=(6, 7))
+    ids = made.retriever.add(x, y, pairing=[0, 1, 2, 3, 4, 4], ids=[f"new {i}" for i in range(6)])
+    assert ids == [
+        *(f"new {i}" for i in range(6)),
+        *(f"new {o}#{i}" for i, o in enumerate([0, 1, 2, 3, 4, 4])),
+    ]
+    assert made.retriever.collection.fitted is before  # nothing was learned
+    model = AWCCA(params=(2.0, 3.0)).fit(made.x, made.y, made.pairing)
+    ex = model.transform(np.vstack([made.x, x]), task="search")
+    ey = model.transform(Y=made.y[:20], task="search")
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (ex, ey)]
+    names = [*map(str, range(60)), *ids[:6]]
+    for row, hits in zip(unit[1] @ unit[0].T, made.retriever.search(made.y[:20], k=66), strict=True):
+        assert [hit.id for hit in hits] == [names[place] for place in np.argsort(-row)]
+
+
+def test_items_without_a_name_get_one_that_nobody_has(make, tmp_path):
+    made = make()
+    first = made.retriever.add(made.x[:2])
+    assert first == ["item-180", "item-181"]
+    assert made.retriever.add(captions=made.y[:1]) == ["item-182"]
+    # Numbers start lower after loading, since the keys of what was removed are free again.
+    made.retriever.remove("0")
+    made.retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model")
+    added = loaded.add(made.x[:4])
+    assert len({*added, *first, "item-182"}) == 7
+    loaded.add(captions=made.y[:4])
+    assert len(loaded.collection.items) == 180 + 3 - 3 + 8
+
+
+def test_a_picture_takes_its_captions_with_it(make):
+    made = make()
+    assert made.retriever.remove("7") == 3
+    left = {hit.id for hit in made.retriever.annotate(made.x[7], k=1000)}
+    assert not left & {"7#0", "7#1"}
+    assert len(left) == 118
+    assert made.retriever.remove(["8#0", "9", "9#0", "9"]) == 4
+    assert made.retriever.remove(name for name in ["8"]) == 2
+    assert made.retriever.remove([]) == 0
+    assert {hit.id for hit in made.retriever.search(made.y[0], k=100)} == set(map(str, range(60))) - set(
+        "789"
+    )
+    assert made.retriever.add(made.x[7:8], made.y[14:16], pairing=[0, 0], ids=["7"]) == ["7", "7#0", "7#1"]
+    assert made.retriever.search(made.y[14], k=1)[0].id == "7"
+
+
+def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make, tmp_path):
+    made = make()
+    assert made.retriever.remove([str(i) for i in range(60)]) == 180
+    assert made.retriever.search(made.y[0]) == made.retriever.annotate(made.x[0]) == []
+    assert made.retriever.similar(image=made.x[0]) == []
+    assert made.retriever.search(made.y[0], weighting="none") == []
+    with pytest.raises(InputError, match="no caption in the index belongs to a picture"):
+        made.retriever.annotate(made.x[0], packs=True)
+    made.retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model", mmap=True)
+    assert loaded.search(made.y[0]) == []
+    for retriever in (made.retriever, loaded):
+        retriever.add(made.x[:3], made.y[:3], ids=["a", "b", "c"])
+        assert len(retriever.search(made.y[0])) == 3
+        assert len(retriever.annotate(made.x[0], packs=True)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r, x, y: r.add(x[:2], ids=["a", "a"]), "'a' is given twice"),
+        (lambda r, x, y: r.add(x[:2], ids=["new", "5"]), "'5' is in the index already"),
+        (lambda r, x, y: r.add(x[:2], y[:2], ids=["a", "b"], caption_ids=["c", "5#0"]), "'5#0' is in the"),
+        (lambda r, x, y: r.add(x[:2], y[:2], ids=["a", "b"], caption_ids=["c", "a"]), "'a' is given twice"),
+        (lambda r, x, y: r.add(x[:2], ids=["a"]), "ids has 1 entries; expected 2"),
+        (lambda r, x, y: r.add(x[:2], y[:2], ids=["a", "b"], caption_ids=["c"]), "caption_ids has 1 entries"),
+        (lambda r, x, y: r.add(x[:2], y[:3], ids=["a", "b"]), "X has 2 rows and Y has 3"),
+        (lambda r, x, y: r.add(x[:2], y[:2], pairing=[0, 2], ids=["a", "b"]), "X has rows 0 to 1"),
+        (lambda r, x, y: r.add(x[:2], y[:2, :5], ids=["a", "b"]), "text features has 5 features"),
+        (lambda r, x, y: r.add(x[:2], y[:2] * np.nan, ids=["a", "b"]), "contains NaN"),
+        (lambda r, x, y: r.add(x[:2], texts=["x"], captions=y[:2]), "1 were given to show for 2 rows"),
+        (lambda r, x, y: r.add(x[:2], paths=["x"]), "1 were given to show for 2 rows"),
+        (lambda r, x, y: r.add(x[:0]), "is empty"),
+        (lambda r, x, y: r.add([]), "the list of images is empty"),
+        (lambda r, x, y: r.add(captions=[]), "the list of texts is empty"),
+        (lambda r, x, y: r.add(), "neither images nor captions"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": {1, 2}}}), "cannot be stored"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": float("nan")}}), "cannot be stored"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": 5}), "give a dict"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata=[{"b": 1}]), "give a dict from ids"),
+        (lambda r, x, y: r.add(x[:1], y[:1], ids=["a"], metadata={"a#0": {"b": b"c"}}), "cannot be stored"),
+        (lambda r, x, y: r.remove(["3", "nobody"]), "there is no item 'nobody'"),
+        (lambda r, x, y: r.remove(["3", 4]), "there is no item 4"),
+        (lambda r, x, y: r.remove(["3", ["4"]]), "there is no item"),
+        (lambda r, x, y: r.remove(5), "5 is no id"),
+        (lambda r, x, y: r.add(captions=["a dog"]), "no text encoder here: it was made from features"),
+        (lambda r, x, y: r.add(["a.jpg"]), "no image encoder here: it was made from features"),
+    ],
+)
+def test_a_change_that_fails_changes_nothing(make, change, words):
+    made = make()
+    before = state(made.retriever)
+    with pytest.raises(InputError, match=words) as caught:
+        change(made.retriever, made.x, made.y)
+    assert "\n" not in str(caught.value)
+    assert state(made.retriever) == before
+
+
+@pytest.mark.parametrize("deep", [2000, 100_000])
+def test_metadata_too_deep_to_write_is_refused(make, deep):
+    made, nested = make(), []
+    for _ in range(deep):
+        nested = [nested]
+    with pytest.raises(InputError, match="cannot be stored"):
+        made.retriever.add(made.x[:1], ids=["a"], metadata={"a": {"b": nested}})
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_an_encoder_that_gives_too_few_or_too_many_rows_adds_nothing(make, rows):
+    class Careless:
+        fingerprint = "careless"
+
+        def encode(self, sentences):
+            return np.ones((rows, 7))
+
+    made = make(text_encoder=Careless())
+    before = state(made.retriever)
+    with pytest.raises(InputError, match=f"gave an array of shape .{rows}, 7. for 3 text"):
+        made.retriever.add(captions=["one", "two", "three"])
+    assert state(made.retriever) == before
+
+
+class TestFarItems:
+    def test_items_far_from_training_are_added_with_a_warning(self, make):
+        made = make()
+        with pytest.warns(DataWarning, match=r"1 of 2 new image\(s\) lie far .* \('odd': "):
+            made.retriever.add(np.vstack([made.x[:1], 50 * made.x[1:2]]), ids=["even", "odd"])
+        assert {"even", "odd"} <= {hit.id for hit in made.retriever.search(made.y[0], k=100)}
+        with pytest.warns(DataWarning, match=r"3 of 3 new text\(s\) lie far"):
+            made.retriever.add(captions=made.y[:3] + 100)
+
+    def test_the_warning_points_at_the_line_that_adds(self, make):
+        made = make()
+        with pytest.warns(DataWarning) as caught:
+            made.retriever.add(made.x[:1] + 1000)
+        assert caught[0].filename == __file__
+
+    def test_items_like_those_of_training_are_added_silently(self, make, tmp_path, recwarn):
+        made = make(model=AWCCA(params=(1.0, 1.0), normalize=("unit", "sqrt-unit")))
+        made.retriever.save(tmp_path / "model")
+        for retriever in (made.retriever, Retriever.load(tmp_path / "model")):
+            retriever.add(made.x[:30], made.y[:30], ids=[f"new {i}" for i in range(30)])
+        assert not [w for w in recwarn if w.category is DataWarning]
+
+    def test_the_limit_is_saved_with_the_model(self, make, tmp_path):
+        made = make()
+        made.retriever.save(tmp_path / "model")
+        said = []
+        for retriever in (made.retriever, Retriever.load(tmp_path / "model")):
+            with pytest.warns(DataWarning) as caught:
+                retriever.add(made.x[:1] * 9, ids=["far"])
+            said.append(str(caught[0].message))
+        assert said[0] == said[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*lie far")
+class TestRefit:
+    """Saved moments and new pairs are as good as all pairs."""
+
+    @pytest.fixture
+    def grown(self, views):
+        """Training pairs, pairs that come later in two batches, and all of them together."""
+        x, y, pairing = views(n=100, captions=2)
+        return x, y, pairing
+
+    def retrieved(self, x, y, pairing, n, **model):
+        ids = [f"p{i}" for i in range(n)]
+        return Retriever.from_features(x[:n], y[: 2 * n], pairing[: 2 * n], ids=ids, model=AWCCA(**model))
+
+    def add_rest(self, retriever, x, y, pairing, start, stop):
+        ids = [f"p{i}" for i in range(start, stop)]
+        retriever.add(
+            x[start:stop], y[2 * start : 2 * stop], pairing=pairing[2 * start : 2 * stop] - start, ids=ids
+        )
+
+    def assert_same(self, retriever, model, x, y):
+        for task in ("search", "annotate"):
+            found = retriever.collection.fitted.model
+            np.testing.assert_allclose(
+                found.models_[task].correlations, model.models_[task].correlations, rtol=1e-5, atol=1e-6
+            )
+            ex, ey = model.transform(x, y, task=task)
+            unit = [e / np.linalg.norm(e, axis=1, keepdims=True) for e in (ex, ey)]
+            images, texts = retriever.embed_images(x, task=task), retriever.embed_texts(y, task=task)
+            np.testing.assert_allclose(texts @ images.T, unit[1] @ unit[0].T, atol=1e-4)
+            # What is indexed was embedded anew.
+            hits = retriever.search(y[:5], k=3) if task == "search" else retriever.annotate(x[:5], k=3)
+            scores = unit[1][:5] @ unit[0].T if task == "search" else unit[0][:5] @ unit[1].T
+            for own, row in zip(hits, scores, strict=True):
+                np.testing.assert_allclose([h.score for h in own], np.sort(row)[::-1][:3], atol=1e-4)
+
+    @pytest.mark.parametrize("way", ["at once", "in two batches", "through a file", "mapped", "twice"])
+    def test_a_refit_equals_fitting_from_scratch_with_scaled_parameters(self, grown, tmp_path, way):
+        x, y, pairing = grown
+        retriever = self.retrieved(x, y, pairing, 60, params={"search": (2.0, 3.0), "annotate": (1.0, 9.0)})
+        if way == "at once":
+            self.add_rest(retriever, x, y, pairing, 60, 100)
+        else:
+            self.add_rest(retriever, x, y, pairing, 60, 75)
+            if way == "twice":
+                retriever.refit()
+            if way in ("through a file", "mapped"):
+                retriever.save(tmp_path / "model")
+                retriever = Retriever.load(tmp_path / "model", mmap=way == "mapped")
+            self.add_rest(retriever, x, y, pairing, 75, 100)
+        retriever.refit()
+        grows = 100 / 60
+        scaled = {"search": (2.0 * grows, 3.0 * grows), "annotate": (1.0 * grows, 9.0 * grows)}
+        self.assert_same(retriever, AWCCA(params=scaled).fit(x, y, pairing), x, y)
+        assert retriever.info()["facts"]["refitted"]["pairs"] == 200
+        # All there is has been learned from now.
+        assert retriever.collection.new_moments(None).count == 0
+
+    @pytest.mark.parametrize(
+        "model",
+        [{"filter": "tsvd", "params": (5, 4)}, {"filter": "guided", "params": (5, 4)}, {"n_components": 3}],
+        ids=str,
+    )
+    def test_other_filters_keep_what_was_selected(self, grown, model):
+        x, y, pairing = grown
+        model = {"params": (2.0, 3.0), **model}
+        retriever = self.retrieved(x, y, pairing, 60, **model)
+        self.add_rest(retriever, x, y, pairing, 60, 100)
+        retriever.refit()
+        if "filter" not in model:
+            model["params"] = (2.0 * 100 / 60, 3.0 * 100 / 60)
+        self.assert_same(retriever, AWCCA(**model).fit(x, y, pairing), x, y)
+
+    def test_what_was_selected_on_a_grid_is_kept(self, grown):
+        x, y, pairing = grown
+        retriever = self.retrieved(x, y, pairing, 60, grid=4)
+        before = retriever.collection.fitted.model.models_["search"].filter_x.gamma
+        self.add_rest(retriever, x, y, pairing, 60, 100)
+        retriever.refit()
+        after = retriever.collection.fitted.model.models_["search"].filter_x.gamma
+        np.testing.assert_allclose(after, before * 100 / 60)
+
+    def test_with_validation_pairs_it_selects_again(self, grown, views):
+        x, y, pairing = grown
+        retriever = self.retrieved(x, y, pairing, 60, params=(1e6, 1e6))
+        self.add_rest(retriever, x, y, pairing, 60, 80)
+        held_out = x[80:], y[160:], pairing[160:] - 80
+        retriever.refit(validation=held_out)
+        expected = AWCCA().fit(x[:80], y[:160], pairing[:160], validation=held_out)
+        self.assert_same(retriever, expected, x[:80], y[:160])
+
+    def test_normalisation_applies_to_new_pairs_too(self, grown):
+        x, y, pairing = grown
+        names = ("sqrt-unit", "unit")
+        retriever = self.retrieved(x, y, pairing, 60, params=(0.02, 0.02), normalize=names)
+        self.add_rest(retriever, x, y, pairing, 60, 100)
+        retriever.refit()
+        scaled = AWCCA(params=(0.02 * 100 / 60,) * 2, normalize=names)
+        self.assert_same(retriever, scaled.fit(x, y, pairing), x, y)
+
+    def test_only_training_pairs_and_new_pairs_count(self, grown):
+        """Not other splits, not items without a partner, and not what was removed before it was learned."""
+        x, y, pairing = grown
+        splits = ["train"] * 40 + ["test"] * 20
+        retriever = Retriever.from_features(
+            x[:60], y[:120], pairing[:120], splits=splits, model=AWCCA(params=(2.0, 3.0))
+        )
+        retriever.add(x[60:70], ids=[f"alone {i}" for i in range(10)])
+        retriever.add(captions=y[120:130])
+        self.add_rest(retriever, x, y, pairing, 70, 90)
+        retriever.remove([f"p{i}" for i in range(80, 90)])
+        retriever.remove(["0", "1"])  # learned from already, and not forgotten
+        retriever.refit()
+        learned = np.r_[0:40, 70:80]
+        rows = np.isin(pairing, learned)
+        again = np.searchsorted(learned, pairing[rows])
+        model = AWCCA(params=(2.0 * 50 / 40, 3.0 * 50 / 40)).fit(x[learned], y[rows], again)
+        np.testing.assert_allclose(
+            retriever.collection.fitted.model.models_["search"].correlations,
+            model.models_["search"].correlations,
+            rtol=1e-5,
+        )
+        assert retriever.info()["facts"]["refitted"] == {"pairs": 100, "before": 80}
+
+    def test_without_anything_new_nothing_changes(self, make):
+        made = make()
+        before = made.retriever.search(made.y[:20], k=9)
+        made.retriever.refit()
+        for found, expected in zip(made.retriever.search(made.y[:20], k=9), before, strict=True):
+            assert [hit.id for hit in found] == [hit.id for hit in expected]
+            np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], atol=1e-5)
+
+    def test_adding_does_not_refit(self, make):
+        made = make()
+        fitted = made.retriever.collection.fitted
+        made.retriever.add(made.x[:5], made.y[:5], ids=list("abcde"))
+        assert made.retriever.collection.fitted is fitted
+
+    def test_searches_that_began_before_a_refit_end_though_items_go(self, make):
+        made = make()
+        begun = made.retriever.collection
+        expected = [hit.id for hit in made.retriever.search(made.y[0], k=60)]
+        made.retriever.annotate(made.x[0], k=60, packs=True)
+        made.retriever.search(made.y[0], k=60, weighting="none")
+        made.retriever.refit()
+        made.retriever.remove([expected[0], expected[4]])
+        left = [name for name in expected if name in made.retriever.collection.items]
+        found = {}
+
+        def finish():
+            found["plain"] = begun.found("search", made.y[:1], 60, None)[0]
+            found["reweighted"] = begun.found("search", made.y[:1], 60, None, "none")[0]
+            found["packs"] = begun.packs(made.x[:1], 60)[0]
+
+        searching = threading.Thread(target=finish, daemon=True)
+        searching.start()
+        searching.join(timeout=30)
+        assert not searching.is_alive()
+        assert [hit.id for hit in found["plain"]] == left
+        assert sorted(hit.id for hit in found["reweighted"]) == sorted(left)
+        assert sorted(pack.image for pack in found["packs"]) == sorted(left)
+        assert all(len(pack.captions) == 2 for pack in found["packs"])
+
+
+@pytest.mark.filterwarnings("ignore:.*lie far")
+class TestFeaturesThatWereNotKept:
+    def test_refitting_says_what_is_missing(self, make):
+        made = make(keep_features=False)
+        made.retriever.add(made.x[:3], made.y[:3], ids=["a", "b", "c"])
+        before = made.retriever.collection
+        with pytest.raises(InputError, match="features of the items were not kept, and 'a' has nothing"):
+            made.retriever.refit()
+        assert made.retriever.collection is before
+
+    def test_refitting_encodes_pictures_and_sentences_again(self, drawn, thumbnails, tmp_path):
+        hkse = HKSE(word="lin", sentence="lin").fit(drawn.captions)
+        model = AWCCA(params=(5.0, 5.0))
+        kept, encoded = (
+            Retriever(thumbnails, hkse, model, keep_features=keep).fit(drawn.select(range(60)))
+            for keep in (True, False)
+        )
+        more = drawn.select(range(60, 66))
+        for retriever in (kept, encoded):
+            retriever.add(
+                list(more.paths),
+                list(more.captions),
+                pairing=more.pairing,
+                ids=more.image_ids,
+                caption_ids=more.caption_ids,
+            )
+            retriever.refit()
+        query = drawn.captions[0]
+        assert [h.id for h in encoded.search(query, k=20)] == [h.id for h in kept.search(query, k=20)]
+        assert not encoded.collection.features
+        encoded.save(tmp_path / "model")
+        assert not (tmp_path / "model" / "features.safetensors").exists()
+        loaded = Retriever.load(tmp_path / "model", thumbnails)
+        assert loaded.search(query, k=20) == encoded.search(query, k=20)
+        loaded.add(captions=["a red star"])
+        loaded.refit()
+        assert loaded.keep_features is False
+
+    def test_a_picture_that_is_gone_is_named(self, drawn, thumbnails, tmp_path):
+        copy = tmp_path / "copy.png"
+        copy.write_bytes(drawn.paths[0].read_bytes())
+        hkse = HKSE(word="lin", sentence="lin").fit(drawn.captions)
+        retriever = Retriever(thumbnails, hkse, AWCCA(params=(5.0, 5.0)), keep_features=False)
+        retriever.fit(drawn.select(range(30)))
+        retriever.add([copy], ["a red star"])
+        os.unlink(copy)
+        with pytest.raises(InputError, match="copy.png"):
+            retriever.refit()
+
+
+def test_fitting_again_forgets_what_was(make, views):
+    made = make()
+    x, y, pairing = views(seed=2, n=50)
+    names = tuple(f"other {i}" for i in range(50))
+    made.retriever.fit(PairedViews(PairedDataset(names, ("",) * 100, pairing), x, y))
+    assert {hit.id for hit in made.retriever.search(y[0], k=500)} == set(names)

@@ -1,0 +1,124 @@
+"""Flickr8k through a retriever: the recalls of AWCCA by hand, to the digit."""
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, Retriever, retrieval_scores
+from diptych.data import open_features, read_pairs
+from diptych.retrieval import VectorIndex
+
+pytestmark = [pytest.mark.data, pytest.mark.slow]
+NORMALIZE = ("unit", "unit")
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def flickr(real_data):
+    folder = real_data / "flickr8k"
+    pairs = read_pairs(folder / "dataset_flickr8k.json")
+    x = np.asarray(open_features(folder / "dinov2s.npy", rows=pairs.n_images), np.float32)
+    y = np.asarray(open_features(folder / "minilm.npy", rows=pairs.n_captions), np.float32)
+    return pairs, x, y
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AWCCA(params={"search": (3.0, 30.0), "annotate": (5.0, 20.0)}, normalize=NORMALIZE)
+
+
+@pytest.fixture(scope="module")
+def retriever(flickr, model):
+    pairs, x, y = flickr
+    return Retriever.from_features(
+        x,
+        y,
+        pairs.pairing,
+        ids=pairs.image_ids,
+        caption_ids=pairs.caption_ids,
+        captions=pairs.captions,
+        splits=pairs.splits,
+        model=model,
+    )
+
+
+@pytest.fixture(scope="module")
+def by_hand(flickr, model):
+    """AWCCA fitted on the training split, and the embeddings of the test split for both tasks."""
+    pairs, x, y = flickr
+    parts = {}
+    for split in ("train", "test"):
+        rows = pairs.image_rows(split)
+        captions = pairs.caption_rows(rows)
+        parts[split] = x[rows], y[captions], np.searchsorted(rows, pairs.pairing[captions])
+    fitted = AWCCA(**model.get_params()).fit(*parts["train"])
+    embedded = {task: fitted.transform(*parts["test"][:2], task=task) for task in ("search", "annotate")}
+    return embedded, parts["test"][2]
+
+
+def test_recalls_are_those_of_awcca_by_hand(retriever, by_hand):
+    embedded, pairing = by_hand
+    facts = retriever.info()["facts"]
+    assert facts["pairs"] == {"train": [6000, 30000], "val": [1000, 5000], "test": [1000, 5000]}
+    for task, (x, y) in embedded.items():
+        expected = retrieval_scores(x, y, pairing, task=task)
+        assert facts["metrics"]["test"][task] == expected
+        assert expected["r@10"] > 70
+
+
+def test_searches_give_those_recalls_too(flickr, retriever, by_hand):
+    """Every test query is asked, through the index and a filter; the best ten are looked at."""
+    pairs, x, y = flickr
+    images = pairs.image_rows("test")
+    captions = pairs.caption_rows(images)
+    metrics = retriever.info()["facts"]["metrics"]["test"]
+
+    def in_test(item):
+        return item.metadata["split"] == "test"
+
+    found = retriever.search(y[captions], k=10, where=in_test)
+    owners = [pairs.image_ids[row] for row in pairs.pairing[captions]]
+    for k in (1, 5, 10):
+        right = [own in [hit.id for hit in hits[:k]] for own, hits in zip(owners, found, strict=True)]
+        # Ranking counts ties against itself, and float32 may turn a hair's breadth around.
+        assert 100 * np.mean(right) == pytest.approx(metrics["search"][f"r@{k}"], abs=0.1)
+    found = retriever.annotate(x[images], k=10, where=in_test)
+    names = [pairs.image_ids[row] for row in images]
+    for k in (1, 5, 10):
+        right = [own in [hit.item.image for hit in hits[:k]] for own, hits in zip(names, found, strict=True)]
+        assert 100 * np.mean(right) == pytest.approx(metrics["annotate"][f"r@{k}"], abs=0.2)
+
+
+def test_packs_find_what_means_of_embeddings_find(flickr, retriever):
+    """A thousand pictures against eight thousand packs; in NumPy, from the embeddings of AWCCA."""
+    pairs, x, y = flickr
+    images = pairs.image_rows("test")
+    fitted = retriever.collection.fitted.model
+    queries = unit(fitted.transform(x[images], task="annotate"))
+    embedded = fitted.transform(Y=y, task="annotate")
+    means = np.zeros((pairs.n_images, embedded.shape[1]))
+    np.add.at(means, pairs.pairing, embedded)
+    scores = queries @ unit(means).T
+    best = [pairs.image_ids[row] for row in np.argmax(scores, axis=1)]
+    found = retriever.annotate(x[images], k=1, packs=True)
+    same = np.mean([packs[0].image == name for packs, name in zip(found, best, strict=True)])
+    assert same > 0.998
+    names = [pairs.image_ids[row] for row in images]
+    by_hand = np.mean([a == b for a, b in zip(best, names, strict=True)])
+    right = np.mean([packs[0].image == name for packs, name in zip(found, names, strict=True)])
+    assert right == pytest.approx(by_hand, abs=0.002)
+    assert right > 0.25  # chance is one in eight thousand
+    assert all(len(packs[0].captions) == 5 for packs in found)
+
+
+def test_a_graph_over_forty_thousand_captions_finds_them(flickr, retriever):
+    pairs, x, _ = flickr
+    held = retriever.collection.indexes["annotate"].chunks()
+    index = VectorIndex(held[0].vectors.shape[1])
+    for chunk in held:
+        index.add(chunk.keys, chunk.vectors)
+    assert len(index) == 40000
+    queries = retriever.embed_images(x[pairs.image_rows("test")], task="annotate")
+    assert index.build_graph(queries).recall >= 0.95

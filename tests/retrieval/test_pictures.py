@@ -1,0 +1,182 @@
+"""From picture files and sentences to answers, with both encoders."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diptych import AWCCA, HKSE, InputError, Retriever, retrieval_scores
+from diptych.checks import DataWarning
+from diptych.data import PairedDataset, join
+
+
+def test_sentences_find_pictures_and_pictures_sentences(fitted, drawn):
+    hits = fitted.search("a red star at night", k=10)
+    assert len(hits) == 10
+    assert {hit.id for hit in hits} <= set(drawn.image_ids)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert all(hit.path and hit.item.view == "image" for hit in hits)
+    sentences = fitted.annotate(str(drawn.paths[0]), k=5)
+    assert len(sentences) == 5
+    assert {hit.text for hit in sentences} <= set(drawn.captions)
+    assert len(fitted.search("a boat")) == 10
+    assert len(fitted.annotate(drawn.paths[0])) == 5
+
+
+def test_the_pictures_it_learned_from_are_found_by_their_sentences(fitted, drawn):
+    """Seventy drawings teach little about others, but these it must know."""
+    found = fitted.evaluate(drawn, "train")
+    chance = 1000 / drawn.split_sizes()["train"]
+    assert found["search"]["r@10"] > 3 * chance
+    assert found["annotate"]["r@10"] > 3 * chance
+
+
+def test_batches_of_both_and_every_kind_of_picture(fitted, drawn):
+    paths = list(drawn.paths[:3])
+    expected = fitted.annotate(paths, k=4)
+    for path, hits in zip(paths, expected, strict=True):
+        single = fitted.annotate(path, k=4)
+        assert [hit.id for hit in single] == [hit.id for hit in hits]
+        np.testing.assert_allclose([h.score for h in single], [h.score for h in hits], atol=1e-6)
+    with Image.open(paths[0]) as picture:
+        assert fitted.annotate([picture, *paths[1:]], k=4) == expected
+        assert fitted.annotate(picture, k=4) == fitted.annotate(paths[0], k=4)
+    assert fitted.annotate([path.read_bytes() for path in paths], k=4) == expected
+    assert fitted.annotate(str(paths[2]), k=4) == fitted.annotate(paths[2], k=4)
+    sentences = list(drawn.captions[:3])
+    several = [[hit.id for hit in hits] for hits in fitted.search(sentences, k=4)]
+    assert several == [[hit.id for hit in fitted.search(sentence, k=4)] for sentence in sentences]
+    assert fitted.search(tuple(sentences), k=4) == fitted.search(iter(sentences), k=4)
+
+
+def test_pictures_like_a_picture_and_sentences_like_a_sentence(fitted, drawn):
+    assert fitted.similar(drawn.paths[4], k=3)[0].path == str(drawn.paths[4])
+    assert fitted.similar(text=drawn.captions[4], k=3)[0].text == drawn.captions[4]
+
+
+def test_evaluation_is_that_of_awcca(fitted, drawn):
+    encoders, model = fitted.encoders, fitted.collection.fitted.model
+    x, y = encoders.encode_images(drawn.paths), encoders.encode_texts(drawn.captions)
+    views = join(drawn, x, y)
+    for split in ("test", "val", "train", None):
+        part = views.of(np.arange(drawn.n_images)) if split is None else views.split(split)
+        found = fitted.evaluate(drawn, split)
+        assert fitted.evaluate(views, split) == found
+        for task in ("search", "annotate"):
+            embedded = model.transform(part[0], part[1], task=task)
+            assert found[task] == retrieval_scores(*embedded, part[2], task=task)
+    assert fitted.info()["facts"]["metrics"]["test"] == fitted.evaluate(drawn)
+    with pytest.raises(InputError, match="unknown"):
+        fitted.evaluate(drawn, "practice")
+
+
+def test_evaluating_on_a_split_that_is_not_there_is_one_sentence(fitted, drawn):
+    training = drawn.subset("train")
+    for data in (
+        training,
+        join(training, np.ones((training.n_images, 3)), np.ones((training.n_captions, 3))),
+    ):
+        with pytest.raises(InputError, match="split") as caught:
+            fitted.evaluate(data, "test")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*lie far")
+def test_pictures_are_added_by_path_or_by_name(pictures, drawn, tmp_path):
+    with Image.open(drawn.paths[0]) as picture:
+        copy = picture.copy()
+    path = tmp_path / "copy.png"
+    copy.save(path)
+    assert pictures.add([path]) == [str(path)]
+    assert pictures.add(str(path), ids=["again"]) == ["again"]
+    assert pictures.add([path.read_bytes(), copy], ["a red star", "a boat"], ids=["bytes", "opened"]) == [
+        "bytes",
+        "opened",
+        "bytes#0",
+        "opened#1",
+    ]
+    like = pictures.similar(path, k=5)
+    assert {hit.id for hit in like} == {str(path), "again", "bytes", "opened", drawn.image_ids[0]}
+    assert {hit.path for hit in like} == {str(path), None, str(drawn.paths[0])}
+    with pytest.raises(InputError, match="is in the index already"):
+        pictures.add([path])
+
+
+@pytest.mark.parametrize("bad", ["missing.png", "letter.txt", "cut.png", b"no picture", b""])
+def test_one_unreadable_picture_and_nothing_is_added(pictures, drawn, tmp_path, bad):
+    (tmp_path / "letter.txt").write_text("dear")
+    (tmp_path / "cut.png").write_bytes(drawn.paths[0].read_bytes()[:200])
+    before = [item for _, item in pictures.collection.items]
+    given = [drawn.paths[0], tmp_path / bad if isinstance(bad, str) else bad, drawn.paths[1]]
+    with pytest.raises(InputError) as caught:
+        pictures.add(given, ["a", "b", "c"], ids=["x", "y", "z"])
+    assert "\n" not in str(caught.value)
+    assert [item for _, item in pictures.collection.items] == before
+    with pytest.raises(InputError):
+        pictures.annotate(given)
+
+
+def test_pictures_that_cannot_be_read_are_left_out_of_a_fit(drawn, thumbnails, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    few = drawn.select(range(30))
+    paths = (tmp_path / "broken.png", *few.paths[1:])
+    damaged = PairedDataset(few.image_ids, few.captions, few.pairing, few.caption_ids, None, paths)
+    hkse = HKSE(word="lin", sentence="lin")
+    with pytest.warns(DataWarning, match=r"1 picture\(s\) could not be read"):
+        retriever = Retriever(thumbnails, hkse, AWCCA(params=(5.0, 5.0))).fit(damaged)
+    assert len(retriever.search(few.captions[9], k=100)) == 29
+    gone = PairedDataset(few.image_ids[:1], few.captions[:1], [0], (), None, paths[:1])
+    with pytest.raises(InputError, match="not one of 1 pictures could be read"):
+        Retriever(thumbnails, lambda sentences: np.ones((len(sentences), 3))).fit(gone)
+    assert not hasattr(hkse, "vectors_")  # the one that was given is not fitted in place
+
+
+def test_words_of_training_sentences_alone_are_known(drawn, thumbnails):
+    """Queries may use what training sentences taught, not what test sentences would have."""
+    drawn = drawn.select(np.r_[drawn.image_rows("train")[:30], drawn.image_rows("test")[:3]])
+    captions = [*drawn.captions]
+    place = next(j for j, i in enumerate(drawn.pairing) if drawn.splits[i] == "test")
+    captions[place] = "xylophone"
+    odd = PairedDataset(
+        drawn.image_ids, tuple(captions), drawn.pairing, drawn.caption_ids, drawn.splits, drawn.paths
+    )
+    retriever = Retriever(thumbnails, HKSE(word="lin", sentence="lin"), AWCCA(params=(5.0, 5.0))).fit(odd)
+    with pytest.raises(InputError, match="xylophone"):
+        retriever.search("xylophone")
+    with pytest.raises(InputError, match="xylophone"):
+        retriever.search(["a red star", "xylophone"])
+    # As an item it stands for the mean of all, and does no harm.
+    assert "xylophone" in {hit.text for hit in retriever.annotate(drawn.paths[0], k=10**6)}
+
+
+def test_encoded_features_are_kept_and_found_again(drawn, thumbnails, tmp_path):
+    few, said = drawn.select(range(20)), []
+    model, hkse = AWCCA(params=(5.0, 5.0)), HKSE(word="lin", sentence="lin")
+    options = {
+        "features": tmp_path / "features",
+        "watch": lambda what, done: said.append((what, done.resumed)),
+    }
+    first = Retriever(thumbnails, hkse, model).fit(few, **options)
+    assert {what for what, _ in said} == {"pictures", "captions"}
+    said.clear()
+    second = Retriever(thumbnails, hkse, model).fit(few, **options)
+    assert all(resumed == {"pictures": 20, "captions": few.n_captions}[what] for what, resumed in said)
+    assert second.search(few.captions[0]) == first.search(few.captions[0])
+
+
+def test_fitting_pictures_needs_encoders(drawn):
+    with pytest.raises(InputError, match="no image encoder to encode these pairs with"):
+        Retriever(None, "hkse").fit(drawn.select(range(20)))
+    with pytest.raises(InputError, match="no text encoder to encode these pairs with"):
+        Retriever("pyramid", None).fit(drawn.select(range(20)))
+
+
+@pytest.mark.filterwarnings("ignore:.*lie far")
+def test_many_pictures_are_encoded_in_batches(pictures):
+    picture = Image.new("RGB", (8, 8), "red")
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    ids = pictures.add([buffer.getvalue()] * 300)
+    assert len(set(ids)) == 300
+    assert len(pictures.search("a red star", k=1000)) == 400

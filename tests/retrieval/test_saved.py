@@ -1,0 +1,381 @@
+"""Retrievers on disk: what comes back, what is asked for, and what is refused."""
+
+import json
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, HKSE, InputError, Retriever
+from diptych.image import PyramidDescriptor
+from diptych.retrieval import saved
+from diptych.storage import alone, check_format, existing_folder, replacing_folder
+from diptych.text import sentence_encoder
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"weighting": (0.5, 1.0), "similarity": "l2"},
+        {"normalize": ("unit", "sqrt-unit"), "n_components": 3},
+        {"params": {"search": (1.0, 2.0), "annotate": (5.0, 1.0)}},
+    ],
+    ids=str,
+)
+def test_loaded_answers_as_saved_did(make, same_answers, tmp_path, mmap, dtype, model):
+    made = make(model=AWCCA(**{"params": (2.0, 3.0), **model}), dtype=dtype)
+    made.retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model", mmap=mmap)
+    same_answers(loaded, made.retriever, made.x[:10], made.y[:20])
+    assert loaded.info() == made.retriever.info()
+    assert loaded.search(made.y[0], weighting="none") == made.retriever.search(made.y[0], weighting="none")
+
+
+def test_a_model_that_was_selected_comes_back_with_its_path_and_card(views, same_answers, tmp_path):
+    x, y, pairing = views(n=90)
+    splits = ["train"] * 60 + ["val"] * 15 + ["test"] * 15
+    retriever = Retriever.from_features(
+        x, y, pairing, splits=splits, captions=[f"s{j}" for j in range(180)], model=AWCCA(grid=4)
+    )
+    retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model")
+    same_answers(loaded, retriever, x[:10], y[:20])
+    assert loaded.info()["facts"]["metrics"] == retriever.info()["facts"]["metrics"]
+    path, expected = (r.collection.fitted.model.path_ for r in (loaded, retriever))
+    np.testing.assert_array_equal(path.grid.x, expected.grid.x)
+    assert path.choice == expected.choice
+    assert "r@1" in (tmp_path / "model" / "README.md").read_text("utf-8")
+    json.dumps(loaded.info(), allow_nan=False)
+
+
+def test_what_came_and_went_before_saving_comes_back(make, same_answers, tmp_path):
+    made = make(metadata={"4": {"colour": "red"}})
+    made.retriever.add(made.x[:5] + 0.1, made.y[:5], ids=[f"new {i}" for i in range(5)])
+    made.retriever.remove(["3", "7#0", "new 2"])
+    made.retriever.add(captions=made.y[5:7], texts=["alone", None], caption_ids=["one", "two"])
+    made.retriever.save(tmp_path / "model")
+    for mmap in (False, True):
+        loaded = Retriever.load(tmp_path / "model", mmap=mmap)
+        same_answers(loaded, made.retriever, made.x[:4], made.y[:4], k=200)
+        assert loaded.search(made.y[0], where="4")[0].metadata == {"colour": "red"}
+        # ... and goes on coming and going.
+        loaded.remove(["0", "new 1", "one"])
+        loaded.add(made.x[:1], made.y[:1], ids=["newer"])
+        assert "newer" in {hit.id for hit in loaded.search(made.y[0], k=200)}
+        loaded.save(tmp_path / "again")
+        same_answers(Retriever.load(tmp_path / "again", mmap=mmap), loaded, made.x[:4], made.y[:4], k=200)
+
+
+def test_a_mapped_model_may_be_saved_over_itself(make, same_answers, tmp_path):
+    made = make()
+    made.retriever.save(tmp_path / "model")
+    mapped = Retriever.load(tmp_path / "model", mmap=True)
+    mapped.add(made.x[:1], made.y[:1], ids=["new"])
+    mapped.save(tmp_path / "model")
+    same_answers(Retriever.load(tmp_path / "model", mmap=True), mapped, made.x[:10], made.y[:20])
+    mapped.save(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_mapped_vectors_and_features_stay_on_disk(make, tmp_path, monkeypatch):
+    made = make()
+    made.retriever.save(tmp_path / "model")
+    digested = []
+    digest = saved.storage.file_digest
+    monkeypatch.setattr(saved.storage, "file_digest", lambda path: digested.append(path.name) or digest(path))
+    loaded = Retriever.load(tmp_path / "model", mmap=True).collection
+    for index in (*loaded.indexes.values(), *loaded.features.values()):
+        assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
+        assert all(not chunk.vectors.flags.writeable for chunk in index.chunks())
+    assert "model.safetensors" in digested
+    assert not {"index.safetensors", "features.safetensors"} & set(digested)
+    plain = Retriever.load(tmp_path / "model").collection
+    assert not any(isinstance(c.vectors, np.memmap) for i in plain.indexes.values() for c in i.chunks())
+
+
+def test_a_mapped_model_takes_little_memory(rng, tmp_path):
+    x = rng.normal(size=(8000, 200)).astype(np.float32)
+    Retriever.from_features(x, x[:, :9], model=AWCCA(params=(9.0, 9.0))).save(tmp_path / "model")
+    taken = {}
+    for mmap in (True, False):
+        tracemalloc.start()
+        loaded = Retriever.load(tmp_path / "model", mmap=mmap)
+        assert len(loaded.search(x[0, :9], k=3)) == 3
+        taken[mmap] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert taken[False] - taken[True] > x.nbytes
+
+
+class TestEncoders:
+    def test_a_model_with_an_hkse_comes_back_with_it(self, fitted, drawn, tmp_path):
+        fitted.save(tmp_path / "model")
+        loaded = Retriever.load(tmp_path / "model")
+        for query in ("a red star at night", drawn.captions[5]):
+            assert loaded.search(query, k=10) == fitted.search(query, k=10)
+        picture = drawn.paths[3]
+        assert loaded.annotate(picture, k=10) == fitted.annotate(picture, k=10)
+        assert loaded.annotate(picture, packs=True) == fitted.annotate(picture, packs=True)
+        assert loaded.info() == fitted.info()
+        with pytest.raises(InputError, match="no word that the model knows"):
+            loaded.search("zzyzx qwrtp")
+
+    def test_missing_encoders_are_asked_for_in_one_sentence(self, make):
+        made = make()
+        for ask in (
+            lambda r: r.search("a dog"),
+            lambda r: r.annotate("a.jpg"),
+            lambda r: r.similar(text="a"),
+        ):
+            with pytest.raises(InputError, match="encoder here: it was made from features. Give ") as caught:
+                ask(made.retriever)
+            assert "\n" not in str(caught.value)
+
+    def test_known_encoders_are_named_when_missing_and_refused_when_others(self, make, tmp_path):
+        class Sevens:
+            def __init__(self, fingerprint):
+                self.fingerprint, self.name = fingerprint, "sevens"
+
+            def encode(self, sentences):
+                return np.full((len(sentences), 7), 0.5) + len(sentences[0])
+
+        right, wrong = Sevens("sevens:1"), Sevens("sevens:2")
+        made = make(text_encoder=right)
+        made.retriever.save(tmp_path / "model")
+        with pytest.raises(InputError, match="its sentences were encoded by sevens") as caught:
+            Retriever.load(tmp_path / "model").search("a dog")
+        assert "text_encoder=" in str(caught.value)
+        # What is known of it survives being saved without it.
+        Retriever.load(tmp_path / "model").save(tmp_path / "again")
+        Retriever.load(tmp_path / "again").save(tmp_path / "again")
+        for folder in ("model", "again"):
+            with pytest.raises(InputError, match="'sevens:2', but the model was made with 'sevens:1'"):
+                Retriever.load(tmp_path / folder, text_encoder=wrong)
+            with pytest.raises(InputError, match="but the model was made with 'sevens:1'"):
+                Retriever.load(tmp_path / folder, text_encoder=lambda sentences: np.ones((1, 7)))
+            loaded = Retriever.load(tmp_path / folder, text_encoder=right)
+            assert loaded.search("a dog", k=4) == made.retriever.search("a dog", k=4)
+            assert loaded.info()["encoders"]["text"]["name"] == "sevens"
+
+    def test_another_picture_encoder_or_hkse_is_refused(self, fitted, drawn, tmp_path):
+        fitted.save(tmp_path / "model")
+        right = Retriever.load(tmp_path / "model", image_encoder="pyramid")
+        assert right.info()["encoders"]["image"]["fingerprint"] == PyramidDescriptor().fingerprint
+
+        class Other(PyramidDescriptor):
+            fingerprint = "other"
+
+        with pytest.raises(InputError, match="the image encoder given is 'other'"):
+            Retriever.load(tmp_path / "model", image_encoder=Other())
+        with pytest.raises(InputError, match="the text encoder given is 'hkse:"):
+            Retriever.load(
+                tmp_path / "model", text_encoder=HKSE(word="lin", sentence="lin").fit(drawn.captions)
+            )
+
+    def test_an_hkse_with_a_tokenizer_of_its_own_must_be_given(self, views, tmp_path):
+        def tokenizer(sentence):
+            return sentence.split("-")
+
+        sentences = [f"{a}-{b}" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")] * 5
+        hkse = HKSE(word="lin", sentence="lin", tokenizer=tokenizer).fit(sentences)
+        y = hkse.transform(sentences)
+        x = np.hstack([y, y**2]) + 0.1 * np.random.default_rng(0).normal(size=(60, 2 * y.shape[1]))
+        retriever = Retriever.from_features(
+            x, y, captions=sentences, text_encoder=hkse, model=AWCCA(params=(1.0, 1.0))
+        )
+        retriever.save(tmp_path / "model")
+        with pytest.raises(InputError, match="tokenizer of its own"):
+            Retriever.load(tmp_path / "model")
+        given = HKSE.load(tmp_path / "model" / "text-encoder", tokenizer=tokenizer)
+        loaded = Retriever.load(tmp_path / "model", text_encoder=given)
+        assert loaded.search("red-dog", k=5) == retriever.search("red-dog", k=5)
+
+    def test_what_is_no_encoder_is_refused(self):
+        with pytest.raises(InputError, match="int is no image encoder"):
+            Retriever(5)
+        with pytest.raises(InputError, match="int is no sentence encoder"):
+            Retriever("pyramid", 5)
+
+    def test_a_text_encoder_object_is_taken_as_it_is(self, fitted):
+        encoder = sentence_encoder(fitted.encoders.hkse)
+        assert Retriever("pyramid", encoder).encoders.text is encoder
+
+
+@pytest.mark.parametrize(
+    "name", ["a\udcff.jpg", "猫", "new\nline\u2028", "\u0000", '"quoted"', "../../up", "é" * 999]
+)
+def test_names_of_any_kind_come_back(make, tmp_path, name):
+    made = make()
+    made.retriever.add(
+        made.x[:1],
+        made.y[:1],
+        ids=[name],
+        texts=[f"about {name}"],
+        paths=[f"/{name}"],
+        metadata={name: {name: name}},
+    )
+    made.retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model")
+    assert loaded.search(made.y[0], where=name) == made.retriever.search(made.y[0], where=name)
+    assert loaded.annotate(made.x[0], where=f"{name}#0")[0].text == f"about {name}"
+    assert loaded.remove(name) == 2
+
+
+def test_captions_that_are_no_strings_are_stored_as_such(make, tmp_path):
+    made = make(captions=[None, *range(119)], paths=[None, *(f"{i}.png" for i in range(59))])
+    made.retriever.add(captions=made.y[:2], texts=[5, np.str_("six")], caption_ids=["five", "six"])
+    made.retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model")
+    found = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
+    assert (found["0#0"], found["0#1"], found["five"], found["six"]) == (None, "0", "5", "six")
+    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {None, "0.png"}
+
+
+def test_what_could_not_be_read_again_is_not_written(make, same_answers, tmp_path):
+    made = make()
+    made.retriever.save(tmp_path / "model")
+    before = Retriever.load(tmp_path / "model")
+    made.retriever.add(captions=made.y[:1], texts=["long " * 300_000], caption_ids=["endless"])
+    with pytest.raises(InputError, match="the item 'endless' takes 15"):
+        made.retriever.save(tmp_path / "model")
+    same_answers(Retriever.load(tmp_path / "model"), before, made.x[:10], made.y[:20])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    made.retriever.remove("endless")
+    made.retriever.save(tmp_path / "model")
+
+
+class TestRefused:
+    @pytest.fixture
+    def folder(self, make, tmp_path):
+        make().retriever.save(tmp_path / "model")
+        return tmp_path / "model"
+
+    def edit(self, folder, **changes):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
+
+    def test_a_newer_format_is_refused_with_the_command_that_helps(self, folder):
+        self.edit(folder, version=saved.FORMAT_VERSION + 1)
+        with pytest.raises(InputError, match="pip install --upgrade diptych"):
+            Retriever.load(folder)
+
+    @pytest.mark.parametrize("version", ["x", "²", "", None, 0, -1, True, 1.5, [], {}, "1e3"])
+    def test_a_version_that_is_none_is_refused(self, folder, version):
+        self.edit(folder, version=version)
+        with pytest.raises(InputError, match="no valid format version"):
+            Retriever.load(folder)
+        with pytest.raises(InputError, match="no valid format version"):
+            check_format({"format": "diptych-retriever", "version": version}, "retriever", 1, folder)
+
+    def test_a_model_without_an_index_is_refused(self, make, tmp_path):
+        made = make()
+        AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save(tmp_path / "plain")
+        with pytest.raises(InputError, match="holds a model without an index; AWCCA.load reads it") as caught:
+            Retriever.load(tmp_path / "plain")
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="is not a diptych retriever"):
+            made.retriever.save(tmp_path / "plain")
+        AWCCA.load(tmp_path / "plain")
+
+    def test_what_is_no_folder_or_another_one_is_refused(self, folder, make, tmp_path):
+        with pytest.raises(InputError, match="is not a folder"):
+            Retriever.load(tmp_path / "nothing")
+        with pytest.raises(InputError, match="is not a folder"):
+            Retriever.load(folder / "config.json")
+        (tmp_path / "letters").mkdir()
+        (tmp_path / "letters" / "dear.txt").write_text("keep me")
+        with pytest.raises(InputError, match="is missing, or not a file"):
+            Retriever.load(tmp_path / "letters")
+        with pytest.raises(InputError, match="is not a diptych retriever"):
+            make().retriever.save(tmp_path / "letters")
+        assert (tmp_path / "letters" / "dear.txt").read_text() == "keep me"
+
+    @pytest.mark.parametrize("mmap", [False, True])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model.safetensors",
+            "moments.safetensors",
+            "items.jsonl",
+            "index.safetensors",
+            "features.safetensors",
+        ],
+    )
+    def test_a_changed_byte_is_noticed_wherever_checksums_are_compared(self, folder, name, mmap):
+        content = bytearray((folder / name).read_bytes())
+        content[-2] ^= 1
+        (folder / name).write_bytes(content)
+        if mmap and name in ("index.safetensors", "features.safetensors"):
+            Retriever.load(folder, mmap=True)
+            return
+        with pytest.raises(InputError, match="its checksum differs"):
+            Retriever.load(folder, mmap=mmap)
+
+    def test_files_of_another_model_are_refused(self, folder, make, tmp_path):
+        make(seed=2, shape={"m_x": 9}).retriever.save(tmp_path / "other")
+        (folder / "moments.safetensors").write_bytes(
+            (tmp_path / "other" / "moments.safetensors").read_bytes()
+        )
+        files = json.loads((folder / "config.json").read_text("utf-8"))["files"]
+        other = json.loads((tmp_path / "other" / "config.json").read_text("utf-8"))["files"]
+        self.edit(folder, files={**files, "moments.safetensors": other["moments.safetensors"]})
+        with pytest.raises(InputError, match="belongs to a model of other features"):
+            Retriever.load(folder)
+
+    def test_an_unfitted_retriever_has_nothing_to_save(self, tmp_path):
+        with pytest.raises(InputError, match="is not fitted"):
+            Retriever(None, None).save(tmp_path / "model")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestAlone:
+    HOLD = (
+        "import sys\nfrom diptych.storage import alone\n"
+        "with alone(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+
+    def test_a_second_process_is_kept_out_until_the_first_is_done_or_dead(self, tmp_path):
+        folder = tmp_path / "model"
+        folder.mkdir()
+        for how in ("ends", "dies"):
+            with subprocess.Popen(
+                [sys.executable, "-c", self.HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as process:
+                assert process.stdout.readline() == b"held\n"
+                with pytest.raises(InputError, match="is being changed by another process"), alone(folder):
+                    pass
+                if how == "dies":
+                    process.kill()
+                process.communicate()
+            with alone(folder):
+                pass
+
+    def test_others_in_the_same_process_are_kept_out_too(self, tmp_path):
+        with alone(tmp_path), pytest.raises(InputError, match="another process"), alone(tmp_path):
+            pass
+        with alone(tmp_path):
+            pass
+
+    def test_a_folder_that_is_not_there_is_one_sentence_and_leaves_no_lock(self, tmp_path):
+        for folder in (tmp_path / "nothing", tmp_path / "no" / "such"):
+            with pytest.raises(InputError, match="is not a folder"), alone(folder):
+                pass
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_staged_folder_of_a_living_process_is_left_alone(tmp_path):
+    """Two saves at once: neither takes the other's half-written folder for an orphan."""
+    with replacing_folder(tmp_path / "model", "retriever") as first:
+        (first / "config.json").write_text("{}")
+        with replacing_folder(tmp_path / "model", "retriever") as second:
+            assert first.exists()
+            (second / "config.json").write_text('{"format": "diptych-retriever", "by": "second"}')
+        assert first.exists()
+        assert json.loads((existing_folder(tmp_path / "model") / "config.json").read_text())["by"] == "second"
+        (first / "config.json").write_text('{"format": "diptych-retriever", "by": "first"}')
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["by"] == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,225 @@
+"""Many threads at once: what is found was there, whole, while it was looked for."""
+
+import itertools
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from diptych import Retriever
+from diptych.retrieval import VectorIndex
+
+
+class Busy:
+    """Threads that repeat what they do until told to stop; the first error of any is kept."""
+
+    def __init__(self, seconds):
+        self.stop, self.errors, self.seconds, self._threads = threading.Event(), [], seconds, []
+        self.rounds = {}
+
+    def repeat(self, name, action):
+        def loop():
+            try:
+                while not self.stop.is_set():
+                    action()
+                    self.rounds[name] = self.rounds.get(name, 0) + 1
+            except Exception:
+                self.errors.append(f"{name}: {traceback.format_exc()}")
+                self.stop.set()
+
+        self._threads.append(threading.Thread(target=loop, daemon=True))
+
+    def run(self):
+        for thread in self._threads:
+            thread.start()
+        self.stop.wait(self.seconds)
+        self.stop.set()
+        for thread in self._threads:
+            thread.join(timeout=30)
+        assert not any(thread.is_alive() for thread in self._threads), "a thread never ended"
+        assert not self.errors, self.errors[0]
+
+
+class Presence:
+    """When each item may have been there: from before it was added until after it was removed."""
+
+    def __init__(self, ids):
+        self.began, self.ended = dict.fromkeys(ids, 0.0), {}
+
+    def check(self, hits, start, end, whole=True):
+        ids = [hit.id for hit in hits]
+        assert len(set(ids)) == len(ids), "an item was found twice"
+        scores = [hit.score for hit in hits]
+        assert scores == sorted(scores, reverse=True)
+        for name in ids:
+            assert self.began[name] <= end, f"{name} was found before it was added"
+            assert self.ended.get(name, np.inf) >= start, f"{name} was found after it was removed"
+
+
+@pytest.fixture
+def busy(make):
+    """A retriever in which threads add, remove and look, for a while; ``extra`` adds more to do."""
+
+    def run(seconds, extra=lambda busy, retriever: None, **options):
+        made = make(metadata={str(i): {"fixed": i < 20} for i in range(60)}, **options)
+        retriever, rng = made.retriever, np.random.default_rng(0)
+        ids = [str(i) for i in range(60)]
+        presence = Presence([*ids, *(f"{i}#{j}" for i in ids for j in range(2))])
+        numbers, live, lock = itertools.count(), list(ids[20:]), threading.Lock()
+        work = Busy(seconds)
+        fixed = ids[:20]  # never removed, so that a filter may name them
+
+        def add():
+            names = [f"new {next(numbers)}" for _ in range(3)]
+            captions = [f"{name}#{j}" for j, name in enumerate(names)]
+            now = time.perf_counter()
+            presence.began.update(dict.fromkeys([*names, *captions], now))
+            retriever.add(made.x[:3] + 0.01, made.y[:3], ids=names, caption_ids=captions)
+            with lock:
+                live.extend(names)
+
+        def add_unnamed():
+            now = time.perf_counter()
+            for name in retriever.add(captions=made.y[:2]):
+                presence.began[name] = now
+                retriever.remove(name)
+                presence.ended[name] = time.perf_counter()
+
+        def remove():
+            with lock:
+                names = [live.pop(rng.integers(len(live))) for _ in range(2)] if len(live) > 20 else []
+            collection = retriever.collection
+            captions = [
+                item.id
+                for name in names
+                for key in collection.items.captions(name)
+                if (item := collection.items.get(key))
+            ]
+            retriever.remove(names)
+            presence.ended.update(dict.fromkeys([*names, *captions], time.perf_counter()))
+
+        def timed(ask):
+            start = time.perf_counter()
+            found = ask()
+            return found, start, time.perf_counter()
+
+        def search():
+            for ask in (
+                lambda: retriever.search(made.y[:2], k=7)[1],
+                lambda: retriever.search(made.y[0], k=1000),
+                lambda: retriever.search(made.y[0], k=9, where=lambda item: not item.metadata.get("fixed")),
+                lambda: retriever.search(made.y[0], k=9, weighting="none"),
+                lambda: retriever.search(made.y[0], k=9, weighting=(0.5, 0.5), where=fixed),
+                lambda: retriever.similar(image=made.x[0], k=30),
+            ):
+                presence.check(*timed(ask))
+            named = retriever.search(made.y[0], k=100, where=fixed)
+            assert sorted(hit.id for hit in named) == sorted(fixed)
+
+        def annotate():
+            # Sentences without a name are known by their name once they are there: they are left out.
+            def named(item):
+                return item.image is not None
+
+            for ask in (
+                lambda: retriever.annotate(made.x[0], k=7, where=named),
+                lambda: retriever.annotate(made.x[0], k=1000, where=named, weighting="symmetric"),
+            ):
+                presence.check(*timed(ask))
+            packs, start, end = timed(lambda: retriever.annotate(made.x[0], k=12, packs=True))
+            assert len({pack.image for pack in packs}) == len(packs)
+            for pack in packs:
+                assert pack.best.item.image == pack.image
+                presence.check(pack.captions, start, end)
+
+        for number in range(2):
+            work.repeat(f"add {number}", add)
+            work.repeat(f"search {number}", search)
+        for name, action in {"remove": remove, "unnamed": add_unnamed, "annotate": annotate}.items():
+            work.repeat(name, action)
+        extra(work, retriever)
+        work.run()
+        assert all(
+            work.rounds.get(name, 0) > 0 for name in ("add 0", "search 0", "remove", "annotate", "unnamed")
+        )
+        # What is left is whole: every item has a vector and features, and the other way round.
+        collection = retriever.collection
+        for task, view in (("search", "image"), ("annotate", "text")):
+            keys = collection.items.keys(view).tolist()
+            assert collection.indexes[task].keys.tolist() == keys
+            assert collection.features[view].keys.tolist() == keys
+        return made, work
+
+    return run
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lie far")
+
+
+def test_searching_while_others_add_and_remove(busy):
+    busy(2.0)
+
+
+def test_searching_a_graph_while_others_add_and_remove(busy):
+    busy(1.0, index="hnsw")
+
+
+def test_searching_while_others_refit(busy):
+    made, work = busy(2.0, lambda work, retriever: work.repeat("refit", retriever.refit))
+    assert work.rounds["refit"] > 1
+
+
+def test_saving_while_others_add_and_remove(busy, tmp_path, same_answers):
+    loaded = []
+
+    def save(retriever):
+        retriever.save(tmp_path / "model")
+        found = Retriever.load(tmp_path / "model")
+        ids = {hit.id for hit in found.search(np.ones(7), k=10**6)}
+        assert len(ids) == found.collection.items.count("image")
+        for _, item in found.collection.items:
+            assert item.image is None or item.image in found.collection.items
+        loaded.append(len(ids))
+
+    made, _ = busy(2.0, lambda work, retriever: work.repeat("save", lambda: save(retriever)))
+    assert loaded
+    made.retriever.save(tmp_path / "model")
+    same_answers(Retriever.load(tmp_path / "model"), made.retriever, made.x[:3], made.y[:3])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_items_without_names_may_be_added_by_many_at_once(make):
+    made, named, barrier = make(), [], threading.Barrier(4)
+
+    def add():
+        barrier.wait()
+        for _ in range(20):
+            named.extend(made.retriever.add(made.x[:2]))
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(named)) == len(named) == 160
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_an_item_that_goes_between_being_found_and_being_named_makes_room(make, monkeypatch, filtered):
+    made = make()
+    expected = [hit.id for hit in made.retriever.search(made.y[0], k=6)]
+    search, gone = VectorIndex.search, []
+
+    def removing(self, *args, **options):
+        found = search(self, *args, **options)
+        if not gone:
+            gone.append(made.retriever.remove(expected[1]))
+        return found
+
+    monkeypatch.setattr(VectorIndex, "search", removing)
+    # A filter that can be gone through once only is remembered.
+    where = iter(expected) if filtered else None
+    found = [hit.id for hit in made.retriever.search(made.y[0], k=5, where=where)]
+    assert found == [expected[0], *expected[2:]]
