@@ -28,6 +28,7 @@ MAX_JSON_BYTES = 64 * 2**20
 """The largest JSON file that is read; a larger one is refused."""
 
 CONFIG = "config.json"
+TENSORS = "model.safetensors"
 
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
@@ -215,6 +216,30 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     if path.stat().st_size > MAX_JSON_BYTES:
         raise InputError(f"{path} is larger than {MAX_JSON_BYTES} bytes; it was not written by diptych.")
     return _parse(path.read_bytes(), path)
+
+
+def save_model(
+    folder: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    tensors: Mapping[str, np.ndarray[Any, Any] | Rows],
+    config: Mapping[str, Any],
+) -> None:
+    """Write a model that is arrays and JSON, and nothing else; a crash leaves the folder as it was."""
+    header = {"format": f"diptych-{kind}", "version": version, "library": library_version()}
+    with replacing_folder(folder, kind) as staged:
+        write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{kind}"})
+        write_json(staged / CONFIG, header | dict(config))
+
+
+def load_model(
+    folder: str | os.PathLike[str], kind: str, newest: int
+) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any], Path]:
+    """The arrays and the JSON that ``save_model`` wrote, and where they were found."""
+    folder = existing_folder(folder)
+    config = read_json(folder / CONFIG)
+    check_format(config, kind, newest, folder / CONFIG)
+    return read_tensors(folder / TENSORS), config, folder
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

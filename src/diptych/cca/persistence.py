@@ -18,7 +18,6 @@ from diptych.checks import TASKS, InputError, Task
 
 FORMAT_VERSION = 1
 KIND = "awcca"
-TENSORS = "model.safetensors"
 
 Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array, Path | None]
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -59,7 +58,7 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loa
 
     ``folder`` is where it was read, for messages.
     """
-    path = folder / TENSORS
+    path = folder / storage.TENSORS
     x_mean = storage.take(tensors, "x_mean", (None,), path)
     y_mean = storage.take(tensors, "y_mean", (None,), path)
     models: dict[Task, CanonicalModel] = {}
@@ -86,22 +85,12 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loa
 
 def save(folder: str | os.PathLike[str], tensors: Tensors, config: Mapping[str, Any]) -> None:
     """Write a packed model; a crash on the way leaves the folder as it was."""
-    header = {
-        "format": f"diptych-{KIND}",
-        "version": FORMAT_VERSION,
-        "library": storage.library_version(),
-    }
-    with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{KIND}"})
-        storage.write_json(staged / storage.CONFIG, header | dict(config))
+    storage.save_model(folder, KIND, FORMAT_VERSION, tensors, config)
 
 
 def load(folder: str | os.PathLike[str]) -> Loaded:
     """Read what ``save`` wrote."""
-    folder = storage.existing_folder(folder)
-    config = storage.read_json(folder / storage.CONFIG)
-    storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
-    return unpack(storage.read_tensors(folder / TENSORS), config, folder)
+    return unpack(*storage.load_model(folder, KIND, FORMAT_VERSION))
 
 
 def _path_to_json(path: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from diptych.cli.options import (
     Word,
     WordFeatures,
     given_text_encoder,
+    new_hkse,
 )
 from diptych.data import (
     FeatureStore,
@@ -38,7 +39,7 @@ from diptych.data import (
     scenes,
 )
 from diptych.image import image_encoder as image_encoder_named
-from diptych.text import HKSE, sentence_encoder
+from diptych.text import sentence_encoder
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
@@ -169,14 +170,7 @@ def encode_text_command(
         dataset = read_pairs(pairs)
         if text_encoder == "hkse":
             split = "train" in dataset.split_sizes()
-            fitted = HKSE(
-                vectors,
-                word=word,  # type: ignore[arg-type]
-                sentence=sentence,  # type: ignore[arg-type]
-                word_features=word_features,
-                sentence_features=sentence_features,
-                random_state=random_state,
-            )
+            fitted = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
             fitted.fit((dataset.subset("train") if split else dataset).captions)
             if save_encoder is not None:
                 fitted.save(save_encoder)

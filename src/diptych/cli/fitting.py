@@ -45,13 +45,13 @@ from diptych.cli.options import (
     given_image_encoder,
     given_text_encoder,
     grid_of,
+    new_hkse,
     open_data,
     pair_of_numbers,
 )
 from diptych.data import PairedDataset
 from diptych.retrieval import Retriever
 from diptych.retrieval.encoders import Known
-from diptych.text import HKSE
 
 RESUMES = "run the same command again to go on where it stopped"
 
@@ -120,14 +120,7 @@ def fit(
         if text_encoder not in (None, "hkse"):
             chosen_text = given_text_encoder(text_encoder, device)
         elif raw:
-            chosen_text = HKSE(
-                vectors,
-                word=word,  # type: ignore[arg-type]
-                sentence=sentence,  # type: ignore[arg-type]
-                word_features=word_features,
-                sentence_features=sentence_features,
-                random_state=random_state,
-            )
+            chosen_text = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
         model = AWCCA(
             filter=filter,
             params=None if params is None else pair_of_numbers(params, "params"),

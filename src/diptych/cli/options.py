@@ -66,6 +66,20 @@ def given_image_encoder(
     return None if name is None else image_encoder(name, recipe, weights=weights)
 
 
+def new_hkse(
+    vectors: Path | None, word: str, sentence: str, word_features: int, sentence_features: int, seed: int
+) -> HKSE:
+    """The HKSE that the flags describe, not fitted yet."""
+    return HKSE(
+        vectors,
+        word=word,  # type: ignore[arg-type]
+        sentence=sentence,  # type: ignore[arg-type]
+        word_features=word_features,
+        sentence_features=sentence_features,
+        random_state=seed,
+    )
+
+
 def given_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceEncoder | None:
     """The text encoder that a flag names, if any; not ``hkse``, which is fitted."""
     if name is None:

@@ -19,7 +19,6 @@ from diptych.normalize import check_normalization
 
 FORMAT_VERSION = 1
 KIND = "fusion"
-TENSORS = "model.safetensors"
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 Loaded = tuple[
@@ -78,26 +77,22 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> Loaded:
     banks = {}
     for task in TASKS:
         width = sum(member.linear.x_map.shape[1] for member in members[task])
-        banks[task] = storage.take(tensors, f"{task}.bank", (None, width), folder / TENSORS)
+        banks[task] = storage.take(tensors, f"{task}.bank", (None, width), folder / storage.TENSORS)
         if corrections[task].kind != "none" and len(banks[task]) == 0:
-            raise InputError(f"{folder / TENSORS} has no bank for the {task} correction; save it again.")
+            raise InputError(
+                f"{folder / storage.TENSORS} has no bank for the {task} correction; save it again."
+            )
     return params, geometry, members, corrections, banks, selection
 
 
 def save(folder: str | os.PathLike[str], tensors: Tensors, config: Mapping[str, Any]) -> None:
     """Write a packed fusion; a crash on the way leaves the folder as it was."""
-    header = {"format": f"diptych-{KIND}", "version": FORMAT_VERSION, "library": storage.library_version()}
-    with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{KIND}"})
-        storage.write_json(staged / storage.CONFIG, header | dict(config))
+    storage.save_model(folder, KIND, FORMAT_VERSION, tensors, config)
 
 
 def load(folder: str | os.PathLike[str]) -> Loaded:
     """Read what ``save`` wrote."""
-    folder = storage.existing_folder(folder)
-    config = storage.read_json(folder / storage.CONFIG)
-    storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
-    return unpack(storage.read_tensors(folder / TENSORS), config, folder)
+    return unpack(*storage.load_model(folder, KIND, FORMAT_VERSION))
 
 
 def _side(stored: Mapping[str, Any]) -> Side:
@@ -130,7 +125,7 @@ def _members(
         numbers = (weight, *part.x_scales, *part.y_scales)
         if not all(0.0 < number < float("inf") for number in numbers):
             raise ValueError(f"a member with the weight and scales {numbers}")
-        path, name = folder / TENSORS, f"{task}.{at}"
+        path, name = folder / storage.TENSORS, f"{task}.{at}"
         x_map = storage.take(tensors, f"{name}.x_map", (widths[0], None), path)
         linear = Linear(
             storage.take(tensors, f"{name}.x_mean", (widths[0],), path),
