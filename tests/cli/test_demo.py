@@ -10,7 +10,7 @@ def test_the_demo_goes_the_whole_way(tmp_path):
     for words in (
         *("Drew 200 pictures", "plain CCA", "search generation", "T-SVD", "Best here by mean r@1"),
         *("search 'a triangle", "annotate images/scene-"),
-        *(f"diptych serve {tmp_path / 'out' / 'model'}", f"diptych search {tmp_path / 'out' / 'model'}"),
+        *(f"diptych serve {tmp_path / 'out' / 'model'}", f"diptych search {tmp_path / 'out' / 'best'}"),
     ):
         assert words in result.stdout.replace("\n", " ")
     retriever = Retriever.load(tmp_path / "out" / "model")

@@ -14,6 +14,7 @@ from diptych.cca.selection import Path, make_grid
 from diptych.checks import TASKS, Task
 from diptych.data import PairedViews
 from diptych.experiments.weighted import canonical, weighted_ranks
+from diptych.fusion import Fusion
 from diptych.ranking import ranks, summary
 from diptych.report import ContactRow, draw_contact_sheet, draw_recall_curves, draw_regularization_path
 from diptych.report.page import Row, code, figure, join, page, section, table
@@ -96,6 +97,12 @@ def compare_filter(views: PairedViews, name: str) -> Compared:
     return Compared(name, found, seconds)
 
 
+def compare_fitted(model: Fusion, views: PairedViews, name: str, seconds: float) -> Compared:
+    """A fusion that was fitted already."""
+    x, y, pairing = views.split("test")
+    return Compared(name, {task: model.ranks(x, y, pairing, task=task) for task in TASKS}, seconds)
+
+
 def _first(pair: tuple[float, Any]) -> float:
     return pair[0]
 
@@ -120,7 +127,7 @@ def demo_page(
                 "found for them. What belongs together is framed or ticked; a good answer need not be.",
                 figure(
                     draw_contact_sheet(sheet),
-                    "Scores are cosines, not probabilities.",
+                    'By the preset "best". Scores order the answers to one query; they are no probabilities.',
                     "Queries with their answers",
                     raster=True,
                 ),
