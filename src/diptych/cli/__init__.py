@@ -8,6 +8,7 @@ from diptych.cli.files import check, encode_images_command, encode_text_command,
 from diptych.cli.fitting import evaluate, fit
 from diptych.cli.reproduce import reproduce
 from diptych.cli.searching import annotate, info, search, similar
+from diptych.cli.serve import serve
 
 app = typer.Typer(
     help="Search both ways between two paired views, pictures and sentences or any other two.",
@@ -26,6 +27,7 @@ app.command()(similar)
 app.command()(add)
 app.command()(remove)
 app.command()(info)
+app.command()(serve)
 app.command()(check)
 app.command("scenes")(scenes_command)
 app.command()(reproduce)

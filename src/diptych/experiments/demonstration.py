@@ -123,8 +123,8 @@ def demo_page(
         [
             section(
                 "What was found",
-                "Four sentences and four pictures of the test split, which the model has not seen, and what it "
-                "found for them. What belongs together is framed or ticked; a good answer need not be.",
+                "Four sentences and four pictures of the test split, which the model has not seen, and what "
+                "it found for them. What belongs together is framed or ticked; a good answer need not be.",
                 figure(
                     draw_contact_sheet(sheet),
                     'By the preset "best". Scores order the answers to one query; they are no probabilities.',
