@@ -1,0 +1,43 @@
+// What is looked at, as an address that can be shared, and back.
+
+export const STEP = 12;
+
+const FILTER = "where.";
+
+export function read(location) {
+  const query = new URLSearchParams(location.search);
+  const where = {};
+  for (const [name, value] of query) {
+    if (name.startsWith(FILTER)) where[name.slice(FILTER.length)] = value;
+  }
+  const k = Number.parseInt(query.get("k") ?? "", 10);
+  return {
+    model: location.hash === "#model",
+    q: query.get("q") ?? "",
+    caption: query.get("caption"),
+    image: query.get("image"),
+    compare: query.get("compare") === "1",
+    k: Number.isFinite(k) && k > 0 ? k : STEP,
+    where,
+  };
+}
+
+export function write(state) {
+  const query = new URLSearchParams();
+  if (state.image) query.set("image", state.image);
+  else if (state.caption) query.set("caption", state.caption);
+  else if (state.q) query.set("q", state.q);
+  if (state.compare) query.set("compare", "1");
+  if (state.k !== STEP) query.set("k", state.k);
+  for (const [name, value] of Object.entries(state.where)) query.set(FILTER + name, value);
+  const said = query.toString();
+  return `./${said ? `?${said}` : ""}${state.model ? "#model" : ""}`;
+}
+
+export const nothing = (state) => ({
+  ...state, model: false, q: "", caption: null, image: null, upload: null, k: STEP,
+});
+
+export const toPicture = (state, id) => ({ ...nothing(state), image: id });
+export const toCaption = (state, id) => ({ ...nothing(state), caption: id });
+export const toWords = (state, q) => ({ ...nothing(state), q });

@@ -1,0 +1,55 @@
+// The server's answers, and its problems as errors that can be shown.
+
+export class Problem extends Error {
+  constructor(status, kind, detail) {
+    super(detail);
+    this.status = status;
+    this.kind = kind;
+  }
+}
+
+async function call(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, "unreachable", "It may have been stopped, or the connection is gone.");
+  }
+  if (response.status === 204) return null;
+  const content = await response.json().catch(() => null);
+  if (response.ok && content !== null) return content;
+  const kind = String(content?.type ?? "").split(":").pop();
+  throw new Problem(response.status, kind, content?.detail ?? `It answered with ${response.status}.`);
+}
+
+const post = (path, body, signal) =>
+  call(path, {
+    method: "POST",
+    signal,
+    body: body instanceof FormData ? body : JSON.stringify(body),
+    headers: body instanceof FormData ? {} : { "Content-Type": "application/json" },
+  });
+
+const place = (id) => `v1/items/${encodeURIComponent(id)}`;
+
+export const api = {
+  model: () => call("v1/model"),
+  item: (id, signal) => call(place(id), { signal }),
+  search: (asked, signal) => post("v1/search", asked, signal),
+  annotate: (asked, signal) => post("v1/annotate", asked, signal),
+  session: (token) => post("v1/session", { token }),
+  image: (id) => `${place(id)}/image`,
+  thumbnail: (id) => `${place(id)}/thumbnail`,
+};
+
+export function upload(file, asked) {
+  const form = new FormData();
+  form.append("image", file);
+  for (const [name, value] of Object.entries(asked)) {
+    if (value !== null && value !== undefined) {
+      form.append(name, typeof value === "object" ? JSON.stringify(value) : value);
+    }
+  }
+  return form;
+}

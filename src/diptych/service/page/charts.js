@@ -1,0 +1,91 @@
+// Two drawings of a model: the map of its regularisation, and its canonical spectrum.
+
+import { h, svg } from "./dom.js";
+
+// Five stops of a scale that grows evenly lighter, readable without colour vision.
+const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+
+function colour(share) {
+  const at = Math.max(0, Math.min(1, share)) * (STOPS.length - 1);
+  const [low, part] = [Math.min(Math.floor(at), STOPS.length - 2), at - Math.min(Math.floor(at), STOPS.length - 2)];
+  const mixed = STOPS[low].map((value, i) => Math.round(value + part * (STOPS[low + 1][i] - value)));
+  return `rgb(${mixed.join(",")})`;
+}
+
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+function short(value, kind) {
+  if (kind === "tsvd") return String(Math.round(value));
+  if (value === 0 || (Math.abs(value) >= 0.01 && Math.abs(value) < 1000)) return String(Number(value.toPrecision(1)));
+  const [digit, power] = value.toExponential(0).split("e");
+  return `${digit}·10${[...String(Number(power))].map((sign) => RAISED[sign]).join("")}`;
+}
+
+function ticks(values) {
+  const count = Math.min(5, values.length);
+  return Array.from({ length: count }, (_, i) => Math.round((i * (values.length - 1)) / Math.max(1, count - 1)));
+}
+
+export function heatMap(path, task, title) {
+  const scores = path.scores[task];
+  const [nx, ny] = [path.x.length, path.y.length];
+  const flat = scores.flat().filter((value) => value !== null);
+  const [low, high] = [Math.min(...flat), Math.max(...flat)];
+  const [cx, cy] = path.choice[task];
+  const symbol = path.kind === "tsvd" ? "k" : "γ";
+  const [left, top, size] = [70, 8, 300];
+  const [w, t] = [size / nx, size / ny];
+  const cells = scores.flatMap((row, i) => row.map((value, j) => svg("rect", {
+    x: left + i * w, y: top + size - (j + 1) * t, width: w, height: t, "shape-rendering": "crispEdges",
+    fill: value === null ? "none" : colour(high > low ? (value - low) / (high - low) : 1),
+  }, svg("title", {}, `${symbol} ${short(path.x[i], path.kind)} on images, ${short(path.y[j], path.kind)} on texts: ${value === null ? "failed" : value.toFixed(1)}`))));
+  const [mx, my] = [left + (cx + 0.5) * w, top + size - (cy + 0.5) * t];
+  const labels = [
+    ...ticks(path.x).map((i) => svg("text", { x: left + (i + 0.5) * w, y: top + size + 16, "text-anchor": "middle" }, short(path.x[i], path.kind))),
+    ...ticks(path.y).map((j) => svg("text", { x: left - 6, y: top + size - (j + 0.5) * t + 4, "text-anchor": "end" }, short(path.y[j], path.kind))),
+    svg("text", { x: left + size / 2, y: top + size + 34, "text-anchor": "middle", class: "axis" }, `${symbol} on images`),
+    svg("text", { x: 10, y: top + size / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 10 ${top + size / 2})` }, `${symbol} on texts`),
+  ];
+  const best = scores[cx][cy];
+  const said = `${path.metric} of ${title} over a grid of ${nx} by ${ny}, from ${low.toFixed(1)} to ${high.toFixed(1)}. `
+    + `Chosen: ${symbol} ${short(path.x[cx], path.kind)} on images and ${short(path.y[cy], path.kind)} on texts, ${best.toFixed(1)}.`;
+  return h("figure", { class: "chart" },
+    svg("svg", { viewBox: `0 0 ${left + size + 20} ${top + size + 40}`, role: "img", "aria-label": said },
+      ...cells,
+      svg("circle", { cx: mx, cy: my, r: 7.5, class: "ring-out" }), svg("circle", { cx: mx, cy: my, r: 7.5, class: "ring-in" }),
+      ...labels),
+    h("figcaption", {}, h("strong", {}, title), ` · ${path.metric} ${low.toFixed(1)} to ${high.toFixed(1)}; the ring is the choice, ${best.toFixed(1)}`));
+}
+
+export function legend() {
+  const parts = 40;
+  return svg("svg", { viewBox: "0 0 200 10", class: "legend", "aria-hidden": "true", preserveAspectRatio: "none" },
+    Array.from({ length: parts }, (_, i) => svg("rect", { x: i * (200 / parts), y: 0, width: 200 / parts, height: 10, "shape-rendering": "crispEdges", fill: colour(i / (parts - 1)) })));
+}
+
+export function spectrum(found, titles) {
+  const tasks = Object.entries(found).filter(([, curve]) => curve.number.length > 0);
+  const [left, top, width, height] = [44, 10, 620, 220];
+  const last = Math.max(...tasks.map(([, curve]) => curve.number.at(-1)), 2);
+  const x = (n) => left + ((n - 1) / (last - 1)) * width;
+  const y = (value) => top + (1 - Math.max(0, Math.min(1, value))) * height;
+  const lines = tasks.map(([task, curve]) => svg("polyline", {
+    class: `curve ${task}`, points: curve.number.map((n, i) => `${x(n).toFixed(1)},${y(curve.correlation[i] ?? 0).toFixed(1)}`).join(" "),
+  }));
+  const marks = [0, 0.25, 0.5, 0.75, 1].flatMap((value) => [
+    svg("line", { x1: left, x2: left + width, y1: y(value), y2: y(value), class: "gridline" }),
+    svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)),
+  ]);
+  const rough = last / 5;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(1, [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= rough));
+  const numbers = [1, ...Array.from({ length: Math.floor(last / step) }, (_, i) => (i + 1) * step)]
+    .filter((n, i) => i === 0 || n > 1)
+    .map((n) => svg("text", { x: x(n), y: top + height + 18, "text-anchor": "middle" }, String(n)));
+  const said = tasks.map(([task, curve]) => `${task}: ${curve.number.at(-1)} components, from ${curve.correlation[0]?.toFixed(2)} to ${curve.correlation.at(-1)?.toFixed(2)}`).join("; ");
+  return h("figure", { class: "chart wide" },
+    svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 40}`, role: "img", "aria-label": `Canonical correlations. ${said}.` },
+      ...marks, ...lines, ...numbers,
+      svg("text", { x: left + width / 2, y: top + height + 36, "text-anchor": "middle", class: "axis" }, "component")),
+    h("figcaption", {}, tasks.map(([task]) => h("span", { class: `key ${task}` }, titles[task] ?? task))));
+}

@@ -1,0 +1,26 @@
+// Elements without markup strings: what a model or a user says is text, and stays text.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const h = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+
+export const svg = (name, attributes, ...children) =>
+  fill(document.createElementNS(SVG, name), attributes, children);
+
+export const by = (id) => document.getElementById(id);
+
+export const show = (element, ...children) => element.replaceChildren(...children.flat().filter(Boolean));
+
+export const number = (value) => new Intl.NumberFormat("en").format(value);
+
+export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;

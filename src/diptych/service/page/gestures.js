@@ -1,0 +1,141 @@
+// Everything a person does on the page: typing, dropping, pasting, choosing, clicking, going back.
+
+import { by } from "./dom.js";
+import { grow } from "./query.js";
+
+const plainClick = (event) =>
+  event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+
+const pictureIn = (transfer) => [...(transfer?.files ?? [])].find((file) => file.type.startsWith("image/") || !file.type);
+
+function typing(act, delay) {
+  const field = by("q");
+  let timer = 0;
+  const now = (done) => {
+    clearTimeout(timer);
+    if (field.value.trim()) act.typed(field.value, done);
+    else act.cleared();
+  };
+  field.addEventListener("input", () => {
+    by("clear").hidden = field.value === "";
+    grow(field);
+    clearTimeout(timer);
+    timer = setTimeout(now, delay, false);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      now(true);
+    }
+  });
+  by("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    now(true);
+  });
+  // The panel changes its width when results come, and with it where the words break.
+  let width = 0;
+  new ResizeObserver(([seen]) => {
+    if (Math.abs(seen.contentRect.width - width) < 1) return;
+    width = seen.contentRect.width;
+    grow(field);
+  }).observe(field);
+  by("clear").addEventListener("click", () => {
+    field.value = "";
+    act.cleared();
+    field.focus();
+  });
+  document.addEventListener("keydown", (event) => {
+    const busy = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+    if (event.key === "/" && !busy && !event.metaKey && !event.ctrlKey) {
+      event.preventDefault();
+      field.focus();
+    }
+  });
+}
+
+function picking(act) {
+  by("drop").addEventListener("click", (event) => {
+    if (event.target.id === "choose") by("file").click();
+  });
+  by("file").addEventListener("change", (event) => {
+    const [file] = event.target.files;
+    if (file) act.file(file);
+    event.target.value = "";
+  });
+  document.addEventListener("paste", (event) => {
+    const file = pictureIn(event.clipboardData);
+    if (file) {
+      event.preventDefault();
+      act.file(file);
+    }
+  });
+  let depth = 0;
+  const over = (on) => document.body.classList.toggle("dragging", on);
+  document.addEventListener("dragenter", (event) => {
+    if (![...event.dataTransfer.types].includes("Files")) return;
+    depth += 1;
+    over(true);
+  });
+  document.addEventListener("dragleave", () => {
+    depth = Math.max(0, depth - 1);
+    if (!depth) over(false);
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    depth = 0;
+    over(false);
+    const file = pictureIn(event.dataTransfer);
+    if (file) act.file(file);
+  });
+}
+
+function clicking(act) {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a");
+    if (!link || !plainClick(event)) return;
+    const known = link.dataset.image ? () => act.picture(link.dataset.image)
+      : link.dataset.caption ? () => act.caption(link.dataset.caption)
+        : link.dataset.go ? () => act[link.dataset.go]()
+          : link.id === "to-search" ? () => act.section(false)
+            : link.id === "to-model" ? () => act.section(true) : null;
+    if (known) {
+      event.preventDefault();
+      known();
+    }
+  });
+  by("compare").addEventListener("click", () => act.compare());
+  addEventListener("popstate", () => act.moved());
+  addEventListener("hashchange", () => act.moved());
+}
+
+const THEMES = ["automatic", "light", "dark"];
+
+function theming() {
+  const button = by("theme");
+  const root = document.documentElement;
+  const say = () => {
+    const words = `Colours: ${root.dataset.theme ?? "automatic"}`;
+    button.setAttribute("aria-label", words);
+    button.title = words;
+  };
+  button.addEventListener("click", () => {
+    const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? "automatic") + 1) % THEMES.length];
+    if (next === "automatic") delete root.dataset.theme;
+    else root.dataset.theme = next;
+    try {
+      localStorage.setItem("theme", next);
+    } catch {
+      // It holds for this visit, then.
+    }
+    say();
+  });
+  say();
+}
+
+export function listen(act, delay) {
+  typing(act, delay);
+  picking(act);
+  clicking(act);
+  theming();
+}

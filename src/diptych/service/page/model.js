@@ -1,0 +1,79 @@
+// The model tab: what it is, how good it is, how it was chosen.
+
+import { heatMap, legend, spectrum } from "./charts.js";
+import { h, number } from "./dom.js";
+
+const TASKS = { search: "sentence → pictures", annotate: "picture → sentences" };
+const COLUMNS = { "r@1": "r@1", "r@5": "r@5", "r@10": "r@10", median_rank: "median rank", mean_rank: "mean rank" };
+
+function facts(model) {
+  const pairs = model.facts.pairs ?? {};
+  const fitted = pairs.train ? `${number(pairs.train[0])} pictures, ${number(pairs.train[1])} sentences` : "unknown";
+  const encoder = (view) => `${model.encoders[view].name || "features made elsewhere"}, ${number(model.encoders[view].dimension)} numbers`;
+  return h("dl", { class: "facts" }, [
+    ["In the index", `${number(model.items.image)} pictures, ${number(model.items.text)} sentences`],
+    ["Fitted on", fitted],
+    ["Pictures by", encoder("image")],
+    ["Sentences by", encoder("text")],
+    ["Weighting", model.weighting],
+    ["Selected on", model.facts.selected_on ?? "nothing: it was given"],
+    ["Version", `${model.version}, diptych ${model.library}`],
+  ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+function recalls(metrics) {
+  if (!metrics || !Object.keys(metrics).length) {
+    return h("p", { class: "note" }, "It was not measured when it was fitted: there were no pairs held out.");
+  }
+  const rows = Object.entries(metrics).flatMap(([split, tasks]) => Object.entries(tasks).map(([task, scores]) =>
+    h("tr", {}, h("th", { scope: "row" }, split), h("td", { class: "left" }, TASKS[task] ?? task),
+      Object.keys(COLUMNS).map((name) => {
+        const value = scores[name];
+        const said = typeof value === "number" ? value.toFixed(name === "median_rank" ? 0 : 1) : "–";
+        return h("td", { class: name === "r@1" ? "strong" : "" }, said);
+      }))));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recalls" },
+    h("table", {},
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "pairs"), h("th", { scope: "col", class: "left" }, "task"),
+        Object.values(COLUMNS).map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, rows)));
+}
+
+/** A fusion: what it is made of. */
+function members(model) {
+  return Object.entries(TASKS).map(([task, title]) => h("div", { class: "members" }, h("h3", {}, title),
+    h("ul", {}, model.filters[task].map((member) => h("li", {}, member)))));
+}
+
+function regularised(model) {
+  if (model.weighting === "fusion") {
+    return [h("h2", {}, "What it is made of"),
+      h("p", { class: "note" }, "Several models whose scores are summed, with the weight of each."), members(model)];
+  }
+  const chosen = (task) => `${model.filters[task][0]} on images, ${model.filters[task][1]} on texts`;
+  return [h("h2", {}, "How it was regularised"),
+    h("p", { class: "note" }, `Every point of the grid, scored by retrieval. Chosen for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
+    maps(model),
+    h("h2", {}, "Canonical spectrum"),
+    h("p", { class: "note" }, "How strongly each pair of canonical directions agrees on the training pairs. Query generation weighs what is searched by these."),
+    spectrum(model.spectrum, TASKS)];
+}
+
+function maps(model) {
+  if (!model.path) return h("p", { class: "note" }, "The regularisation was given, so no map was drawn.");
+  return h("div", {},
+    h("div", { class: "charts" }, Object.entries(TASKS).map(([task, title]) => heatMap(model.path, task, title))),
+    h("p", { class: "scale" }, h("span", {}, "lowest"), legend(), h("span", {}, "highest")));
+}
+
+export function describe(model) {
+  return [
+    h("h1", { class: "model-name", tabindex: "-1" }, model.name),
+    facts(model),
+    h("h2", {}, "How good it is"),
+    h("p", { class: "note" }, "r@k is the percentage of queries whose right answer is among the first k. Validation pairs chose the regularisation; test pairs had no part in it."),
+    recalls(model.facts.metrics),
+    ...regularised(model).flat(),
+    model.card ? h("details", { class: "card" }, h("summary", {}, "Model card"), h("pre", { tabindex: "0" }, model.card)) : null,
+  ].filter(Boolean);
+}

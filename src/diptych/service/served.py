@@ -1,0 +1,219 @@
+"""One version of a model while it is served: what it can do, what it says of itself, how its items read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from diptych import storage
+from diptych.cca import AWCCA
+from diptych.cca.weighting import NAMES
+from diptych.checks import TASKS, InputError
+from diptych.report.card import PICTURE
+from diptych.retrieval import Hit, Item, Pack, Retriever
+from diptych.retrieval.items import View
+
+CAPTIONS_SHOWN = 5
+EXAMPLES = 8
+FACET_VALUES, FACETS = 12, 6
+MAX_CARD_BYTES = 2**20
+MAX_SPECTRUM = 512
+
+_LOOKED_AT = 20_000  # items that examples and facets are taken from, so that a reload stays quick
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A loaded model.
+
+    Attributes
+    ----------
+    retriever
+        It.
+    name
+        Of its folder.
+    version
+        Tells it from other versions: a digest of its description, which holds a checksum of every file.
+    card
+        Its model card, as Markdown.
+    """
+
+    retriever: Retriever
+    name: str
+    version: str
+    card: str = ""
+    _told: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path, image_encoder: Any = None, text_encoder: Any = None) -> Served:
+        """Read what ``Retriever.save`` wrote."""
+        retriever = Retriever.load(folder, image_encoder, text_encoder)
+        place = storage.existing_folder(folder)
+        card = place / "README.md"
+        text = ""
+        if card.is_file() and not card.is_symlink() and card.stat().st_size <= MAX_CARD_BYTES:
+            text = card.read_text("utf-8", errors="replace")
+        digest = storage.file_digest(place / storage.CONFIG)[:12]
+        return cls(retriever, Path(folder).absolute().name, digest, text)
+
+    def item(self, item_id: str) -> Item | None:
+        """The item of this id, if there is one."""
+        items = self.retriever.collection.items
+        return items.get(items.key(item_id)) if item_id in items else None
+
+    def missing(self, view: View) -> str | None:
+        """Why queries of a view cannot be encoded here; None: they can."""
+        encoders = self.retriever.encoders
+        if (encoders.image if view == "image" else encoders.text) is not None:
+            return None
+        try:
+            if view == "image":
+                encoders.encode_images([])
+            else:
+                encoders.encode_texts([])
+        except InputError as error:
+            return str(error)
+        return None
+
+    @property
+    def weighting(self) -> str:
+        """The model's own weighting, in words."""
+        own = self.retriever.collection.embedding.weighting
+        if own is None:
+            return "fusion"
+        return own if isinstance(own, str) else f"Σ^{own[0]:g} on images, Σ^{own[1]:g} on texts"
+
+    def describe(self) -> dict[str, Any]:
+        """What ``GET /v1/model`` says, as far as it does not change."""
+        if not self._told:
+            self._told.update(plain(self._described()))
+        counts = self.retriever.collection.items
+        return self._told | {"items": {"image": counts.count("image"), "text": counts.count("text")}}
+
+    def _described(self) -> dict[str, Any]:
+        model, info = self.retriever.collection.fitted.model, self.retriever.info()
+        found = [item for _, item in self.retriever.collection.items]
+        return {
+            "name": self.name,
+            "version": self.version,
+            "library": info["library"],
+            "encoders": info["encoders"],
+            "filters": info["filters"],
+            "components": info["components"],
+            "index": info["index"],
+            "weighting": self.weighting,
+            # A fusion has several, which it chose itself: there is nothing to compare.
+            "weightings": list(NAMES) if isinstance(model, AWCCA) else [],
+            "facts": info["facts"],
+            "path": _path(model.path_) if isinstance(model, AWCCA) else None,
+            "spectrum": {t: _thinned(np.asarray(model.models_[t].correlations)) for t in TASKS}
+            if isinstance(model, AWCCA)
+            else {},
+            "examples": _examples(found),
+            "facets": _facets(found[:_LOOKED_AT]),
+            "can": {"text": self.missing("text"), "image": self.missing("image")},
+            "card": self.card.replace(f"]({PICTURE})", "]()"),
+        }
+
+    def hit(self, hit: Hit) -> dict[str, Any]:
+        """What was found, without where it lies on disk."""
+        return {"score": _finite(hit.score), **self.shown(hit.item)}
+
+    def pack(self, pack: Pack) -> dict[str, Any]:
+        """All captions of one picture, found as a whole."""
+        own = [self.hit(hit) for hit in pack.captions]
+        return {"score": _finite(pack.score), "image": pack.image, "captions": own}
+
+    def shown(self, item: Item) -> dict[str, Any]:
+        """An item for readers."""
+        found: dict[str, Any] = {"id": item.id, "view": item.view}
+        if item.view == "image":
+            found |= {"captions": self._captions(item), "picture": item.path is not None, **links(item.id)}
+        else:
+            found |= {"text": item.text, "image": item.image}
+            owner = self.item(item.image) if item.image is not None else None
+            if owner is not None and owner.path is not None:
+                found["thumbnail"] = links(owner.id)["thumbnail"]
+        return found | {"metadata": dict(item.metadata)}
+
+    def _captions(self, item: Item) -> list[dict[str, Any]]:
+        items = self.retriever.collection.items
+        own = [items.get(key) for key in items.captions(item.id)[:CAPTIONS_SHOWN]]
+        return [{"id": one.id, "text": one.text} for one in own if one is not None]
+
+
+def links(item_id: str) -> dict[str, str]:
+    """Where a picture of the index is shown."""
+    place = f"/v1/items/{quote(item_id, safe='')}"
+    return {"image_url": f"{place}/image", "thumbnail": f"{place}/thumbnail"}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: numbers that are none become null."""
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return _finite(value)
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _path(path: Any) -> dict[str, Any] | None:
+    """The regularisation path: a table of scores for each task, and the point that was chosen."""
+    if path is None:
+        return None
+    return {
+        "kind": path.grid.kind,
+        "metric": path.metric,
+        "x": path.grid.x.tolist(),
+        "y": path.grid.y.tolist(),
+        "scores": {task: path.scores[task][path.metric].tolist() for task in TASKS},
+        "choice": {task: list(path.choice[task]) for task in TASKS},
+    }
+
+
+def _thinned(correlations: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The canonical correlations, at most so many of them, each with its number."""
+    n = len(correlations)
+    at = np.unique(np.linspace(0, n - 1, min(n, MAX_SPECTRUM)).round().astype(int)) if n else np.empty(0, int)
+    return {"number": (at + 1).tolist(), "correlation": correlations[at].astype(float).tolist()}
+
+
+def _examples(found: list[Item]) -> dict[str, list[dict[str, Any]]]:
+    """A few items of each view to begin with: unseen in training where there are such, spread evenly."""
+    examples: dict[str, list[dict[str, Any]]] = {}
+    for view in ("image", "text"):
+        own = [item for item in found if item.view == view]
+        unseen = [item for item in own if item.metadata.get("split") in ("test", "val")] or own
+        texts = [item for item in unseen if item.text and len(item.text) <= 90] or unseen
+        step = max(1, len(texts) // EXAMPLES)
+        # An odd offset, so that not only first captions are shown.
+        picked = texts[step // 3 :: step][:EXAMPLES]
+        examples[view] = [{"id": item.id, "text": item.text, "image": item.image} for item in picked]
+    return examples
+
+
+def _facets(found: list[Item]) -> dict[str, list[Any]]:
+    """Metadata with few values, to filter by: for each name, the values there are."""
+    values: dict[str, set[Any]] = {}
+    for item in found:
+        for name, value in item.metadata.items():
+            known = values.setdefault(name, set())
+            if isinstance(value, str | bool | int) and len(known) <= FACET_VALUES:
+                known.add(value)
+            elif not isinstance(value, str | bool | int):
+                known.update(range(FACET_VALUES + 1))  # not a plain value: never a facet
+    few = {name: sorted(known, key=str) for name, known in values.items() if 1 < len(known) <= FACET_VALUES}
+    return dict(sorted(few.items())[:FACETS])

@@ -1,0 +1,188 @@
+"""What the routes of one server share: the model on the shelf, threads, decoders and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from diptych.cca.weighting import Weighting
+from diptych.checks import InputError, Task
+from diptych.image import UnreadableImage
+from diptych.retrieval import Hit
+from diptych.retrieval.items import View
+from diptych.service.answering import Desk, Queries, encoded, matcher
+from diptych.service.limits import Limits
+from diptych.service.pictures import Pictures
+from diptych.service.problems import Problem, busy
+from diptych.service.reload import Shelf
+from diptych.service.served import Served
+from diptych.service.watching import Meter
+from diptych.service.writing import unknown
+
+WORDS: dict[View, str] = {"image": "picture", "text": "caption"}
+
+
+@dataclass(eq=False)
+class Service:
+    """One server.
+
+    Attributes
+    ----------
+    shelf
+        The model, its next versions, and what is written.
+    limits
+        Bounds of requests.
+    token
+        What callers must know; None: nothing.
+    threads
+        BLAS and OpenMP threads of one search; None: all cores.
+    watch_seconds
+        How often a new version is looked for.
+    """
+
+    shelf: Shelf
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = None
+    threads: int | None = None
+    watch_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Set up what runs beside the requests."""
+        self.desk = Desk(self.limits, self.threads)
+        self.pictures = Pictures(self.limits)
+        self.meter = Meter()
+        self.desk.passes = self.meter.passes.observe
+        self._eyes = asyncio.Semaphore(self.limits.decoders)
+        self._looking = 0
+        self._folding: asyncio.Task[None] | None = None
+        for name, about, value in (
+            ("diptych_items", "Items of the index.", lambda: len(self.served.retriever.collection.items)),
+            ("diptych_questions_inside", "Questions that wait or are answered.", lambda: self.desk.inside),
+            ("diptych_thumbnail_bytes", "Memory of kept thumbnails.", lambda: self.pictures.kept_bytes),
+            ("diptych_reloads_loaded", "Versions put in service.", lambda: self.shelf.reloads["loaded"]),
+            ("diptych_reloads_failed", "Versions refused.", lambda: self.shelf.reloads["failed"]),
+        ):
+            self.meter.gauge(name, about, value)
+
+    @property
+    def served(self) -> Served:
+        """The version of now; a request takes it once."""
+        return self.shelf.current
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Be at work; on leaving, save what was added."""
+        self.pictures.warm()
+        watch = asyncio.create_task(self.shelf.watch(self.watch_seconds))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            if self._folding is not None:
+                await self._folding
+            try:
+                await asyncio.to_thread(self.shelf.fold)
+            finally:
+                self.pictures.close()
+                self.desk.close()
+                if self.shelf.writer is not None:
+                    self.shelf.writer.journal.close()
+
+    async def found(
+        self,
+        served: Served,
+        task: Task,
+        queries: Queries,
+        k: int,
+        where: dict[str, Any] | None,
+        weighting: Weighting | None,
+    ) -> list[list[Hit]]:
+        """The best items for each query."""
+        if where is None:
+            return await self.desk.ask(served, task, queries, k, weighting)
+
+        def filtered() -> list[list[Hit]]:
+            rows, ask = encoded(served, queries), served.retriever
+            found = ask.search if task == "search" else ask.annotate
+            answers: list[list[Hit]] = found(rows, k, where=matcher(where), weighting=weighting)
+            return answers
+
+        return await self.desk.run(filtered)
+
+    async def features(
+        self, served: Served, *, content: bytes = b"", path: str | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Features of one picture, uploaded or of the index; only a few are in memory at any time."""
+        if (missing := served.missing("image")) is not None:
+            raise Problem(422, "no-encoder", missing)
+        if self._looking >= self.limits.waiting:
+            raise busy("many pictures are waiting to be seen")
+        self._looking += 1
+        try:
+            async with self._eyes:
+                picture = await self.pictures.pixels(content=content, path=path)
+                return await self.desk.run(served.retriever.encoders.encode_images, [picture])
+        finally:
+            self._looking -= 1
+
+    async def features_of(self, served: Served, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
+        """Features of items of the index: those that were kept, or made anew."""
+        items = [served.item(item_id) for item_id in ids]
+        for item_id, item in zip(ids, items, strict=True):
+            if item is None:
+                raise unknown(item_id)
+            if item.view != view:
+                raise InputError(f"{item_id!r} is a {WORDS[item.view]}; give the id of a {WORDS[view]}.")
+        if view in served.retriever.collection.features:
+            return await self.desk.run(_kept, served, view, ids)
+        given = [item.path if view == "image" else item.text for item in items if item is not None]
+        things = [thing for thing in given if thing is not None]
+        if len(things) != len(items):
+            raise Problem(422, "no-features", "the features of this item were not kept, nor is it itself.")
+        if view == "text":
+            return await self.desk.run(served.retriever.encoders.encode_texts, things)
+        return np.concatenate([await self.features(served, path=path) for path in things])
+
+    async def shown(self, item_id: str, side: int) -> Any:
+        """A picture of the index for a browser."""
+        served = self.served
+        item = served.item(item_id)
+        if item is None or item.view != "image":
+            raise unknown(item_id)
+        if item.path is None:
+            raise Problem(404, "no-picture", f"of {item_id[:200]!r} only the features are known.")
+        try:
+            return await self.pictures.shown(served.version, item.id, item.path, side)
+        except UnreadableImage:
+            # The reason names a place on this machine, which is nobody's business.
+            raise Problem(
+                404, "no-picture", f"the file of {item_id[:200]!r} is missing, or is no picture."
+            ) from None
+
+    def fold_later(self) -> None:
+        """Save what was added once there is much of it, while requests go on."""
+        writer = self.shelf.writer
+        if writer is None or not writer.is_due or (self._folding is not None and not self._folding.done()):
+            return
+
+        async def fold() -> None:
+            async with self.shelf.writing:
+                await asyncio.to_thread(self.shelf.fold)
+
+        self._folding = asyncio.create_task(fold())
+
+
+def _kept(served: Served, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
+    collection = served.retriever.collection
+    keys = np.array([collection.items.key(item_id) for item_id in ids], np.int64)
+    ascending, place = np.unique(keys, return_inverse=True)
+    rows = np.asarray(collection.features[view].vectors_of(ascending).vectors, np.float32)
+    if len(rows) != len(ascending):  # one of them was removed meanwhile
+        raise unknown(ids[0])
+    found: np.ndarray[Any, Any] = rows[place]
+    return found

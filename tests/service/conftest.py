@@ -1,0 +1,193 @@
+"""A model of drawn scenes, in process for the API and as a real server for browsers and crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from diptych import HKSE, Retriever
+from diptych.data import scenes
+from diptych.fusion import Fusion
+from diptych.service.app import create_app
+from diptych.service.limits import Limits
+from diptych.service.reload import Shelf
+from diptych.service.service import Service
+
+LOCAL = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory):
+    """A folder with pictures and a saved model."""
+    place = tmp_path_factory.mktemp("drawn")
+    pairs = scenes(160, size=96).write(place / "scenes")
+    encoder = HKSE(word_features=120, sentence_features=120)
+    Retriever(text_encoder=encoder).fit(pairs).save(place / "model")
+    return place
+
+
+@pytest.fixture(scope="session")
+def folder(drawn):
+    """The saved model; tests that change it take a copy."""
+    return drawn / "model"
+
+
+@pytest.fixture
+def own_folder(folder, tmp_path):
+    """A copy of the model that may be changed."""
+    return shutil.copytree(folder, tmp_path / "model")
+
+
+@pytest.fixture(scope="session")
+def fused_folder(tmp_path_factory):
+    """A saved fusion of two feature blocks on each side."""
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(240, 5))
+
+    def block(width):
+        return (hidden @ rng.normal(size=(5, width)) + rng.normal(size=(240, width))).astype(np.float32)
+
+    views = {"photos": block(9), "sketches": block(7)}, {"words": block(8), "tones": block(6)}
+    place = tmp_path_factory.mktemp("fused") / "model"
+    Retriever.from_features(*views, model=Fusion(grid=3)).save(place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def retriever(folder):
+    return Retriever.load(folder)
+
+
+@pytest.fixture(scope="session")
+def easy(retriever, path_of):
+    """A caption whose own picture is found first, and which is found first for its picture."""
+    for _, item in retriever.collection.items:
+        if (
+            item.view == "text"
+            and retriever.search(item.text, k=1)[0].id == item.image
+            and retriever.annotate(path_of(item.image), k=1)[0].id == item.id
+        ):
+            return item
+    raise AssertionError("no caption finds its own picture")
+
+
+@pytest.fixture(scope="session")
+def path_of(retriever):
+    """Where the picture of an id lies."""
+    return lambda item_id: retriever.collection.items.get(retriever.collection.items.key(item_id)).path
+
+
+def in_process(place, *, writable=False, token=None, headers=None, log=False, **limits):
+    """A client of an application in this process."""
+    shelf = Shelf.open(place, writable=writable)
+    bounds = Limits(**{"decoders": 1, **limits})
+    service = Service(shelf, bounds, token, threads=1, watch_seconds=0.05)
+    app = create_app(service, log_queries=log)
+    client = TestClient(app, LOCAL, headers=headers, raise_server_exceptions=False)
+    client.service = service
+    return client
+
+
+@pytest.fixture
+def served(folder):
+    """Make clients with settings of their own: ``served(folder, writable=True, k=5)``."""
+    with contextlib.ExitStack() as stack:
+
+        def make(place=folder, **options):
+            return stack.enter_context(in_process(place, **options))
+
+        make.stop = stack.close
+        yield make
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    """One client for a module of tests that change nothing."""
+    with in_process(folder) as client:
+        yield client
+
+
+class Server:
+    """``diptych serve`` as a user starts it."""
+
+    def __init__(self, folder, *flags, **environment):
+        command = [sys.executable, "-m", "diptych", "serve", str(folder), "--port", "0", "--no-browser"]
+        self.process = subprocess.Popen(
+            [*command, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+        said = ""
+        while not (found := re.search(r"http://\S+/", said)):
+            line = self.process.stdout.readline()
+            if not line:
+                raise AssertionError(said + self.process.stderr.read())
+            said += line
+        self.url = found[0].rstrip("/")
+        # The address is known before the first request can be answered.
+        until = time.monotonic() + 60
+        while True:
+            try:
+                httpx.get(f"{self.url}/healthz", timeout=5)
+                return
+            except httpx.TransportError:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+
+    def kill(self):
+        """As a power cut would."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """As an operator would; returns the exit code and what was logged."""
+        self.process.send_signal(signal.SIGTERM)
+        _, logged = self.process.communicate(timeout=60)
+        return self.process.returncode, logged
+
+
+@pytest.fixture
+def start():
+    """Start servers: ``start(folder, *flags)``."""
+    servers = []
+
+    def begin(*args, **kwargs):
+        servers.append(Server(*args, **kwargs))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()
+        for pipe in (server.process.stdout, server.process.stderr):
+            pipe.close()
+
+
+@pytest.fixture(scope="module")
+def live(folder):
+    """One server for a module of tests that change nothing."""
+    server = Server(folder, "--quiet")
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def live_writable(folder, tmp_path_factory):
+    """One server for a module of tests that change a copy of the model."""
+    place = shutil.copytree(folder, tmp_path_factory.mktemp("writable") / "model")
+    server = Server(place, "--writable", "--quiet")
+    yield server.url
+    server.kill()

@@ -1,0 +1,224 @@
+"""The API as programs use it."""
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+from diptych import Retriever
+
+
+def ids(answer, at=0):
+    assert answer.status_code == 200, answer.text
+    return [hit["id"] for hit in answer.json()["results"][at]["hits"]]
+
+
+def test_search_finds_what_the_retriever_finds(client, retriever, easy):
+    answer = client.post("/v1/search", json={"text": easy.text, "k": 7})
+    assert ids(answer) == [hit.id for hit in retriever.search(easy.text, k=7)]
+    first = answer.json()["results"][0]["hits"][0]
+    assert first["id"] == easy.image
+    assert easy.text in [caption["text"] for caption in first["captions"]]
+    assert first["score"] == pytest.approx(retriever.search(easy.text, k=1)[0].score, abs=1e-5)
+
+
+def test_a_batch_is_answered_in_its_order(client, retriever, easy):
+    asked = [easy.text, "two blue boats", "a star"]
+    answer = client.post("/v1/search", json={"text": asked, "k": 3})
+    assert [part["query"] for part in answer.json()["results"]] == asked
+    for at, text in enumerate(asked):
+        assert ids(answer, at) == [hit.id for hit in retriever.search(text, k=3)]
+
+
+def test_search_by_the_id_of_a_caption(client, easy):
+    by_id = client.post("/v1/search", json={"id": easy.id, "k": 5})
+    by_text = client.post("/v1/search", json={"text": easy.text, "k": 5})
+    assert ids(by_id) == ids(by_text)
+
+
+@pytest.mark.parametrize("weighting", ["none", "symmetric", "search-generation"])
+def test_weightings_are_those_of_the_retriever(client, retriever, easy, weighting):
+    answer = client.post("/v1/search", json={"text": easy.text, "k": 9, "weighting": weighting})
+    assert ids(answer) == [hit.id for hit in retriever.search(easy.text, k=9, weighting=weighting)]
+    assert answer.json()["weighting"] == weighting
+
+
+def test_filters_choose_by_metadata(client, easy):
+    for split in ("train", "test"):
+        answer = client.post("/v1/search", json={"text": easy.text, "k": 5, "where": {"split": split}})
+        hits = answer.json()["results"][0]["hits"]
+        assert len(hits) == 5
+        assert {hit["metadata"]["split"] for hit in hits} == {split}
+    both = client.post("/v1/search", json={"text": easy.text, "where": {"split": ["val", "test"]}})
+    assert {hit["metadata"]["split"] for hit in both.json()["results"][0]["hits"]} <= {"val", "test"}
+    assert ids(client.post("/v1/search", json={"text": easy.text, "where": {"split": "none such"}})) == []
+
+
+def test_annotate_an_upload_and_an_id_alike(client, easy, path_of):
+    with open(path_of(easy.image), "rb") as file:
+        uploaded = client.post("/v1/annotate", files={"image": file}, data={"k": "6"})
+    by_id = client.post("/v1/annotate", json={"id": easy.image, "k": 6})
+    assert ids(uploaded) == ids(by_id)
+    assert ids(uploaded)[0] == easy.id
+    assert uploaded.json()["results"][0]["hits"][0]["text"] == easy.text
+
+
+def test_annotate_several_pictures_with_filter_and_weighting(client, retriever, easy, path_of):
+    other = next(item.id for _, item in retriever.collection.items if item.id != easy.image)
+    parts = [("image", (name, Path(path_of(name)).read_bytes())) for name in (easy.image, other)]
+    said = {"k": "4", "weighting": "none", "where": json.dumps({"split": "train"})}
+    answer = client.post("/v1/annotate", files=parts, data=said)
+    for at, name in enumerate((easy.image, other)):
+        wanted = retriever.annotate(
+            path_of(name), k=4, where=lambda item: item.metadata["split"] == "train", weighting="none"
+        )
+        assert ids(answer, at) == [hit.id for hit in wanted]
+
+
+def test_packs(client, retriever, easy, path_of):
+    answer = client.post("/v1/annotate", json={"id": easy.image, "k": 2, "packs": True})
+    packs = answer.json()["results"][0]["packs"]
+    wanted = retriever.annotate(path_of(easy.image), k=2, packs=True)
+    assert [pack["image"] for pack in packs] == [pack.image for pack in wanted]
+    refused = client.post("/v1/annotate", json={"id": easy.image, "packs": True, "weighting": "none"})
+    assert refused.status_code == 422
+
+
+def test_similar(client, easy):
+    assert ids(client.post("/v1/similar", json={"id": easy.image, "k": 3}))[0] == easy.image
+    assert ids(client.post("/v1/similar", json={"id": easy.id, "k": 3}))[0] == easy.id
+
+
+def test_items_and_their_pictures(client, easy, path_of):
+    place = f"/v1/items/{quote(easy.image, safe='')}"
+    item = client.get(place).json()
+    assert item["view"] == "image"
+    assert easy.id in [caption["id"] for caption in item["captions"]]
+    assert path_of(easy.image) not in json.dumps(item)
+    for size in ("image", "thumbnail"):
+        answer = client.get(f"{place}/{size}")
+        assert answer.headers["content-type"] == "image/webp"
+        assert answer.content[8:12] == b"WEBP"
+        again = client.get(f"{place}/{size}", headers={"If-None-Match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert client.get(f"/v1/items/{quote(easy.id, safe='')}").json()["text"] == easy.text
+
+
+def test_the_model_tells_of_itself(client, retriever):
+    told = client.get("/v1/model").json()
+    assert told["items"] == {"image": 160, "text": 800}
+    known = retriever.info()["facts"]["metrics"]["test"]["search"]["r@1"]
+    assert told["facts"]["metrics"]["test"]["search"]["r@1"] == pytest.approx(known, abs=1e-3)
+    path = retriever.collection.fitted.model.path_
+    assert np.allclose(told["path"]["scores"]["search"], path.scores["search"][path.metric], atol=1e-3)
+    assert np.allclose(told["path"]["y"], path.grid.y, rtol=1e-5)
+    assert told["path"]["choice"]["annotate"] == list(path.choice["annotate"])
+    assert len(told["spectrum"]["search"]["correlation"]) == told["components"]["search"]
+    assert told["facets"]["split"] == ["test", "train", "val"]
+    assert told["examples"]["text"]
+    assert told["card"].startswith("# ")
+    assert told["can"] == {"text": None, "image": None}
+
+
+def test_health_and_counters(client, easy):
+    line = 'diptych_requests_total{method="POST",route="/v1/search",status="200"} '
+    assert client.get("/healthz").json()["status"] == "ok"
+    client.post("/v1/search", json={"text": easy.text})
+    before = float(client.get("/metrics").text.partition(line)[2].split()[0])
+    client.post("/v1/search", json={"text": easy.text})
+    counters = client.get("/metrics").text
+    assert float(counters.partition(line)[2].split()[0]) == before + 1
+    assert "diptych_items 960.0" in counters
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/v1/search", {"text": "zzyzx"}, 422, "bad-input"),
+        ("/v1/search", {"text": "   "}, 422, "bad-request"),
+        ("/v1/search", {"text": "a star", "id": "x"}, 422, "bad-request"),
+        ("/v1/search", {}, 422, "bad-request"),
+        ("/v1/search", {"text": "a star", "k": 100_000}, 422, "bad-input"),
+        ("/v1/search", {"text": ["a star"] * 65}, 422, "bad-input"),
+        ("/v1/search", {"text": []}, 422, "bad-input"),
+        ("/v1/search", {"text": "star " * 1000}, 422, "bad-input"),
+        ("/v1/search", {"text": "a star\ud800"}, 422, "bad-request"),
+        ("/v1/search", {"text": "a star", "weighting": [1, 2]}, 422, "bad-request"),
+        ("/v1/search", {"id": "nobody"}, 404, "unknown-item"),
+        ("/v1/annotate", {"id": "nobody"}, 404, "unknown-item"),
+        ("/v1/annotate", {"id": []}, 422, "bad-request"),
+        ("/v1/similar", {"id": "nobody"}, 404, "unknown-item"),
+        ("/v1/items", {"captions": ["a star"]}, 403, "read-only"),
+    ],
+)
+def test_problems_have_one_shape(client, path, body, status, kind):
+    answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    problem = answer.json()
+    assert (answer.status_code, problem["status"]) == (status, status)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["type"].endswith(kind)
+    assert problem["title"]
+    assert problem["detail"]
+
+
+def test_other_content_than_json_and_forms_is_refused(client):
+    assert client.post("/v1/annotate", content=b"x", headers={"content-type": "text/csv"}).status_code == 415
+    assert client.post("/v1/annotate", data={"k": "3"}, files={"x": b"y"}).status_code == 422
+    bad = client.post("/v1/annotate", content=b"{", headers={"content-type": "application/json"})
+    assert bad.status_code == 400
+
+
+def test_a_view_is_not_taken_for_the_other(client, easy):
+    assert client.post("/v1/search", json={"id": easy.image}).status_code == 422
+    assert client.post("/v1/annotate", json={"id": easy.id}).status_code == 422
+
+
+def test_a_model_of_features_alone(served, tmp_path, rng):
+    hidden = rng.normal(size=(120, 4))
+    x = hidden @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(120, 12))
+    y = hidden @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(120, 9))
+    names = [f"picture {i}" for i in range(120)]
+    Retriever.from_features(x, y, ids=names).save(tmp_path / "features")
+    client = served(tmp_path / "features")
+    told = client.get("/v1/model").json()
+    assert "text encoder" in told["can"]["text"]
+    refused = client.post("/v1/search", json={"text": "a star"})
+    assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "no-encoder")
+    caption = told["examples"]["text"][0]
+    assert ids(client.post("/v1/search", json={"id": caption["id"], "k": 2}))[0] == caption["image"]
+    assert len(ids(client.post("/v1/annotate", json={"id": "picture 3", "k": 2}))) == 2
+    assert ids(client.post("/v1/similar", json={"id": "picture 3", "k": 2}))[0] == "picture 3"
+    assert client.get("/v1/items/picture%203/thumbnail").status_code == 404
+
+
+def test_a_fusion_is_served_and_has_no_other_weighting(served, fused_folder):
+    client = served(fused_folder)
+    told = client.get("/v1/model").json()
+    assert (told["weighting"], told["weightings"], told["path"], told["spectrum"]) == ("fusion", [], None, {})
+    caption = told["examples"]["text"][0]["id"]
+    assert len(ids(client.post("/v1/search", json={"id": caption, "k": 4}))) == 4
+    refused = client.post("/v1/search", json={"id": caption, "weighting": "none"})
+    assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
+
+
+def test_features_that_were_not_kept_are_made_again(served, drawn, tmp_path, easy):
+    retriever = Retriever.load(drawn / "model")
+    retriever.collection.features.clear()
+    retriever.keep_features = False
+    retriever.save(tmp_path / "slim")
+    client = served(tmp_path / "slim")
+    assert ids(client.post("/v1/annotate", json={"id": easy.image, "k": 1})) == [easy.id]
+    assert ids(client.post("/v1/search", json={"id": easy.id, "k": 1})) == [easy.image]
+
+
+def test_the_description_knows_the_bounds(served):
+    said = served(k=33, batch=5).get("/v1/openapi.json").json()
+    search = said["components"]["schemas"]["SearchRequest"]["properties"]
+    assert search["k"]["maximum"] == 33
+    assert [kind["maxItems"] for kind in search["text"]["anyOf"] if kind["type"] == "array"] == [5]
+    assert set(said["paths"]["/v1/annotate"]["post"]["requestBody"]["content"]) == {
+        "application/json",
+        "multipart/form-data",
+    }

@@ -1,0 +1,411 @@
+"""The page in a real browser, by mouse, keyboard and finger's width; every test leaves a screenshot."""
+
+import base64
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from diptych import Retriever
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+WIDE = {"width": 1360, "height": 900}
+PHONE = {"width": 320, "height": 640}
+PATIENCE = 30_000
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The browser; without it these tests are skipped by name."""
+    if not CHROMIUM.exists():
+        message = f"{CHROMIUM} is not there"
+        if os.environ.get("DIPTYCH_REQUIRE_BROWSER") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory):
+    """Where screenshots go: a folder of their own, or DIPTYCH_SCREENSHOTS."""
+    place = Path(os.environ.get("DIPTYCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+@pytest.fixture
+def visit(chromium, live, shots, request):
+    """Open an address: ``visit("/?q=…", **context)``. Errors of the page's own fail the test."""
+    contexts, wrong = [], []
+
+    def go(path="/", base=live, **options):
+        context = chromium.new_context(**{"viewport": WIDE, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+        elsewhere = [base, "blob:", "data:"]
+        page.on(
+            "request",
+            lambda asked: wrong.append(asked.url) if not asked.url.startswith(tuple(elsewhere)) else None,
+        )
+        page.goto(base + path)
+        return page
+
+    yield go
+    for number, context in enumerate(contexts):
+        name = re.sub(r"\W+", "-", request.node.name)
+        context.pages[0].screenshot(path=shots / f"{name}-{number}.png")
+        context.close()
+    assert wrong == []
+
+
+def first_picture(page):
+    tile = page.locator(".grid:not(.ghosts) .tile").first
+    tile.wait_for()
+    return tile.get_attribute("data-image")
+
+
+def first_caption(page):
+    line = page.locator(".lines:not(.ghosts) .line").first
+    line.wait_for()
+    return line.get_attribute("data-caption")
+
+
+def told(page, words):
+    """Wait for a notice."""
+    page.locator(".notice-title", has_text=words).wait_for()
+
+
+def drop(page, path):
+    """Drop a file on the page, as a person does with a mouse."""
+    content = base64.b64encode(Path(path).read_bytes()).decode()
+    transfer = page.evaluate_handle(
+        """([content, name]) => {
+          const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([bytes], name, {type: "image/png"}));
+          return transfer;
+        }""",
+        [content, Path(path).name],
+    )
+    page.dispatch_event("#drop", "dragenter", {"dataTransfer": transfer})
+    page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
+
+
+def test_type_a_query_and_see_the_right_picture_first(visit, easy):
+    page = visit()
+    page.locator("#q").press_sequentially(easy.text, delay=5)
+    page.wait_for_function("id => document.querySelector('.tile')?.dataset.image === id", arg=easy.image)
+    shown = page.locator(".tile img").first
+    shown.evaluate("image => image.decode()")
+    assert shown.evaluate("image => image.naturalWidth") == 96
+    assert re.fullmatch(r"score\s*\d\.\d{3}", page.locator(".tile .num").first.inner_text().strip())
+    assert "q=" in page.url
+    # The address is enough to come back.
+    assert first_picture(visit(page.url.partition("/?")[1] + page.url.partition("/?")[2])) == easy.image
+
+
+def test_drop_a_picture_and_see_its_caption(visit, easy, path_of):
+    page = visit()
+    drop(page, path_of(easy.image))
+    assert first_caption(page) == easy.id
+    assert easy.text in page.locator(".line").first.inner_text()
+    assert (
+        page.locator(".chosen img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 96
+    )
+
+
+def test_choose_and_paste_a_picture(visit, easy, path_of):
+    page = visit()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="choose one").click()
+    chooser.value.set_files(path_of(easy.image))
+    assert first_caption(page) == easy.id
+    page.evaluate(
+        """async (source) => {
+          const content = await (await fetch(source)).blob();
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([content], "pasted.webp", {type: "image/webp"}));
+          document.dispatchEvent(new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true}));
+        }""",
+        f"v1/items/{easy.image.replace('/', '%2F')}/image",
+    )
+    page.wait_for_selector(".chosen figcaption:has-text('pasted.webp')")
+    assert first_caption(page)
+
+
+def test_click_through_both_ways_and_back(visit, easy):
+    page = visit(f"/?q={easy.text}")
+    assert first_picture(page) == easy.image
+    page.locator(".tile").first.click()
+    assert first_caption(page) == easy.id
+    page.wait_for_url("**/?image=*")
+    assert page.locator(".line").first.locator(".own-mark").count() == 1
+    page.locator(".line").first.click()
+    assert first_picture(page) == easy.image
+    page.wait_for_url("**/?caption=*")
+    assert page.locator("#q").input_value() == easy.text
+    assert page.locator("li.own .tile").first.get_attribute("data-image") == easy.image
+    page.go_back()
+    assert first_caption(page) == easy.id
+    page.go_back()
+    assert first_picture(page) == easy.image
+
+
+def test_weightings_side_by_side(visit, easy, retriever):
+    page = visit(f"/?caption={easy.id.replace('#', '%23')}")
+    first_picture(page)
+    page.get_by_role("button", name="Compare weightings").click()
+    for name in ("asymmetric", "none", "search-generation"):
+        column = page.locator(f'.column[data-weighting="{name}"]')
+        column.locator(".tile").first.wait_for()
+        found = column.locator(".tile").evaluate_all("tiles => tiles.map((tile) => tile.dataset.image)")
+        wanted = [hit.id for hit in retriever.search(easy.text, k=12, weighting=name)]
+        assert found == wanted
+        rank = wanted.index(easy.image) + 1 if easy.image in wanted else None
+        said = column.locator(".standing").inner_text()
+        assert (f"comes {rank}" in said) if rank else ("not among" in said)
+    assert "compare=1" in page.url
+    page.get_by_role("button", name="Compare weightings").click()
+    page.wait_for_selector(".columns", state="detached")
+
+
+def test_the_model_tab(visit):
+    page = visit()
+    page.get_by_role("link", name="Model").click()
+    page.wait_for_url("**#model")
+    assert page.locator("tbody tr").count() == 4
+    assert page.locator("figure.chart:not(.wide) rect").count() == 2 * 20 * 20
+    assert page.locator("polyline.curve").count() == 2
+    assert "Chosen" in page.locator("figure.chart svg").first.get_attribute("aria-label")
+    page.get_by_role("link", name="Search").click()
+    page.wait_for_selector(".examples a")
+
+
+def test_examples_lead_somewhere(visit):
+    page = visit()
+    page.locator(".examples a").first.click()
+    assert first_picture(page)
+    page = visit()
+    page.locator(".samples a").first.click()
+    assert first_caption(page)
+
+
+def test_filters_and_nothing_found(visit, easy):
+    page = visit(f"/?q={easy.text}")
+    first_picture(page)
+    page.get_by_label("split").select_option("val")
+    page.wait_for_url("**where.split=val*")
+    first_picture(page)
+    page.goto(page.url.replace("split=val", "split=none"))
+    told(page, "Nothing found")
+    page.get_by_role("button", name="Remove the filter").click()
+    assert first_picture(page) == easy.image
+
+
+def test_more_can_be_shown(visit, easy):
+    page = visit(f"/?q={easy.text}")
+    first_picture(page)
+    assert page.locator(".tile").count() == 12
+    page.get_by_role("button", name="Show more").click()
+    page.wait_for_function("document.querySelectorAll('.tile').length === 24")
+
+
+def test_unknown_words_and_unknown_items(visit):
+    page = visit("/?q=zzyzx")
+    told(page, "No word the model knows")
+    page = visit("/?image=nobody")
+    told(page, "This is not in the index")
+
+
+def test_a_file_that_is_no_picture(visit, tmp_path):
+    (tmp_path / "no.png").write_bytes(b"<svg onload=alert(1)>")
+    page = visit()
+    drop(page, tmp_path / "no.png")
+    told(page, "This picture cannot be opened")
+
+
+def test_a_server_that_is_gone_busy_or_broken(visit, easy):
+    page = visit()
+    page.route("**/v1/search", lambda route: route.abort())
+    page.fill("#q", easy.text)
+    told(page, "The server does not answer")
+    page.unroute("**/v1/search")
+    page.get_by_role("button", name="Try again").click()
+    assert first_picture(page) == easy.image
+    for status, words in ((503, "The server is busy"), (500, "Something went wrong")):
+        page.route("**/v1/search", answering(status))
+        page.fill("#q", f"{easy.text} {status}")
+        told(page, words)
+        page.unroute("**/v1/search")
+
+
+def answering(status):
+    """A server that always answers with this."""
+    body = '{"type": "x:y", "title": "t", "status": 0, "detail": "no."}'
+    return lambda route: route.fulfill(status=status, content_type="application/problem+json", body=body)
+
+
+def test_what_is_done_before_the_model_is_known_is_not_lost(visit, easy, path_of):
+    for act, first in (
+        (lambda page: page.fill("#q", easy.text), lambda page: first_picture(page) == easy.image),
+        (lambda page: drop(page, path_of(easy.image)), lambda page: first_caption(page) == easy.id),
+    ):
+        held = []
+        page = visit("/healthz")
+        page.route("**/v1/model", holding(held))
+        page.goto(page.url.replace("healthz", ""))
+        act(page)
+        page.wait_for_timeout(400)
+        held[0].continue_()
+        assert first(page)
+
+
+def holding(held):
+    """A server that takes its time."""
+    return lambda route: held.append(route)
+
+
+def test_waiting_is_shown(visit):
+    page = visit()
+    page.route("**/v1/search", lambda route: None)
+    page.fill("#q", "a star")
+    page.locator(".ghosts").wait_for()
+    assert page.locator("#pictures-body").get_attribute("aria-busy") == "true"
+
+
+@pytest.mark.parametrize("path", ["/", "/?q=a star", "/?q=a star&compare=1", "/?image={image}", "/#model"])
+def test_a_window_of_320_pixels(visit, easy, path):
+    page = visit(path.format(image=easy.image), viewport=PHONE)
+    page.wait_for_selector(".examples a, .tile, .line, table", state="attached")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    spilled = page.evaluate(
+        """[...document.querySelectorAll("main *")].filter((element) => !element.closest(".scroll, .unseen")
+          && element.getBoundingClientRect().right > 321).map((element) => element.outerHTML.slice(0, 80))"""
+    )
+    assert spilled == []
+
+
+def test_by_keyboard_alone(visit, easy):
+    page = visit()
+    page.wait_for_selector(".examples a")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "q"
+    page.keyboard.type(easy.text)
+    page.keyboard.press("Enter")
+    assert first_picture(page) == easy.image
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('tile')"):
+            break
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    assert first_caption(page) == easy.id
+    assert "sentences for this picture" in page.locator("#said").inner_text()
+
+
+def test_names_for_readers(visit, easy):
+    page = visit(f"/?q={easy.text}")
+    first_picture(page)
+    for role, name in (
+        ("textbox", "Describe the picture you are looking for"),
+        ("region", "Pictures"),
+        ("region", "Words"),
+        ("navigation", "Sections"),
+    ):
+        assert page.get_by_role(role, name=name, exact=True).count() == 1, name
+    nameless = page.evaluate(
+        """[...document.querySelectorAll("button, a, select, textarea")].filter((element) =>
+          !element.textContent.trim() && !element.ariaLabel && !element.labels?.length).length"""
+    )
+    assert nameless == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_can_be_read_in_both_schemes(visit, easy, scheme):
+    page = visit(f"/?q={easy.text}", color_scheme=scheme)
+    first_picture(page)
+    for selector in (".words-of", ".num", "#status", ".note", ".eyebrow", ".examples a", ".foot p"):
+        assert contrast(page, selector) >= 4.5, selector
+
+
+def contrast(page, selector):
+    """WCAG's ratio of an element's colour to what lies behind it."""
+    return page.evaluate(
+        """(selector) => {
+          const light = (colour) => {
+            const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
+              .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const element = document.querySelector(selector);
+          const ground = (place) => getComputedStyle(place).backgroundColor;
+          let behind = element;
+          while (ground(behind) === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+          const [a, b] = [getComputedStyle(element).color, ground(behind)].map(light);
+          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        }""",
+        selector,
+    )
+
+
+def test_the_chosen_theme_is_kept(visit):
+    page = visit(color_scheme="light")
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+
+
+def test_a_server_with_a_token(visit, start, folder, easy):
+    token = "0123456789abcdef0123"
+    server = start(folder, "--quiet", DIPTYCH_TOKEN=token)
+    page = visit(f"/?q={easy.text}", base=server.url)
+    page.get_by_label("Whoever started it can tell you.").fill("not the token at all")
+    page.get_by_role("button", name="Enter").click()
+    page.locator(".wrong", has_text="not the token").wait_for()
+    page.get_by_label("Whoever started it can tell you.").fill(token)
+    page.get_by_role("button", name="Enter").click()
+    assert first_picture(page) == easy.image
+    page.locator(".tile img").first.evaluate("image => image.decode()")
+
+
+def test_a_model_of_features_explains_what_is_missing(visit, start, tmp_path, rng):
+    hidden = rng.normal(size=(60, 3))
+    y = hidden + 0.1 * rng.normal(size=hidden.shape)
+    Retriever.from_features(hidden, y, ids=[f"thing {i}" for i in range(60)]).save(tmp_path / "features")
+    server = start(tmp_path / "features", "--quiet")
+    page = visit(base=server.url)
+    page.get_by_text("this model has no text encoder here").wait_for()
+    assert page.locator("#q").is_disabled()
+    page.locator(".examples a").first.click()
+    assert first_picture(page).startswith("thing")
+    page.locator(".tile").first.click()
+    assert first_caption(page)
+
+
+def test_a_fusion_shows_what_it_is_made_of(visit, start, fused_folder):
+    server = start(fused_folder, "--quiet")
+    page = visit(base=server.url)
+    page.locator(".examples a").first.click()
+    assert first_picture(page)
+    assert not page.locator("#compare").is_visible()
+    page.get_by_role("link", name="Model").click()
+    assert page.locator(".members li").count() >= 2

@@ -1,0 +1,73 @@
+"""``diptych serve`` on the command line."""
+
+import builtins
+import socket
+import sys
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from diptych.cli import app
+from diptych.storage import alone
+
+runner = CliRunner()
+
+
+def refused(*flags, **environment):
+    result = runner.invoke(app, ["serve", *map(str, flags), "--no-browser"], env=environment)
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr
+
+
+def test_help_has_an_example():
+    said = runner.invoke(app, ["serve", "--help"]).output
+    assert "diptych serve model" in said
+    assert "--writable" in said
+
+
+def test_errors_are_one_sentence(folder, tmp_path):
+    assert "not a folder" in refused(tmp_path / "nothing", "--port", 0)
+    assert "takes a token" in refused(folder, "--host", "0.0.0.0", DIPTYCH_TOKEN="")
+    assert "16 or more" in refused(folder, DIPTYCH_TOKEN="abc")
+
+
+def test_a_port_that_is_taken(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "choose another --port" in refused(folder, "--port", taken.getsockname()[1])
+
+
+def test_two_servers_do_not_write_to_one_model(own_folder):
+    with alone(own_folder):
+        assert "being changed by another process" in refused(own_folder, "--writable", "--port", 0)
+
+
+def test_what_is_missing_is_named_with_the_command_that_brings_it(folder, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("diptych.service")]:
+        monkeypatch.delitem(sys.modules, name)
+    true_import = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.partition(".")[0] == "uvicorn":
+            raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
+        return true_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    said = refused(folder)
+    assert "needs uvicorn" in said
+    assert 'pip install "diptych[serve]"' in said
+
+
+@pytest.mark.parametrize("flags", [("--max-k", "7", "--max-batch", "2", "--max-pixels", "100000")])
+def test_limits_reach_the_server(start, folder, flags):
+    server = start(folder, *flags, DIPTYCH_TOKEN="0123456789abcdef0123")
+    assert httpx.get(f"{server.url}/v1/model").status_code == 401
+    given = {"Authorization": "Bearer 0123456789abcdef0123"}
+    told = httpx.get(f"{server.url}/v1/model", headers=given).json()["limits"]
+    assert (told["k"], told["batch"], told["pixels"]) == (7, 2, 100_000)
+    _, logged = server.stop()
+    assert "401 " in logged
+    assert "GET /v1/model 200" in logged

@@ -1,0 +1,68 @@
+"""Whatever the description allows, and what it does not, is answered without a defect."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode, openapi
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+OPERATIONS = [
+    "POST /v1/search",
+    "POST /v1/annotate",
+    "POST /v1/similar",
+    "POST /v1/items",
+    "POST /v1/session",
+    "GET /v1/items/{item_id}",
+    "GET /v1/items/{item_id}/image",
+    "GET /v1/items/{item_id}/thumbnail",
+    "DELETE /v1/items/{item_id}",
+    "GET /v1/model",
+    "GET /healthz",
+    "GET /metrics",
+]
+EXAMPLES = 25
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def described(live_writable):
+    schema = openapi.from_url(f"{live_writable}/v1/openapi.json")
+    return {operation.ok().label: operation.ok() for operation in schema.get_all_operations()}
+
+
+def test_every_operation_is_tried(described):
+    assert sorted(described) == sorted(OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("label", "mode"),
+    [
+        *((label, GenerationMode.POSITIVE) for label in OPERATIONS),
+        # What takes no body cannot be asked wrongly: any string may be an id.
+        *((label, GenerationMode.NEGATIVE) for label in OPERATIONS if label.startswith("POST")),
+    ],
+)
+def test_no_request_finds_a_defect(described, label, mode):
+    operation = described[label]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=EXAMPLES if operation.body or operation.path_parameters else 2,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    def tried(case):
+        case.call_and_validate(checks=CHECKS)
+
+    tried()

@@ -1,0 +1,155 @@
+"""Files that mean harm: refused with a sentence, in time, and without taking the server's memory."""
+
+import io
+import os
+import signal
+import statistics
+import struct
+import time
+import zlib
+
+import httpx
+import pytest
+from PIL import Image
+
+from diptych.image import UnreadableImage
+from diptych.service.limits import Limits
+from diptych.service.pictures import Decoder
+
+pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+
+
+def png(width, height, mode="L"):
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def jpeg(side=64):
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), "teal").save(file, "JPEG")
+    return file.getvalue()
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def lying_png():
+    """A header of a modest picture, and gigabytes behind it."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 5000, 5000, 8, 6, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(2**26))) + chunk(b"IEND", b"")
+
+
+def bomb_in_text():
+    """A picture with a note that unpacks to far more than itself."""
+    note = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**27)))
+    plain = png(8, 8)
+    return plain[:33] + note + plain[33:]
+
+
+HOSTILE = {
+    "400 megapixels in one bit": png(20_000, 20_000, "1"),
+    "100 megapixels": png(10_000, 10_000, "1"),
+    "a note that explodes": bomb_in_text(),
+    "pixels that explode": lying_png(),
+    "truncated": jpeg(512)[:200],
+    "half a png": png(300, 300, "RGB")[:60],
+    "svg with a script": b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
+    "html": b"<!doctype html><script>alert(1)</script>",
+    "gif and script": b"GIF89a/*\x00\x00*/=1;alert(1)//",
+    "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(/etc/passwd) (r) file\n",
+    "pdf": b"%PDF-1.7\n1 0 obj\n<<>>\n",
+    "zip": b"PK\x03\x04" + bytes(100),
+    "elf": b"\x7fELF" + bytes(100),
+    "empty": b"",
+    "noise": os.urandom(5000),
+    "pickle": b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_uploads_are_refused(client, name):
+    answer = client.post("/v1/annotate", files={"image": ("x.png", HOSTILE[name], "image/png")})
+    if name == "a note that explodes" and answer.status_code == 200:
+        return  # it is a picture, and its note was not read
+    if name == "pixels that explode" and answer.status_code == 200:
+        return  # surplus data is not unpacked
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"].endswith("unreadable-picture")
+
+
+def test_a_picture_that_is_also_a_page_comes_back_as_a_picture(served, own_folder):
+    both = jpeg() + b"<script>alert(document.domain)</script>"
+    client = served(own_folder, writable=True)
+    added = client.post("/v1/items", files={"image": ("a.html", both, "text/html")}, data={"id": "both"})
+    assert added.status_code == 201
+    for size in ("image", "thumbnail"):
+        shown = client.get(f"/v1/items/both/{size}")
+        assert shown.headers["content-type"] == "image/webp"
+        assert shown.headers["x-content-type-options"] == "nosniff"
+        assert b"script" not in shown.content
+
+
+def test_a_name_of_a_file_is_only_a_name(served, own_folder, tmp_path):
+    client = served(own_folder, writable=True)
+    name = "../../../../tmp/evil.png"
+    client.post("/v1/items", files={"image": (name, jpeg(), "image/jpeg")}, data={"id": "named"})
+    kept = [path.name for path in (tmp_path / "model.uploads").iterdir()]
+    assert len(kept) == 1
+    assert len(kept[0]) == 64
+
+
+def test_a_decoder_that_hangs_or_dies_is_replaced():
+    decoder = Decoder(Limits(decode_seconds=1.0))
+    try:
+        decoder.ask({}, jpeg())
+        os.kill(decoder.start().pid, signal.SIGSTOP)
+        with pytest.raises(UnreadableImage, match="within 1 seconds"):
+            decoder.ask({}, jpeg())
+        said, pixels = decoder.ask({}, jpeg(16))
+        assert (said["width"], len(pixels)) == (16, 3 * 16 * 16)
+        os.kill(decoder.start().pid, signal.SIGKILL)
+        said, _ = decoder.ask({}, jpeg(17))
+        assert said["width"] == 17
+    finally:
+        decoder.close()
+
+
+def memory_of(url):
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith("process_resident_memory_bytes "):
+            return float(line.split()[1])
+    raise AssertionError("the counters do not tell the memory")
+
+
+def test_memory_stays_flat_under_hostile_uploads(live):
+    with httpx.Client(base_url=live, timeout=60) as client:
+
+        def all_of_them():
+            for content in HOSTILE.values():
+                answer = client.post("/v1/annotate", files={"image": ("x", content)})
+                assert answer.status_code < 500
+
+        all_of_them()
+        before = memory_of(live)
+        for _ in range(2):
+            all_of_them()
+        assert memory_of(live) < before + 30 * 2**20
+
+
+@pytest.mark.slow
+def test_ten_thousand_tiny_requests(live):
+    bodies = [b"", b"{", b"[]", b'{"text":1}', b'{"text":"a star","k":1}']
+    with httpx.Client(base_url=live, headers={"content-type": "application/json"}, timeout=60) as client:
+        for number in range(500):
+            client.post("/v1/search", content=bodies[number % 5])
+        before = memory_of(live)
+        took = []
+        for number in range(10_000):
+            start = time.perf_counter()
+            assert client.post("/v1/search", content=bodies[number % 5]).status_code < 500
+            took.append(time.perf_counter() - start)
+    assert memory_of(live) < before + 20 * 2**20
+    # Small packets that are held back cost 40 ms each.
+    assert statistics.median(took) < 0.03

@@ -1,0 +1,249 @@
+"""Nothing that was acknowledged is lost: not by a crash, not by a fold, not by a new version."""
+
+import io
+import json
+import signal
+import threading
+import time
+import warnings
+
+import httpx
+import pytest
+from PIL import Image
+
+from diptych import InputError, Retriever
+from diptych.checks import DataWarning
+from diptych.service.journal import Journal
+from diptych.service.reload import Shelf
+from diptych.service.writing import Writer
+
+pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+
+
+def picture(colour="red"):
+    file = io.BytesIO()
+    Image.new("RGB", (48, 48), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_add_find_and_remove(served, own_folder):
+    client = served(own_folder, writable=True)
+    said = {"id": "mine", "captions": ["a scarlet star", "one red square"], "metadata": '{"owner": "me"}'}
+    added = client.post("/v1/items", files={"image": picture()}, data=said)
+    assert added.status_code == 201, added.text
+    assert added.json() == {"image": "mine", "captions": ["mine#0", "mine#1"]}
+    assert added.headers["location"] == "/v1/items/mine"
+    found = client.post("/v1/annotate", files={"image": picture()}, data={"where": '{"owner": "me"}'})
+    assert {hit["id"] for hit in found.json()["results"][0]["hits"]} == {"mine#0", "mine#1"}
+    searched = client.post("/v1/search", json={"text": "a scarlet star", "where": {"owner": "me"}})
+    assert [hit["id"] for hit in searched.json()["results"][0]["hits"]] == ["mine"]
+    assert client.get("/v1/items/mine/thumbnail").status_code == 200
+    again = client.post("/v1/items", files={"image": picture()}, data=said)
+    assert (again.status_code, again.json()["type"].split(":")[-1]) == (409, "taken")
+    assert client.delete("/v1/items/mine").json() == {"removed": 3}
+    assert client.get("/v1/items/mine").status_code == 404
+    assert client.delete("/v1/items/mine").status_code == 404
+
+
+def test_captions_alone(served, own_folder):
+    client = served(own_folder, writable=True)
+    added = client.post("/v1/items", json={"captions": ["a green star"], "id": "lonely"})
+    assert added.json() == {"image": None, "captions": ["lonely#0"]}
+    assert client.get("/v1/items/lonely%230").json()["text"] == "a green star"
+    assert client.post("/v1/items", json={"captions": []}).status_code == 422
+    assert client.post("/v1/items", files={"x": b""}, data={}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"id": "a\x00b"},
+        {"id": "x" * 600},
+        {"metadata": "[1]"},
+        {"metadata": "{"},
+        {"metadata": json.dumps({"a": "x" * 20_000})},
+        {"colour": "red"},
+    ],
+)
+def test_bad_additions_leave_nothing_behind(served, own_folder, said):
+    client = served(own_folder, writable=True)
+    assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 422
+    assert client.get("/v1/model").json()["items"]["image"] == 160
+    assert not list(own_folder.parent.glob("*.uploads/*"))
+
+
+def test_stopping_folds_the_journal_into_the_model(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", files={"image": picture()}, data={"id": "kept", "captions": "a red star"})
+    client.post("/v1/items", files={"image": picture("blue")}, data={"id": "dropped"})
+    client.delete("/v1/items/dropped")
+    assert len(client.service.shelf.writer.journal) == 3
+    served.stop()
+    assert (own_folder.parent / "model.journal").stat().st_size == 0
+    assert len(list((own_folder.parent / "model.uploads").iterdir())) == 1
+    retriever = Retriever.load(own_folder)
+    assert "kept#0" in retriever.collection.items
+    assert "dropped" not in retriever.collection.items
+
+
+def test_a_long_journal_is_folded_while_requests_go_on(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.service.shelf.writer.fold_at = 2
+    for name in ("one", "two"):
+        client.post("/v1/items", json={"captions": ["a star"], "id": name})
+    until = time.monotonic() + 30
+    while len(client.service.shelf.writer.journal) and time.monotonic() < until:
+        client.get("/healthz")
+        time.sleep(0.02)
+    assert "two#0" in Retriever.load(own_folder).collection.items
+    # A fold is no new version: it is not loaded again.
+    time.sleep(0.2)
+    assert client.service.shelf.reloads == {"loaded": 0, "failed": 0}
+
+
+def test_a_crash_between_saving_and_forgetting_changes_nothing(own_folder):
+    writer, retriever = Writer(own_folder), Retriever.load(own_folder)
+    rows = retriever.encoders.encode_images([picture()])
+    writer.add(retriever, (picture(), rows), ["a red star"], "first", {})
+    writer.add(retriever, None, ["a blue star"], "second", {})
+    writer.remove(retriever, "first")
+    writer.add(retriever, (picture("blue"), rows), [], "first", {"again": True})
+    retriever.save(own_folder)  # and the power goes before forget()
+    known = {item.id for _, item in retriever.collection.items}
+    loaded = Retriever.load(own_folder)
+    Writer(own_folder).replay(loaded)
+    assert {item.id for _, item in loaded.collection.items} == known
+    items = loaded.collection.items
+    assert items.get(items.key("first")).metadata == {"again": True}
+
+
+def test_a_line_cut_short_was_never_acknowledged(tmp_path):
+    journal = Journal(tmp_path / "model")
+    journal.append({"op": "remove", "id": "a"})
+    journal.close()
+    with open(journal.path, "ab") as file:
+        file.write(b'{"op": "remove", "id": "b')
+    again = Journal(tmp_path / "model")
+    assert [entry["id"] for entry in again] == ["a"]
+    again.append({"op": "remove", "id": "c"})
+    again.close()
+    assert [entry["id"] for entry in Journal(tmp_path / "model")] == ["a", "c"]
+
+
+def test_a_damaged_journal_is_not_passed_over(tmp_path):
+    (tmp_path / "model.journal").write_text('{"op": "remove", "id": "a"}\nnonsense\n{"op": "add"}\n')
+    with pytest.raises(InputError, match="line 2"):
+        Journal(tmp_path / "model")
+
+
+def test_a_full_disk_acknowledges_nothing(served, own_folder, monkeypatch):
+    client = served(own_folder, writable=True)
+
+    def full(entry):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(client.service.shelf.writer.journal, "append", full)
+    answer = client.post("/v1/items", json={"captions": ["a star"], "id": "lost"})
+    assert answer.status_code == 507
+    assert client.get("/v1/items/lost%230").status_code == 404
+
+
+def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folder):
+    server = start(own_folder, "--writable", "--quiet")
+    acknowledged, stop = [], threading.Event()
+
+    def write(worker):
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            for number in range(10_000):
+                name = f"{worker}-{number}"
+                try:
+                    files = {"image": picture(f"rgb({number % 250},{worker * 40},9)")}
+                    said = {"id": name, "captions": "a red star"}
+                    if client.post("/v1/items", files=files, data=said).status_code == 201:
+                        acknowledged.append(name)
+                except httpx.TransportError:
+                    return
+                if stop.is_set():
+                    return
+
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 60
+    while len(acknowledged) < 25 and time.monotonic() < until:
+        time.sleep(0.01)
+    server.kill()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len(acknowledged) >= 25
+    again = start(own_folder, "--writable", "--quiet")
+    with httpx.Client(base_url=again.url, timeout=30) as client:
+        for name in acknowledged:
+            assert client.get(f"/v1/items/{name}").status_code == 200
+            assert client.get(f"/v1/items/{name}%230").status_code == 200
+            assert client.get(f"/v1/items/{name}/thumbnail").status_code == 200
+    code, logged = again.stop()
+    assert code in (0, -signal.SIGTERM), logged
+    assert "replayed" in logged
+    assert (own_folder.parent / "model.journal").stat().st_size == 0
+    items = Retriever.load(own_folder).collection.items
+    assert all(name in items for name in acknowledged)
+
+
+def test_a_new_version_is_served_without_dropping_requests(served, own_folder, easy):
+    client = served(own_folder)
+    before = client.get("/healthz").json()["version"]
+    statuses, stop = [], threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            statuses.append(client.post("/v1/search", json={"text": easy.text, "k": 3}).status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    newer = Retriever.load(own_folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        newer.add([picture()], ids=["brand new"])
+    newer.save(own_folder)
+    until = time.monotonic() + 30
+    while client.get("/healthz").json()["version"] == before and time.monotonic() < until:
+        time.sleep(0.02)
+    stop.set()
+    asking.join()
+    assert client.get("/healthz").json()["version"] != before
+    assert client.get("/v1/items/brand%20new").status_code == 200
+    assert len(statuses) > 3
+    assert set(statuses) == {200}
+
+
+def test_a_version_that_cannot_be_read_is_not_served(served, own_folder, easy):
+    client = served(own_folder)
+    (own_folder / "config.json").write_text("{}")
+    until = time.monotonic() + 30
+    while not client.service.shelf.reloads["failed"] and time.monotonic() < until:
+        time.sleep(0.02)
+    assert client.service.shelf.reloads == {"loaded": 0, "failed": 1}
+    assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
+
+
+def test_what_was_written_goes_along_to_a_new_version(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", json={"captions": ["a violet star"], "id": "with me"})
+    newer = Retriever.load(own_folder)
+    newer.remove(next(item.id for _, item in newer.collection.items))
+    newer.save(own_folder)
+    until = time.monotonic() + 30
+    while not client.service.shelf.reloads["loaded"] and time.monotonic() < until:
+        time.sleep(0.02)
+    assert client.get("/v1/model").json()["items"]["image"] == 159
+    assert client.get("/v1/items/with%20me%230").status_code == 200
+
+
+def test_without_writable_the_journal_is_mentioned(own_folder, caplog):
+    journal = Journal(own_folder)
+    journal.append({"op": "remove", "id": "x"})
+    journal.close()
+    Shelf.open(own_folder)
+    assert "--writable" in caplog.text
