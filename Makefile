@@ -29,7 +29,7 @@ clean:
 $(VENV)/core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=25.1"
-	$(PIP) install --editable ".[report]"
+	$(PIP) install --editable ".[report,serve]"
 	touch $@
 
 $(VENV)/test: $(VENV)/core
