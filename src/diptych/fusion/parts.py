@@ -157,7 +157,8 @@ class FittedPart:
         return Linear.of(spectra, self._model(spectra, task, growth, n_components), use.weighting, task)
 
     def _model(self, spectra: Spectra, task: Task, factor: float, n_components: int | None) -> CanonicalModel:
-        filters = tuple(Tikhonov(gamma * factor) for gamma in self.path.params(task))
+        g_x, g_y = self.path.params(task)
+        filters = Tikhonov(g_x * factor), Tikhonov(g_y * factor)
         if n_components is None or n_components > min(spectra.ranks) // 2:
             most = None if n_components is None else min(n_components, *spectra.ranks)
             return regularized_cca(spectra, *filters, most)

@@ -14,9 +14,18 @@ where 1/N is the share of the mean, which is fitted too. The captions g of an im
     \hat X_g^{(-g)} = X_g - (I - H_{gg})^{-1} (X_g - \hat X_g), \qquad
     H_{gg} = B_g W_y B_g^\top + \tfrac1N .
 
-The maps are those of the refitted models exactly. The whitening that compares them with the query, and the
-mean that queries are centred by, are those of all pairs: they depend on either view alone, not on who
-belongs to whom, and one image of many hardly moves them.
+These maps are those of the refitted models exactly. Rivals are mapped without their own image, but would
+still be mapped with the query's: what the query taught them pulls them towards it, and with many features
+that alone would make strong regularisation look best. So the query's image leaves the rivals' maps too, to
+first order in how far the two images pull each other: for an image i' and a query of image i,
+
+.. math::
+    \hat y_{i'}^{(-i'-i)} \approx \hat y_{i'}^{(-i')} - \frac{h_{i'i}}{1-h_{i'}}\,
+    \frac{\bar y_i - \hat y_i}{1 - h_i} .
+
+The whitening of the query is downdated by its own image, exactly: it takes the captions of an image to
+:math:`(I - H_{gg})^{-1}` times themselves, and an image to a multiple of itself. The lengths of the items are
+measured by the whitening of all pairs.
 """
 
 from __future__ import annotations
@@ -25,11 +34,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from array_api_compat import device
 
 from diptych.arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych.cca.selection.grids import Grid
 from diptych.cca.selection.holdout import taken_with_captions
-from diptych.cca.selection.problem import Problem, Weights, make_problem, make_weights
+from diptych.cca.selection.problem import Problem, make_problem, make_weights
 from diptych.cca.spectra import Spectra
 from diptych.checks import InputError, Task
 from diptych.ranking import annotate_ranks, search_ranks
@@ -73,7 +83,7 @@ def left_out(
     described = np.unique(to_numpy(pairing))
     if len(described) < 3:
         raise InputError(
-            f"leaving one out of {len(described)} items is too little to choose on; give params, or more data."
+            f"leaving one out of {len(described)} items is too little to choose on; give params or more data."
         )
     chosen = np.random.default_rng(random_state).permutation(described)[:sample]
     is_taken = np.zeros(x.shape[0], dtype=bool)
@@ -82,82 +92,137 @@ def left_out(
     rows = x[taken.images, :], y[taken.captions, :], taken.pairing
     said = (
         f"each of {len(chosen)} of {int(x.shape[0])} rows of X left out in turn with its rows of Y "
-        f"(random_state={random_state}); the whitening is that of all pairs"
+        f"(random_state={random_state}), from the maps and from the whitening of the query"
     )
     return LeftOut(make_problem(spectra, rows, similarity), spectra, said)
 
 
 def leave_one_out_ranks(rows: LeftOut, grid: Grid) -> Iterator[tuple[int, int, dict[Task, Array]]]:
     """``(x index, y index, ranks)`` over the grid; no ranks where an image cannot be left out."""
-    problem = rows.problem
-    xp = namespace(problem.a)
+    problem, count = rows.problem, rows.spectra.count
+    truth = problem.truth
     w_x, w_y = make_weights(problem, rows.spectra, grid)
     # Images are fewer than captions: their maps are the ones to keep.
-    images = [mapped_images(problem, w_x.rows[i, :], rows.spectra.count) for i in range(grid.shape[0])]
+    images = [mapped_images(problem, w_x.rows[i, :], count) for i in range(grid.shape[0])]
     for j in range(grid.shape[1]):
-        captions = mapped_captions(problem, w_y.rows[j, :], rows.spectra.count)
+        captions = mapped_captions(problem, w_y.rows[j, :], count)
         for i, mapped in enumerate(images):
             if mapped is None or captions is None:
                 yield i, j, {}
                 continue
-            search = _scores(problem, problem.b, w_y, j, mapped)
-            annotate = _scores(problem, problem.a[problem.truth.described, :], w_x, i, captions)
-            if not bool(xp.all(xp.isfinite(search))) or not bool(xp.all(xp.isfinite(annotate))):
+            search = search_scores(problem, mapped, captions, w_y.rows[j, :])
+            annotate = annotate_scores(problem, captions, w_x.rows[i, :])[truth.described, :]
+            if not bool(_finite(search)) or not bool(_finite(annotate)):
                 yield i, j, {}
                 continue
-            yield (
-                i,
-                j,
-                {
-                    "search": to_numpy(search_ranks(search, problem.truth.pairing)),
-                    "annotate": to_numpy(annotate_ranks(annotate, problem.truth, problem.truth.described)),
-                },
-            )
+            found: dict[Task, Array] = {
+                "search": to_numpy(search_ranks(search, truth.pairing)),
+                "annotate": to_numpy(annotate_ranks(annotate, truth, truth.described)),
+            }
+            yield i, j, found
 
 
-def mapped_images(problem: Problem, w_x: Array, count: int) -> Array | None:
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """Rows mapped by the models without their own image, and what other images do to those maps.
+
+    Attributes
+    ----------
+    rows
+        In the eigenbasis of the other view.
+    missed
+        The truth less ``rows``.
+    pull
+        How far each row (down) follows each row (across) of those that taught it.
+    """
+
+    rows: Array
+    missed: Array
+    pull: Array
+
+
+def mapped_images(problem: Problem, w_x: Array, count: int) -> Mapped | None:
     """Images in the eigenbasis of the captions, each by the model without it, where there is one."""
     xp = namespace(problem.a)
     counts = xp.astype(count_groups(problem.truth.pairing, problem.truth.n_images), problem.a.dtype)
-    sums = group_sum(problem.b, problem.truth.pairing, problem.truth.n_images)
-    leverage = (problem.a * problem.a) @ w_x + 1.0 / count
-    rest = 1.0 - counts * leverage
-    if float(xp.min(rest)) < _TOO_FREE * float(xp.finfo(rest.dtype).eps):
+    means = group_sum(problem.b, problem.truth.pairing, problem.truth.n_images) / counts[:, None]
+    hat = ((problem.a * w_x) @ problem.a.T + 1.0 / count) * counts
+    own = xp.linalg.diagonal(hat)[:, None]
+    if float(xp.min(1.0 - own)) < _TOO_FREE * float(xp.finfo(hat.dtype).eps):
         return None
-    mapped = (problem.a * w_x) @ problem.t0
-    return (mapped - leverage[:, None] * sums) / rest[:, None]
+    mapped = ((problem.a * w_x) @ problem.t0 - own * means) / (1.0 - own)
+    return Mapped(mapped, means - mapped, hat / (1.0 - own))
 
 
-def mapped_captions(problem: Problem, w_y: Array, count: int) -> Array | None:
+def mapped_captions(problem: Problem, w_y: Array, count: int) -> Mapped | None:
     """Captions in the eigenbasis of the images, each by the model without its image, where there is one."""
     xp = namespace(problem.b)
-    mapped = (problem.b * w_y) @ problem.t0.T
+    hat = (problem.b * w_y) @ problem.b.T + 1.0 / count
+    truth = problem.a[problem.truth.pairing, :]
+    missed = truth - (problem.b * w_y) @ problem.t0.T
+    pull = hat
+    for at in groups(problem):
+        free = xp.eye(at.shape[1], dtype=hat.dtype, device=device(hat)) - hat[at[:, :, None], at[:, None, :]]
+        if float(xp.min(xp.linalg.eigvalsh(free))) < _TOO_FREE * float(xp.finfo(free.dtype).eps):
+            return None
+        flat = xp.reshape(at, (-1,))
+        missed[flat, :] = xp.reshape(xp.linalg.solve(free, missed[at, :]), (flat.shape[0], -1))
+        # A block of the hat matrix is read before its own rows change, so this may be done in place.
+        pull[flat, :] = xp.reshape(xp.linalg.solve(free, pull[at, :]), (flat.shape[0], -1))
+    return Mapped(truth - missed, missed, pull)
+
+
+def groups(problem: Problem) -> Iterator[Array]:
+    """Captions of each image, images × captions, for each number of captions that an image has."""
     pairing = to_numpy(problem.truth.pairing)
     order = np.argsort(pairing, kind="stable")
     sizes = np.bincount(pairing, minlength=problem.truth.n_images)
     starts = np.cumsum(sizes) - sizes
     for size in np.unique(sizes[sizes > 0]):
         images = np.flatnonzero(sizes == size)
-        members = order[starts[images][:, None] + np.arange(size)]
-        at = move_like(members.reshape(-1), problem.truth.pairing)
-        shape = (len(images), int(size), -1)
-        own = xp.reshape(problem.b[at, :], shape)
-        hat = (own * w_y) @ xp.matrix_transpose(own) + 1.0 / count
-        free = move_like(np.eye(int(size)), problem.b, dtype=problem.b.dtype) - hat
-        if float(xp.min(xp.linalg.eigvalsh(free))) < _TOO_FREE * float(xp.finfo(free.dtype).eps):
-            return None
-        truth = problem.a[move_like(images, problem.truth.pairing), :][:, None, :]
-        missed = truth - xp.reshape(mapped[at, :], shape)
-        mapped[at, :] = xp.reshape(truth - xp.linalg.solve(free, missed), (len(images) * int(size), -1))
-    return mapped
+        yield move_like(order[starts[images][:, None] + np.arange(size)], problem.truth.pairing)
 
 
-def _scores(problem: Problem, queries: Array, weights: Weights, at: int, mapped: Array) -> Array:
-    """Queries × items: whitened cosine, or ℓ2, but for what is constant for a query."""
-    xp = namespace(mapped)
-    row = weights.rows[at, :]
-    norms = (mapped * mapped) @ row
+def search_scores(problem: Problem, images: Mapped, captions: Mapped, w_y: Array) -> Array:
+    """Captions × images, each caption asking images that were mapped without either's image."""
+    xp = namespace(problem.b)
+    pairing = problem.truth.pairing
+    queries = problem.b * w_y
+    scores = queries @ images.rows.T
+    # What the query's image taught the rivals: one number per caption, times how far each rival follows it.
+    taught = xp.sum(queries * images.missed[pairing, :], axis=1)
+    lesson = images.pull.T[pairing, :] * taught[:, None]
+    lesson[xp.arange(pairing.shape[0], device=device(pairing)), pairing] = 0.0
+    scores = scores - lesson
+    # (I − H)⁻¹ = I + (I − H)⁻¹H, and the latter stands in the captions' pull.
+    mixed = scores + 0.0
+    for at in groups(problem):
+        own = captions.pull[at[:, :, None], at[:, None, :]]
+        mixed[xp.reshape(at, (-1,)), :] += xp.reshape(own @ scores[at, :], (-1, scores.shape[1]))
+    return _compared(problem, mixed, images.rows, w_y)
+
+
+def annotate_scores(problem: Problem, captions: Mapped, w_x: Array) -> Array:
+    """Images × captions, each image asking captions that were mapped without either's image."""
+    xp = namespace(problem.a)
+    pairing = problem.truth.pairing
+    queries = problem.a * w_x
+    scores = queries @ captions.rows.T
+    taught = xp.sum(queries[pairing, :] * captions.missed, axis=1)
+    lesson = group_sum((captions.pull * taught).T, pairing, problem.truth.n_images)
+    lesson[pairing, xp.arange(pairing.shape[0], device=device(pairing))] = 0.0
+    return _compared(problem, scores - lesson, captions.rows, w_x)
+
+
+def _compared(problem: Problem, products: Array, items: Array, weights: Array) -> Array:
+    """Cosine, or ℓ2, but for what is constant for a query."""
+    xp = namespace(products)
+    norms = (items * items) @ weights
     if problem.similarity == "cosine":
-        mapped = mapped / xp.sqrt(xp.where(norms > 0, norms, xp.ones_like(norms)))[:, None]
-        return (queries * row) @ mapped.T
-    return (queries * row) @ mapped.T - 0.5 * norms
+        return products / xp.sqrt(xp.where(norms > 0, norms, xp.ones_like(norms)))
+    return products - 0.5 * norms
+
+
+def _finite(scores: Array) -> Array:
+    xp = namespace(scores)
+    return xp.all(xp.isfinite(scores))
