@@ -144,9 +144,7 @@ def _report(
             Answer(open_image(str(hit.path)), hit.score, hit.id == test.image_ids[row]) for hit in hits
         ]
         sheet.append(ContactRow(test.captions[j], answers))
-    for row, hits in zip(
-        range(4, 8), best.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True
-    ):
+    for row, hits in zip(range(4, 8), best.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True):
         answers = [Answer(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
         sheet.append(ContactRow(open_image(test.paths[row]), answers))
     model = retriever.collection.fitted.model
