@@ -158,6 +158,8 @@ def test_mistakes_are_one_sentence(place, arguments, words):
         *("encode images", "encode text", "demo"),
     ],
 )
-def test_help_has_an_example(command):
+def test_help_has_an_example_and_the_common_flags(command):
     shown = " ".join(run(*command.split(), "--help").stdout.split())
     assert f"Example: diptych {command}" in shown
+    for flag in ("--json", "--quiet", *(("--threads",) if command != "scenes" else ())):
+        assert flag in shown

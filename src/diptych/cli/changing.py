@@ -72,6 +72,7 @@ def add(
 def remove(
     model: Model,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Of pictures or captions.")],
+    threads: Threads = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,7 +80,7 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
-    with said_plainly(), alone(model):
+    with said_plainly(), limited_to(threads), alone(model):
         retriever = Retriever.load(model)
         gone = retriever.remove(ids)
         retriever.save(model)

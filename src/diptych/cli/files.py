@@ -49,7 +49,11 @@ Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
 
 
 def check(
-    pairs: PairsFile, images: ImagesFolder = None, quiet: Quiet = False, as_json: AsJson = False
+    pairs: PairsFile,
+    images: ImagesFolder = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at pairs and their pictures; exit with 1 when something is wrong.
 
@@ -60,6 +64,7 @@ def check(
             report = inspect_pairs(
                 pairs,
                 images=images,
+                workers=threads,
                 progress=lambda done, total: progress.update(task, completed=done, total=total),
             )
         if as_json:
@@ -88,7 +93,9 @@ def check(
 def scenes_command(
     folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many scenes.")] = 1000,
-    random_state: Annotated[int, typer.Option(help="Seed.")] = 0,
+    random_state: RandomState = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw scenes with five captions each: pictures and a table of pairs, with splits.
 
@@ -98,7 +105,10 @@ def scenes_command(
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} exists and is not empty; give a new folder.")
         scenes(n, random_state=random_state).write(folder)
-        typer.echo(f"drew {n} scenes into {folder}")
+        if as_json:
+            print_json({"folder": str(folder), "scenes": n})
+        elif not quiet:
+            plain_console().print(f"drew {n} scenes into {folder}")
 
 
 def encode_images_command(

@@ -123,12 +123,12 @@ def similar(
         _show([query], [found], quiet, as_json)
 
 
-def info(model: Model, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def info(model: Model, threads: Threads = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Say what a model is, what it was fitted on, and how good it is.
 
     Example: `diptych info model`
     """
-    with said_plainly():
+    with said_plainly(), limited_to(threads):
         found = Retriever.load(model, mmap=True).info()
         if as_json:
             print_json(found)
