@@ -1,7 +1,7 @@
 """Searching: batches against bare FAISS on the same vectors, and where the time of one query goes.
 
 The vectors are canonical embeddings of two noisy views of a hidden cause, 100,000 × 512: isotropic noise
-would tell nothing about a graph. Every line is timed in turn, five times over, and the fastest counts.
+would tell nothing about a graph. The lines are timed in turn, seven times over, and the fastest counts.
 """
 
 from __future__ import annotations
@@ -64,17 +64,16 @@ def batches() -> None:
         "index, float16": lambda q, _: half.search(q, K)[1],
         f"index, HNSW (built in {build:.0f} s)": lambda q, _: graph.search(q, K)[1],
     }
-    timed = {}
+    same, timed = {}, {name: [float("inf"), float("inf")] for name in ways}
     for name, search in ways.items():
         found = search(queries, asked)
-        same = np.mean(
-            [len(set(map(int, a)) & set(b.tolist())) / K for a, b in zip(found, truth, strict=True)]
-        )
-        timed[name] = (
-            fastest(lambda search=search: search(queries, asked)),
-            fastest(lambda search=search: search(queries[:1], asked[:1]), 20),
-            same,
-        )
+        hits = [len({*map(int, a)} & {*b.tolist()}) for a, b in zip(found, truth, strict=True)]
+        same[name] = np.mean(hits) / K
+    for _ in range(7):
+        for name, search in ways.items():
+            batch = fastest(lambda search=search: search(queries, asked), 1)
+            single = fastest(lambda search=search: search(queries[:1], asked[:1]), 5)
+            timed[name] = [min(timed[name][0], batch), min(timed[name][1], single)]
     reference = timed["FAISS `IndexFlatIP`"]
     rows = [
         {
@@ -84,9 +83,9 @@ def batches() -> None:
             "× FAISS's time": f"{batch / reference[0]:.2f}",
             "one query": f"{1000 * single:.1f} ms",
             "× FAISS's": f"{single / reference[1]:.2f}",
-            f"of the {K} best": f"{100 * same:.1f} %",
+            f"of the {K} best": f"{100 * same[name]:.1f} %",
         }
-        for name, (batch, single, same) in timed.items()
+        for name, (batch, single) in timed.items()
     ]
     note = f"{ITEMS:,} × {vectors.shape[1]} vectors, {K} best; the graph's own recall at build: {recall:.3f}."
     record("search_speed", rows, note)
