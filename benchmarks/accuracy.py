@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from recording import RESULTS, command, pin_threads, real_data, record
 
-pin_threads(2)
+pin_threads(1)
 
 import argparse  # noqa: E402
 import hashlib  # noqa: E402
@@ -27,6 +27,7 @@ from diptych.cca import AWCCA, Moments, spectra_from_moments  # noqa: E402
 from diptych.fusion import Block, Fusion, Part, activated, gated, offsets  # noqa: E402
 from diptych.fusion.blocks import Geometry, taken  # noqa: E402
 from diptych.fusion.choosing import Trial, best_use, uses_of  # noqa: E402
+from diptych.fusion.hubness import corrected_items, corrected_queries  # noqa: E402
 from diptych.fusion.parts import FittedPart, Linear, Use, fit_part  # noqa: E402
 from diptych.fusion.weights import Judge, Scored, best_correction  # noqa: E402
 from diptych.ranking import ranks, summary  # noqa: E402
@@ -169,8 +170,21 @@ class Embedded:
         self.queries = linear.embed(part.rows(queries, other), other)
         self.bank = linear.embed(part.rows(bank, other), other)
 
+        self.embed = lambda row: linear.embed(part.rows(taken(queries, slice(row, row + 1)), other), other)
+
     def scored(self) -> Scored:
         return Scored(self.queries @ self.items.T, self.bank @ self.items.T)
+
+    def cost(self, taken_off: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
+        """What one query costs: with one more coordinate for a correction, and a gate after the search."""
+        extra = taken_off is not None and active is None
+        items = corrected_items(self.items, taken_off) if extra else self.items
+        start = time.perf_counter()
+        for row in range(100):
+            query = self.embed(row)
+            scores = (corrected_queries(query) if extra else query) @ items.T
+            (scores if active is None else gated(scores, taken_off, active)).argmax()
+        return f"{items.shape[1]} coordinates, {(time.perf_counter() - start) * 10:.1f} ms"
 
 
 def alone(table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool) -> None:
@@ -188,33 +202,32 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
     judges = {task: Judge(task, plain.validation[2], VALIDATION) for task in TASKS}
     reported = {task: Judge(task, plain.reported[2], VALIDATION) for task in TASKS}
 
-    def ranked(split: Split, maps: dict) -> dict:
-        return {
-            task: reported[task].ranks(
-                Embedded(part, maps[task], task, split.reported, banks[task]).scored().scores
-            )
-            for task in TASKS
-        }
+    def report(name: str, split: Split, maps: dict, seconds: float) -> None:
+        asked = {task: Embedded(part, maps[task], task, split.reported, banks[task]) for task in TASKS}
+        found = {task: reported[task].ranks(asked[task].scored().scores) for task in TASKS}
+        table.add(group, name, found, seconds, asked["search"].cost())
 
     start = time.perf_counter()
     one = fit_part(part, plain.training, plain.validation, config["grid"], "float32", (1.0,))
     maps = {task: _used(one, task, PLAINLY, None) for task in TASKS}
     fit = time.perf_counter() - start
-    table.add(group, "plain AW-CCA", ranked(plain, maps), fit)
+    report("plain AW-CCA", plain, maps, fit)
 
     for kind, name in (("csls", "CSLS"), ("inverted-softmax", "inverted softmax")):
-        start, found, dynamic = time.perf_counter(), {}, {}
+        start, found, dynamic, costs = time.perf_counter(), {}, {}, []
         for task in TASKS:
             held = Embedded(part, maps[task], task, plain.validation, banks[task]).scored()
             correction = best_correction(judges[task], held, ("none", kind))[0]
             asked = Embedded(part, maps[task], task, plain.reported, banks[task])
             taken_off, scored = offsets(asked.items, asked.bank, correction), asked.scored()
             found[task] = reported[task].ranks(scored.scores - taken_off)
-            dynamic[task] = reported[task].ranks(gated(scored.scores, taken_off, activated(scored.bank)))
+            active = activated(scored.bank)
+            dynamic[task] = reported[task].ranks(gated(scored.scores, taken_off, active))
+            costs += [asked.cost(taken_off), asked.cost(taken_off, active)]
         seconds = fit + time.perf_counter() - start
-        table.add(group, name, found, seconds)
+        table.add(group, name, found, seconds, costs[0])
         if kind == "inverted-softmax":
-            table.add(group, "QB-Norm", dynamic, seconds)
+            table.add(group, "QB-Norm", dynamic, seconds, costs[1])
 
     start, maps = time.perf_counter(), {}
     for task in TASKS:
@@ -222,20 +235,19 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
         trial = Trial(judges[task], items, queries, banks[task])
         use = best_use(one, trial, uses_of(("residual",), (0.5, 1.0)), 512, ("none",))[0]
         maps[task] = _used(one, task, use, 512)
-    table.add(group, "residual weighting", ranked(plain, maps), fit + time.perf_counter() - start)
+    report("residual weighting", plain, maps, fit + time.perf_counter() - start)
 
     start = time.perf_counter()
     more = Moments.of(*part.views(*plain.validation[:2]), plain.validation[2], precision="float32")
     spectra = spectra_from_moments(one.moments + more)
     maps = {task: one.refitted(spectra, task, PLAINLY, 512) for task in TASKS}
-    name = "refitted with the validation pairs"
-    table.add(group, name, ranked(plain, maps), fit + time.perf_counter() - start)
+    report("refitted with the validation pairs", plain, maps, fit + time.perf_counter() - start)
 
     better = shaped(Split.of(x, y, on_test), blocks)
     start = time.perf_counter()
     two = fit_part(part, better.training, better.validation, config["grid"], "float32", (1.0,))
     maps = {task: _used(two, task, PLAINLY, None) for task in TASKS}
-    table.add(group, "square root, unit length", ranked(better, maps), time.perf_counter() - start)
+    report("square root, unit length", better, maps, time.perf_counter() - start)
     if seed == config["seeds"][0]:
         _others(table, config, group, part, two, better, seed)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from recording import pin_threads, real_data, record
 
-pin_threads(2)
+pin_threads(1)
 
 import time  # noqa: E402
 
