@@ -5,7 +5,7 @@ from pathlib import Path
 
 import diptych
 
-ROOMS = ["arrays", "checks", "storage", "normalize", "ranking", "cca", "text", "fusion", "image", "data"]
+ROOMS = ["arrays", "checks", "transfer", "storage", "normalize", "ranking", "cca", "text", "fusion", "image", "data"]
 ROOMS += ["engine", "report", "retrieval", "experiments", "service", "cli", "__main__"]
 SOURCE = Path(diptych.__file__).parent
 

@@ -6,7 +6,8 @@ CUDA), torch out, on the same device. Nothing here knows what the numbers mean.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from dataclasses import fields, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -16,6 +17,8 @@ from array_api_compat import array_namespace, device, is_numpy_array, is_torch_a
 Array: TypeAlias = Any
 """An array of any backend that follows the array API standard; NumPy and torch are tested."""
 
+Record = TypeVar("Record", bound=Any)
+
 __all__ = [
     "Array",
     "count_groups",
@@ -23,6 +26,7 @@ __all__ = [
     "eigh_descending",
     "group_max",
     "group_sum",
+    "in_numpy",
     "move_like",
     "namespace",
     "svd",
@@ -50,6 +54,16 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     if is_torch_array(array):
         return array.detach().cpu().numpy()  # type: ignore[no-any-return]
     return np.asarray(array)
+
+
+def in_numpy(parts: Record) -> Record:
+    """A dataclass with every array of it in host memory as NumPy."""
+    moved = {
+        each.name: to_numpy(value)
+        for each in fields(parts)
+        if is_torch_array(value := getattr(parts, each.name))
+    }
+    return replace(parts, **moved)
 
 
 def group_sum(values: Array, groups: Array, n_groups: int) -> Array:

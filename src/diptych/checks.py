@@ -42,12 +42,8 @@ def check_similarity(similarity: object) -> Similarity:
     return cast(Similarity, check_choice(similarity, SIMILARITIES, "similarity"))
 
 
-def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
-    """``view`` as a real floating-point matrix with finite entries.
-
-    float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
-    and integers float64. Lists and data frames become NumPy.
-    """
+def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
+    """``view`` as a matrix with rows and columns; its entries are not looked at. Lists become NumPy."""
     if scipy.sparse.issparse(view):
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
     if not is_array_api_obj(view):
@@ -61,7 +57,6 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> 
             "Reshape your data with array.reshape(-1, 1) if it has one feature or "
             "array.reshape(1, -1) if it is one item."
         )
-    view = _as_real_float(view, name)
     if view.shape[0] == 0:
         raise InputError(
             f"{name} is empty: found 0 sample(s) (shape={tuple(view.shape)}); give at least one."
@@ -76,6 +71,16 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> 
             f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
             "give the same features as in fit."
         )
+    return view
+
+
+def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
+    """``view`` as a real floating-point matrix with finite entries.
+
+    float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
+    and integers float64. Lists and data frames become NumPy.
+    """
+    view = _as_real_float(check_matrix(view, name, n_features=n_features), name)
     if not _all_finite(view):
         raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
     return view
@@ -113,12 +118,17 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
 def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Array, Array]:
     """Both views and their pairing, checked together and in one backend."""
     x, y = check_view(x, "X"), check_view(y, "Y")
+    check_together(x, y)
+    return x, y, check_pairing(pairing, x.shape[0], y)
+
+
+def check_together(x: Array, y: Array) -> None:
+    """Refuse views of two libraries or on two devices."""
     if is_numpy_array(x) != is_numpy_array(y) or device(x) != device(y):
         raise InputError(
             f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
             f"{device(y)}; give both in the same library and on the same device."
         )
-    return x, y, check_pairing(pairing, x.shape[0], y)
 
 
 def _as_real_float(view: Array, name: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -12,11 +13,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from diptych.arrays import Array, move_like, namespace
+from diptych.arrays import Array, in_numpy, move_like, namespace
 from diptych.cca import persistence
+from diptych.cca.blocks import are_blocks
 from diptych.cca.canonical import CanonicalModel, regularized_cca
-from diptych.cca.engine import Engine, moments_on
+from diptych.cca.engine import Engine
 from diptych.cca.filters import named_filters
+from diptych.cca.fitting import Fitting, Selected
 from diptych.cca.moments import PRECISIONS, Moments, Precision
 from diptych.cca.parameters import (
     ByTask,
@@ -27,19 +30,7 @@ from diptych.cca.parameters import (
     params_by_task,
     params_in_use,
 )
-from diptych.cca.progress import progress_bar
-from diptych.cca.selection import (
-    Path,
-    best_dimension,
-    hold_out,
-    leave_one_out_path,
-    left_out,
-    make_grid,
-    make_problem,
-    regularization_path,
-)
-from diptych.cca.shrinkage import shrunk_gammas
-from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra, spectra_from_moments
+from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca.weighting import Weighting, check_weighting, weighted
 from diptych.checks import (
     TASKS,
@@ -47,7 +38,6 @@ from diptych.checks import (
     Similarity,
     Task,
     check_choice,
-    check_pair_of_views,
     check_similarity,
     check_task,
     check_view,
@@ -92,8 +82,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Dimension of the embeddings; None keeps every component above rounding error, ``"auto"`` takes the
         dimension that is best on the validation pairs, per task.
     validation_fraction : float
-        Without validation pairs, the share of X's rows that is held out to select on. The final model is
-        then refitted on everything, with γ scaled by the number of pairs.
+        Without validation pairs, the share of X's rows that is held out to select on, 5,000 at most. The
+        final model is then refitted on everything, with γ scaled by the number of pairs.
     random_state : int or None
         Seeds the choice of the held-out rows.
     solver : {"auto", "gram", "svd"}
@@ -180,50 +170,49 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def fit(
         self,
         X: Any,
-        Y: Any,
+        Y: Any = None,
         pairing: Any = None,
         *,
         validation: tuple[Any, ...] | None = None,
         engine: Engine | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> AWCCA:
         """Fit one model per task.
 
         Parameters
         ----------
         X, Y
-            The two views, rows × features. A one-dimensional Y is one feature, as in scikit-learn.
+            The two views, rows × features, in memory or mapped from disk: where there are more rows than
+            columns they are read, widened and normalised a block at a time. A one-dimensional Y is one
+            feature, as in scikit-learn. Or, as X alone, an iterable of *blocks*, each ``(x, y)``,
+            ``(x, y, pairing)``, or an object whose ``load()`` gives that; each is looked at once.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; nothing is fitted on them. None holds out a
             share of the training rows. Not needed when ``params`` are given.
         engine
-            Where the pass over the data runs; None is this process.
+            What sums the blocks and scores the rows of the grid; None is this process.
+        device
+            A torch device, such as ``"cuda"``, to compute on, whatever the arrays are; blocks are copied to
+            it while it computes with those before. The model comes back in NumPy.
+        checkpoint
+            File to keep the sum in while it grows: run the same fit again after an interruption, and it goes
+            on from there and ends with the same numbers. It is removed when the fit is done.
         """
         self._check_parameters()
-        x, y, pairing = check_pair_of_views(X, _second_view(Y), pairing)
-        validate_data(self, X, skip_check_array=True)
-        if y.shape[0] < 2:
-            raise InputError(
-                "found 1 sample pair; a correlation needs at least two, and many more to be useful."
-            )
-        x, y = normalize(x, self.normalize[0]), normalize(y, self.normalize[1])
-        self.path_: Path | None = None
-        dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, self.n_components)  # type: ignore[arg-type]
-        chosen = None if self.params is None else params_by_task(self.params)
-        if chosen is not None and self.n_components != "auto":
-            self.spectra_ = self._spectra(x, y, pairing, engine)
-        elif self.selection != "validation":
-            if validation is not None:
-                raise InputError(f"selection={self.selection!r} takes no validation pairs; leave them out.")
-            self.spectra_ = self._spectra(x, y, pairing, engine)
-            chosen = self._select_alone(x, y, pairing)
-        elif validation is not None:
-            self.spectra_ = self._spectra(x, y, pairing, engine)
-            chosen, dimensions = self._select(self.spectra_, self._normalized(validation), chosen)
+        fitting = Fitting(self, engine, device, checkpoint)
+        if Y is None and are_blocks(X):
+            if pairing is not None:
+                raise InputError("blocks carry their own pairing; leave it out.")
+            self._take(fitting.of_blocks(X, validation), device)
         else:
-            chosen, dimensions = self._select_held_out(x, y, pairing, engine, chosen)
-        self._keep(chosen, dimensions)
+            second = _second_view(Y)
+            validate_data(self, X, skip_check_array=True)
+            self._take(fitting.of_views(X, second, pairing, validation), device)
+        if checkpoint is not None:
+            pathlib.Path(checkpoint).unlink(missing_ok=True)
         return self
 
     def fit_moments(self, moments: Moments, *, validation: tuple[Any, ...] | None = None) -> AWCCA:
@@ -237,17 +226,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             As in ``fit``, as the views are before normalisation; needed unless ``params`` are given.
         """
         self._check_parameters()
-        chosen = None if self.params is None else params_by_task(self.params)
-        selects = chosen is None or self.n_components == "auto"
-        if selects and validation is None:
-            raise InputError("moments hold no pairs to select on; give validation pairs, or params.")
-        self.path_ = None
-        self._take(moments)
-        dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, self.n_components)  # type: ignore[arg-type]
-        if selects:
-            chosen, dimensions = self._select(self.spectra_, self._normalized(validation), chosen)
-        assert chosen is not None
-        self._keep(chosen, dimensions)
+        self._take(Fitting(self).of_moments(moments, validation))
         return self
 
     def refit_moments(self, moments: Moments, count: int) -> AWCCA:
@@ -265,8 +244,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             chosen = params_in_use(self.models_)
         limited = self.n_components is not None
         kept = {t: int(self.models_[t].correlations.shape[0]) if limited else None for t in TASKS}
-        self._take(moments)
-        self._keep(chosen, kept)
+        self._keep(spectra_from_moments(moments), chosen, kept)
         return self
 
     def transform(self, X: Any = None, Y: Any = None, *, task: str = "search") -> Any:
@@ -358,96 +336,28 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         for name in self.normalize:
             check_normalization(name)
 
-    def _normalized(self, pairs: Any) -> Any:
-        """Validation pairs as they go into the model."""
-        if not isinstance(pairs, (tuple, list)) or len(pairs) not in (2, 3):
-            return pairs
-        x, y = check_view(pairs[0], "X"), check_view(_second_view(pairs[1]), "Y")
-        return (normalize(x, self.normalize[0]), normalize(y, self.normalize[1]), *pairs[2:])
-
-    def _spectra(self, x: Array, y: Array, pairing: Array, engine: Engine | None) -> Spectra:
-        if engine is None:
-            return spectra(x, y, pairing, solver=self.solver, precision=self.precision)
-        return spectra_from_moments(moments_on(engine, x, y, pairing, self.precision))
-
-    def _take(self, moments: Moments) -> None:
-        self.spectra_ = spectra_from_moments(moments)
-        self.n_features_in_ = int(moments.x_mean.shape[0])
+    def _take(self, found: Selected, device: str | None = None) -> None:
+        self.path_ = found.path
+        self._keep(found.spectra, found.params, found.dimensions, home=device is not None)
 
     def _weighted(self, coordinates: Array, task: Task, view: str) -> Array:
         correlations = move_like(self.models_[task].correlations, coordinates, dtype=coordinates.dtype)
         return weighted(coordinates, correlations, self.weighting, task, view)
 
-    def _select_alone(self, x: Array, y: Array, pairing: Array) -> ByTask:
-        """Parameters with no validation pairs; the spectra are those of the given views."""
-        if self.selection != "leave-one-out":
-            return params_by_task(shrunk_gammas(x, y, pairing, self.selection))
-        rows = left_out(
-            self.spectra_, x, y, pairing, random_state=self.random_state, similarity=self.similarity
-        )
-        grid = make_grid("tikhonov", self.grid, self.spectra_)
-        with progress_bar("leaving one out", self.verbose) as progress:
-            self.path_ = leave_one_out_path(
-                rows, grid, metric(self.metric), path_metrics=self.path_metrics, progress=progress
-            )
-        return {task: self.path_.params(task) for task in TASKS}
-
-    def _select(
-        self, spectra: Spectra, validation: tuple[Any, ...], chosen: ByTask | None
-    ) -> tuple[ByTask, dict[Task, int | None]]:
-        """Parameters, unless they are given, and dimensions, on validation pairs."""
-        problem = make_problem(spectra, validation, self.similarity)
-        by, fixed = metric(self.metric), self.n_components if self.n_components != "auto" else None
-        if chosen is None:
-            grid = make_grid("tikhonov" if self.filter == "tikhonov" else "tsvd", self.grid, spectra)
-            with progress_bar(f"selecting {self.filter}", self.verbose) as progress:
-                self.path_ = regularization_path(
-                    problem,
-                    spectra,
-                    grid,
-                    by,
-                    weighting=self.weighting,
-                    n_components=fixed,
-                    path_metrics=self.path_metrics,
-                    progress=progress,
-                )
-            chosen = {task: self.path_.params(task) for task in TASKS}
-        dimensions: dict[Task, int | None] = dict.fromkeys(TASKS, fixed)
-        if self.n_components == "auto":
-            for task in TASKS:
-                filters = named_filters(self.filter, chosen[task], spectra.s_x, spectra.s_y)
-                model = regularized_cca(spectra, *filters)
-                dimensions[task] = best_dimension(problem, spectra, model, self.weighting, task, by)
-        return chosen, dimensions
-
-    def _select_held_out(
-        self, x: Array, y: Array, pairing: Array, engine: Engine | None, chosen: ByTask | None
-    ) -> tuple[ByTask, dict[Task, int | None]]:
-        """Select on a share of the training rows; leave the spectra of everything behind."""
-        train, held = hold_out(pairing, x.shape[0], self.validation_fraction, self.random_state)
-        parts = [(x[p.images, :], y[p.captions, :], p.pairing) for p in (train, held)]
-        given = chosen is not None
-        part = self._spectra(*parts[0], engine)
-        chosen, dimensions = self._select(part, parts[1], chosen)
-        if self.path_ is not None:
-            self.path_.held_out = (
-                f"{int(held.images.shape[0])} of {int(x.shape[0])} rows of X with their rows of Y "
-                f"(random_state={self.random_state}); the model was refitted on all"
-            )
-        self.spectra_ = self._spectra(x, y, pairing, engine)
-        if self.filter == "tikhonov" and not given:
-            chosen = grown(chosen, self.spectra_.count / part.count)
-        return chosen, dimensions
-
-    def _keep(self, params: ByTask, dimensions: Mapping[Task, int | None]) -> None:
+    def _keep(
+        self, spectra: Spectra, params: ByTask, dimensions: Mapping[Task, int | None], *, home: bool = False
+    ) -> None:
         models: dict[Task, CanonicalModel] = {}
         for task in TASKS:
-            filters = named_filters(self.filter, params[task], self.spectra_.s_x, self.spectra_.s_y)
+            filters = named_filters(self.filter, params[task], spectra.s_x, spectra.s_y)
             key = (*filters, dimensions[task])
             same = [m for t, m in models.items() if (m.filter_x, m.filter_y, dimensions[t]) == key]
-            models[task] = same[0] if same else regularized_cca(self.spectra_, *filters, dimensions[task])
-        self.models_ = models
-        self.x_mean_, self.y_mean_ = self.spectra_.x_mean, self.spectra_.y_mean
+            models[task] = same[0] if same else regularized_cca(spectra, *filters, dimensions[task])
+        if home:
+            spectra, models = in_numpy(spectra), {task: in_numpy(model) for task, model in models.items()}
+        self.spectra_, self.models_ = spectra, models
+        self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
+        self.n_features_in_ = int(spectra.x_mean.shape[0])
 
 
 def _second_view(Y: Any) -> Any:

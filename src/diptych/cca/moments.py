@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -93,21 +93,21 @@ class Moments:
         x, y, pairing = check_pair_of_views(x, y, pairing)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes):
-            total._accumulate(*block)
+            total.accumulate(*block)
         return total
 
     def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
         """Add a block of pairs in place; ``pairing`` counts the rows of this block's ``x``."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
-        self._check_widths(x.shape[1], y.shape[1])
-        self._accumulate(x, y, pairing)
+        self.check_widths(x.shape[1], y.shape[1])
+        self.accumulate(x, y, pairing)
         return self
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of both together."""
         if not isinstance(other, Moments):
             return NotImplemented
-        self._check_widths(other.x_mean.shape[0], other.y_mean.shape[0])
+        self.check_widths(other.x_mean.shape[0], other.y_mean.shape[0])
         # The weaker precision is the one the sum can promise.
         precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
         total = Moments(
@@ -123,14 +123,20 @@ class Moments:
         total._merge(other.count, other.x_mean, other.y_mean, other.xx, other.yy, other.xy, *no_rest)
         return total
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one safetensors file, atomically."""
+    def moved(self, like: Array) -> Moments:
+        """The same in the backend and on the device of ``like``."""
+        names = ("x_mean", "y_mean", "xx", "yy", "xy")
+        return replace(self, **{name: move_like(getattr(self, name), like) for name in names})
+
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
+        """Write to one safetensors file, atomically; ``notes`` go into its metadata."""
         tensors = {name: to_numpy(getattr(self, name)) for name in ("x_mean", "y_mean", "xx", "yy", "xy")}
         metadata = {
             "format": "diptych-moments",
             "version": str(FORMAT_VERSION),
             "count": str(self.count),
             "precision": self.precision,
+            **(notes or {}),
         }
         with storage.replacing_file(path) as staged:
             storage.write_tensors(staged, tensors, metadata)
@@ -159,14 +165,16 @@ class Moments:
             precision,
         )
 
-    def _check_widths(self, n_x: int, n_y: int) -> None:
+    def check_widths(self, n_x: int, n_y: int) -> None:
+        """Refuse blocks of other widths."""
         mine = (self.x_mean.shape[0], self.y_mean.shape[0])
         if (n_x, n_y) != mine:
             raise InputError(
                 f"a block of {n_x} and {n_y} features cannot join moments of {mine[0]} and {mine[1]}."
             )
 
-    def _accumulate(self, x: Array, y: Array, pairing: Array) -> None:
+    def accumulate(self, x: Array, y: Array, pairing: Array) -> None:
+        """``update`` by a block that is known to be right."""
         xp = namespace(x, y)
         work, wide = getattr(xp, self.precision), xp.float64
         x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
@@ -218,21 +226,31 @@ class Moments:
         self.count = total
 
 
-def paired_blocks(
-    x: Array, y: Array, pairing: Array, block_bytes: int | None = None
-) -> Iterator[tuple[Array, Array, Array]]:
-    """Cut checked views into blocks of pairs, each with a pairing of its own.
-
-    Captions are taken in the order of their images, so a block holds each of its images once. An image
-    whose captions fall into two blocks is in both: moments are sums over pairs, so that changes nothing.
-    """
-    xp = namespace(x, y)
+def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:
+    """How many pairs make a block of about ``block_bytes``; None: as suits the backend."""
     if block_bytes is None:
         block_bytes = CPU_BLOCK_BYTES if is_numpy_array(x) else DEVICE_BLOCK_BYTES
-    rows = max(1, block_bytes // (8 * (x.shape[1] + y.shape[1])))
-    in_order = not bool(xp.any(pairing[1:] < pairing[:-1]))
-    order = None if in_order else xp.argsort(pairing, stable=True)
-    for start in range(0, y.shape[0], rows):
+    return max(1, block_bytes // (8 * int(x.shape[1] + y.shape[1])))
+
+
+def paired_blocks(
+    x: Array, y: Array, pairing: Array, block_bytes: int | None = None, captions: Array | None = None
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Cut views with a checked pairing into blocks of pairs, each with a pairing of its own.
+
+    Captions (all, or some rows of ``y``, ascending) are taken in the order of their images, so a block holds
+    each of its images once. An image whose captions fall into two blocks is in both: moments are sums over
+    pairs, so that changes nothing.
+    """
+    xp = namespace(pairing)
+    rows = block_rows(x, y, block_bytes)
+    owners = pairing if captions is None else pairing[captions]
+    in_order = not bool(xp.any(owners[1:] < owners[:-1]))
+    order = captions
+    if not in_order:
+        order = xp.argsort(owners, stable=True)
+        order = order if captions is None else captions[order]
+    for start in range(0, owners.shape[0], rows):
         if order is None:
             own, block = pairing[start : start + rows], y[start : start + rows, :]
         else:

@@ -11,6 +11,9 @@ from diptych.arrays import Array, move_like, to_numpy
 from diptych.cca.filters import as_number
 from diptych.checks import InputError
 
+MOST = 5000
+"""Images that are held out of any number: scoring takes time with their square, and more decide little."""
+
 
 @dataclass(frozen=True, eq=False)
 class HoldOut:
@@ -24,7 +27,7 @@ class HoldOut:
 def hold_out(
     pairing: Array, n_images: int, fraction: float, random_state: int | None
 ) -> tuple[HoldOut, HoldOut]:
-    """Split images at random into training and validation; returns both parts.
+    """Split images at random into training and validation, at most ``MOST``; returns both parts.
 
     Images without captions stay with training, where they weigh nothing.
     """
@@ -33,7 +36,7 @@ def hold_out(
         raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
     host = to_numpy(pairing)
     described = np.unique(host)
-    size = round(share * len(described))
+    size = min(round(share * len(described)), MOST)
     if size < 2 or len(described) - size < 2:
         raise InputError(
             f"validation_fraction={fraction} of {len(described)} items leaves too few to choose on; "

@@ -6,16 +6,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from array_api_compat import is_numpy_array
 
-from diptych.arrays import to_numpy
-from diptych.cca.selection.exact import exact_rows
+from diptych.cca.engine import Engine
 from diptych.cca.selection.grids import Floats, Grid
 from diptych.cca.selection.leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection.problem import Problem, Weights, make_weights
+from diptych.cca.selection.rows import Ranks, RowScorer, exact_points
 from diptych.cca.selection.screening import ANCHORS_PER_SIDE, screen, screen_bytes
 from diptych.cca.selection.textbook import textbook_path
 from diptych.cca.spectra import Spectra
@@ -24,7 +25,6 @@ from diptych.checks import TASKS, InputError, Task
 from diptych.ranking import Metric, mean_recall, median_rank, recall_at_k
 
 Route: TypeAlias = Literal["screened", "exact", "textbook", "leave-one-out"]
-Ranks: TypeAlias = np.ndarray[Any, Any]
 
 ALL_METRICS: dict[str, Callable[[Ranks], float]] = {
     "r@1": lambda ranks: recall_at_k(ranks, 1),
@@ -117,6 +117,7 @@ def regularization_path(
     n_components: int | None = None,
     path_metrics: str = "metric",
     route: Route | None = None,
+    engine: Engine | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Path:
     """Score every point of ``grid`` and choose the best for each task.
@@ -129,6 +130,8 @@ def regularization_path(
         ``"metric"`` keeps what ``metric`` gives; ``"all"`` keeps r@1, r@5, r@10 and the median rank too.
     route
         None lets ``choose_route`` decide.
+    engine
+        What scores the rows of the grid, each by itself and exactly; None: this process.
     progress
         Called now and then with the share that is done.
     """
@@ -137,16 +140,22 @@ def regularization_path(
     start = time.perf_counter()
     weights = make_weights(problem, spectra, grid)
     route = route or choose_route(problem, weights, metric, weighting, n_components, path_metrics)
+    if engine is not None and route == "screened":
+        route = "exact"
     path = _empty(grid, metric, path_metrics, route)
-    if route == "screened":
+    if engine is not None:
+        score = RowScorer.of(problem, weights, route, weighting, n_components)
+        points = engine.reduce(add, engine.map(score, range(grid.shape[0])))
+        _fill(path, iter(points), metric, path_metrics, progress)
+    elif route == "screened":
         _screened(path, problem, weights, metric, progress)
     else:
-        points = (
-            _exact_points(problem, weights)
+        found = (
+            exact_points(problem, weights)
             if route == "exact"
             else textbook_path(problem, *weights, weighting, n_components)
         )
-        _fill(path, points, metric, path_metrics, progress)
+        _fill(path, found, metric, path_metrics, progress)
     return _finished(path, start)
 
 
@@ -205,15 +214,6 @@ def _finished(path: Path, start: float) -> Path:
         )
     path.seconds = time.perf_counter() - start
     return path
-
-
-def _exact_points(
-    problem: Problem, weights: tuple[Weights, Weights]
-) -> Iterator[tuple[int, int, dict[Task, Ranks]]]:
-    for i, search, annotate, finite in exact_rows(problem, *weights):
-        search, annotate, finite = to_numpy(search), to_numpy(annotate), to_numpy(finite)
-        for j in range(len(finite)):
-            yield i, j, {"search": search[j], "annotate": annotate[j]} if finite[j] else {}
 
 
 def _note(

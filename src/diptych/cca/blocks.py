@@ -1,0 +1,139 @@
+"""Paired data of any length: blocks of pairs that come one after another, wherever they lie.
+
+A *block* is ``(x, y)`` or ``(x, y, pairing)``, with a pairing that counts the rows of its own x; or any
+object whose ``load()`` gives that: such a block can be named before it is read, and read by whoever sums it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from array_api_compat import is_array_api_obj
+
+from diptych.arrays import Array, move_like, to_numpy
+from diptych.cca.moments import Moments, Precision, block_rows, paired_blocks
+from diptych.checks import InputError, check_pair_of_views
+from diptych.normalize import normalize
+from diptych.transfer import carried
+
+Block: TypeAlias = Any
+
+_ROWS_LOOKED_AT = 64
+
+
+def are_blocks(given: Any) -> bool:
+    """Whether this is an iterable of blocks, rather than a view."""
+    if is_array_api_obj(given) or hasattr(given, "__array__") or isinstance(given, str | bytes):
+        return False
+    if isinstance(given, Sequence) and not hasattr(given, "fingerprint"):
+        return bool(given) and _is_block(given[0])
+    return isinstance(given, Iterable) and not hasattr(given, "columns")
+
+
+def loaded(block: Block) -> tuple[Any, Any, Any]:
+    """``x, y, pairing`` of a block; pairing may be None. Nothing is checked but the form."""
+    found = block.load() if hasattr(block, "load") else block
+    if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+        raise InputError(
+            f"a block is a {type(found).__name__}; expected (x, y) or (x, y, pairing), or an object whose "
+            "load() gives that."
+        )
+    return found[0], found[1], found[2] if len(found) == 3 else None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What happens to a block on its way into the moments; it can be sent to another process.
+
+    Attributes
+    ----------
+    normalize
+        How the rows of X and of Y are normalised.
+    precision
+        Of the products.
+    device
+        A torch device to compute on; None: where the arrays are.
+    """
+
+    normalize: tuple[str, str] = ("none", "none")
+    precision: Precision = "float64"
+    device: str | None = None
+
+    def stream(self, blocks: Iterable[Block]) -> Iterator[tuple[Array, Array, Array]]:
+        """Blocks loaded, on the device, checked and normalised, one after another."""
+        raw: Iterable[tuple[Any, ...]] = (loaded(block) for block in blocks)
+        if self.device is not None:
+            raw = carried((_as_arrays(each) for each in raw), self.device)
+        for number, block in enumerate(raw):
+            try:
+                x, y, pairing = check_pair_of_views(*block)
+            except InputError as error:
+                if isinstance(blocks, ArrayBlocks):
+                    raise
+                raise InputError(f"block {number}: {error}") from None
+            yield normalize(x, self.normalize[0]), normalize(y, self.normalize[1]), pairing
+
+    def moments(self, block: Block) -> Moments:
+        """The moments of one block; of one that was computed on a device, in NumPy."""
+        try:
+            x, y, pairing = next(self.stream([block]))
+        except InputError as error:
+            name = getattr(block, "name", "a block")
+            raise InputError(f"{name}: {str(error).removeprefix('block 0: ')}") from None
+        total = Moments.zero(x.shape[1], y.shape[1], precision=self.precision, like=x)
+        total.accumulate(x, y, pairing)
+        return total if self.device is None else total.moved(np.empty(0))
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayBlocks:
+    """Two arrays, in memory or mapped from disk, cut into blocks of pairs; nothing is copied before its turn.
+
+    Attributes
+    ----------
+    x, y, pairing
+        The views; a checked pairing.
+    captions
+        Rows of y to take, ascending; None: all.
+    block_bytes
+        Of a block in the precision that is computed in, about; None: as suits the backend.
+    """
+
+    x: Array
+    y: Array
+    pairing: Array
+    captions: Array | None = None
+    block_bytes: int | None = None
+
+    def __len__(self) -> int:
+        n = self.pairing.shape[0] if self.captions is None else self.captions.shape[0]
+        return -(-int(n) // block_rows(self.x, self.y, self.block_bytes))
+
+    def __iter__(self) -> Iterator[tuple[Array, Array, Array]]:
+        return paired_blocks(self.x, self.y, self.pairing, self.block_bytes, self.captions)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when the content does, as far as a sample of rows shows it."""
+        digest = hashlib.sha256()
+        for array in (self.x, self.y, self.pairing, self.captions):
+            if array is not None:
+                rows = np.unique(np.linspace(0, array.shape[0] - 1, _ROWS_LOOKED_AT).astype(np.int64))
+                digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
+                digest.update(np.ascontiguousarray(to_numpy(array[move_like(rows, array)])).tobytes())
+        return digest.hexdigest()
+
+
+def _is_block(given: Any) -> bool:
+    if hasattr(given, "load"):
+        return True
+    return isinstance(given, tuple) and len(given) in (2, 3) and getattr(given[0], "ndim", 0) == 2
+
+
+def _as_arrays(block: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each if each is None or is_array_api_obj(each) else np.asarray(each) for each in block)

@@ -1,0 +1,259 @@
+"""One fit: from views, blocks or moments to spectra and to what was selected for each task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from diptych.arrays import Array
+from diptych.cca.blocks import ArrayBlocks, Block, Preparation
+from diptych.cca.canonical import regularized_cca
+from diptych.cca.checkpoint import Checkpoint
+from diptych.cca.engine import Engine
+from diptych.cca.filters import named_filters
+from diptych.cca.moments import DEVICE_BLOCK_BYTES, Moments
+from diptych.cca.parameters import ByTask, grown, params_by_task
+from diptych.cca.progress import progress_bar
+from diptych.cca.selection import (
+    Path,
+    best_dimension,
+    hold_out,
+    leave_one_out_path,
+    left_out,
+    make_grid,
+    make_problem,
+    regularization_path,
+)
+from diptych.cca.shrinkage import shrunk_gammas
+from diptych.cca.spectra import Spectra, resolve_solver, spectra, spectra_from_moments
+from diptych.cca.streaming import moments_of_blocks
+from diptych.checks import (
+    TASKS,
+    InputError,
+    Task,
+    check_matrix,
+    check_pair_of_views,
+    check_pairing,
+    check_together,
+)
+from diptych.normalize import normalize
+from diptych.ranking import metric
+from diptych.transfer import on_device
+
+if TYPE_CHECKING:
+    from diptych.cca.awcca import AWCCA
+
+Pairs: TypeAlias = tuple[Array, Array, Array]
+Dimensions: TypeAlias = dict[Task, int | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """What a fit leaves behind for the models to be made from."""
+
+    spectra: Spectra
+    params: ByTask
+    dimensions: Dimensions
+    path: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Fitting:
+    """Where one fit of an estimator runs.
+
+    Attributes
+    ----------
+    settings
+        The estimator, for its parameters.
+    engine
+        What sums blocks and scores rows of the grid; None: this process.
+    device
+        A torch device for all arithmetic; None: where the arrays are.
+    checkpoint
+        File that keeps the sum of a pass; None: an interrupted pass begins anew.
+    """
+
+    settings: AWCCA
+    engine: Engine | None = None
+    device: str | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+
+    def of_blocks(self, blocks: Iterable[Block], validation: tuple[Any, ...] | None) -> Selected:
+        """Fit on blocks, which are seen once."""
+        if self.settings.selection != "validation" and self.settings.params is None:
+            raise InputError(
+                f"selection={self.settings.selection!r} looks at all pairs again, which blocks do not allow; "
+                "give validation pairs, or params."
+            )
+        self._refuse_svd("blocks")
+        self._check_selectable(validation, "blocks are seen once, and none is kept")
+        return self.of_moments(self._moments(blocks), validation)
+
+    def of_moments(self, moments: Moments, validation: tuple[Any, ...] | None) -> Selected:
+        """Fit on what is left of pairs after a pass over them."""
+        self._check_selectable(validation, "moments hold no pairs")
+        if moments.count < 2:
+            raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
+        return self._selected(spectra_from_moments(moments), validation)
+
+    def of_views(self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None) -> Selected:
+        """Fit on whole views. Where Gram matrices serve, rows are read and normalised a block at a time."""
+        settings = self.settings
+        x, y = check_matrix(X, "X"), check_matrix(Y, "Y")
+        check_together(x, y)
+        pairing = check_pairing(pairing, x.shape[0], y)
+        if y.shape[0] < 2:
+            raise InputError(
+                "found 1 sample pair; a correlation needs at least two, and many more to be useful."
+            )
+        if settings.selection != "validation" and validation is not None:
+            raise InputError(f"selection={settings.selection!r} takes no validation pairs; leave them out.")
+        solver = settings.solver
+        if self.engine is None and self.checkpoint is None:
+            solver = resolve_solver(solver, tuple(x.shape), tuple(y.shape))
+        else:
+            self._refuse_svd("an engine or a checkpoint")
+        alone = settings.params is None and settings.selection != "validation"
+        if solver == "svd" or alone:
+            return self._of_whole(*self._prepared((x, y, pairing)), validation)
+        if not self._selects() or validation is not None:
+            return self.of_moments(self._moments(self._blocks(x, y, pairing)), validation)
+        train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
+        moments = self._moments(self._blocks(x, y, pairing, train.captions))
+        pairs = self._prepared((x[held.images, :], y[held.captions, :], held.pairing))
+        total = moments + Moments.of(*pairs, precision=settings.precision)
+        return self._after_holding_out(
+            spectra_from_moments(moments), pairs, spectra_from_moments(total), x.shape[0]
+        )
+
+    def _of_whole(self, x: Array, y: Array, pairing: Array, validation: tuple[Any, ...] | None) -> Selected:
+        """Fit on prepared views that are in memory."""
+        settings = self.settings
+
+        def decomposed(*pairs: Array) -> Spectra:
+            if self.engine is not None or self.checkpoint is not None:
+                return spectra_from_moments(self._moments(self._blocks(*pairs), as_they_are=True))
+            return spectra(*pairs, solver=settings.solver, precision=settings.precision)
+
+        if settings.params is None and settings.selection != "validation":
+            whole = decomposed(x, y, pairing)
+            params, path = self._select_alone(whole, x, y, pairing)
+            return Selected(whole, params, dict.fromkeys(TASKS, settings.n_components), path)  # type: ignore[arg-type]
+        if not self._selects() or validation is not None:
+            return self._selected(decomposed(x, y, pairing), validation)
+        train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
+        parts = [(x[p.images, :], y[p.captions, :], p.pairing) for p in (train, held)]
+        return self._after_holding_out(decomposed(*parts[0]), parts[1], decomposed(x, y, pairing), x.shape[0])
+
+    def _after_holding_out(self, part: Spectra, held: Pairs, whole: Spectra, n_images: int) -> Selected:
+        """Select on pairs that were held out; the model is that of all pairs, with γ grown as they did."""
+        found = self._select(part, held)
+        params = found.params
+        if found.path is not None:
+            found.path.held_out = (
+                f"{int(held[0].shape[0])} of {n_images} rows of X with their rows of Y "
+                f"(random_state={self.settings.random_state}); the model was refitted on all"
+            )
+            if self.settings.filter == "tikhonov":
+                params = grown(params, whole.count / part.count)
+        return Selected(whole, params, found.dimensions, found.path)
+
+    def _selected(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> Selected:
+        if not self._selects():
+            params = params_by_task(self.settings.params)
+            return Selected(spectra, params, dict.fromkeys(TASKS, self.settings.n_components))  # type: ignore[arg-type]
+        assert validation is not None
+        if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
+            raise InputError(
+                "validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that."
+            )
+        return self._select(spectra, self._prepared(tuple(validation)))
+
+    def _select(self, spectra: Spectra, validation: Pairs) -> Selected:
+        """Parameters, unless they are given, and dimensions, on validation pairs."""
+        settings = self.settings
+        problem = make_problem(spectra, validation, settings.similarity)
+        by = metric(settings.metric)
+        fixed = settings.n_components if settings.n_components != "auto" else None
+        chosen, path = None if settings.params is None else params_by_task(settings.params), None
+        if chosen is None:
+            grid = make_grid("tikhonov" if settings.filter == "tikhonov" else "tsvd", settings.grid, spectra)
+            with progress_bar(f"selecting {settings.filter}", settings.verbose) as progress:
+                path = regularization_path(
+                    problem,
+                    spectra,
+                    grid,
+                    by,
+                    weighting=settings.weighting,
+                    n_components=fixed,
+                    path_metrics=settings.path_metrics,
+                    engine=self.engine,
+                    progress=progress,
+                )
+            chosen = {task: path.params(task) for task in TASKS}
+        dimensions: Dimensions = dict.fromkeys(TASKS, fixed)
+        if settings.n_components == "auto":
+            for task in TASKS:
+                filters = named_filters(settings.filter, chosen[task], spectra.s_x, spectra.s_y)
+                model = regularized_cca(spectra, *filters)
+                dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
+        return Selected(spectra, chosen, dimensions, path)
+
+    def _select_alone(
+        self, spectra: Spectra, x: Array, y: Array, pairing: Array
+    ) -> tuple[ByTask, Path | None]:
+        """Parameters with no validation pairs; the spectra are those of the given views."""
+        settings = self.settings
+        if settings.selection != "leave-one-out":
+            return params_by_task(shrunk_gammas(x, y, pairing, settings.selection)), None
+        seeded = {"random_state": settings.random_state, "similarity": settings.similarity}
+        rows = left_out(spectra, x, y, pairing, **seeded)  # type: ignore[arg-type]
+        grid = make_grid("tikhonov", settings.grid, spectra)
+        with progress_bar("leaving one out", settings.verbose) as progress:
+            path = leave_one_out_path(
+                rows, grid, metric(settings.metric), path_metrics=settings.path_metrics, progress=progress
+            )
+        return {task: path.params(task) for task in TASKS}, path
+
+    def _moments(self, blocks: Iterable[Block], *, as_they_are: bool = False) -> Moments:
+        settings = self.settings
+        how = ("none", "none") if as_they_are else (str(settings.normalize[0]), str(settings.normalize[1]))
+        prepare = Preparation(how, settings.precision, self.device)
+        kept = None
+        if self.checkpoint is not None:
+            named = getattr(blocks, "fingerprint", "")
+            kept = Checkpoint(self.checkpoint, f"{named} {how} {settings.precision}")
+        with progress_bar("summing", settings.verbose) as progress:
+            return moments_of_blocks(blocks, prepare, engine=self.engine, checkpoint=kept, progress=progress)
+
+    def _blocks(self, x: Array, y: Array, pairing: Array, captions: Array | None = None) -> ArrayBlocks:
+        size = None if self.device is None else DEVICE_BLOCK_BYTES
+        return ArrayBlocks(x, y, pairing, captions, size)
+
+    def _prepared(self, pairs: tuple[Any, ...]) -> Pairs:
+        """Pairs that are looked at as a whole: on the device, checked and normalised."""
+        how = self.settings.normalize
+        x, y = check_matrix(pairs[0], "X"), check_matrix(_as_matrix(pairs[1]), "Y")
+        pairing = check_pairing(pairs[2] if len(pairs) == 3 else None, x.shape[0], y)
+        if self.device is not None:
+            x, y, pairing = (on_device(each, self.device) for each in (x, y, pairing))
+        x, y, pairing = check_pair_of_views(x, y, pairing)
+        return normalize(x, how[0]), normalize(y, how[1]), pairing
+
+    def _selects(self) -> bool:
+        return self.settings.params is None or self.settings.n_components == "auto"
+
+    def _check_selectable(self, validation: tuple[Any, ...] | None, why: str) -> None:
+        if self._selects() and validation is None:
+            raise InputError(f"{why} to select on; give validation pairs, or params.")
+
+    def _refuse_svd(self, what: str) -> None:
+        if self.settings.solver == "svd":
+            raise InputError(f"solver='svd' takes both views in memory, not {what}; give solver='gram'.")
+
+
+def _as_matrix(view: Any) -> Any:
+    """One feature given as a plain column of numbers, as scikit-learn allows it for Y."""
+    return view[:, None] if getattr(view, "ndim", 2) == 1 else view
