@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from diptych.arrays import Array, in_numpy, move_like, namespace
+from diptych.arrays import Array, in_numpy
 from diptych.cca import persistence
 from diptych.cca.blocks import are_blocks
 from diptych.cca.canonical import CanonicalModel, regularized_cca
@@ -30,19 +30,20 @@ from diptych.cca.parameters import (
     params_by_task,
     params_in_use,
 )
+from diptych.cca.projection import Projection
 from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra_from_moments
-from diptych.cca.weighting import Weighting, check_weighting, weighted
+from diptych.cca.weighting import Weighting, check_weighting
 from diptych.checks import (
     TASKS,
     InputError,
     Similarity,
     Task,
     check_choice,
+    check_matrix,
     check_similarity,
     check_task,
-    check_view,
 )
-from diptych.normalize import check_normalization, normalize
+from diptych.normalize import check_normalization
 from diptych.ranking import metric, ranks
 
 
@@ -247,26 +248,28 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self._keep(spectra_from_moments(moments), chosen, kept)
         return self
 
-    def transform(self, X: Any = None, Y: Any = None, *, task: str = "search") -> Any:
+    def transform(
+        self, X: Any = None, Y: Any = None, *, task: str = "search", device: str | None = None
+    ) -> Any:
         """Embed one view, or both as a pair, for a task; cosine between embeddings ranks.
 
         (With ``similarity="l2"``, the distance between them ranks.) The given array chooses where the
-        arithmetic runs and its precision.
+        arithmetic runs and its precision. With a ``device``, rows are carried to it a block at a time and
+        their embeddings come back in NumPy, so that a view may be larger than the device's memory.
         """
         check_is_fitted(self, "models_")
         task = check_task(task)
         if X is None and Y is None:
             raise InputError("transform was given neither X nor Y; give at least one view.")
-        model, embedded = self.models_[task], []
-        if X is not None:
-            x = check_view(X, "X")
-            validate_data(self, X, reset=False, skip_check_array=True)
-            coordinates = _embed(normalize(x, self.normalize[0]), self.x_mean_, model.x_weights)
-            embedded.append(self._weighted(coordinates, task, "x"))
-        if Y is not None:
-            y = check_view(_second_view(Y), "Y", n_features=int(self.y_mean_.shape[0]))
-            coordinates = _embed(normalize(y, self.normalize[1]), self.y_mean_, model.y_weights)
-            embedded.append(self._weighted(coordinates, task, "y"))
+        embedded = []
+        for view, name in ((X, "X"), (None if Y is None else _second_view(Y), "Y")):
+            if view is None:
+                continue
+            check_matrix(view, name)
+            if name == "X":
+                validate_data(self, X, reset=False, skip_check_array=True)
+            projection = self._projection(task, name)
+            embedded.append(projection(view) if device is None else projection.on(device, view))
         return embedded[0] if len(embedded) == 1 else tuple(embedded)
 
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
@@ -340,9 +343,14 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.path_ = found.path
         self._keep(found.spectra, found.params, found.dimensions, home=device is not None)
 
-    def _weighted(self, coordinates: Array, task: Task, view: str) -> Array:
-        correlations = move_like(self.models_[task].correlations, coordinates, dtype=coordinates.dtype)
-        return weighted(coordinates, correlations, self.weighting, task, view)
+    def _projection(self, task: Task, view: str) -> Projection:
+        model = self.models_[task]
+        mean, weights, how = (
+            (self.x_mean_, model.x_weights, self.normalize[0])
+            if view == "X"
+            else (self.y_mean_, model.y_weights, self.normalize[1])
+        )
+        return Projection(view, how, mean, weights, model.correlations, self.weighting, task)
 
     def _keep(
         self, spectra: Spectra, params: ByTask, dimensions: Mapping[Task, int | None], *, home: bool = False
@@ -365,9 +373,3 @@ def _second_view(Y: Any) -> Any:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
     y = Y if is_array_api_obj(Y) or not hasattr(Y, "__len__") else np.asarray(Y)
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
-
-
-def _embed(view: Array, mean: Array, weights: Array) -> Array:
-    xp = namespace(view)
-    centred = view - move_like(mean, view, dtype=view.dtype)
-    return centred @ xp.astype(move_like(weights, view), view.dtype, copy=False)

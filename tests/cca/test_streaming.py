@@ -1,0 +1,316 @@
+"""A fit that streams: blocks, maps, checkpoints, devices and engines give the model of whole arrays."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych import AWCCA, InputError
+from diptych.cca import Moments
+from diptych.cca.blocks import ArrayBlocks, Preparation, are_blocks
+from diptych.cca.checkpoint import Checkpoint
+from diptych.cca.streaming import moments_of_blocks
+
+
+def pairs(n=300, seed=0):
+    """Two noisy views of one hidden cause, one to five captions an image."""
+    mixing, rng = np.random.default_rng(0), np.random.default_rng([1, seed])
+    pairing = np.repeat(np.arange(n), rng.integers(1, 6, n))
+    cause = rng.normal(size=(n, 5))
+    x = cause @ mixing.normal(size=(5, 14)) + 0.7 * rng.normal(size=(n, 14)) + 3.0
+    y = cause[pairing] @ mixing.normal(size=(5, 11)) + 0.7 * rng.normal(size=(len(pairing), 11))
+    return x, y, pairing
+
+
+class Lazy:
+    """A block that says when it is read."""
+
+    def __init__(self, content, read=None):
+        self.content, self.read = content, read if read is not None else []
+
+    def load(self):
+        self.read.append(self)
+        return self.content
+
+
+def cut(x, y, pairing, ends):
+    """Blocks of whole images."""
+    found = []
+    for first, last in zip([0, *ends], [*ends, len(x)], strict=True):
+        rows = (pairing >= first) & (pairing < last)
+        if rows.any():
+            found.append((x[first:last], y[rows], pairing[rows] - first))
+    return found
+
+
+@settings(deadline=None, max_examples=25)
+@given(ends=st.lists(st.integers(1, 299), max_size=6, unique=True).map(sorted), lazy=st.booleans())
+def test_any_cut_into_blocks_gives_the_moments_of_the_whole(ends, lazy):
+    x, y, pairing = pairs()
+    blocks = cut(x, y, pairing, ends)
+    found = moments_of_blocks([Lazy(b) for b in blocks] if lazy else iter(blocks), Preparation())
+    whole = Moments.of(x, y, pairing)
+    assert found.count == whole.count
+    for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
+        mine, its = getattr(found, name), getattr(whole, name)
+        np.testing.assert_allclose(mine, its, atol=1e-10 * np.abs(its).max())
+
+
+@pytest.mark.parametrize("how", [("none", "none"), ("sqrt-unit", "unit")])
+def test_blocks_give_the_model_of_whole_arrays(how):
+    x, y, pairing = pairs()
+    held = pairs(n=60, seed=1)
+    whole = AWCCA(grid=5, normalize=how, solver="gram").fit(x, y, pairing, validation=held)
+    blocks = AWCCA(grid=5, normalize=how).fit(iter(cut(x, y, pairing, [70, 200])), validation=held)
+    assert blocks.path_.choice == whole.path_.choice
+    assert blocks.n_features_in_ == x.shape[1]
+    for mine, its in zip(blocks.transform(x, y), whole.transform(x, y), strict=True):
+        np.testing.assert_allclose(mine @ mine.T, its @ its.T, atol=1e-8)
+
+
+def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
+    x, y, pairing = pairs(n=4000)
+    for name, rows in (("x", x), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", rows.astype(np.float16))
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy"]
+    monkeypatch.setattr("diptych.cca.moments.CPU_BLOCK_BYTES", 2**14)
+    monkeypatch.setattr("diptych.cca.selection.holdout.MOST", 50)
+    largest, accumulate = [], Moments.accumulate
+    monkeypatch.setattr(
+        Moments, "accumulate", lambda self, *block: (largest.append(len(block[1])), accumulate(self, *block))
+    )
+    model = AWCCA(grid=4, solver="gram").fit(*mapped, pairing)
+    assert len(largest) > 10
+    # Blocks of the pass, and then the 50 images that were held out, with their captions.
+    assert max(largest) <= 50 * 6
+    assert "50 of 4000 rows" in model.path_.held_out
+    assert model.score(x, y, pairing) > 5
+
+
+def test_holding_out_in_one_pass_equals_two_fits():
+    x, y, pairing = pairs(n=400)
+    one = AWCCA(grid=6, solver="gram").fit(x, y, pairing)
+    two = AWCCA(grid=6, solver="svd").fit(x, y, pairing)
+    assert one.path_.choice == two.path_.choice
+    assert one.path_.held_out == two.path_.held_out
+    np.testing.assert_allclose(
+        one.models_["search"].correlations, two.models_["search"].correlations, atol=1e-7
+    )
+
+
+def test_a_checkpoint_is_gone_after_the_fit_and_holds_the_rest_to_the_bit(tmp_path):
+    x, y, pairing = pairs()
+    blocks, file = cut(x, y, pairing, [50, 100, 150, 200]), tmp_path / "sum"
+    whole = moments_of_blocks(blocks, Preparation())
+
+    class StoppedError(Exception):
+        pass
+
+    def interrupted():
+        yield from blocks[:3]
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        moments_of_blocks(interrupted(), Preparation(), checkpoint=Checkpoint(file, "these", every=0))
+    read = []
+    lazy = [Lazy(block, read) for block in blocks]
+    again = moments_of_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "these", every=0))
+    assert len(read) == 2  # what was summed before is not read again
+    for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+    with pytest.raises(InputError, match="checkpoint of other data"):
+        moments_of_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "those"))
+    AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, checkpoint=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_checkpoint_of_arrays_knows_its_arrays(tmp_path):
+    x, y, pairing = pairs()
+    file = tmp_path / "sum"
+    mine = ArrayBlocks(x, y, pairing)
+    assert mine.fingerprint == ArrayBlocks(x.copy(), y.copy(), pairing).fingerprint
+    assert mine.fingerprint != ArrayBlocks(x + 1, y, pairing).fingerprint
+    moments_of_blocks(mine, Preparation(), checkpoint=Checkpoint(file, f"{mine.fingerprint}"))
+    with pytest.raises(InputError, match="remove it to begin anew"):
+        AWCCA(params=(1.0, 1.0)).fit(x + 1, y, pairing, checkpoint=file)
+
+
+KILLED = textwrap.dedent("""
+    import os, signal, sys, time
+    import numpy as np
+    sys.path.insert(0, sys.argv[3])
+    from diptych import AWCCA
+    from diptych.cca import checkpoint
+    from test_streaming import cut, pairs
+    checkpoint.EVERY = 0.0
+    checkpoint.Checkpoint.__init__.__defaults__ = (0.0,)
+    blocks = cut(*pairs(), range(10, 300, 10))
+
+    class Slow:
+        fingerprint = "slow"
+        def __len__(self): return len(blocks)
+        def __iter__(self):
+            for number, block in enumerate(blocks):
+                print(number, flush=True)
+                if sys.argv[1] == "slow": time.sleep(0.05)
+                yield block
+
+    model = AWCCA(params=(2.0, 3.0)).fit(Slow(), checkpoint=sys.argv[2] + "/sum")
+    model.save(sys.argv[2] + "/model")
+""")
+
+
+@pytest.mark.slow
+def test_a_killed_fit_ends_with_the_same_numbers(tmp_path):
+    def start(how, folder):
+        folder.mkdir(exist_ok=True)
+        arguments = [sys.executable, "-c", KILLED, how, str(folder), os.path.dirname(__file__)]
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=os.environ | paths)
+
+    assert start("fast", tmp_path / "whole").wait() == 0
+    process = start("slow", tmp_path / "killed")
+    for line in process.stdout:
+        if line.strip() == "12":
+            process.send_signal(signal.SIGKILL)
+            break
+    process.wait()
+    assert (tmp_path / "killed" / "sum").exists()
+    assert start("fast", tmp_path / "killed").wait() == 0
+    assert not (tmp_path / "killed" / "sum").exists()
+    whole, killed = (AWCCA.load(tmp_path / name / "model") for name in ("whole", "killed"))
+    for task in ("search", "annotate"):
+        np.testing.assert_array_equal(whole.models_[task].x_weights, killed.models_[task].x_weights)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_device_gives_the_same_model_in_numpy(device):
+    torch = pytest.importorskip("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    x, y, pairing = pairs(n=500)
+    held = pairs(n=60, seed=1)
+    here = AWCCA(grid=5, solver="gram").fit(x, y, pairing, validation=held)
+    there = AWCCA(grid=5, solver="gram").fit(x, y, pairing, validation=held, device=device)
+    assert isinstance(there.models_["search"].x_weights, np.ndarray)
+    assert isinstance(there.spectra_.t0, np.ndarray)
+    assert there.path_.choice == here.path_.choice
+    for mine, its in zip(there.transform(x, y), here.transform(x, y), strict=True):
+        np.testing.assert_allclose(mine @ mine.T, its @ its.T, atol=1e-8)
+    np.testing.assert_allclose(there.transform(x, device=device), there.transform(x), atol=1e-9)
+    small = AWCCA(grid=4).fit(x[:40], y[pairing < 40], pairing[pairing < 40], device=device)
+    assert isinstance(small.models_["search"].x_weights, np.ndarray)
+
+
+def test_blocks_reach_a_device_in_order_and_errors_too():
+    pytest.importorskip("torch")
+    from diptych.transfer import carried
+
+    blocks = [(np.full((3, 2), i, np.float16), None) for i in range(20)]
+    found = [(block[0][0, 0].item(), block[1]) for block in carried(iter(blocks), "cpu")]
+    assert found == [(float(i), None) for i in range(20)]
+
+    def failing():
+        yield blocks[0]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(carried(failing(), "cpu"))
+    # Stopping early leaves no thread behind that would wait forever.
+    for _ in carried(iter(blocks), "cpu"):
+        break
+    with pytest.raises(InputError, match="there is no device"):
+        AWCCA(params=(1.0, 1.0)).fit(*pairs(), device="cuda:99")
+
+
+class Copies:
+    """An engine that sends everything through pickle, as one on other machines would."""
+
+    def __init__(self):
+        self.mapped = 0
+
+    def map(self, function, items):
+        import pickle
+
+        sent = pickle.dumps(function)
+        found = [pickle.loads(pickle.dumps(pickle.loads(sent)(item))) for item in items]
+        self.mapped += len(found)
+        return found
+
+    def reduce(self, function, mapped):
+        total = mapped[0]
+        for each in mapped[1:]:
+            total = function(total, each)
+        return total
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"filter": "tsvd"}, {"weighting": "symmetric"}, {"metric": "median_rank"}]
+)
+def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
+    x, y, pairing = pairs()
+    held, engine = pairs(n=60, seed=1), Copies()
+    here = AWCCA(grid=7, solver="gram", path_metrics="all", **options).fit(x, y, pairing, validation=held)
+    blocks = cut(x, y, pairing, [100, 200])
+    there = AWCCA(grid=7, path_metrics="all", **options).fit(blocks, validation=held, engine=engine)
+    assert engine.mapped == 3 + there.path_.grid.shape[0]
+    assert there.path_.choice == here.path_.choice
+    for task in ("search", "annotate"):
+        for name, scores in here.path_.scores[task].items():
+            np.testing.assert_allclose(there.path_.scores[task][name], scores, atol=0.5)
+
+
+def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
+    monkeypatch.setattr("diptych.cca.streaming.WAVE", 2)
+    x, y, pairing = pairs()
+    blocks, read = cut(x, y, pairing, [50, 100, 150, 200]), []
+    lazy, file = [Lazy(block, read) for block in blocks], tmp_path / "sum"
+
+    class Fails(Copies):
+        def map(self, function, items):
+            if self.mapped >= 4:
+                raise OSError("the cluster is gone")
+            return super().map(function, items)
+
+    with pytest.raises(OSError, match="cluster"):
+        moments_of_blocks(lazy, Preparation(), engine=Fails(), checkpoint=Checkpoint(file, "a", every=0))
+    before = len(read)
+    found = moments_of_blocks(lazy, Preparation(), engine=Copies(), checkpoint=Checkpoint(file, "a", every=0))
+    assert len(read) - before == 1
+    np.testing.assert_allclose(found.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
+
+
+def test_what_is_no_stream_is_said_in_a_sentence(rng):
+    x, y, pairing = pairs()
+    good = cut(x, y, pairing, [100])
+    model = AWCCA(params=(1.0, 1.0))
+    bad = x.copy()
+    bad[120, 1] = np.nan
+    for blocks, message in (
+        ([], "Y"),
+        (iter([]), "there are no blocks"),
+        (iter([x]), "expected \\(x, y\\)"),
+        (cut(bad, y, pairing, [100]), "block 1: X contains NaN"),
+        ([good[0], (x[:, :3], y, pairing)], "cannot join moments"),
+        ([(x, y)], "block 0: X has 300 rows and Y has"),
+        (iter([(x[:1], y[:1])]), "found 1 pair"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.fit(blocks)
+    with pytest.raises(InputError, match="own pairing"):
+        model.fit(iter(good), None, pairing)
+    with pytest.raises(InputError, match="give validation pairs, or params"):
+        AWCCA().fit(iter(good))
+    with pytest.raises(InputError, match="solver='gram'"):
+        AWCCA(params=(1.0, 1.0), solver="svd").fit(iter(good))
+    with pytest.raises(InputError, match="blocks do not allow"):
+        AWCCA(selection="leave-one-out").fit(iter(good))
+    assert not are_blocks(x)
+    assert not are_blocks(x.tolist())
+    assert not are_blocks("blocks")
