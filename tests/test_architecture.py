@@ -5,8 +5,9 @@ from pathlib import Path
 
 import diptych
 
-ROOMS = ["arrays", "checks", "transfer", "storage", "normalize", "ranking", "cca", "text", "fusion", "image", "data"]
-ROOMS += ["engine", "report", "retrieval", "experiments", "service", "cli", "__main__"]
+ROOMS = ["arrays", "checks", "prefetch", "transfer", "storage", "normalize", "ranking", "cca", "text"]
+ROOMS += ["fusion", "image", "data", "engine", "report", "retrieval", "experiments", "service", "cli"]
+ROOMS += ["__main__"]
 SOURCE = Path(diptych.__file__).parent
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from diptych import InputError
 from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs, scenes
-from diptych.data.prefetch import ahead
 from diptych.data.store import Job
 from diptych.data.writing import StoreWriter
 from diptych.image import FunctionEncoder, NetworkEncoder, PyramidDescriptor, Recipe
+from diptych.prefetch import ahead
 
 JOB = Job("encoder", "inputs", 10, 4, "float32", 2)
 

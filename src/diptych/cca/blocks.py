@@ -7,7 +7,8 @@ object whose ``load()`` gives that: such a block can be named before it is read,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import mmap
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -16,12 +17,20 @@ import numpy as np
 from array_api_compat import is_array_api_obj
 
 from diptych.arrays import Array, move_like, to_numpy
-from diptych.cca.moments import Moments, Precision, block_rows, paired_blocks
+from diptych.cca.moments import Moments, Precision, Products, block_rows, paired_blocks, products
+from diptych.cca.parallel import sharing_blas
 from diptych.checks import InputError, check_pair_of_views
 from diptych.normalize import normalize
+from diptych.prefetch import ahead
 from diptych.transfer import carried
 
 Block: TypeAlias = Any
+
+AT_ONCE = 2
+"""Blocks in hand: one is read and widened while another is multiplied, and their sums stay in order."""
+
+FEW = 4
+"""Blocks below which they are taken one at a time, each with all threads of BLAS."""
 
 _ROWS_LOOKED_AT = 64
 
@@ -64,30 +73,42 @@ class Preparation:
     precision: Precision = "float64"
     device: str | None = None
 
-    def stream(self, blocks: Iterable[Block]) -> Iterator[tuple[Array, Array, Array]]:
-        """Blocks loaded, on the device, checked and normalised, one after another."""
-        raw: Iterable[tuple[Any, ...]] = (loaded(block) for block in blocks)
+    def stream(self, blocks: Iterable[Block]) -> Iterator[Products]:
+        """The products of each block in turn; the next is read and widened, or on its way, meanwhile."""
+        whole = isinstance(blocks, ArrayBlocks)
         if self.device is not None:
-            raw = carried((_as_arrays(each) for each in raw), self.device)
-        for number, block in enumerate(raw):
-            try:
-                x, y, pairing = check_pair_of_views(*block)
-            except InputError as error:
-                if isinstance(blocks, ArrayBlocks):
-                    raise
-                raise InputError(f"block {number}: {error}") from None
-            yield normalize(x, self.normalize[0]), normalize(y, self.normalize[1]), pairing
+            there = carried((_as_arrays(loaded(block)) for block in blocks), self.device)
+            for number, arrays in enumerate(there):
+                yield self._products(arrays, "" if whole else f"block {number}")
+            return
+
+        def one(numbered: tuple[int, Block]) -> Products:
+            number, block = numbered
+            return self._products(block, "" if whole else getattr(block, "name", f"block {number}"))
+
+        if isinstance(blocks, Sized) and len(blocks) < FEW:
+            yield from map(one, enumerate(blocks))
+            return
+        with sharing_blas(AT_ONCE):
+            yield from ahead(one, enumerate(blocks), AT_ONCE, AT_ONCE)
 
     def moments(self, block: Block) -> Moments:
         """The moments of one block; of one that was computed on a device, in NumPy."""
-        try:
-            x, y, pairing = next(self.stream([block]))
-        except InputError as error:
-            name = getattr(block, "name", "a block")
-            raise InputError(f"{name}: {str(error).removeprefix('block 0: ')}") from None
-        total = Moments.zero(x.shape[1], y.shape[1], precision=self.precision, like=x)
-        total.accumulate(x, y, pairing)
+        name, arrays = getattr(block, "name", "a block"), block
+        if self.device is not None:
+            arrays = next(carried([_as_arrays(loaded(block))], self.device))
+        found = self._products(arrays, name)
+        total = Moments.zero(*found.xy.shape, precision=self.precision, like=found.xy)
+        total.merge(found)
         return total if self.device is None else total.moved(np.empty(0))
+
+    def _products(self, block: Block, name: str) -> Products:
+        try:
+            x, y, pairing = check_pair_of_views(*loaded(block))
+        except InputError as error:
+            raise InputError(f"{name}: {error}" if name else str(error)) from None
+        x, y = normalize(x, self.normalize[0]), normalize(y, self.normalize[1])
+        return products(x, y, pairing, self.precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +136,10 @@ class ArrayBlocks:
         return -(-int(n) // block_rows(self.x, self.y, self.block_bytes))
 
     def __iter__(self) -> Iterator[tuple[Array, Array, Array]]:
-        return paired_blocks(self.x, self.y, self.pairing, self.block_bytes, self.captions)
+        for block in paired_blocks(self.x, self.y, self.pairing, self.block_bytes, self.captions):
+            yield block
+            for view in (self.x, self.y):
+                _let_go(view)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -137,3 +161,10 @@ def _is_block(given: Any) -> bool:
 
 def _as_arrays(block: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(each if each is None or is_array_api_obj(each) else np.asarray(each) for each in block)
+
+
+def _let_go(view: Array) -> None:
+    """Pages of a mapped file that were read count as memory in use until they are given back."""
+    mapped = getattr(view, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -175,22 +175,13 @@ class Moments:
 
     def accumulate(self, x: Array, y: Array, pairing: Array) -> None:
         """``update`` by a block that is known to be right."""
-        xp = namespace(x, y)
-        work, wide = getattr(xp, self.precision), xp.float64
-        x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
-        n_images, n = x.shape[0], y.shape[0]
-        weights = xp.astype(count_groups(pairing, n_images), work)
-        # Any shift near the mean keeps the products small; what it misses of the mean is put back exactly.
-        x_shift, y_shift = (weights @ x) / n, xp.mean(y, axis=0)
-        x, y = x - x_shift, y - y_shift
-        row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
-        sums = y if row_by_row else group_sum(y, pairing, n_images)
-        x_rest = xp.astype(weights @ x, wide) / n
-        y_rest = xp.astype(xp.mean(y, axis=0), wide)
-        xy = x.T @ sums
-        x *= xp.sqrt(weights)[:, None]
-        means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-        self._merge(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
+        self.merge(products(x, y, pairing, self.precision))
+
+    def merge(self, block: Products) -> None:
+        """Add the products of a block, in place."""
+        self.check_widths(block.x_mean.shape[0], block.y_mean.shape[0])
+        parts = (block.x_mean, block.y_mean, block.xx, block.yy, block.xy, block.x_rest, block.y_rest)
+        self._merge(block.count, *parts)
 
     def _merge(
         self,
@@ -224,6 +215,40 @@ class Moments:
         self.x_mean += dx * (count / total)
         self.y_mean += dy * (count / total)
         self.count = total
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Of one block: count, means, and products about a shift that misses the means by ``rest``."""
+
+    count: int
+    x_mean: Array
+    y_mean: Array
+    xx: Array
+    yy: Array
+    xy: Array
+    x_rest: Array
+    y_rest: Array
+
+
+def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Products:
+    """The products of a checked block; a float64 view of float32 data is never made for ``"float32"``."""
+    xp = namespace(x, y)
+    work, wide = getattr(xp, precision), xp.float64
+    x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
+    n_images, n = x.shape[0], y.shape[0]
+    weights = xp.astype(count_groups(pairing, n_images), work)
+    # Any shift near the mean keeps the products small; what it misses of the mean is put back exactly.
+    x_shift, y_shift = (weights @ x) / n, xp.mean(y, axis=0)
+    x, y = x - x_shift, y - y_shift
+    row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
+    sums = y if row_by_row else group_sum(y, pairing, n_images)
+    x_rest = xp.astype(weights @ x, wide) / n
+    y_rest = xp.astype(xp.mean(y, axis=0), wide)
+    xy = x.T @ sums
+    x *= xp.sqrt(weights)[:, None]
+    means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
+    return Products(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
 
 
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:

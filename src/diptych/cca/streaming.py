@@ -27,7 +27,7 @@ def moments_of_blocks(
     checkpoint: Checkpoint | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Moments:
-    """The moments of all blocks together; no more than one block (three with a device) is held at a time.
+    """The moments of all blocks together; two or three blocks are held at a time.
 
     Parameters
     ----------
@@ -65,11 +65,10 @@ def moments_of_blocks(
 def _here(
     blocks: Iterable[Block], prepare: Preparation, total: Moments | None
 ) -> Iterator[tuple[Moments, int]]:
-    for x, y, pairing in prepare.stream(blocks):
+    for block in prepare.stream(blocks):
         if total is None:
-            total = Moments.zero(x.shape[1], y.shape[1], precision=prepare.precision, like=x)
-        total.check_widths(x.shape[1], y.shape[1])
-        total.accumulate(x, y, pairing)
+            total = Moments.zero(*block.xy.shape, precision=prepare.precision, like=block.xy)
+        total.merge(block)
         yield total, 1
 
 

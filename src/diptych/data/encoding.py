@@ -15,11 +15,11 @@ import numpy as np
 from diptych.arrays import to_numpy
 from diptych.checks import InputError, check_choice
 from diptych.data.pairs import PairedDataset
-from diptych.data.prefetch import ahead, thread_count
 from diptych.data.store import DTYPES, FeatureStore, Job, started
 from diptych.data.writing import StoreWriter, finished
 from diptych.image.decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
 from diptych.image.encoder import ImageEncoder, StagedEncoder
+from diptych.prefetch import ahead, thread_count
 from diptych.text.encoders import SentenceEncoder
 
 _SAMPLE_BYTES = 4096

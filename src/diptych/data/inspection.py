@@ -13,8 +13,8 @@ import numpy as np
 
 from diptych.data.folder import read_pairs
 from diptych.data.pairs import PairedDataset
-from diptych.data.prefetch import ahead, thread_count
 from diptych.image.decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
+from diptych.prefetch import ahead, thread_count
 
 _NAMED = 3
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from diptych.cca import TruncatedSVD
 from diptych.cca.filters import named_filters
+from diptych.cca.parallel import in_parallel
 from diptych.cca.selection import make_grid
-from diptych.cca.selection.parallel import in_parallel
 from diptych.checks import TASKS, Task
 from diptych.experiments.cache import Result, digest
 from diptych.experiments.experiment import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from array_api_compat import device, is_numpy_array
 
 from diptych.arrays import Array, count_true, group_max, namespace
-from diptych.cca.selection.parallel import in_parallel
+from diptych.cca.parallel import in_parallel
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
 from diptych.ranking import tie_floor
 

@@ -22,8 +22,8 @@ import numpy as np
 from array_api_compat import device, is_numpy_array
 
 from diptych.arrays import Array, move_like, namespace, to_numpy
+from diptych.cca.parallel import in_parallel
 from diptych.cca.selection.grids import Grid
-from diptych.cca.selection.parallel import in_parallel
 from diptych.cca.spectra import Spectra
 from diptych.checks import InputError, check_pair_of_views
 from diptych.ranking import Truth

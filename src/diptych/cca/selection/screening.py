@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from diptych.cca.parallel import in_parallel
 from diptych.cca.selection.exact import Row, count_others, make_row, rescale
-from diptych.cca.selection.parallel import in_parallel
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
 from diptych.checks import TASKS, Task
 from diptych.ranking.ranks import TIE_ROUNDINGS

@@ -1,10 +1,11 @@
-"""Tiles of work on the cores of one machine."""
+"""Work on the cores of one machine, beside the threads of BLAS."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
@@ -34,3 +35,12 @@ def in_parallel(function: Callable[[Any], T], items: list[Any], like: Array) -> 
 def _blas() -> Any:
     # Looking for the libraries takes milliseconds, so it is done once.
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def sharing_blas(callers: int) -> Iterator[None]:
+    """BLAS with its threads shared among so many threads that call it at the same time."""
+    blas = _blas()
+    threads = max((each["num_threads"] for each in blas.info()), default=1)
+    with blas.limit(limits=max(1, threads // callers)):
+        yield

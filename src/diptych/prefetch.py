@@ -19,7 +19,7 @@ _MOST_THREADS = 8
 def thread_count(workers: int | None) -> int:
     """``workers``, or one thread for each core, 8 at most."""
     if workers is not None and workers < 1:
-        raise InputError(f"workers={workers} is below 1; give the number of decoding threads.")
+        raise InputError(f"workers={workers} is below 1; give the number of threads.")
     return workers or min(_MOST_THREADS, os.cpu_count() or 1)
 
 
@@ -27,7 +27,7 @@ def ahead(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, window: int
 ) -> Iterator[Result]:
     """Results of ``function`` in order, computed by threads up to ``window`` items ahead of their use."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
+    with ThreadPoolExecutor(workers, thread_name_prefix="ahead") as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
