@@ -1,4 +1,4 @@
-"""Blocks of host arrays carried to another device ahead of their use, so that copying and computing overlap.
+"""Blocks of host arrays carried to another device ahead of their use, and results back, beside computing.
 
 A thread takes the blocks (which may mean reading a disk), puts them into page-locked memory and starts their
 copy on a stream of its own, while the caller computes with the blocks before. What arrives keeps its type:
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ Arrays: TypeAlias = tuple[Array | None, ...]
 AHEAD = 2
 """Blocks that are on their way while one is being computed with: two fill the card's copy engine."""
 
-_COPIERS = 8  # threads that fill page-locked memory: one alone is slower than the bus
+_COPIERS = 8  # threads that copy within host memory
 _SHARE = 2**24  # bytes below which another of them is not worth starting
 
 
@@ -83,6 +84,64 @@ def carried(blocks: Iterable[Arrays], device: str, ahead: int = AHEAD) -> Iterat
         carrier.close()
 
 
+def gathered(parts: Iterable[Array], rows: int) -> np.ndarray[Any, Any]:
+    """``rows`` rows in NumPy, from torch arrays that belong one below the other.
+
+    Each leaves its device while the next is computed.
+    """
+    found: np.ndarray[Any, Any] | None = None
+    with ThreadPoolExecutor(_COPIERS, "copy") as pool, ThreadPoolExecutor(1, "gather") as one_by_one:
+        waiting: deque[Future[None]] = deque()
+        start = 0
+        for part in parts:
+            there, arrived = _leaving(part)
+            if found is None:
+                found = np.empty((rows, *there.shape[1:]), there.dtype)
+            stop = start + len(there)
+            waiting.append(one_by_one.submit(_arrive, found[start:stop], there, arrived, pool))
+            if len(waiting) > AHEAD:
+                waiting.popleft().result()
+            start = stop
+        for future in waiting:
+            future.result()
+    assert found is not None
+    return found
+
+
+def _leaving(part: Array) -> tuple[np.ndarray[Any, Any], Callable[[], Any]]:
+    """An array's place in host memory, and what to wait for before it is there."""
+    if part.device.type != "cuda":
+        return part.numpy(), lambda: None
+    import torch
+
+    locked = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    locked.copy_(part, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(part.device))
+    return locked.numpy(), event.synchronize
+
+
+def _arrive(
+    target: np.ndarray[Any, Any],
+    there: np.ndarray[Any, Any],
+    arrived: Callable[[], Any],
+    pool: ThreadPoolExecutor,
+) -> None:
+    arrived()
+    _fill(target, there, pool)
+
+
+def _fill(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], pool: ThreadPoolExecutor) -> None:
+    """Copy by several threads: one alone is slower than the bus."""
+    parts = max(1, min(_COPIERS, source.nbytes // _SHARE))
+    bounds = [len(source) * part // parts for part in range(parts + 1)]
+
+    def fill(part: int) -> None:
+        target[bounds[part] : bounds[part + 1]] = source[bounds[part] : bounds[part + 1]]
+
+    list(pool.map(fill, range(parts)))
+
+
 class _Carrier:
     """Copies to one device; to CUDA on a stream of its own, from page-locked memory."""
 
@@ -131,12 +190,5 @@ class _Carrier:
             return array
         empty = self._torch.from_numpy(np.empty(0, array.dtype))
         locked = self._torch.empty(array.shape, dtype=empty.dtype, pin_memory=True)
-        target, rows = locked.numpy(), len(array)
-        parts = max(1, min(_COPIERS, array.nbytes // _SHARE))
-        bounds = [rows * part // parts for part in range(parts + 1)]
-
-        def fill(part: int) -> None:
-            target[bounds[part] : bounds[part + 1]] = array[bounds[part] : bounds[part + 1]]
-
-        list(self._pool.map(fill, range(parts)))
+        _fill(locked.numpy(), array, self._pool)
         return locked

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from diptych.arrays import Array, move_like, namespace, to_numpy
+from diptych.arrays import Array, move_like, namespace
 from diptych.cca.weighting import Weighting, weighted
 from diptych.checks import Task, check_matrix, check_view
 from diptych.normalize import normalize
-from diptych.transfer import carried
+from diptych.transfer import carried, gathered
 
 BLOCK_BYTES = 2**28
 """Of the rows that are carried to a device at a time."""
@@ -57,21 +57,16 @@ class Projection:
         matrix = check_matrix(view, self.name, n_features=int(self.mean.shape[0]))
         n, width = int(matrix.shape[0]), int(matrix.shape[1])
         step = max(1, BLOCK_BYTES // (4 * width))
-        found: np.ndarray[Any, Any] | None = None
-        here: Projection | None = None
 
-        def blocks() -> Iterator[tuple[Array, ...]]:
-            return ((matrix[start : start + step],) for start in range(0, n, step))
+        def parts() -> Iterator[Array]:
+            here: Projection | None = None
+            blocks = ((matrix[start : start + step],) for start in range(0, n, step))
+            for (raw,) in carried(blocks, device):
+                rows = check_view(raw, self.name)
+                if here is None:
+                    # Once for all blocks: the weights stay on the device.
+                    own = {name: getattr(self, name) for name in ("mean", "weights", "correlations")}
+                    here = replace(self, **{k: move_like(v, rows, dtype=rows.dtype) for k, v in own.items()})
+                yield here(rows)
 
-        for number, (rows,) in enumerate(carried(blocks(), device)):
-            rows = check_view(rows, self.name)
-            if here is None:
-                # Once for all blocks: the weights stay on the device.
-                parts = {name: getattr(self, name) for name in ("mean", "weights", "correlations")}
-                here = replace(self, **{k: move_like(v, rows, dtype=rows.dtype) for k, v in parts.items()})
-            part = to_numpy(here(rows))
-            if found is None:
-                found = np.empty((n, part.shape[1]), part.dtype)
-            found[number * step : number * step + len(part)] = part
-        assert found is not None
-        return found
+        return gathered(parts(), n)
