@@ -72,7 +72,7 @@ class Fitting:
     device
         A torch device for all arithmetic; None: where the arrays are.
     checkpoint
-        File that keeps the sum of a pass; None: an interrupted pass begins anew.
+        File that keeps the sum of a pass, where there is one; None: an interrupted pass begins anew.
     """
 
     settings: AWCCA
@@ -110,11 +110,10 @@ class Fitting:
             )
         if settings.selection != "validation" and validation is not None:
             raise InputError(f"selection={settings.selection!r} takes no validation pairs; leave them out.")
-        solver = settings.solver
-        if self.engine is None and self.checkpoint is None:
-            solver = resolve_solver(solver, tuple(x.shape), tuple(y.shape))
-        else:
-            self._refuse_svd("an engine or a checkpoint")
+        solver = resolve_solver(settings.solver, tuple(x.shape), tuple(y.shape))
+        if self.engine is not None:
+            self._refuse_svd("an engine")
+            solver = "gram"
         alone = settings.params is None and settings.selection != "validation"
         if solver == "svd" or alone:
             return self._of_whole(*self._prepared((x, y, pairing)), validation)
@@ -133,7 +132,7 @@ class Fitting:
         settings = self.settings
 
         def decomposed(*pairs: Array) -> Spectra:
-            if self.engine is not None or self.checkpoint is not None:
+            if self.engine is not None:
                 return spectra_from_moments(self._moments(self._blocks(*pairs), as_they_are=True))
             return spectra(*pairs, solver=settings.solver, precision=settings.precision)
 
