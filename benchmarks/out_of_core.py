@@ -170,9 +170,9 @@ def main() -> None:
             for row in found
         ],
         f"{WIDTHS[0]} × {WIDTHS[1]} features, float16 files of {per_file:,} images, products in "
-        f"{options.precision}, sums in float64. FLOP: n·d² for each of the two symmetric products and 2·n·d·d' "
-        "for the other, n the images where captions are summed first. The rate is that of a 4096³ product, the "
-        "better of one before and one after. Peak memory is the process's largest resident set.",
+        f"{options.precision}, sums in float64. FLOP: n·d² for each of the two symmetric products and "
+        "2·n·d·d' for the other, n the images where captions are summed first. The rate is that of a 4096³ "
+        "product, the better of one before and one after. Peak memory is the largest resident set.",
     )
 
 

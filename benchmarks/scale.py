@@ -1,0 +1,160 @@
+"""What every step costs at 10⁵, 10⁷ and 10⁹ pairs, from what the other benchmarks measured.
+
+Nothing is timed here: rates are read from ``results/``, and prices are assumptions, stated in the output.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from recording import RESULTS, record
+
+CAPTIONS, WIDTH_X, WIDTH_Y, COMPONENTS = 5, 2048, 2000, 512
+SIZES = (10**5, 10**7, 10**9)
+CORE_HOUR, CARD_HOUR = 0.04, 4.0  # dollars, a rented core and a rented H200
+STORED, HELD = 0.023, 3.0  # dollars a month for a gigabyte of object storage and of memory
+
+
+def rows(name: str) -> list[dict]:
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["rows"]
+
+
+def number(text: str) -> float:
+    return float(re.search(r"[\d.,]+", str(text)).group().replace(",", ""))
+
+
+def pairs_of(row: dict) -> tuple[float, float]:
+    images, captions = row["images × captions"].split("×")
+    return number(images), number(captions)
+
+
+def pass_flops(images: float, captions: float, x: int = WIDTH_X, y: int = WIDTH_Y) -> float:
+    """Multiplications and additions of the three products, with the symmetry of two of them."""
+    return images * x**2 + captions * y**2 + 2 * images * x * y
+
+
+def big(value: float, unit: str = "") -> str:
+    for scale, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.2g} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def dollars(value: float) -> str:
+    return f"${value:,.0f}" if value >= 10 else f"${value:.2g}" if value >= 0.01 else "under 1 ¢"
+
+
+def main() -> None:
+    core = rows("out_of_core")[-1]
+    card = next(row for row in rows("streaming_gpu")[::-1] if row["products"] == "float32")
+    core_rate = pass_flops(*pairs_of(core)) / number(core["pass, s"]) / 2  # of one core
+    # The card's products do not use symmetry: what it needs for n pairs is known by its own count.
+    card_flops = number(card["TFLOP/s"]) * 1e12
+    pictures = max(
+        number(row["pictures per second"]) for row in rows("encode_images") if "ResNet" in row["encoding"]
+    )
+    sentences = number(rows("hkse_stream")[0]["captions per s"])
+    exact = next(row for row in rows("search_speed") if row["search"] == "index")
+    one_query = number(exact["one query"]) / 1e3 / 1e5  # seconds a vector of 512, two cores
+    batch = number(exact["batch of 1,000"]) / 1e3 / 1e3 / 1e5
+
+    table = []
+    for n in SIZES:
+        images, work = n / CAPTIONS, pass_flops(n / CAPTIONS, n)
+        stored = 2 * (images * WIDTH_X + n * WIDTH_Y)
+        doubled = 2 * (images * WIDTH_X**2 + n * WIDTH_Y**2 + images * WIDTH_X * WIDTH_Y)
+        projected = 2 * COMPONENTS * (images * WIDTH_X + n * WIDTH_Y)
+        steps = {
+            "encode pictures (ResNet-50, ONNX)": (None, None, 2 * images / pictures, None),
+            "encode captions (HKSE)": (None, None, 2 * n / sentences, None),
+            "features, float16": (None, stored, None, None),
+            "the pass": (work, None, work / core_rate, doubled / card_flops),
+            "embed everything": (projected, None, projected / core_rate, projected / card_flops),
+            "vectors, float32": (None, 4 * COMPONENTS * (images + n), None, None),
+        }
+        for step, (flops, size, core_seconds, card_seconds) in steps.items():
+            price = ""
+            if step.startswith("features"):
+                price = f"{dollars(size / 1e9 * STORED)} a month"
+            elif step.startswith("vectors"):
+                price = f"{dollars(size / 1e9 * HELD)} a month in memory"
+            elif core_seconds is not None:
+                price = dollars(core_seconds / 3600 * CORE_HOUR)
+                if card_seconds is not None:
+                    price += f"; {dollars(card_seconds / 3600 * CARD_HOUR)} on a card"
+            table.append(
+                {
+                    "pairs": f"10^{len(str(n)) - 1}",
+                    "step": step,
+                    "FLOP": "" if flops is None else big(flops),
+                    "bytes": "" if size is None else big(size, "B"),
+                    "one core": "" if core_seconds is None else duration(core_seconds),
+                    "100 cores": "" if core_seconds is None else duration(core_seconds / 100),
+                    "one H200": "" if card_seconds is None else duration(card_seconds),
+                    "money": price,
+                }
+            )
+    record(
+        "scale_fit",
+        table,
+        f"Five captions a picture, {WIDTH_X} × {WIDTH_Y} features, {COMPONENTS} components kept. Rates: "
+        f"{core_rate / 1e9:.0f} GFLOP/s a core in a pass (out_of_core.json), {card_flops / 1e12:.1f} TFLOP/s "
+        f"on the card (streaming_gpu.json, which counts products without symmetry), {pictures / 2:.1f} "
+        f"pictures and {sentences / 2:,.0f} captions a second a core (encode_images.json, hkse_stream.json). "
+        "What follows the pass (two eigendecompositions, selection, models) does not depend on the number of "
+        f"pairs. Prices are assumptions: ${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} "
+        f"and ${HELD:.0f} a month for a gigabyte stored and held in memory.",
+    )
+
+    vectors = []
+    server = (
+        {row["search"]: row for row in rows("postgresql")} if (RESULTS / "postgresql.json").exists() else {}
+    )
+    print(server)
+    for n in SIZES:
+        vectors.append(
+            {
+                "vectors": f"10^{len(str(n)) - 1}",
+                "float32": big(4 * COMPONENTS * n, "B"),
+                "one query, exact, 2 cores": duration(one_query * n),
+                "in a batch of 1,000": duration(batch * n),
+            }
+        )
+    record(
+        "scale_search",
+        vectors,
+        f"{COMPONENTS} columns; extrapolated linearly from 100,000 vectors (search_speed.json).",
+    )
+
+    small, large = rows("out_of_core")[0], rows("out_of_core")[-1]
+    first, last = (
+        next(r for r in order if r["products"] == "float32")
+        for order in (rows("streaming_gpu"), rows("streaming_gpu")[::-1])
+    )
+    checks = []
+    for where, low, high in (("2 cores, from disk", small, large), ("H200, from host memory", first, last)):
+        grown = pairs_of(high)[1] / pairs_of(low)[1]
+        said, found = number(low["pass, s"]) * grown, number(high["pass, s"])
+        checks.append(
+            {
+                "pass": where,
+                "from": low["images × captions"],
+                "to": high["images × captions"],
+                "extrapolated": duration(said),
+                "measured": duration(found),
+                "off by": f"{100 * (said - found) / found:+.0f} %",
+            }
+        )
+    record("scale_check", checks, "The smallest run of a kind, multiplied, beside its largest.")
+
+
+if __name__ == "__main__":
+    main()
