@@ -288,6 +288,26 @@ def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
     np.testing.assert_allclose(found.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
 
 
+def test_blocks_are_read_one_at_a_time():
+    import threading
+    import time
+
+    x, y, pairing = pairs()
+    inside, most = [], []
+
+    class Shared(Lazy):
+        def load(self):
+            inside.append(threading.get_ident())
+            time.sleep(0.002)
+            most.append(len(inside))
+            inside.pop()
+            return self.content
+
+    moments_of_blocks([Shared(b) for b in cut(x, y, pairing, range(20, 300, 20))], Preparation())
+    assert len(most) == 15
+    assert max(most) == 1
+
+
 def test_what_is_no_stream_is_said_in_a_sentence(rng):
     x, y, pairing = pairs()
     good = cut(x, y, pairing, [100])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import threading
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -82,9 +84,11 @@ class Preparation:
                 yield self._products(arrays, "" if whole else f"block {number}")
             return
 
+        reading = threading.Lock()  # blocks may share an encoder, which need not bear two threads
+
         def one(numbered: tuple[int, Block]) -> Products:
             number, block = numbered
-            return self._products(block, "" if whole else getattr(block, "name", f"block {number}"))
+            return self._products(block, "" if whole else getattr(block, "name", f"block {number}"), reading)
 
         if isinstance(blocks, Sized) and len(blocks) < FEW:
             yield from map(one, enumerate(blocks))
@@ -102,9 +106,13 @@ class Preparation:
         total.merge(found)
         return total if self.device is None else total.moved(np.empty(0))
 
-    def _products(self, block: Block, name: str) -> Products:
+    def _products(
+        self, block: Block, name: str, reading: AbstractContextManager[Any] | None = None
+    ) -> Products:
         try:
-            x, y, pairing = check_pair_of_views(*loaded(block))
+            with reading or nullcontext():
+                given = loaded(block)
+            x, y, pairing = check_pair_of_views(*given)
         except InputError as error:
             raise InputError(f"{name}: {error}" if name else str(error)) from None
         x, y = normalize(x, self.normalize[0]), normalize(y, self.normalize[1])
