@@ -194,7 +194,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; nothing is fitted on them. None holds out a
             share of the training rows. Not needed when ``params`` are given.
         engine
-            What sums the blocks and scores the rows of the grid; None is this process.
+            What sums the blocks, and scores the rows of the grid where screening does not serve (see
+            ``docs/selection.md``); None is this process.
         device
             A torch device, such as ``"cuda"``, to compute on, whatever the arrays are; blocks are copied to
             it while it computes with those before. The model comes back in NumPy.

@@ -10,13 +10,16 @@ from diptych.data.inspection import PairsReport, inspect_dataset, inspect_pairs
 from diptych.data.karpathy import read_karpathy
 from diptych.data.pairs import PairedDataset
 from diptych.data.protocols import PROTOCOLS, Plan, Run, plan
+from diptych.data.shards import Shards, shards
 from diptych.data.splits import split_by_image
 from diptych.data.store import FeatureStore
+from diptych.data.streaming import EncodedBlocks, encoded_blocks
 from diptych.data.tables import read_table
 from diptych.data.views import PairedViews, join
 
 __all__ = [
     "PROTOCOLS",
+    "EncodedBlocks",
     "FeatureStore",
     "PairedDataset",
     "PairedViews",
@@ -26,8 +29,10 @@ __all__ = [
     "Run",
     "Scene",
     "Scenes",
+    "Shards",
     "encode_images",
     "encode_texts",
+    "encoded_blocks",
     "inspect_dataset",
     "inspect_pairs",
     "join",
@@ -41,5 +46,6 @@ __all__ = [
     "read_pairs",
     "read_table",
     "scenes",
+    "shards",
     "split_by_image",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError
-from diptych.data.files import READ_ERRORS, check_file, map_npy
+from diptych.data.files import READ_ERRORS, check_file, map_npy, npy_header
 from diptych.data.matlab import matrices
 from diptych.data.store import FeatureStore
 from diptych.storage import map_tensors
@@ -115,7 +115,7 @@ def _read_npz(path: Path, key: str | None, max_bytes: int) -> np.ndarray[Any, An
         headers = {}
         for name, info in members.items():
             with archive.open(info) as member:
-                headers[name] = _npy_header(member)
+                headers[name] = npy_header(member)
         name = _chosen({name: header[0] for name, header in headers.items()}, key, path)
         info, (shape, fortran, dtype, length) = members[name], headers[name]
         if info.compress_type == zipfile.ZIP_STORED:
@@ -127,15 +127,6 @@ def _read_npz(path: Path, key: str | None, max_bytes: int) -> np.ndarray[Any, An
         _check_bytes(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, path, max_bytes)
         with archive.open(info) as member:
             return np.lib.format.read_array(member, allow_pickle=False)
-
-
-def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise InputError("the file holds Python objects, which are never loaded; save plain numbers.")
-    return shape, fortran, dtype, file.tell()
 
 
 def _map_safetensors(path: Path, key: str | None) -> np.ndarray[Any, Any]:

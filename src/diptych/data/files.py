@@ -32,6 +32,16 @@ def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
         raise InputError(f"{path} could not be read as a .npy array ({error}); make it again.") from None
 
 
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether columns come first, type, and where the numbers begin, of an open ``.npy`` file."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never loaded")
+    return shape, fortran, dtype, file.tell()
+
+
 def check_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_MAX_BYTES) -> Path:
     """``path`` if it is a file of at most ``max_bytes``."""
     path = Path(path)

@@ -50,6 +50,20 @@ class OnnxEncoder(NetworkEncoder):
         run, width = _network(session, recipe, path)
         super().__init__(run, recipe, f"onnx:{_digest(path)}", dimension=width, run_pixels=run_pixels)
         self.label = path.name
+        self._path, self._threads = path.absolute(), threads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A session cannot be sent to another process; the file is opened again there.
+        return _reopened, (self._path, self.recipe, self._threads, self.run_pixels, self.fingerprint)
+
+
+def _reopened(
+    path: Path, recipe: Recipe, threads: int | None, run_pixels: int, fingerprint: str
+) -> OnnxEncoder:
+    encoder = OnnxEncoder(path, recipe, threads=threads, run_pixels=run_pixels)
+    if encoder.fingerprint != fingerprint:
+        raise InputError(f"{path} is another network here than where it was sent from; copy the same file.")
+    return encoder
 
 
 def _digest(path: Path) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -125,6 +126,7 @@ class SentenceTransformersEncoder(CallableEncoder):
                 f"the encoder {os.fspath(name)!r} needs sentence-transformers; install it with: "
                 'pip install "diptych[sentence]"'
             ) from None
+        self._given = os.path.abspath(name) if os.path.isdir(name) else os.fspath(name), device, batch_size
         model = library.SentenceTransformer(
             os.fspath(name),
             device=device,
@@ -137,6 +139,11 @@ class SentenceTransformersEncoder(CallableEncoder):
             ),
             f"sentence-transformers:{_weights_digest(Path(name)) or os.fspath(name)}",
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process loads the model itself.
+        name, device, batch_size = self._given
+        return partial(type(self), device=device, batch_size=batch_size), (name,)
 
 
 class PrecomputedEncoder:

@@ -1,0 +1,136 @@
+"""A fit's pass over shards in one process with two BLAS threads, beside DaskEngine with two workers of one.
+
+float16 shards are generated into a temporary folder and read from there by both. The start of the cluster
+and the first imports on its workers are timed apart. Then the same pass with a worker killed, and with one
+stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+import threading
+import time
+import warnings
+from operator import add
+from pathlib import Path
+
+from recording import pin_threads, record
+
+WORKERS = 2
+pin_threads(WORKERS)
+
+import numpy as np  # noqa: E402
+
+from diptych.cca.blocks import Preparation  # noqa: E402
+from diptych.cca.streaming import moments_of_blocks  # noqa: E402
+from diptych.data import shards  # noqa: E402
+from diptych.engine import DaskEngine  # noqa: E402
+
+MATRICES = ("xx", "yy", "xy")
+FILES = 10
+
+
+def write(folder: Path, options: argparse.Namespace) -> None:
+    rng = np.random.default_rng(0)
+    mixing = [
+        rng.standard_normal((64, width), dtype=np.float32) for width in (options.width_x, options.width_y)
+    ]
+    for number, rows in enumerate(np.array_split(np.arange(options.images), FILES)):
+        hidden = rng.standard_normal((len(rows), 64), dtype=np.float32)
+        for name, cause, mix in (
+            ("x", hidden, mixing[0]),
+            ("y", np.repeat(hidden, options.captions, axis=0), mixing[1]),
+        ):
+            noise = rng.standard_normal((len(cause), mix.shape[1]), dtype=np.float32)
+            np.save(folder / f"{name}-{number}.npy", (cause @ mix / 8 + noise).astype(np.float16))
+
+
+def timed(function):
+    begun = time.perf_counter()
+    result = function()
+    return time.perf_counter() - begun, result
+
+
+def largest_difference(found, expected) -> float:
+    """Of the Gram matrices, relative to the largest entry of each."""
+    pairs = [(getattr(found, name), getattr(expected, name)) for name in MATRICES]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def same_bits(found, expected) -> str:
+    pairs = [(getattr(found, name), getattr(expected, name)) for name in MATRICES]
+    return "the same bits" if all(np.array_equal(a, b) for a, b in pairs) else "OTHER BITS"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--images", type=int, default=40_000)
+    parser.add_argument("--captions", type=int, default=5)
+    parser.add_argument("--width-x", type=int, default=2048)
+    parser.add_argument("--width-y", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--patience", type=float, default=5.0, help="seconds until a stopped worker is replaced"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, options)
+        blocks = shards(folder / "x-*.npy", folder / "y-*.npy", options.captions)
+        prepare = Preparation()
+        start, engine = timed(lambda: DaskEngine(workers=WORKERS, patience=options.patience))
+        with engine:
+
+            def pass_over(some):
+                return engine.reduce(add, engine.map(prepare.moments, some))
+
+            # The first task of a worker imports the library.
+            first, _ = timed(lambda: pass_over(list(blocks[:1]) * WORKERS))
+            plain, dask = [], []
+            for _ in range(options.repeats):
+                seconds, expected = timed(lambda: moments_of_blocks(blocks, prepare))
+                plain.append(seconds)
+                seconds, found = timed(lambda: pass_over(blocks))
+                dask.append(seconds)
+            one, many = min(plain), min(dask)
+            rows = [
+                {"pass": f"one process, {WORKERS} BLAS threads", "seconds": f"{one:.1f}", "overhead": ""},
+                {
+                    "pass": f"DaskEngine, {WORKERS} workers of one thread",
+                    "seconds": f"{many:.1f}",
+                    "overhead": f"{100 * (many / one - 1):+.0f} %",
+                    "result": f"Gram matrices within {largest_difference(found, expected):.1e}",
+                },
+            ]
+            for trouble in (signal.SIGKILL, signal.SIGSTOP):
+                engine.client.wait_for_workers(WORKERS, timeout=60)
+                pass_over(list(blocks[:1]) * 2 * WORKERS)
+                victim = next(iter(engine.client.run(os.getpid).values()))
+                threading.Timer(many / 3, os.kill, (victim, trouble)).start()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    seconds, again = timed(lambda: pass_over(blocks))
+                rows.append(
+                    {
+                        "pass": f"the same, one worker's {trouble.name} after a third of it",
+                        "seconds": f"{seconds:.1f}",
+                        "overhead": f"{100 * (seconds / one - 1):+.0f} %",
+                        "result": same_bits(again, found),
+                    }
+                )
+        for row in rows:
+            row.setdefault("result", "")
+        note = (
+            f"{options.images:,} × {options.width_x} images and {options.captions} captions of "
+            f"{options.width_y} each, float16, {len(blocks)} blocks; the best of {options.repeats} runs. "
+            f"The cluster started in {start:.1f} s and its first tasks took {first:.1f} s more, which is not "
+            f"counted. A worker that is stopped is replaced after {options.patience:g} s of silence."
+        )
+        record("dask_engine", rows, note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""Paired features in files of any kind, anywhere, are the arrays they were written from."""
+
+import json
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.cca import Moments
+from diptych.checks import InputError
+from diptych.data import shards
+from diptych.data.remote import read_bytes
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+
+def views(n=40, captions=3, m_x=5, m_y=4, dtype=np.float16, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, m_x)).astype(dtype), rng.normal(size=(n * captions, m_y)).astype(dtype)
+
+
+def joined(blocks):
+    """All rows of y, and beside each the row of x it belongs to."""
+    pairs = []
+    for block in blocks:
+        x, y, *pairing = pickle.loads(pickle.dumps(block)).load()
+        pairs.append((x[pairing[0]] if pairing else x, y))
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
+
+
+def write_npy(place, array):
+    with fsspec.open(f"{place}.npy", "wb") as file:
+        np.save(file, array)
+    return f"{place}.npy"
+
+
+def write_parquet(place, array, fixed=True, groups=16, **more):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pq = pytest.importorskip("pyarrow.parquet")
+
+    def column(rows):
+        flat = pa.array(rows.ravel())
+        if fixed:
+            return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
+        return pa.ListArray.from_arrays(np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32), flat)
+
+    table = pa.table({"vector": column(array), **{name: column(rows) for name, rows in more.items()}})
+    with fsspec.open(f"{place}.parquet", "wb") as file:
+        pq.write_table(table, file, row_group_size=groups)
+    return f"{place}.parquet"
+
+
+def write_lists(place, array):
+    return write_parquet(place, array, fixed=False)
+
+
+def write_zarr(place, array, version=3, **more):
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    place = f"{place}.zarr"
+    local = place.removeprefix("file://")
+    shape = {"shape": array.shape, "dtype": array.dtype, "chunks": (8, 3)}
+    zarr.create_array(local, zarr_format=version, **shape, **more)[:] = array
+    return place
+
+
+def write_old_zarr(place, array):
+    return write_zarr(place, array, version=2)
+
+
+def write_sharded(place, array):
+    return write_zarr(place, array, shards=(16, 6))
+
+
+WRITERS = [write_npy, write_parquet, write_lists, write_zarr, write_old_zarr, write_sharded]
+
+
+@pytest.fixture(params=["file", "memory"])
+def place(request, tmp_path):
+    """A folder on disk and one that only fsspec can reach."""
+    if request.param == "file":
+        yield f"file://{tmp_path}"
+    else:
+        yield f"memory://{tmp_path.name}"
+        fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("rows", [None, 7, 24])
+def test_every_kind_of_file_gives_back_what_was_written(place, write, rows):
+    x, y = views()
+    blocks = shards(write(f"{place}/x", x), write(f"{place}/y", y), 3, rows=rows)
+    found_x, found_y = joined(blocks)
+    np.testing.assert_array_equal(found_x, np.repeat(x, 3, axis=0))
+    np.testing.assert_array_equal(found_y, y)
+    assert (blocks.n_x, blocks.n_y, blocks.widths) == (40, 120, (5, 4))
+    assert rows is None or all(len(block.load()[1]) <= rows for block in blocks)
+    assert len(blocks) > 1 or rows is None
+
+
+def test_both_views_may_be_columns_of_the_same_files(place):
+    x, y = views(captions=1)
+    for part in range(2):
+        half = slice(part * 20, part * 20 + 20)
+        write_parquet(f"{place}/pairs-{part}", x[half], text=y[half])
+    files = f"{place}/pairs-*.parquet"
+    found_x, found_y = joined(shards(files, files, x_key="vector", y_key="text", rows=9))
+    np.testing.assert_array_equal(found_x, x)
+    np.testing.assert_array_equal(found_y, y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    st.lists(st.integers(0, 30), min_size=0, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 12),
+)
+def test_rows_stay_together_however_files_and_blocks_are_cut(tmp_path_factory, sizes, cuts, captions, rows):
+    folder = tmp_path_factory.mktemp("cut")
+    n = sum(sizes)
+    x, y = views(max(n, 1), captions)
+    x, y = x[:n], y[: n * captions]
+    edges = sorted(min(cut, len(y)) for cut in cuts)
+    x_names = [write_npy(folder / f"x{i}", part) for i, part in enumerate(np.split(x, np.cumsum(sizes)[:-1]))]
+    y_names = [write_npy(folder / f"y{i}", part) for i, part in enumerate(np.split(y, edges))]
+    y_sizes = np.diff([0, *edges, len(y)])
+    if n == 0 or (len(sizes) == len(y_sizes) and list(y_sizes) != [size * captions for size in sizes]):
+        with pytest.raises(InputError, match=r"have no rows|expected"):
+            shards(x_names, y_names, captions, rows=rows)
+        return
+    blocks = shards(x_names, y_names, captions, rows=rows)
+    found_x, found_y = joined(blocks)
+    np.testing.assert_array_equal(found_x, np.repeat(x, captions, axis=0))
+    np.testing.assert_array_equal(found_y, y)
+    assert all(len(block.load()[1]) <= max(rows, captions) for block in blocks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.booleans())
+def test_pairings_by_number_give_the_moments_of_the_whole(tmp_path_factory, seed, rows, ordered):
+    folder = tmp_path_factory.mktemp("numbers")
+    rng = np.random.default_rng(seed)
+    x, y = views(10, 3, dtype=np.float64, seed=seed)
+    pairing = rng.integers(0, 10, 30)
+    pairing = np.sort(pairing) if ordered else pairing
+    names = [write_npy(folder / name, array) for name, array in (("x", x), ("y", y), ("p", pairing))]
+    total = Moments.zero(5, 4)
+    for block in shards(names[0], names[1], names[2], rows=rows):
+        total.update(*block.load())
+    whole = Moments.of(x, y, pairing)
+    assert total.count == whole.count
+    for name in ("xx", "yy", "xy"):
+        np.testing.assert_allclose(getattr(total, name), getattr(whole, name), atol=1e-10)
+
+
+def test_pairings_may_be_arrays_and_belong_to_files(place):
+    x, y = views(20, 2)
+    numbers = np.arange(20) // 2
+    for part in range(2):
+        write_npy(f"{place}/x-{part}", x[part * 10 : part * 10 + 10])
+        write_npy(f"{place}/y-{part}", y[part * 20 : part * 20 + 20])
+        write_npy(f"{place}/p-{part}", numbers)
+    for pairing in ([numbers, numbers], f"{place}/p-*.npy"):
+        blocks = shards(f"{place}/x-*.npy", f"{place}/y-*.npy", pairing, rows=6)
+        np.testing.assert_array_equal(joined(blocks)[0], np.repeat(x, 2, axis=0))
+        assert blocks.n_y == 40
+
+
+def test_blocks_keep_to_chunks(tmp_path):
+    x, y = views(40, 1, m_y=3)
+    blocks = shards(write_zarr(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=20)
+    assert [block.x[0].start for block in blocks] == [0, 16, 32]
+
+
+def test_local_arrays_are_mapped_and_not_read(tmp_path):
+    x, y = views(captions=1)
+    block = shards(write_npy(tmp_path / "x", x), write_npy(tmp_path / "y", y))[0]
+    assert all(isinstance(view, np.memmap) for view in block.load())
+
+
+def test_of_a_file_elsewhere_only_the_rows_of_the_block_are_fetched(monkeypatch):
+    x, y = views(4000, 1)
+    names = [write_npy(f"memory://fetched/{name}", array) for name, array in (("x", x), ("y", y))]
+    block = shards(*names, rows=10)[3]
+    fetched = []
+
+    def counted(*arguments):
+        fetched.append(read_bytes(*arguments))
+        return fetched[-1]
+
+    monkeypatch.setattr("diptych.data.matrices.read_bytes", counted)
+    np.testing.assert_array_equal(block.load()[0], x[30:40])
+    assert [len(part) for part in fetched] == [10 * 4 * 2, 10 * 5 * 2]
+
+
+def test_the_fingerprint_changes_with_the_files_and_the_cut(place):
+    x, y = views(captions=1)
+    names = [write_npy(f"{place}/{name}", array) for name, array in (("x", x), ("y", y))]
+    first = shards(*names, rows=10)
+    assert shards(*names, rows=10).fingerprint == first.fingerprint
+    assert shards(*names, rows=20).fingerprint != first.fingerprint
+    assert first[1:].fingerprint not in (first.fingerprint, first[:-1].fingerprint)
+    write_npy(f"{place}/x", x + 1)
+    assert shards(*names, rows=10).fingerprint != first.fingerprint
+
+
+def test_a_slice_holds_out_what_it_leaves(tmp_path):
+    x, y = views()
+    blocks = shards(write_npy(tmp_path / "x", x), write_npy(tmp_path / "y", y), 3, rows=12)
+    training, (held,) = blocks[:-1], blocks[-1:]
+    assert len(training) == len(blocks) - 1
+    assert training.n_y + len(held.load()[1]) == 120
+
+
+class TestBadInput:
+    def test_different_numbers_of_rows(self, tmp_path):
+        names = [write_npy(tmp_path / name, view) for name, view in zip("xy", views(), strict=True)]
+        with pytest.raises(InputError, match=r"x.npy has 40 rows and .*y.npy has 120; expected 40"):
+            shards(*names)
+
+    def test_a_shard_that_is_one_row_short_is_not_made_up_for_by_the_next(self, tmp_path):
+        x, y = views(20, 1)
+        for part, (a, b) in enumerate(((0, 10), (10, 20))):
+            write_npy(tmp_path / f"x{part}", x[a:b])
+            write_npy(tmp_path / f"y{part}", y[a - part : b - 1 + part])
+        with pytest.raises(InputError, match=r"x0.npy has 10 rows and .*y0.npy has 9"):
+            shards(tmp_path / "x*.npy", tmp_path / "y*.npy")
+
+    def test_other_widths(self, tmp_path):
+        write_npy(tmp_path / "x0", np.ones((3, 2)))
+        write_npy(tmp_path / "x1", np.ones((3, 4)))
+        write_npy(tmp_path / "y", np.ones((6, 2)))
+        with pytest.raises(InputError, match=r"x1.npy has 4 columns and .*x0.npy has 2"):
+            shards(tmp_path / "x*.npy", tmp_path / "y.npy")
+
+    @pytest.mark.parametrize("where", ["{}", "memory://objects"])
+    def test_objects_are_never_unpickled(self, tmp_path, where):
+        place = where.format(tmp_path)
+        with fsspec.open(f"{place}/x.npy", "wb") as file:
+            np.save(file, np.array([[Bomb()]], object), allow_pickle=True)
+        with pytest.raises(InputError, match=r"x.npy could not be read .*(pickle|Python objects)"):
+            shards(f"{place}/x.npy", f"{place}/x.npy")
+
+    @pytest.mark.parametrize(
+        "array", [np.ones(3), np.ones((2, 2, 2)), np.ones((2, 2), "U3"), np.ones((3, 0))]
+    )
+    def test_what_is_no_matrix_of_numbers(self, place, array):
+        name = write_npy(f"{place}/x", array)
+        with pytest.raises(InputError, match=r"x.npy .*expected a matrix"):
+            shards(name, name)
+
+    def test_missing_files(self, place):
+        for name in ("x.npy", "x-*.npy", "x.parquet", "x.zarr"):
+            with pytest.raises(InputError, match="x"):
+                shards(f"{place}/{name}", f"{place}/{name}")
+
+    def test_nothing_at_all(self, tmp_path):
+        with pytest.raises(InputError, match="the list of files is empty"):
+            shards([], [])
+        name = write_npy(tmp_path / "x", np.ones((0, 3)))
+        with pytest.raises(InputError, match="have no rows"):
+            shards(name, name)
+
+    @pytest.mark.parametrize(
+        ("pairing", "message"),
+        [
+            (0, "is below 1"),
+            (np.arange(119), "expected 120"),
+            (np.full(120, 40), "rows 0 to 39"),
+            (np.full(120, -1), "reaches from -1"),
+            (np.zeros(120), "whole numbers"),
+            ([np.zeros(120, int)] * 2, "2 pairings for 1 files"),
+        ],
+    )
+    def test_pairings_that_do_not_fit(self, tmp_path, pairing, message):
+        names = [write_npy(tmp_path / name, view) for name, view in zip("xy", views(), strict=True)]
+        with pytest.raises(InputError, match=message):
+            shards(*names, pairing)
+
+    @pytest.mark.parametrize(
+        ("library", "name", "extra"),
+        [
+            ("fsspec.core", "memory://x.npy", "dask"),
+            ("pyarrow.parquet", "x.parquet", "parquet"),
+            ("zarr", "x.zarr", "zarr"),
+        ],
+    )
+    def test_a_library_that_is_not_installed(self, monkeypatch, library, name, extra):
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(InputError, match=rf'pip install "diptych\[{extra}\]"'):
+            shards(name, name)
+
+    def test_an_unknown_protocol(self):
+        with pytest.raises(InputError, match="nowhere://x.npy cannot be reached"):
+            shards("nowhere://x.npy", "nowhere://x.npy")
+
+    def test_a_column_that_is_not_there(self, tmp_path):
+        x, y = views(captions=1)
+        name = write_parquet(tmp_path / "pairs", x, text=y)
+        with pytest.raises(InputError, match=r"no column 'sound' .*vector, text"):
+            shards(name, name, x_key="sound", y_key="text")
+        with pytest.raises(InputError, match=r"2 columns of vectors \(vector, text\)"):
+            shards(name, name)
+
+    def test_vectors_of_unequal_length(self, tmp_path):
+        pa = pytest.importorskip("pyarrow")
+        pq = pytest.importorskip("pyarrow.parquet")
+        for rows in ([[1.0, 2.0], [3.0]], [[1.0, 2.0], None]):
+            pq.write_table(pa.table({"v": pa.array(rows)}), tmp_path / "x.parquet")
+            block = shards(tmp_path / "x.parquet", tmp_path / "x.parquet")[0]
+            with pytest.raises(InputError, match=r"x.parquet: column 'v' has vectors of other lengths"):
+                block.load()
+
+    def test_pieces_that_unpack_to_too_much(self, tmp_path):
+        x, y = views(captions=1)
+        for name in (write_parquet(tmp_path / "x", x), write_zarr(tmp_path / "x", x)):
+            with pytest.raises(InputError, match=r"at most 10 are read at once"):
+                shards(name, name, max_bytes=10)
+
+    @pytest.mark.parametrize("write", WRITERS)
+    def test_a_file_that_is_damaged_after_all_names_itself(self, tmp_path, write):
+        x, y = views(captions=1)
+        block = shards(write(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=10)[2]
+        name = block.x[0].matrix.name
+        path = tmp_path / name.rsplit("/", 1)[1]
+        chunks = [file for file in path.rglob("*") if file.is_file() and "zarr" not in file.name]
+        for file in [path] if path.is_file() else chunks:
+            content = file.read_bytes()
+            file.write_bytes(content[: len(content) // 3])
+        with pytest.raises(InputError, match=rf"{path.name}.*could not be read|{path.name}.*damaged"):
+            block.load()
+
+
+class Bomb:
+    """Would be noticed if anyone unpickled it."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a file was unpickled",)
+
+
+class TestZarrMetadata:
+    def written(self, tmp_path, version, **changes):
+        name = write_zarr(tmp_path / "x", views()[0], version=version)
+        file = tmp_path / "x.zarr" / ("zarr.json" if version == 3 else ".zarray")
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+        return name
+
+    def test_a_codec_that_unpickles_is_refused(self, tmp_path):
+        name = self.written(tmp_path, 2, filters=[{"id": "pickle"}])
+        with pytest.raises(InputError, match=r"packed with 'pickle', which is not read"):
+            shards(name, name)
+
+    def test_also_inside_of_another(self, tmp_path):
+        inner = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
+        name = self.written(tmp_path, 3, codecs=[{"name": "sharding_indexed", "configuration": inner}])
+        with pytest.raises(InputError, match=r"packed with 'numcodecs.pickle'"):
+            shards(name, name)
+
+    @pytest.mark.parametrize("dtype", ["|O", "<U4", [["a", "<f4"]], "<M8[s]"])
+    def test_only_plain_numbers_are_read(self, tmp_path, dtype):
+        name = self.written(tmp_path, 2, dtype=dtype)
+        with pytest.raises(InputError, match="expected a matrix of plain numbers"):
+            shards(name, name)
+
+    def test_an_array_in_a_group_is_named_and_stays_inside(self, tmp_path):
+        zarr = pytest.importorskip("zarr")
+        group = zarr.open_group(tmp_path / "both.zarr", mode="w")
+        x, y = views(captions=1)
+        for name, array in (("x", x), ("y", y)):
+            group.create_array(name, data=array, chunks=(8, 4))
+        blocks = shards(tmp_path / "both.zarr", tmp_path / "both.zarr", x_key="x", y_key="y")
+        np.testing.assert_array_equal(joined(blocks)[1], y)
+        with pytest.raises(InputError, match="is a Zarr group"):
+            shards(tmp_path / "both.zarr", tmp_path / "both.zarr")
+        with pytest.raises(InputError, match="leads out"):
+            shards(tmp_path / "both.zarr", tmp_path / "both.zarr", x_key="../other.zarr", y_key="y")

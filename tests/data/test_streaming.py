@@ -1,0 +1,174 @@
+"""Blocks that encode their own pictures and captions: the features of encoding first, and fitting then."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, HKSE
+from diptych.cca import Moments
+from diptych.checks import DataWarning, InputError
+from diptych.data import PairedDataset, encode_images, encode_texts, encoded_blocks, join, scenes
+from diptych.image import FunctionEncoder, OnnxEncoder, PyramidDescriptor, Recipe
+from diptych.text import sentence_encoder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return scenes(40, size=32).write(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def hkse(pairs):
+    return HKSE(word_features=24, sentence_features=16).fit(pairs.captions)
+
+
+def small(pictures):
+    return np.array([np.asarray(p.resize((4, 4)), float).ravel() for p in pictures])
+
+
+def assert_close(found, expected):
+    assert found.count == expected.count
+    for name in ("xx", "yy", "xy"):
+        scale = np.abs(getattr(expected, name)).max()
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-6 * scale)
+
+
+def moments(blocks):
+    total = None
+    for block in blocks:
+        x, y, pairing = pickle.loads(pickle.dumps(block)).load()
+        total = total or Moments.zero(x.shape[1], y.shape[1])
+        total.update(x, y, pairing)
+    return total
+
+
+@pytest.mark.parametrize("images", [1, 7, 100])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_moments_are_those_of_encoding_first(pairs, hkse, images, workers, tmp_path):
+    blocks = encoded_blocks(pairs, "pyramid", hkse, images=images, batch_size=3, workers=workers)
+    pictures = encode_images(pairs, PyramidDescriptor(), tmp_path / "x")
+    views = join(pairs, pictures, encode_texts(pairs, sentence_encoder(hkse), tmp_path / "y"))
+    assert_close(moments(blocks), Moments.of(views.x, views.y, pairs.pairing))
+    assert max(len(block.ids) for block in blocks) <= images
+
+
+def test_a_fit_takes_them_as_they_are(pairs, hkse):
+    blocks = encoded_blocks(pairs, FunctionEncoder(small, "small"), hkse, images=6)
+    streamed = AWCCA(params=(1.0, 1.0)).fit(blocks)
+    x, y, pairing = encoded_blocks(pairs, FunctionEncoder(small, "small"), hkse)[0].load()
+    whole = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing)
+    np.testing.assert_allclose(streamed.spectra_.s_x, whole.spectra_.s_x, rtol=1e-8, atol=1e-8)
+
+
+def test_captions_in_any_order_find_their_images(pairs, hkse):
+    order = np.random.default_rng(0).permutation(pairs.n_captions)
+    captions = tuple(pairs.captions[j] for j in order)
+    shuffled = PairedDataset(pairs.image_ids, captions, pairs.pairing[order], paths=pairs.paths)
+    expected = moments(encoded_blocks(pairs, "pyramid", hkse))
+    assert_close(moments(encoded_blocks(shuffled, "pyramid", hkse, images=9)), expected)
+
+
+def test_images_without_captions_are_in_no_block(pairs, hkse):
+    keep = pairs.pairing % 2 == 0
+    captions = tuple(text for text, kept in zip(pairs.captions, keep, strict=True) if kept)
+    half = PairedDataset(pairs.image_ids, captions, pairs.pairing[keep], paths=pairs.paths)
+    blocks = encoded_blocks(half, "pyramid", hkse, images=5)
+    assert [name for block in blocks for name in block.ids] == list(pairs.image_ids[::2])
+
+
+def test_unreadable_pictures_are_left_out_and_counted(hkse, tmp_path):
+    pairs = scenes(12, size=32).write(tmp_path)
+    for row in (2, 3, 9):
+        pairs.paths[row].write_bytes(b"no picture")
+    good = pairs.select([row for row in range(12) if row not in (2, 3, 9)])
+    with pytest.warns(DataWarning) as told:
+        found = moments(encoded_blocks(pairs, "pyramid", hkse, images=6))
+    assert [str(each.message)[:8] for each in told] == ["2 of the", "1 of the"]
+    assert_close(found, moments(encoded_blocks(good, "pyramid", hkse)))
+
+
+def test_a_block_without_a_readable_picture_is_an_error(pairs, hkse, tmp_path):
+    missing = PairedDataset(("a.jpg",), ("a dog",), np.array([0]), paths=(tmp_path / "a.jpg",))
+    with pytest.raises(InputError, match=r"not one of 1 pictures .*a.jpg does not exist"):
+        encoded_blocks(missing, "pyramid", hkse)[0].load()
+
+
+def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_path):
+    pairs = scenes(6, size=32).write(tmp_path)
+    first = encoded_blocks(pairs, "pyramid", hkse).fingerprint
+    assert encoded_blocks(pairs, "pyramid", hkse).fingerprint == first
+    others = [
+        encoded_blocks(pairs, FunctionEncoder(small, "small"), hkse),
+        encoded_blocks(pairs, "pyramid", hkse, images=3)[:1],
+        encoded_blocks(pairs, "pyramid", lambda texts: np.array([[len(t), 1.0] for t in texts])),
+        encoded_blocks(pairs, "pyramid", lambda texts: np.array([[len(t), 2.0] for t in texts])),
+    ]
+    prints = {first, *(each.fingerprint for each in others)}
+    assert len(prints) == 5
+    pairs.paths[0].write_bytes(pairs.paths[1].read_bytes())
+    assert encoded_blocks(pairs, "pyramid", hkse).fingerprint not in prints
+
+
+def test_encoders_pickle(pairs, hkse, tmp_path):
+    pictures = list(scenes(3, size=64).pictures)
+    write_network(tmp_path / "colours.onnx")
+    for encoder in (PyramidDescriptor(), OnnxEncoder(tmp_path / "colours.onnx", threads=1)):
+        again = pickle.loads(pickle.dumps(encoder))
+        assert (again.fingerprint, again.dimension) == (encoder.fingerprint, encoder.dimension)
+        np.testing.assert_array_equal(again.encode(pictures), encoder.encode(pictures))
+    text = sentence_encoder(hkse)
+    again = pickle.loads(pickle.dumps(text))
+    assert again.fingerprint == text.fingerprint
+    np.testing.assert_array_equal(again.encode(list(pairs.captions)), text.encode(list(pairs.captions)))
+
+
+def test_a_network_that_is_another_elsewhere_is_refused(tmp_path):
+    write_network(tmp_path / "colours.onnx")
+    sent = pickle.dumps(OnnxEncoder(tmp_path / "colours.onnx"))
+    write_network(tmp_path / "colours.onnx", side=32)
+    with pytest.raises(InputError, match=r"colours.onnx is another network here"):
+        pickle.loads(sent)
+    (tmp_path / "colours.onnx").unlink()
+    with pytest.raises(InputError, match=r"colours.onnx does not exist"):
+        pickle.loads(sent)
+
+
+def write_network(path, side=64):
+    """A network that averages the colours of sixteen tiles, and the recipe beside it."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    kernel = {"kernel_shape": [side // 4, side // 4], "strides": [side // 4, side // 4]}
+    tile = onnx.helper.make_node("AveragePool", ["pixels"], ["tiles"], **kernel)
+    flat = onnx.helper.make_node("Flatten", ["tiles"], ["features"])
+    shapes = [("pixels", ["n", 3, side, side]), ("features", ["n", 48])]
+    inputs, outputs = (
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)] for name, shape in shapes
+    )
+    graph = onnx.helper.make_graph([tile, flat], "colours", inputs, outputs)
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    path.with_suffix(".json").write_text(Recipe(size=(side, side), mean=(0, 0, 0), std=(1, 1, 1)).to_json())
+
+
+@pytest.mark.parametrize("wrong", [{"images": 0}, {"batch_size": 0}, {"workers": 0}, {"max_pixels": 0}])
+def test_wrong_settings(pairs, hkse, wrong):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))}=0 is below 1"):
+        encoded_blocks(pairs, "pyramid", hkse, **wrong)
+
+
+def test_pairs_that_cannot_be_encoded(pairs, hkse):
+    nowhere = PairedDataset(pairs.image_ids, pairs.captions, pairs.pairing)
+    with pytest.raises(InputError, match="do not know where their images lie"):
+        encoded_blocks(nowhere, "pyramid", hkse)
+    silent = PairedDataset(pairs.image_ids, (), np.empty(0, int), paths=pairs.paths)
+    with pytest.raises(InputError, match="no captions"):
+        encoded_blocks(silent, "pyramid", hkse)
+
+
+def test_nothing_is_warned_of_where_all_is_well(pairs, hkse):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoded_blocks(pairs, "pyramid", hkse)[0].load()

@@ -1,0 +1,355 @@
+"""The Dask engine: the same bits whoever computes them, and whoever is lost meanwhile."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from operator import add
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, HKSE
+from diptych.cca import Engine, Moments
+from diptych.cca.blocks import Preparation
+from diptych.checks import DataWarning, InputError
+from diptych.data import encoded_blocks, scenes, shards
+from generated_pairs import make_pairs
+from troubled_blocks import Block, Deadly, Lengths, Opened, fail, hang
+
+distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+
+from diptych.engine import DaskEngine  # noqa: E402
+from diptych.engine.dask import _graph  # noqa: E402
+
+pytestmark = pytest.mark.slow
+WORKERS = 3
+MATRICES = ("x_mean", "y_mean", "xx", "yy", "xy")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with distributed.Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def engine(client):
+    client.wait_for_workers(WORKERS, timeout=30)
+    return DaskEngine(client)
+
+
+@pytest.fixture
+def watchful(engine):
+    """An engine that soon grows impatient, but not while workers are still importing things."""
+    engine.client.run(Block(0).load)
+    engine.patience, engine.slowness = 3, 3
+    return engine
+
+
+def moments(engine, blocks):
+    return engine.reduce(add, engine.map(Preparation().moments, blocks))
+
+
+def assert_same_bits(found, expected):
+    assert found.count == expected.count
+    for name in MATRICES:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the tree gives in this process."""
+
+    class Here:
+        def map(self, function, items):
+            return [function(item) for item in items]
+
+        def reduce(self, function, mapped):
+            while len(mapped) > 1:
+                groups = [mapped[i : i + 2] for i in range(0, len(mapped), 2)]
+                mapped = [function(*group) if len(group) == 2 else group[0] for group in groups]
+            return mapped[0]
+
+    return moments(Here(), [Block(seed) for seed in range(30)])
+
+
+def worker_pid(client):
+    return next(iter(client.run(os.getpid).values()))
+
+
+def test_it_is_an_engine(engine):
+    assert isinstance(engine, Engine)
+
+
+def test_the_sum_is_that_of_one_process(engine, expected):
+    blocks = [Block(seed) for seed in range(30)]
+    found = moments(engine, blocks)
+    total = Moments.zero(30, 20)
+    for block in blocks:
+        total.update(*block.load())
+    for name in MATRICES:
+        np.testing.assert_allclose(getattr(found, name), getattr(total, name), rtol=1e-10, atol=1e-10)
+    assert_same_bits(found, expected)
+
+
+def test_the_bits_do_not_depend_on_the_number_of_workers(engine, cluster, client, expected):
+    try:
+        for workers in (2, 1):
+            cluster.scale(workers)
+            while len(client.scheduler_info()["workers"]) != workers:
+                time.sleep(0.05)
+            assert_same_bits(moments(engine, [Block(seed) for seed in range(30)]), expected)
+    finally:
+        cluster.scale(WORKERS)
+
+
+def test_neighbours_are_merged_in_order(engine):
+    assert engine.reduce(add, engine.map(lambda i: [i], range(37))) == list(range(37))
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 16, 17, 65])
+def test_the_tree_depends_on_the_number_of_items_alone(n):
+    engine = DaskEngine.__new__(DaskEngine)
+    graphs = [_graph(engine.map(str, items), add)[0] for items in (range(n), range(100, 100 + n))]
+    shapes = [sorted(key[1:] for key in graph if isinstance(key, tuple)) for graph in graphs]
+    assert shapes[0] == shapes[1]
+    assert len([key for key in shapes[0] if len(key) == 1]) == n
+
+
+def test_few_partial_results_are_held_at_a_time(engine, client):
+    most, done = [], threading.Event()
+
+    def watch():
+        while not done.wait(0.02):
+            most.append(client.run_on_scheduler(count_results))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        moments(engine, [Block(seed, 0.03) for seed in range(64)])
+    finally:
+        done.set()
+        watching.join()
+    assert 1 <= max(most) <= 2 * WORKERS + 12
+
+
+def count_results(dask_scheduler):
+    return sum(ts.state == "memory" and isinstance(key, tuple) for key, ts in dask_scheduler.tasks.items())
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_lost_or_stopped_on_the_way_changes_no_bit(watchful, client, expected, trouble):
+    threading.Timer(0.7, os.kill, (worker_pid(client), trouble)).start()
+    begun = time.monotonic()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = moments(watchful, [Block(seed, 0.2) for seed in range(30)])
+    assert time.monotonic() - begun < 25
+    assert_same_bits(found, expected)
+    replaced = any("is replaced" in str(each.message) for each in told)
+    assert replaced or trouble == signal.SIGKILL
+
+
+def test_a_task_that_hangs_is_done_by_another(watchful, expected, tmp_path):
+    blocks = [Block(seed) for seed in range(30)]
+    blocks[7] = Block(7, first=hang, marker=tmp_path / "tried")
+    begun = time.monotonic()
+    with pytest.warns(UserWarning, match="busy with one task for .* is replaced"):
+        found = moments(watchful, blocks)
+    assert time.monotonic() - begun < 20
+    assert (tmp_path / "tried").stat().st_size >= 2
+    assert_same_bits(found, expected)
+
+
+def test_the_last_worker_is_kept_and_waited_for(cluster, client, tmp_path):
+    engine = DaskEngine(client, patience=0.5, slowness=1)
+    cluster.scale(1)
+    try:
+        while len(client.scheduler_info()["workers"]) != 1:
+            time.sleep(0.05)
+        blocks = [Block(0), Block(1, seconds=4)]
+        assert moments(engine, blocks).count == 80
+    finally:
+        cluster.scale(WORKERS)
+
+
+def test_a_task_that_fails_is_tried_again(engine, expected, tmp_path):
+    blocks = [Block(seed) for seed in range(30)]
+    blocks[3] = Block(3, first=fail, marker=tmp_path / "tried")
+    assert_same_bits(moments(engine, blocks), expected)
+    assert (tmp_path / "tried").stat().st_size == 2
+
+
+def test_an_error_that_stays_is_raised_as_itself(client, tmp_path):
+    engine = DaskEngine(client, retries=0)
+    with pytest.raises(OSError, match="out of reach for a moment"):
+        moments(engine, [Block(seed, first=fail, marker=tmp_path / str(seed)) for seed in range(3)])
+
+
+def test_a_block_that_kills_its_workers_is_an_error(engine, client):
+    allowed = client.run_on_scheduler(allow_failures, 1)
+    try:
+        with pytest.raises(InputError, match="2 workers died one after another over the same block"):
+            moments(engine, [Deadly(0)])
+    finally:
+        client.run_on_scheduler(allow_failures, allowed)
+
+
+def allow_failures(number, dask_scheduler):
+    before, dask_scheduler.allowed_failures = dask_scheduler.allowed_failures, number
+    return before
+
+
+def write(folder, x, y, files=3):
+    for part, rows in enumerate(np.array_split(np.arange(len(x)), files)):
+        np.save(folder / f"x-{part}.npy", x[rows])
+        np.save(folder / f"y-{part}.npy", y[rows])
+    return shards(folder / "x-*.npy", folder / "y-*.npy", rows=7)
+
+
+def test_a_damaged_shard_is_named(engine, rng, tmp_path):
+    x, y = rng.normal(size=(60, 4)), rng.normal(size=(60, 3))
+    x[25, 2] = np.nan
+    with pytest.raises(InputError, match=r"x-1.npy\[0:7\] with .*X contains NaN"):
+        moments(engine, write(tmp_path, x, y))
+    x[25, 2] = 0
+    blocks = write(tmp_path, x, y)
+    content = (tmp_path / "y-2.npy").read_bytes()
+    (tmp_path / "y-2.npy").write_bytes(content[:200])
+    with pytest.raises(InputError, match=r"y-2.npy could not be read"):
+        moments(engine, blocks)
+
+
+def test_a_fit_selects_the_same_on_the_cluster(engine, tmp_path):
+    (x, y, pairing), validation = make_pairs(0)
+    names = [tmp_path / f"{name}.npy" for name in "xyp"]
+    for name, array in zip(names, (x, y, pairing), strict=True):
+        np.save(name, array)
+    blocks = shards(*names, rows=20)
+    settings = {"grid": 6, "normalize": ("unit", "none")}
+    here = AWCCA(**settings).fit(blocks, validation=validation)
+    there = AWCCA(**settings).fit(blocks, validation=validation, engine=engine)
+    for task, model in here.models_.items():
+        assert here.path_.choice[task] == there.path_.choice[task]
+        np.testing.assert_allclose(model.correlations, there.models_[task].correlations, atol=1e-10)
+
+
+def test_arrays_in_memory_are_sent_without_complaint(engine):
+    (x, y, pairing), validation = make_pairs(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        there = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, engine=engine)
+    here = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing)
+    np.testing.assert_allclose(here.spectra_.s_x, there.spectra_.s_x, atol=1e-10)
+
+
+def test_a_large_function_is_opened_once_by_each_worker(engine, tmp_path):
+    function = Opened(tmp_path / "log")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine.reduce(add, engine.map(function, range(24))) == list(range(24))
+    opened = (tmp_path / "log").read_text().split()
+    assert len(opened) == len(set(opened)) <= WORKERS
+
+
+def test_encoders_travel_once_and_unreadable_pictures_are_counted_here(engine, tmp_path):
+    pairs = scenes(24, size=32).write(tmp_path)
+    pairs.paths[5].write_bytes(b"no picture")
+    blocks = encoded_blocks(pairs, "pyramid", Lengths(tmp_path / "log"), images=3)
+    with pytest.warns(DataWarning, match="1 of the images .* could not be read") as told:
+        found = moments(engine, blocks)
+    assert len([each for each in told if issubclass(each.category, DataWarning)]) == 1
+    opened = (tmp_path / "log").read_text().split()
+    assert len(opened) == len(set(opened)) <= WORKERS
+    assert found.count == pairs.n_captions - 5
+    with pytest.warns(DataWarning, match="1 of the images"):
+        total = sum_here(blocks)
+    np.testing.assert_allclose(found.xy, total.xy, atol=1e-8)
+
+
+def sum_here(blocks):
+    total = None
+    for block in blocks:
+        found = Preparation().moments(block)
+        total = found if total is None else total + found
+    return total
+
+
+def test_an_hkse_encodes_on_the_cluster(engine, tmp_path):
+    pairs = scenes(12, size=32).write(tmp_path)
+    hkse = HKSE(word_features=16, sentence_features=12).fit(pairs.captions)
+    blocks = encoded_blocks(pairs, "pyramid", hkse, images=4)
+    np.testing.assert_allclose(moments(engine, blocks).yy, sum_here(blocks).yy, atol=1e-8)
+
+
+def test_an_interruption_stops_what_runs(engine, client):
+    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        moments(engine, [Block(seed, 0.3) for seed in range(200)])
+    deadline = time.monotonic() + 5
+    while client.run_on_scheduler(count_tasks) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert client.run_on_scheduler(count_tasks) == 0
+
+
+def count_tasks(dask_scheduler):
+    return len(dask_scheduler.tasks)
+
+
+def test_a_scheduler_by_its_address(cluster):
+    with DaskEngine(cluster.scheduler_address) as engine:
+        assert engine.reduce(add, engine.map(len, ["a", "bc"])) == 3
+
+
+def test_a_cluster_of_its_own_ends_with_the_engine():
+    with DaskEngine(workers=1) as engine:
+        pid = worker_pid(engine.client)
+        assert engine.reduce(add, engine.map(abs, [-1, -2])) == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+class TestBadInput:
+    def test_an_address_where_nobody_answers(self):
+        begun = time.monotonic()
+        with pytest.raises(InputError, match=r"no Dask scheduler was found at 'tcp://127.0.0.1:9' within"):
+            DaskEngine("tcp://127.0.0.1:9", timeout=0.5)
+        assert time.monotonic() - begun < 5
+
+    @pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:1", "tcp://no such host:1"])
+    def test_what_is_no_address(self, address):
+        with pytest.raises(InputError, match="no Dask scheduler was found"):
+            DaskEngine(address, timeout=0.5)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"workers": 0}, {"retries": -1}, {"patience": 0}, {"slowness": float("nan")}, {"client": 3}],
+    )
+    def test_wrong_settings(self, wrong):
+        with pytest.raises(InputError, match=next(iter(wrong)).replace("client", "is no Dask client")):
+            DaskEngine(**wrong)
+
+    def test_dask_is_not_installed(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "distributed", None)
+        with pytest.raises(InputError, match=r'pip install "diptych\[dask\]"'):
+            DaskEngine()
+
+    def test_nothing_to_reduce(self, engine):
+        with pytest.raises(InputError, match="nothing to reduce"):
+            engine.reduce(add, engine.map(abs, []))
+
+    def test_what_cannot_be_sent(self, engine):
+        with pytest.raises(InputError, match="cannot be sent to another process"):
+            engine.reduce(add, engine.map(abs, [threading.Lock()]))
