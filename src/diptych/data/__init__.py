@@ -10,7 +10,7 @@ from diptych.data.inspection import PairsReport, inspect_dataset, inspect_pairs
 from diptych.data.karpathy import read_karpathy
 from diptych.data.pairs import PairedDataset
 from diptych.data.protocols import PROTOCOLS, Plan, Run, plan
-from diptych.data.shards import Shards, shards
+from diptych.data.sharded import Shards, shards
 from diptych.data.splits import split_by_image
 from diptych.data.store import FeatureStore
 from diptych.data.streaming import EncodedBlocks, encoded_blocks

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych.data.matrix import Matrix
+from diptych.data.sharded.matrix import Matrix
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError
-from diptych.data.matrix import Matrix
-from diptych.data.remote import Options, opened, reading
+from diptych.data.sharded.matrix import Matrix
+from diptych.data.sharded.remote import Options, opened, reading
 
 _BATCH_ROWS = 4096
 

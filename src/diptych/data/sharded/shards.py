@@ -11,10 +11,10 @@ from typing import Any, overload
 import numpy as np
 
 from diptych.checks import InputError
-from diptych.data.cutting import by_number, in_step, matrices_of, pairings_of
-from diptych.data.matrix import DEFAULT_MAX_BYTES
-from diptych.data.remote import Names, Options
-from diptych.data.shard import Piece, Shard
+from diptych.data.sharded.cutting import by_number, in_step, matrices_of, pairings_of
+from diptych.data.sharded.matrix import DEFAULT_MAX_BYTES
+from diptych.data.sharded.remote import Names, Options
+from diptych.data.sharded.shard import Piece, Shard
 
 
 def shards(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError
-from diptych.data.remote import Options, reading
+from diptych.data.sharded.remote import Options, reading
 
 DEFAULT_MAX_BYTES = 2 * 2**30
 """The most that a piece which is packed as a whole (a row group, a chunk) may unpack to."""

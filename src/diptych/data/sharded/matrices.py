@@ -12,10 +12,10 @@ import numpy as np
 from diptych.checks import InputError
 from diptych.data.features import open_features
 from diptych.data.files import npy_header
-from diptych.data.matrix import DEFAULT_MAX_BYTES, Matrix
-from diptych.data.parquet import open_column
-from diptych.data.remote import Options, is_remote, read_bytes, reading, size_of, version_of
-from diptych.data.zarrays import open_array
+from diptych.data.sharded.matrix import DEFAULT_MAX_BYTES, Matrix
+from diptych.data.sharded.parquet import open_column
+from diptych.data.sharded.remote import Options, is_remote, read_bytes, reading, size_of, version_of
+from diptych.data.sharded.zarrays import open_array
 
 _HEADER_BYTES = 2**16
 

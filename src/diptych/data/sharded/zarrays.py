@@ -12,8 +12,8 @@ import numpy as np
 
 from diptych.checks import InputError
 from diptych.data.files import contained_path
-from diptych.data.matrix import Matrix
-from diptych.data.remote import Options, is_remote, read_bytes, reading
+from diptych.data.sharded.matrix import Matrix
+from diptych.data.sharded.remote import Options, is_remote, read_bytes, reading
 
 CODECS = (
     *("bytes", "transpose", "gzip", "zstd", "blosc", "crc32c", "sharding_indexed"),
