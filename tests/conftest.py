@@ -1,4 +1,4 @@
-"""What every test may ask for: the real data, and the backends."""
+"""What every test may ask for: the real data, the backends, and a database."""
 
 from __future__ import annotations
 
@@ -33,3 +33,19 @@ def backend(request):
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory):
+    """A real PostgreSQL."""
+    Database = pytest.importorskip("database").Database
+    database = Database(tmp_path_factory.mktemp("postgresql"))
+    yield database
+    database.stop()
+
+
+@pytest.fixture
+def fresh(database):
+    """Addresses of schemas with nothing in them: ``fresh(index="hnsw")``."""
+    yield database.address
+    database.forget()

@@ -66,11 +66,7 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -
             f"{name} has 0 feature(s) (shape={tuple(view.shape)}) while a minimum of 1 is required; "
             "give at least one column."
         )
-    if n_features is not None and view.shape[1] != n_features:
-        raise InputError(
-            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
-            "give the same features as in fit."
-        )
+    _check_width(view, name, n_features)
     return view
 
 
@@ -80,7 +76,8 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> 
     float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
     and integers float64. Lists and data frames become NumPy.
     """
-    view = _as_real_float(check_matrix(view, name, n_features=n_features), name)
+    view = _as_real_float(check_matrix(view, name), name)
+    _check_width(view, name, n_features)
     if not _all_finite(view):
         raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
     return view
@@ -128,6 +125,14 @@ def check_together(x: Array, y: Array) -> None:
         raise InputError(
             f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
             f"{device(y)}; give both in the same library and on the same device."
+        )
+
+
+def _check_width(view: Array, name: str, n_features: int | None) -> None:
+    if n_features is not None and view.shape[1] != n_features:
+        raise InputError(
+            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
+            "give the same features as in fit."
         )
 
 

@@ -138,7 +138,7 @@ def test_a_checkpoint_of_arrays_knows_its_arrays(tmp_path):
     mine = ArrayBlocks(x, y, pairing)
     assert mine.fingerprint == ArrayBlocks(x.copy(), y.copy(), pairing).fingerprint
     assert mine.fingerprint != ArrayBlocks(x + 1, y, pairing).fingerprint
-    moments_of_blocks(mine, Preparation(), checkpoint=Checkpoint(file, f"{mine.fingerprint}"))
+    moments_of_blocks(mine, Preparation(), checkpoint=Checkpoint(file, f"{mine.fingerprint}", every=0))
     with pytest.raises(InputError, match="remove it to begin anew"):
         AWCCA(params=(1.0, 1.0), solver="gram").fit(x + 1, y, pairing, checkpoint=file)
 

@@ -44,6 +44,16 @@ def test_fit_then_evaluate(files):
         assert found[task]["r@1"] == model.score(x, y, pairing, task=task)
 
 
+@pytest.mark.slow
+def test_a_cluster_fits_the_same_model(files):
+    pytest.importorskip("distributed")
+    here = run_json(*FIT, "--grid", 5, "--solver", "gram")
+    there = run_json(*FIT, "--grid", 5, "--dask", "local")
+    assert there["filters"] == here["filters"]
+    assert not list(files.glob(".m*"))
+    assert "leave out the engine" in refused(*FIT, "--preset", "best", "--dask", "local")
+
+
 def test_the_flags_are_those_of_the_python_api(files):
     result = run(
         *FIT,

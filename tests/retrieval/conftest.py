@@ -23,17 +23,33 @@ def views():
     return make_views
 
 
-@pytest.fixture
-def make():
+@pytest.fixture(params=["memory", "postgresql"])
+def home(request):
+    """Where collections are kept: ``home("hnsw")`` is an ``index`` with nothing in it."""
+    if request.param == "memory":
+        return lambda kind="flat": kind
+    fresh = request.getfixturevalue("fresh")
+    return lambda kind="flat": fresh(**({} if kind == "flat" else {"index": kind}))
+
+
+def made(seed=1, shape=None, **options):
     """A retriever on generated features, with what it was made of."""
+    x, y, pairing = make_views(seed, **(shape or {}))
+    options.setdefault("model", AWCCA(params=(2.0, 3.0)))
+    return SimpleNamespace(
+        retriever=Retriever.from_features(x, y, pairing, **options), x=x, y=y, pairing=pairing
+    )
 
-    def made(seed=1, shape=None, **options):
-        x, y, pairing = make_views(seed, **(shape or {}))
-        options.setdefault("model", AWCCA(params=(2.0, 3.0)))
-        return SimpleNamespace(
-            retriever=Retriever.from_features(x, y, pairing, **options), x=x, y=y, pairing=pairing
-        )
 
+@pytest.fixture
+def make(home):
+    """Makes such retrievers, once in memory and once in PostgreSQL."""
+    return lambda *args, index="flat", **options: made(*args, index=home(index), **options)
+
+
+@pytest.fixture
+def make_here():
+    """Makes such retrievers in memory, for what is about memory and files."""
     return made
 
 

@@ -7,10 +7,12 @@ from diptych import AWCCA, InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
 
 
-@pytest.fixture(scope="module")
-def made(views):
+@pytest.fixture(scope="module", params=["memory", "postgresql"])
+def made(views, request):
     x, y, pairing = views()
-    return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0))), x, y
+    address = request.getfixturevalue("database").address if request.param == "postgresql" else None
+    index = "flat" if address is None else address(schema="bad_input")
+    return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)), index=index), x, y
 
 
 def refused(words, action):

@@ -65,8 +65,8 @@ def test_a_thousand_damaged_folders(tmp_path):
     assert found["grown"] < 300
 
 
-def test_links_are_not_followed(make, tmp_path):
-    made = make()
+def test_links_are_not_followed(make_here, tmp_path):
+    made = make_here()
     for name in ("items.jsonl", "model.safetensors", "index.safetensors", "config.json"):
         folder = tmp_path / name / "model"
         made.retriever.save(folder)

@@ -122,3 +122,31 @@ def test_a_graph_over_forty_thousand_captions_finds_them(flickr, retriever):
     assert len(index) == 40000
     queries = retriever.embed_images(x[pairs.image_rows("test")], task="annotate")
     assert index.build_graph(queries).recall >= 0.95
+
+
+@pytest.fixture(scope="module")
+def first_captions(flickr):
+    """Pictures with one caption each, and which of them are in the test split."""
+    pairs, x, y = flickr
+    rows = np.unique(pairs.pairing, return_index=True)[1]
+    return x, y[rows], pairs.image_rows("test")
+
+
+@pytest.fixture(scope="module")
+def here(first_captions, model):
+    return Retriever.from_features(*first_captions[:2], model=model)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("exact", 0.999), ("hnsw", 0.99)])
+def test_postgresql_finds_the_ten_best(first_captions, model, here, fresh, kind, share):
+    x, y, test = first_captions
+    there = Retriever.from_features(x, y, model=model, index=fresh(index=kind))
+    for task, queries in (("search", y[test[:500]]), ("annotate", x[test[:500]])):
+        found, expected = (getattr(each, task)(queries, k=10) for each in (there, here))
+        same = 0
+        for ours, theirs in zip(found, expected, strict=True):
+            same += len({hit.id for hit in ours} & {hit.id for hit in theirs})
+            for one, other in zip(ours, theirs, strict=True):
+                # Sums of float32 in another order may turn a hair's breadth around.
+                assert kind == "hnsw" or one.id == other.id or abs(one.score - other.score) < 1e-6
+        assert same / (10 * len(queries)) >= share

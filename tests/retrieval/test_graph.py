@@ -93,12 +93,12 @@ def test_vectors_that_are_no_numbers_do_no_harm(vectors):
     assert recall(keys, tested.search(vectors[1:20], 5, exact=True)[1]) > 0.8
 
 
-def test_a_retriever_with_a_graph_reports_its_recall(make):
-    made = make(index="hnsw", shape={"n": 400, "captions": 1})
+def test_a_retriever_with_a_graph_reports_its_recall(make_here):
+    made = make_here(index="hnsw", shape={"n": 400, "captions": 1})
     facts = made.retriever.info()["facts"]["graph_recall"]
     assert set(facts) == {"search", "annotate"}
     assert min(facts.values()) > 0.95
-    exact = make(shape={"n": 400, "captions": 1})
+    exact = make_here(shape={"n": 400, "captions": 1})
     found, expected = made.retriever.search(made.y[:50], k=10), exact.retriever.search(made.y[:50], k=10)
     names = [[[hit.id for hit in hits] for hits in several] for several in (found, expected)]
     assert recall(*names) > 0.95
@@ -113,8 +113,8 @@ def test_a_retriever_with_a_graph_reports_its_recall(make):
 
 
 @pytest.mark.filterwarnings("ignore:.*lie far")
-def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make, views):
-    made = make(index="hnsw")
+def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make_here, views):
+    made = make_here(index="hnsw")
     before = made.retriever.info()["facts"]["graph_recall"]
     kept = dict(before)
     x, y, pairing = views(seed=1, n=70)
@@ -127,8 +127,8 @@ def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make, view
 
 class TestOnDisk:
     @pytest.fixture
-    def saved(self, make, tmp_path):
-        made = make(index="hnsw", shape={"n": 300, "captions": 1})
+    def saved(self, make_here, tmp_path):
+        made = make_here(index="hnsw", shape={"n": 300, "captions": 1})
         made.retriever.save(tmp_path / "model")
         made.folder = tmp_path / "model"
         return made
@@ -187,8 +187,8 @@ class TestOnDisk:
             Graph.read(tmp_path / "graph", graph.keys, graph.index.d, 1.0)
 
 
-def test_a_graph_over_an_empty_side(make, tmp_path):
-    made = make(index="hnsw")
+def test_a_graph_over_an_empty_side(make_here, tmp_path):
+    made = make_here(index="hnsw")
     made.retriever.remove([str(i) for i in range(60)])
     assert made.retriever.search(made.y[0]) == []
     made.retriever.save(tmp_path / "empty")

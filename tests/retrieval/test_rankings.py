@@ -57,8 +57,8 @@ def test_rankings_are_those_of_awcca_done_by_hand(make, task, weighting, similar
 @pytest.mark.parametrize("similarity", ["cosine", "l2"])
 @pytest.mark.parametrize("own", WEIGHTINGS, ids=str)
 @pytest.mark.parametrize("other", WEIGHTINGS, ids=str)
-def test_another_weighting_ranks_as_a_model_made_with_it(make, own, other, similarity):
-    made = make(model=AWCCA(params=PARAMS, weighting=own, similarity=similarity))
+def test_another_weighting_ranks_as_a_model_made_with_it(make_here, own, other, similarity):
+    made = make_here(model=AWCCA(params=PARAMS, weighting=own, similarity=similarity))
     for task, queries in (("search", made.y), ("annotate", made.x)):
         found = getattr(made.retriever, task)(queries, k=8, weighting=other)
         assert_found(found, by_hand(made, task, other, similarity), ids_of(made, task), 8, atol=2e-5)
@@ -220,8 +220,8 @@ def test_metadata_is_as_it_will_be_after_saving(make, tmp_path):
     assert loaded.search(made.y[0], k=60, where="3")[0].metadata == expected
 
 
-def test_few_weightings_are_held_at_a_time(make):
-    made = make()
+def test_few_weightings_are_held_at_a_time(make_here):
+    made = make_here()
     for step in range(30):
         made.retriever.search(made.y[0], weighting=(step / 30, 1.0))
     assert len(made.retriever.collection._derived) < 10

@@ -53,8 +53,8 @@ def test_a_model_that_was_selected_comes_back_with_its_path_and_card(views, same
     json.dumps(loaded.info(), allow_nan=False)
 
 
-def test_what_came_and_went_before_saving_comes_back(make, same_answers, tmp_path):
-    made = make(metadata={"4": {"colour": "red"}})
+def test_what_came_and_went_before_saving_comes_back(make_here, same_answers, tmp_path):
+    made = make_here(metadata={"4": {"colour": "red"}})
     made.retriever.add(made.x[:5] + 0.1, made.y[:5], ids=[f"new {i}" for i in range(5)])
     made.retriever.remove(["3", "7#0", "new 2"])
     made.retriever.add(captions=made.y[5:7], texts=["alone", None], caption_ids=["one", "two"])
@@ -71,8 +71,8 @@ def test_what_came_and_went_before_saving_comes_back(make, same_answers, tmp_pat
         same_answers(Retriever.load(tmp_path / "again", mmap=mmap), loaded, made.x[:4], made.y[:4], k=200)
 
 
-def test_a_mapped_model_may_be_saved_over_itself(make, same_answers, tmp_path):
-    made = make()
+def test_a_mapped_model_may_be_saved_over_itself(make_here, same_answers, tmp_path):
+    made = make_here()
     made.retriever.save(tmp_path / "model")
     mapped = Retriever.load(tmp_path / "model", mmap=True)
     mapped.add(made.x[:1], made.y[:1], ids=["new"])
@@ -82,8 +82,8 @@ def test_a_mapped_model_may_be_saved_over_itself(make, same_answers, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_mapped_vectors_and_features_stay_on_disk(make, tmp_path, monkeypatch):
-    made = make()
+def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypatch):
+    made = make_here()
     made.retriever.save(tmp_path / "model")
     digested = []
     digest = saved.storage.file_digest
@@ -124,8 +124,8 @@ class TestEncoders:
         with pytest.raises(InputError, match="no word that the model knows"):
             loaded.search("zzyzx qwrtp")
 
-    def test_missing_encoders_are_asked_for_in_one_sentence(self, make):
-        made = make()
+    def test_missing_encoders_are_asked_for_in_one_sentence(self, make_here):
+        made = make_here()
         for ask in (
             lambda r: r.search("a dog"),
             lambda r: r.annotate("a.jpg"),
@@ -135,7 +135,7 @@ class TestEncoders:
                 ask(made.retriever)
             assert "\n" not in str(caught.value)
 
-    def test_known_encoders_are_named_when_missing_and_refused_when_others(self, make, tmp_path):
+    def test_known_encoders_are_named_when_missing_and_refused_when_others(self, make_here, tmp_path):
         class Sevens:
             def __init__(self, fingerprint):
                 self.fingerprint, self.name = fingerprint, "sevens"
@@ -144,7 +144,7 @@ class TestEncoders:
                 return np.full((len(sentences), 7), 0.5) + len(sentences[0])
 
         right, wrong = Sevens("sevens:1"), Sevens("sevens:2")
-        made = make(text_encoder=right)
+        made = make_here(text_encoder=right)
         made.retriever.save(tmp_path / "model")
         with pytest.raises(InputError, match="its sentences were encoded by sevens") as caught:
             Retriever.load(tmp_path / "model").search("a dog")
@@ -208,8 +208,8 @@ class TestEncoders:
 @pytest.mark.parametrize(
     "name", ["a\udcff.jpg", "猫", "new\nline\u2028", "\u0000", '"quoted"', "../../up", "é" * 999]
 )
-def test_names_of_any_kind_come_back(make, tmp_path, name):
-    made = make()
+def test_names_of_any_kind_come_back(make_here, tmp_path, name):
+    made = make_here()
     made.retriever.add(
         made.x[:1],
         made.y[:1],
@@ -225,8 +225,8 @@ def test_names_of_any_kind_come_back(make, tmp_path, name):
     assert loaded.remove(name) == 2
 
 
-def test_captions_that_are_no_strings_are_stored_as_such(make, tmp_path):
-    made = make(captions=[None, *range(119)], paths=[None, *(f"{i}.png" for i in range(59))])
+def test_captions_that_are_no_strings_are_stored_as_such(make_here, tmp_path):
+    made = make_here(captions=[None, *range(119)], paths=[None, *(f"{i}.png" for i in range(59))])
     made.retriever.add(captions=made.y[:2], texts=[5, np.str_("six")], caption_ids=["five", "six"])
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
@@ -235,8 +235,8 @@ def test_captions_that_are_no_strings_are_stored_as_such(make, tmp_path):
     assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {None, "0.png"}
 
 
-def test_what_could_not_be_read_again_is_not_written(make, same_answers, tmp_path):
-    made = make()
+def test_what_could_not_be_read_again_is_not_written(make_here, same_answers, tmp_path):
+    made = make_here()
     made.retriever.save(tmp_path / "model")
     before = Retriever.load(tmp_path / "model")
     made.retriever.add(captions=made.y[:1], texts=["long " * 300_000], caption_ids=["endless"])
@@ -250,8 +250,8 @@ def test_what_could_not_be_read_again_is_not_written(make, same_answers, tmp_pat
 
 class TestRefused:
     @pytest.fixture
-    def folder(self, make, tmp_path):
-        make().retriever.save(tmp_path / "model")
+    def folder(self, make_here, tmp_path):
+        make_here().retriever.save(tmp_path / "model")
         return tmp_path / "model"
 
     def edit(self, folder, **changes):
@@ -271,8 +271,8 @@ class TestRefused:
         with pytest.raises(InputError, match="no valid format version"):
             check_format({"format": "diptych-retriever", "version": version}, "retriever", 1, folder)
 
-    def test_a_model_without_an_index_is_refused(self, make, tmp_path):
-        made = make()
+    def test_a_model_without_an_index_is_refused(self, make_here, tmp_path):
+        made = make_here()
         AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save(tmp_path / "plain")
         with pytest.raises(InputError, match="holds a model without an index; AWCCA.load reads it") as caught:
             Retriever.load(tmp_path / "plain")
@@ -281,7 +281,7 @@ class TestRefused:
             made.retriever.save(tmp_path / "plain")
         AWCCA.load(tmp_path / "plain")
 
-    def test_what_is_no_folder_or_another_one_is_refused(self, folder, make, tmp_path):
+    def test_what_is_no_folder_or_another_one_is_refused(self, folder, make_here, tmp_path):
         with pytest.raises(InputError, match="is not a folder"):
             Retriever.load(tmp_path / "nothing")
         with pytest.raises(InputError, match="is not a folder"):
@@ -291,7 +291,7 @@ class TestRefused:
         with pytest.raises(InputError, match="is missing, or not a file"):
             Retriever.load(tmp_path / "letters")
         with pytest.raises(InputError, match="is not a diptych retriever"):
-            make().retriever.save(tmp_path / "letters")
+            make_here().retriever.save(tmp_path / "letters")
         assert (tmp_path / "letters" / "dear.txt").read_text() == "keep me"
 
     @pytest.mark.parametrize("mmap", [False, True])
@@ -315,8 +315,8 @@ class TestRefused:
         with pytest.raises(InputError, match="its checksum differs"):
             Retriever.load(folder, mmap=mmap)
 
-    def test_files_of_another_model_are_refused(self, folder, make, tmp_path):
-        make(seed=2, shape={"m_x": 9}).retriever.save(tmp_path / "other")
+    def test_files_of_another_model_are_refused(self, folder, make_here, tmp_path):
+        make_here(seed=2, shape={"m_x": 9}).retriever.save(tmp_path / "other")
         (folder / "moments.safetensors").write_bytes(
             (tmp_path / "other" / "moments.safetensors").read_bytes()
         )

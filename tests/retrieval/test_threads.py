@@ -61,98 +61,103 @@ class Presence:
 @pytest.fixture
 def busy(make):
     """A retriever in which threads add, remove and look, for a while; ``extra`` adds more to do."""
+    return lambda *args, **options: run_busy(make, *args, **options)
 
-    def run(seconds, extra=lambda busy, retriever: None, **options):
-        made = make(metadata={str(i): {"fixed": i < 20} for i in range(60)}, **options)
-        retriever, rng = made.retriever, np.random.default_rng(0)
-        ids = [str(i) for i in range(60)]
-        presence = Presence([*ids, *(f"{i}#{j}" for i in ids for j in range(2))])
-        numbers, live, lock = itertools.count(), list(ids[20:]), threading.Lock()
-        work = Busy(seconds)
-        fixed = ids[:20]  # never removed, so that a filter may name them
 
-        def add():
-            names = [f"new {next(numbers)}" for _ in range(3)]
-            captions = [f"{name}#{j}" for j, name in enumerate(names)]
-            now = time.perf_counter()
-            presence.began.update(dict.fromkeys([*names, *captions], now))
-            retriever.add(made.x[:3] + 0.01, made.y[:3], ids=names, caption_ids=captions)
-            with lock:
-                live.extend(names)
+@pytest.fixture
+def busy_here(make_here):
+    """The same in memory alone."""
+    return lambda *args, **options: run_busy(make_here, *args, **options)
 
-        def add_unnamed():
-            now = time.perf_counter()
-            for name in retriever.add(captions=made.y[:2]):
-                presence.began[name] = now
-                retriever.remove(name)
-                presence.ended[name] = time.perf_counter()
 
-        def remove():
-            with lock:
-                names = [live.pop(rng.integers(len(live))) for _ in range(2)] if len(live) > 20 else []
-            collection = retriever.collection
-            captions = [
-                item.id
-                for name in names
-                for key in collection.items.captions(name)
-                if (item := collection.items.get(key))
-            ]
-            retriever.remove(names)
-            presence.ended.update(dict.fromkeys([*names, *captions], time.perf_counter()))
+def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
+    made = make(metadata={str(i): {"fixed": i < 20} for i in range(60)}, **options)
+    retriever, rng = made.retriever, np.random.default_rng(0)
+    ids = [str(i) for i in range(60)]
+    presence = Presence([*ids, *(f"{i}#{j}" for i in ids for j in range(2))])
+    numbers, live, lock = itertools.count(), list(ids[20:]), threading.Lock()
+    work = Busy(seconds)
+    fixed = ids[:20]  # never removed, so that a filter may name them
 
-        def timed(ask):
-            start = time.perf_counter()
-            found = ask()
-            return found, start, time.perf_counter()
+    def add():
+        names = [f"new {next(numbers)}" for _ in range(3)]
+        captions = [f"{name}#{j}" for j, name in enumerate(names)]
+        now = time.perf_counter()
+        presence.began.update(dict.fromkeys([*names, *captions], now))
+        retriever.add(made.x[:3] + 0.01, made.y[:3], ids=names, caption_ids=captions)
+        with lock:
+            live.extend(names)
 
-        def search():
-            for ask in (
-                lambda: retriever.search(made.y[:2], k=7)[1],
-                lambda: retriever.search(made.y[0], k=1000),
-                lambda: retriever.search(made.y[0], k=9, where=lambda item: not item.metadata.get("fixed")),
-                lambda: retriever.search(made.y[0], k=9, weighting="none"),
-                lambda: retriever.search(made.y[0], k=9, weighting=(0.5, 0.5), where=fixed),
-                lambda: retriever.similar(image=made.x[0], k=30),
-            ):
-                presence.check(*timed(ask))
-            named = retriever.search(made.y[0], k=100, where=fixed)
-            assert sorted(hit.id for hit in named) == sorted(fixed)
+    def add_unnamed():
+        now = time.perf_counter()
+        for name in retriever.add(captions=made.y[:2]):
+            presence.began[name] = now
+            retriever.remove(name)
+            presence.ended[name] = time.perf_counter()
 
-        def annotate():
-            # Sentences without a name are known by their name once they are there: they are left out.
-            def named(item):
-                return item.image is not None
-
-            for ask in (
-                lambda: retriever.annotate(made.x[0], k=7, where=named),
-                lambda: retriever.annotate(made.x[0], k=1000, where=named, weighting="symmetric"),
-            ):
-                presence.check(*timed(ask))
-            packs, start, end = timed(lambda: retriever.annotate(made.x[0], k=12, packs=True))
-            assert len({pack.image for pack in packs}) == len(packs)
-            for pack in packs:
-                assert pack.best.item.image == pack.image
-                presence.check(pack.captions, start, end)
-
-        for number in range(2):
-            work.repeat(f"add {number}", add)
-            work.repeat(f"search {number}", search)
-        for name, action in {"remove": remove, "unnamed": add_unnamed, "annotate": annotate}.items():
-            work.repeat(name, action)
-        extra(work, retriever)
-        work.run()
-        assert all(
-            work.rounds.get(name, 0) > 0 for name in ("add 0", "search 0", "remove", "annotate", "unnamed")
-        )
-        # What is left is whole: every item has a vector and features, and the other way round.
+    def remove():
+        with lock:
+            names = [live.pop(rng.integers(len(live))) for _ in range(2)] if len(live) > 20 else []
         collection = retriever.collection
-        for task, view in (("search", "image"), ("annotate", "text")):
-            keys = collection.items.keys(view).tolist()
-            assert collection.indexes[task].keys.tolist() == keys
-            assert collection.features[view].keys.tolist() == keys
-        return made, work
+        captions = [item.id for name in names for item in collection.items.captions(name)]
+        retriever.remove(names)
+        presence.ended.update(dict.fromkeys([*names, *captions], time.perf_counter()))
 
-    return run
+    def timed(ask):
+        start = time.perf_counter()
+        found = ask()
+        return found, start, time.perf_counter()
+
+    def search():
+        for ask in (
+            lambda: retriever.search(made.y[:2], k=7)[1],
+            lambda: retriever.search(made.y[0], k=1000),
+            lambda: retriever.search(made.y[0], k=9, where=lambda item: not item.metadata.get("fixed")),
+            lambda: retriever.search(made.y[0], k=9, weighting="none"),
+            lambda: retriever.search(made.y[0], k=9, weighting=(0.5, 0.5), where=fixed),
+            lambda: retriever.similar(image=made.x[0], k=30),
+        ):
+            presence.check(*timed(ask))
+        named = retriever.search(made.y[0], k=100, where=fixed)
+        assert sorted(hit.id for hit in named) == sorted(fixed)
+
+    def annotate():
+        # Sentences without a name are known by their name once they are there: they are left out.
+        def named(item):
+            return item.image is not None
+
+        for ask in (
+            lambda: retriever.annotate(made.x[0], k=7, where=named),
+            lambda: retriever.annotate(made.x[0], k=1000, where=named, weighting="symmetric"),
+        ):
+            presence.check(*timed(ask))
+        packs, start, end = timed(lambda: retriever.annotate(made.x[0], k=12, packs=True))
+        assert len({pack.image for pack in packs}) == len(packs)
+        for pack in packs:
+            assert pack.best.item.image == pack.image
+            presence.check(pack.captions, start, end)
+
+    for number in range(2):
+        work.repeat(f"add {number}", add)
+        work.repeat(f"search {number}", search)
+    for name, action in {"remove": remove, "unnamed": add_unnamed, "annotate": annotate}.items():
+        work.repeat(name, action)
+    extra(work, retriever)
+    work.run()
+    assert all(
+        work.rounds.get(name, 0) > 0 for name in ("add 0", "search 0", "remove", "annotate", "unnamed")
+    )
+    # What is left is whole: every item has a vector and features, and the other way round.
+    collection = retriever.collection
+    found = {
+        "image": retriever.search(made.y[0], k=10**6),
+        "text": retriever.annotate(made.x[0], k=10**6),
+    }
+    for view, hits in found.items():
+        ids = [item.id for _, item in collection.items if item.view == view]
+        assert sorted(hit.id for hit in hits) == sorted(ids)
+        assert len(collection.kept_features(view, ids)) == len(ids)
+    return made, work
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lie far")
@@ -171,7 +176,7 @@ def test_searching_while_others_refit(busy):
     assert work.rounds["refit"] > 1
 
 
-def test_saving_while_others_add_and_remove(busy, tmp_path, same_answers):
+def test_saving_while_others_add_and_remove(busy_here, tmp_path, same_answers):
     loaded = []
 
     def save(retriever):
@@ -183,7 +188,7 @@ def test_saving_while_others_add_and_remove(busy, tmp_path, same_answers):
             assert item.image is None or item.image in found.collection.items
         loaded.append(len(ids))
 
-    made, _ = busy(2.0, lambda work, retriever: work.repeat("save", lambda: save(retriever)))
+    made, _ = busy_here(2.0, lambda work, retriever: work.repeat("save", lambda: save(retriever)))
     assert loaded
     made.retriever.save(tmp_path / "model")
     same_answers(Retriever.load(tmp_path / "model"), made.retriever, made.x[:3], made.y[:3])
@@ -207,8 +212,8 @@ def test_items_without_names_may_be_added_by_many_at_once(make):
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_an_item_that_goes_between_being_found_and_being_named_makes_room(make, monkeypatch, filtered):
-    made = make()
+def test_an_item_that_goes_between_being_found_and_being_named_makes_room(make_here, monkeypatch, filtered):
+    made = make_here()
     expected = [hit.id for hit in made.retriever.search(made.y[0], k=6)]
     search, gone = VectorIndex.search, []
 

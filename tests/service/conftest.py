@@ -85,7 +85,7 @@ def easy(retriever, path_of):
 @pytest.fixture(scope="session")
 def path_of(retriever):
     """Where the picture of an id lies."""
-    return lambda item_id: retriever.collection.items.get(retriever.collection.items.key(item_id)).path
+    return lambda item_id: retriever.collection.items.find(item_id).path
 
 
 def in_process(place, *, writable=False, token=None, headers=None, log=False, **limits):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.retrieval import Item
-from diptych.service.answering import Desk, matcher
+from diptych.service.answering import Desk
 from diptych.service.limits import Limits
 from diptych.service.problems import Problem
 from diptych.service.served import Served
@@ -94,23 +93,3 @@ def test_a_full_desk_says_so(model, retriever):
     found = asyncio.run(ask())
     assert sum(isinstance(answer, Problem) and answer.status_code == 503 for answer in found) == 5
     assert sum(isinstance(answer, list) for answer in found) == 4
-
-
-@pytest.mark.parametrize(
-    ("where", "fits"),
-    [
-        ({"split": "test"}, True),
-        ({"split": ["val", "test"]}, True),
-        ({"split": "val"}, False),
-        ({"n": 1}, True),
-        ({"n": True}, False),
-        ({"flag": True}, True),
-        ({"flag": 1}, False),
-        ({"split": "test", "n": 2}, False),
-        ({"absent": "x"}, False),
-        ({}, True),
-    ],
-)
-def test_filters(where, fits):
-    item = Item("a", "image", metadata={"split": "test", "n": 1, "flag": True})
-    assert matcher(where)(item) is fits

@@ -57,7 +57,8 @@ def moments_of_blocks(
             checkpoint.write(total, done)
     if total is None:
         raise InputError("there are no blocks to fit on; give at least one (x, y) or (x, y, pairing).")
-    if checkpoint is not None:
+    # What follows may be interrupted too; a pass that was short is not worth keeping.
+    if checkpoint is not None and checkpoint.path.exists():
         checkpoint.write(total, done)
     return total
 

@@ -42,6 +42,7 @@ from diptych.cli.options import (
     WordFeatures,
     components_of,
     encoder_of,
+    engine_of,
     given_image_encoder,
     given_text_encoder,
     grid_of,
@@ -95,9 +96,15 @@ def fit(
     normalize: Annotated[
         str, typer.Option(help="Of images,texts: none, unit, signed-sqrt or sqrt-unit each.")
     ] = "none,none",
-    index: Annotated[str, typer.Option(help="flat (exact) or hnsw.")] = "flat",
+    index: Annotated[
+        str, typer.Option(help="flat (exact), hnsw, or postgresql://user@host/database.")
+    ] = "flat",
     dtype: Annotated[str, typer.Option(help="Of the index: float32 or float16.")] = "float32",
     keep_features: Annotated[bool, typer.Option(help="Keep the items' features, for a refit.")] = True,
+    dask: Annotated[
+        str | None,
+        typer.Option(help="Sum the training pairs there: the address of a Dask scheduler, or local."),
+    ] = None,
     threads: Threads = None,
     device: Device = "cpu",
     quiet: Quiet = False,
@@ -105,8 +112,9 @@ def fit(
 ) -> None:
     """Fit a searchable model on pairs, or on features of both views; report its recalls.
 
-    Pictures and captions are encoded first; interrupted work goes on where it stopped. With a train split
-    the regularisation is selected on the val split; without, on a share that is held out.
+    Pictures and captions are encoded first; interrupted work, a pass over large features included, goes on
+    where it stopped. With a train split the regularisation is selected on the val split; without, on a share
+    that is held out.
 
     Example: `diptych fit captions.csv --images photos --image-encoder resnet50.onnx --out model`
 
@@ -157,7 +165,8 @@ def fit(
                 "image": Known(encoder_of(source), encoder_of(source)),
                 "text": Known(encoder_of(texts), encoder_of(texts)),
             }
-        retriever.fit(views)
+        with engine_of(dask) as engine:
+            retriever.fit(views, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
         retriever.save(out)
         shutil.rmtree(work, ignore_errors=True)
         found = retriever.info() | {"model": str(out)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,6 +116,18 @@ def open_data(
     if pairs is not None:
         raise InputError("--pairs goes with two files of features; give both, or the pairs alone.")
     return read_pairs(source, images=images)
+
+
+@contextmanager
+def engine_of(address: str | None) -> Iterator[Any]:
+    """The engine that a flag names, if any: a Dask cluster, or one on this machine."""
+    if address is None:
+        yield None
+        return
+    from diptych.engine import DaskEngine
+
+    with DaskEngine(None if address == "local" else address) as engine:
+        yield engine
 
 
 def encoder_of(path: Path | None) -> str:

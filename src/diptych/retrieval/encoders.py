@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,11 @@ class Encoders:
     def hkse(self) -> HKSE | None:
         """The fitted HKSE, where that is the text encoder."""
         return self.text.hkse if isinstance(self.text, HKSEEncoder) else None
+
+    def fits(self, view: View, known: Mapping[View, Known]) -> bool:
+        """Whether there is an encoder here, and it is the one that is known."""
+        encoder, wanted = self.image if view == "image" else self.text, known.get(view, Known()).fingerprint
+        return encoder is not None and wanted in ("", str(getattr(encoder, "fingerprint", "")))
 
     def fit_text(self, captions: Sequence[str]) -> None:
         """Fit an HKSE that is not fitted yet."""

@@ -14,25 +14,33 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych.arrays import to_numpy
-from diptych.cca import AWCCA, Moments, moments_from_spectra
+from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.persistence import unpack
 from diptych.checks import TASKS, DataWarning, InputError
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data.leakage import near_duplicates
 from diptych.fusion import Fusion
-from diptych.normalize import normalize
 from diptych.ranking import retrieval_scores, summary
 from diptych.report.card import FEW_PAIRS
 from diptych.retrieval.embedding import Layout, in_blocks, layout_of
 from diptych.retrieval.encoders import Encoders
 from diptych.retrieval.items import View
 from diptych.retrieval.reach import Reach
+from diptych.transfer import on_device
 
 Part: TypeAlias = tuple[Any, Any, Any]
 Recalls: TypeAlias = dict[str, dict[str, float]]
 Watch: TypeAlias = Callable[[str, Progress], None]
 """Told what is being encoded, and how far that is."""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a fit runs: as ``AWCCA.fit`` takes it, with ``"cpu"`` for no device."""
+
+    device: str = "cpu"
+    engine: Engine | None = None
+    checkpoint: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +118,14 @@ def split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
 def fit_model(
     model: AWCCA | Fusion,
     views: PairedViews,
-    device: str = "cpu",
+    where: Whereabouts | None = None,
     layout: Mapping[View, Layout] | None = None,
 ) -> Fitted:
     """Fit ``model`` on the training split and measure it on the others.
 
     ``layout`` names the feature blocks that lie side by side in a view, for a fusion.
     """
+    where = where or Whereabouts()
     start = time.perf_counter()
     training, validation, test = split_views(views)
     n_pairs = len(training[1])
@@ -132,35 +141,44 @@ def fit_model(
         "pairs": _sizes(views.dataset),
         "leaks": _leaks(training, validation, test),
     }
-    parts = [on_device(part, device) for part in (training, validation, test)]
     moments: Moments | None = None
     if isinstance(model, Fusion):
+        if where.engine is not None:
+            raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
         _fit_fusion(model, training, validation, layout or {}, facts)
     else:
-        model, moments = _fit_awcca(model, parts[0], parts[1], facts)
+        model, moments = _fit_awcca(model, training, validation, facts, where)
     hows = ("none", "none") if isinstance(model, Fusion) else model.normalize
     reach: dict[View, Reach] = {
-        "image": Reach.of(normalize(np.asarray(training[0], np.float32), hows[0])),
-        "text": Reach.of(normalize(np.asarray(training[1], np.float32), hows[1])),
+        "image": Reach.of(training[0], hows[0]),
+        "text": Reach.of(training[1], hows[1]),
     }
     begun = time.perf_counter()
-    named = {"validation": parts[1], "test": parts[2]}
+    named = {"validation": validation, "test": test}
     if isinstance(model, Fusion) and model.selection_["refitted"]:
         del named["validation"]  # it was fitted on those as well
-    facts["metrics"] = {name: recalls(model, part) for name, part in named.items() if part is not None}
+    facts["metrics"] = {
+        name: recalls(model, part, where.device) for name, part in named.items() if part is not None
+    }
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
     return Fitted(model, moments, reach, facts)
 
 
 def _fit_awcca(
-    model: AWCCA, training: Part, validation: Part | None, facts: dict[str, Any]
+    model: AWCCA, training: Part, validation: Part | None, facts: dict[str, Any], where: Whereabouts
 ) -> tuple[AWCCA, Moments]:
     selecting = (model.params is None and model.selection == "validation") or model.n_components == "auto"
     begun = time.perf_counter()
-    model.fit(*training, validation=validation if selecting else None)
+    model.fit(
+        *training,
+        validation=validation if selecting else None,
+        engine=where.engine,
+        device=None if where.device == "cpu" else where.device,
+        checkpoint=where.checkpoint,
+    )
     seconds = time.perf_counter() - begun
-    moments = _in_numpy(moments_from_spectra(model.spectra_, model.precision))
+    moments = moments_from_spectra(model.spectra_, model.precision)
     path = model.path_
     spent = 0.0 if path is None else path.seconds
     facts["seconds"] = {"spectra and models": round(seconds - spent, 3)}
@@ -171,7 +189,7 @@ def _fit_awcca(
             facts["held_out"] = {"metric": path.metric, **best}
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
         facts["seconds"][grid] = round(spent, 3)
-    # Wherever it was fitted, it is kept in NumPy.
+    # Without its spectra, which are as large as the moments.
     return AWCCA.unpacked(unpack(*model.packed(), Path("model"))), moments
 
 
@@ -193,8 +211,10 @@ def _fit_fusion(
     facts["selected_on"] = model.selection_["validation"]
 
 
-def recalls(model: AWCCA | Fusion, part: Part) -> Recalls:
+def recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:
     """Retrieval scores of both tasks on some pairs."""
+    if device != "cpu" and isinstance(model, AWCCA):
+        part = tuple(on_device(np.asarray(array), device) for array in part)
     x, y, pairing = part
     if isinstance(model, Fusion):
         x, y = in_blocks(x, layout_of(model, "image")), in_blocks(y, layout_of(model, "text"))
@@ -204,22 +224,6 @@ def recalls(model: AWCCA | Fusion, part: Part) -> Recalls:
         ex, ey = model.transform(x, y, task=task)
         found[str(task)] = retrieval_scores(ex, ey, pairing, task=task, similarity=model.similarity)
     return found
-
-
-def on_device(part: Part | None, device: str) -> Any:
-    """Arrays on a torch device; NumPy stays NumPy on the CPU."""
-    if part is None or device == "cpu":
-        return part
-    try:
-        import torch
-    except ImportError:
-        raise InputError(
-            f'the device {device!r} needs torch; install it with: pip install "diptych[torch]"'
-        ) from None
-    try:
-        return tuple(torch.as_tensor(np.ascontiguousarray(array), device=device) for array in part)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"there is no device {device!r} here ({str(error).splitlines()[0]}).") from None
 
 
 def _sizes(dataset: PairedDataset) -> dict[str, list[int]]:
@@ -244,15 +248,3 @@ def _leaks(training: Part, validation: Part | None, test: Part | None) -> dict[s
                 stacklevel=5,
             )
     return found
-
-
-def _in_numpy(moments: Moments) -> Moments:
-    return Moments(
-        moments.count,
-        to_numpy(moments.x_mean),
-        to_numpy(moments.y_mean),
-        to_numpy(moments.xx),
-        to_numpy(moments.yy),
-        to_numpy(moments.xy),
-        moments.precision,
-    )

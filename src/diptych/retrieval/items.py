@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -55,8 +56,40 @@ class Item:
         )
 
 
-class Items:
-    """Items under integer keys that are never used twice."""
+class Catalogue(ABC):
+    """What there is: items under integer keys that are never used twice, wherever they are kept."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Items of both views."""
+
+    @abstractmethod
+    def __contains__(self, item_id: object) -> bool:
+        """Whether there is an item of this id."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[int, Item]]:
+        """Keys and items, in the order of the keys."""
+
+    @abstractmethod
+    def get(self, key: int) -> Item | None:
+        """The item under a key; None if it is gone."""
+
+    @abstractmethod
+    def find(self, item_id: str) -> Item | None:
+        """The item of an id; None if there is none."""
+
+    @abstractmethod
+    def captions(self, image_id: str) -> list[Item]:
+        """The sentences that belong to a picture."""
+
+    @abstractmethod
+    def count(self, view: View) -> int:
+        """Items of one view."""
+
+
+class Items(Catalogue):
+    """Items in memory."""
 
     def __init__(self) -> None:
         self._item: dict[int, Item] = {}
@@ -85,7 +118,7 @@ class Items:
     def key(self, item_id: str) -> int:
         """The key of an id."""
         if not isinstance(item_id, str) or item_id not in self._key:
-            raise InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
+            raise no_item(item_id)
         return self._key[item_id]
 
     def is_of(self, key: int, view: View) -> bool:
@@ -97,7 +130,15 @@ class Items:
         """Keys of one view, ascending."""
         return np.array([key for key, item in self if item.view == view], np.int64)
 
-    def captions(self, image_id: str) -> list[int]:
+    def find(self, item_id: str) -> Item | None:
+        """The item of an id; None if there is none."""
+        return self._item.get(self._key.get(item_id, -1))
+
+    def captions(self, image_id: str) -> list[Item]:
+        """The sentences that belong to a picture."""
+        return [item for key in self.caption_keys(image_id) if (item := self._item.get(key))]
+
+    def caption_keys(self, image_id: str) -> list[int]:
         """Keys of the sentences that belong to a picture."""
         return list(self._captions.get(image_id, ()))
 
@@ -107,19 +148,11 @@ class Items:
 
     def unused_names(self) -> Iterator[str]:
         """Names for new items that nobody gave one, none of them taken."""
-        numbered = (f"item-{number}" for number in itertools.count(self._next))
-        return (name for name in numbered if name not in self._key)
+        return (name for name in numbered_names(self._next) if name not in self._key)
 
     def check_new(self, items: Sequence[Item]) -> None:
         """Refuse ids that are taken, or given twice."""
-        seen: set[str] = set()
-        for item in items:
-            if item.id in self._key or item.id in seen:
-                where = "is in the index already" if item.id in self._key else "is given twice"
-                raise InputError(
-                    f"the id {item.id!r} {where}; give every picture and sentence an id of its own."
-                )
-            seen.add(item.id)
+        check_unique(items, self._key)
 
     def add(self, items: Sequence[Item]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Take items in and return their keys, ascending."""
@@ -142,6 +175,26 @@ class Items:
                 own.remove(key)
                 if not own:
                     del self._captions[item.image]
+
+
+def numbered_names(first: int) -> Iterator[str]:
+    """What items are called that nobody gave a name."""
+    return (f"item-{number}" for number in itertools.count(first))
+
+
+def no_item(item_id: object) -> InputError:
+    """There is no item of this id."""
+    return InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
+
+
+def check_unique(items: Sequence[Item], taken: Container[str]) -> None:
+    """Refuse ids that are taken, or given twice."""
+    seen: set[str] = set()
+    for item in items:
+        if item.id in taken or item.id in seen:
+            where = "is in the index already" if item.id in taken else "is given twice"
+            raise InputError(f"the id {item.id!r} {where}; give every picture and sentence an id of its own.")
+        seen.add(item.id)
 
 
 def write_items(items: Iterable[Item], path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from diptych.checks import InputError, check_pairing
 from diptych.data import PairedDataset
-from diptych.retrieval.items import Item, Items, View
+from diptych.retrieval.items import Item, View
 
 Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 """For some ids, plain values."""
@@ -40,11 +40,10 @@ def items_of(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item
 
 
 def image_items(
-    things: Sequence[Any], ids: Sequence[str] | None, metadata: Metadata, known: Items
+    things: Sequence[Any], ids: Sequence[str] | None, metadata: Metadata, unused: Iterator[str]
 ) -> list[Item]:
-    """Items for new pictures: named by ``ids``, by their path, or by a number."""
+    """Items for new pictures: named by ``ids``, by their path, or by a name of ``unused``."""
     paths = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things]
-    unused = known.unused_names()
     names = ids if ids is not None else [path or next(unused) for path in paths]
     _check_length(len(things), names, "ids")
     return [
@@ -59,9 +58,9 @@ def text_items(
     pairing: Any,
     ids: Sequence[str] | None,
     metadata: Metadata,
-    known: Items,
+    unused: Iterator[str],
 ) -> list[Item]:
-    """Items for new sentences: named by ``ids``, by their picture and a number, or by a number."""
+    """Items for new sentences: named by ``ids``, by their picture and a number, or by ``unused``."""
     owners: list[str | None] = [None] * len(sentences)
     if images is not None:
         rows = check_pairing(pairing, len(images), np.empty((len(sentences), 1)))
@@ -69,7 +68,6 @@ def text_items(
     texts = [None if sentence is None else str(sentence) for sentence in sentences]
     names = ids
     if names is None:
-        unused = known.unused_names()
         names = [f"{o}#{i}" if o else next(unused) for i, o in enumerate(owners)]
     _check_length(len(sentences), names, "caption_ids")
     return [

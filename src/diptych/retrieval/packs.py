@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from diptych.checks import InputError
 from diptych.retrieval.embedding import Embedding
 from diptych.retrieval.index import Chunk, VectorIndex
-from diptych.retrieval.items import Items
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +20,10 @@ class Packs:
     index: VectorIndex
 
 
-def make_packs(items: Items, embedding: Embedding, chunks: tuple[Chunk, ...], dimension: int) -> Packs:
-    """Packs of the captions in ``chunks``, those that belong to a picture."""
-    owner = {key: item.image for key, item in items if item.image is not None}
+def make_packs(
+    owner: Mapping[int, str], embedding: Embedding, chunks: Sequence[Chunk], dimension: int
+) -> Packs:
+    """Packs of the captions in ``chunks``; ``owner`` gives the picture of the keys that belong to one."""
     owned = [chunk.at(np.array([key in owner for key in chunk.keys.tolist()], bool)) for chunk in chunks]
     images = sorted({owner[key] for chunk in owned for key in chunk.keys.tolist()})
     if not images:

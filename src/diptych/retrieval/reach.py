@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from diptych.normalize import normalize
+
 Floats: TypeAlias = np.ndarray[Any, Any]
 
 _SAMPLE = 20_000
@@ -32,12 +34,12 @@ class Reach:
     limit: float
 
     @classmethod
-    def of(cls, features: Floats, random_state: int = 0) -> Reach:
-        """The reach of normalised features; of a sample of them where there are many."""
+    def of(cls, features: Floats, how: str = "none", random_state: int = 0) -> Reach:
+        """The reach of features, once normalised; of a sample of them where there are many."""
         if len(features) > _SAMPLE:
             rows = np.random.default_rng(random_state).choice(len(features), _SAMPLE, replace=False)
             features = features[np.sort(rows)]
-        sample: Floats = np.asarray(features, np.float64)
+        sample: Floats = normalize(np.asarray(features, np.float64), how)
         mean, variance = sample.mean(axis=0), sample.var(axis=0)
         # A feature that never varied would make any other value infinitely far.
         variance = np.maximum(variance, 1e-6 * max(float(variance.max()), 1e-30))

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
-from diptych.arrays import to_numpy
-from diptych.cca import AWCCA
-from diptych.cca.weighting import Weighting
-from diptych.checks import DataWarning, InputError, check_choice, check_pairing, check_task, check_view
+from diptych.cca import AWCCA, Engine
+from diptych.checks import InputError, check_choice, check_pairing, check_view
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
-from diptych.normalize import normalize
 from diptych.retrieval import saved
-from diptych.retrieval.collection import Collection, Where, keep_features
-from diptych.retrieval.embedding import SEARCHED, Layout
-from diptych.retrieval.encoders import Encoders, as_list, is_array
-from diptych.retrieval.fitting import Fitted, Recalls, Watch, encode_views, fit_model, on_device, recalls
-from diptych.retrieval.index import DTYPES, VectorIndex
-from diptych.retrieval.items import VIEWS, Item, Items, View
+from diptych.retrieval.asking import Asking
+from diptych.retrieval.collection import Collection, Content, Given
+from diptych.retrieval.embedding import Layout
+from diptych.retrieval.encoders import Encoders, is_array
+from diptych.retrieval.fitting import Fitted, Recalls, Watch, Whereabouts, encode_views, fit_model, recalls
+from diptych.retrieval.given import by_id, encoded_again, items_given, side_by_side, warn_if_far
+from diptych.retrieval.homes import home_of, opened
+from diptych.retrieval.index import DTYPES
+from diptych.retrieval.items import VIEWS, Item, View
+from diptych.retrieval.learning import adopted, learned_again
 from diptych.retrieval.naming import Metadata, image_items, items_of, text_items
-from diptych.retrieval.results import Hit
-
-KINDS = ("flat", "hnsw")
-
-_BATCH = 256
 
 
-class Retriever:
+class Retriever(Asking):
     """Search pictures with sentences and sentences with pictures, or any two views with each other.
 
     Parameters
@@ -50,7 +45,8 @@ class Retriever:
         ``"best"``: a ``Fusion`` of everything that makes retrieval more accurate; see ``docs/accuracy.md``.
     index
         ``"flat"``: exact. ``"hnsw"``: a graph, for many millions of items; its recall against exact search
-        is measured when it is built.
+        is measured when it is built. ``"postgresql://user@host/database"``: in PostgreSQL with pgvector, for
+        several processes; see ``docs/postgresql.md``.
     dtype
         Of the vectors in the index: ``"float32"``, or ``"float16"`` for half the memory.
     keep_features
@@ -83,8 +79,9 @@ class Retriever:
         keep_features: bool = True,
         device: str = "cpu",
     ) -> None:
-        self.index = check_choice(index, KINDS, "index")
         self.dtype = check_choice(dtype, DTYPES, "dtype")
+        self._home = home_of(index, self.dtype)
+        self.index = self._home.name
         self.encoders = Encoders(image_encoder, text_encoder)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
@@ -95,13 +92,6 @@ class Retriever:
         self._collection: Collection | None = None
         self._writing = threading.RLock()
 
-    @property
-    def collection(self) -> Collection:
-        """The items, their vectors and the fitted model; a refit puts another in its place."""
-        if self._collection is None:
-            raise InputError("this retriever is not fitted; call fit(), or load a saved one.")
-        return self._collection
-
     def fit(
         self,
         data: PairedDataset | PairedViews,
@@ -109,6 +99,8 @@ class Retriever:
         features: str | os.PathLike[str] | None = None,
         metadata: Metadata | None = None,
         layout: Mapping[View, Layout] | None = None,
+        engine: Engine | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         watch: Watch | None = None,
     ) -> Retriever:
         """Fit on the training split, measure on the others, and index every item of ``data``.
@@ -124,24 +116,20 @@ class Retriever:
         layout
             For features of several encoders side by side, and a ``Fusion``: for ``"image"`` and ``"text"``,
             the name and width of each block.
+        engine, checkpoint
+            Where an ``AWCCA`` sums its training pairs, and a file to go on from after an interruption; see
+            ``AWCCA.fit``.
         watch
             Told about the progress of encoding.
         """
+        self._home.check()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
-        fitted = fit_model(clone(self.model), views, self.device, layout)
-        items, kept, rows = Items(), dict[View, VectorIndex](), dict[View, np.ndarray[Any, Any]]()
-        for view, given in zip(VIEWS, (views.x, views.y), strict=True):
-            keys = items.add(items_of(views.dataset, _by_id(metadata))[view])
-            rows[view] = check_view(np.asarray(given), f"{view} features")
-            if self.keep_features:
-                keep_features(kept, view, keys, rows[view])
-        first = {"image": 0, "text": len(rows["image"])}
-
-        def of(view: View, keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            found: np.ndarray[Any, Any] = rows[view][keys[0] - first[view] : keys[-1] + 1 - first[view]]
-            return found
-
-        self._collection = Collection.of(fitted, items, kept, of, self.dtype, self.index)
+        fitted = fit_model(clone(self.model), views, Whereabouts(self.device, engine, checkpoint), layout)
+        rows = {
+            view: check_view(np.asarray(given), f"{view} features")
+            for view, given in zip(VIEWS, (views.x, views.y), strict=True)
+        }
+        self._fill(fitted, items_of(views.dataset, by_id(metadata)), rows)
         return self
 
     def encode(
@@ -152,6 +140,7 @@ class Retriever:
         watch: Watch | None = None,
     ) -> PairedViews:
         """The first step of ``fit``: features of pairs, by encoders that are fitted on the training split."""
+        self._home.check()
         split = "train" in data.split_sizes()
         self.encoders.fit_text((data.subset("train") if split else data).captions)
         return encode_views(data, self.encoders, features, watch)
@@ -196,8 +185,8 @@ class Retriever:
         options
             As the constructor takes them.
         """
-        x, x_layout = _side_by_side(X, "X")
-        y, y_layout = _side_by_side(Y, "Y")
+        x, x_layout = side_by_side(X, "X")
+        y, y_layout = side_by_side(Y, "Y")
         pairing = check_pairing(pairing, len(x), y)
         names = tuple(map(str, ids)) if ids is not None else tuple(str(i) for i in range(len(x)))
         dataset = PairedDataset(
@@ -219,6 +208,35 @@ class Retriever:
         layout: dict[View, Layout] = {"image": x_layout, "text": y_layout}
         return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
 
+    @classmethod
+    def from_model(
+        cls,
+        model: AWCCA | Fusion,
+        *,
+        features: tuple[Any, Any] | None = None,
+        image_encoder: Any = None,
+        text_encoder: Any = None,
+        **options: Any,
+    ) -> Retriever:
+        """A retriever around a model that is fitted already, with nothing in it yet: fill it by ``add``.
+
+        Parameters
+        ----------
+        model
+            The fitted model. An ``AWCCA`` that still has its spectra can be refitted from pairs added later.
+        features
+            A sample ``(X, Y)`` of what it was trained on, by which new items are told to lie far; None: no
+            item is ever called far.
+        image_encoder, text_encoder
+            What made the features, if items and queries are to be encoded here.
+        options
+            As the constructor takes them.
+        """
+        fitted = adopted(model, features)
+        retriever = cls(image_encoder, text_encoder, fitted.model, **options)
+        retriever._fill(fitted, {}, {})
+        return retriever
+
     def refit(self, *, validation: tuple[Any, ...] | None = None) -> Retriever:
         """Fit again, on the training pairs and all pairs added since, and embed every item anew.
 
@@ -232,7 +250,9 @@ class Retriever:
             ``(X, Y)`` or ``(X, Y, pairing)``, as features, to select the regularisation on again.
         """
         with self._writing:
-            self._collection = self._refitted(validation)
+            self._collection = self.collection.refitted(
+                lambda old: learned_again(old, self._encode_items, validation), self._encode_items
+            )
         return self
 
     def add(
@@ -269,23 +289,33 @@ class Retriever:
         """
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
-        named = _by_id(metadata)
-        given, new = dict[View, list[Any]](), dict[View, list[Item]]()
-        rows = dict[View, np.ndarray[Any, Any]]()
-        if images is not None:
-            given["image"], rows["image"] = self._given("image", images, paths)
-        if captions is not None:
-            given["text"], rows["text"] = self._given("text", captions, texts)
-        with self._writing:
-            known = self.collection.items
-            if "image" in given:
-                new["image"] = image_items(given["image"], ids, named, known)
-            if "text" in given:
-                owners = new.get("image")
-                new["text"] = text_items(given["text"], owners, pairing, caption_ids, named, known)
-            for view, own in new.items():
-                self._warn_if_far(view, rows[view], own)
-            self.collection.add(new, rows, self.keep_features)
+        named = by_id(metadata)
+        both = {"image": (images, paths), "text": (captions, texts)}
+
+        def put() -> tuple[Given, dict[View, np.ndarray[Any, Any]]]:
+            encoders, width = self.encoders, self.collection.embedding.features
+            given, rows = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
+            for view in VIEWS:
+                if both[view][0] is not None:
+                    given[view], rows[view] = items_given(encoders, view, *both[view], width(view))
+
+            def name(unused: Iterator[str]) -> Given:
+                new = dict[View, list[Item]]()
+                if "image" in given:
+                    new["image"] = image_items(given["image"], ids, named, unused)
+                if "text" in given:
+                    owners = new.get("image")
+                    new["text"] = text_items(given["text"], owners, pairing, caption_ids, named, unused)
+                return new
+
+            with self._writing:
+                if self.encoders is encoders:
+                    return self.collection.add(name, rows, self.keep_features), rows
+            return put()  # a search has found other encoders meanwhile
+
+        new, rows = self._encoded(put, again=not (is_array(images) or is_array(captions)))
+        for view, own in new.items():
+            warn_if_far(self.collection.fitted, view, rows[view], own)
         return [item.id for own in new.values() for item in own]
 
     def remove(self, ids: str | Iterable[str]) -> int:
@@ -294,79 +324,6 @@ class Retriever:
             raise InputError(f"{ids!r} is no id; give the id of an item, or a list of ids.")
         with self._writing:
             return self.collection.remove([ids] if isinstance(ids, str) else list(ids))
-
-    def search(
-        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
-    ) -> Any:
-        """The ``k`` best pictures for a sentence; for several, a list of such lists.
-
-        Parameters
-        ----------
-        text
-            A sentence, a list of them, or features: one row, or a matrix.
-        k
-            How many.
-        where
-            Only items for which this function of an ``Item`` is true, or only these ids.
-        weighting
-            Another weighting than the model's, to compare with.
-        """
-        queries, single = self._queries("text", text)
-        found = self.collection.found("search", queries, k, where, weighting)
-        return found[0] if single else found
-
-    def annotate(
-        self,
-        image: Any,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        packs: bool = False,
-        weighting: Weighting | None = None,
-    ) -> Any:
-        """The ``k`` best sentences for a picture; for several, a list of such lists.
-
-        Parameters
-        ----------
-        image
-            A path, a Pillow image, the bytes of an image file, a list of these, or features.
-        k
-            How many.
-        where
-            Only items for which this function of an ``Item`` is true, or only these ids.
-        packs
-            Find all captions of one picture as a whole instead: a list of ``Pack``.
-        weighting
-            Another weighting than the model's, to compare with.
-        """
-        queries, single = self._queries("image", image)
-        if packs:
-            if where is not None or weighting is not None:
-                raise InputError("packs are found among all pictures; leave out where and weighting.")
-            several = self.collection.packs(queries, k)
-            return several[0] if single else several
-        found = self.collection.found("annotate", queries, k, where, weighting)
-        return found[0] if single else found
-
-    def similar(
-        self, image: Any = None, text: Any = None, k: int = 10, *, where: Where | None = None
-    ) -> list[Hit]:
-        """Pictures like a picture, or sentences like a sentence, in the canonical space."""
-        if (image is None) == (text is None):
-            raise InputError("similar takes an image or a text, one of them.")
-        view: View = "text" if image is None else "image"
-        queries, single = self._queries(view, text if image is None else image)
-        if not single:
-            raise InputError("similar takes one item at a time; call it for each.")
-        return self.collection.similar(view, queries, k, where)[0]
-
-    def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Vectors of pictures for a store of one's own: inner products with sentences' of a task rank."""
-        return self._embed("image", images, task)
-
-    def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Vectors of sentences for a store of one's own: inner products with pictures' of a task rank."""
-        return self._embed("text", texts, task)
 
     def evaluate(
         self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None
@@ -383,7 +340,7 @@ class Retriever:
         else:
             views = data
         part = views.of(np.arange(views.dataset.n_images)) if whole else views.split(str(split))
-        return recalls(model, on_device(part, self.device))
+        return recalls(model, part, self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything to ``folder``, atomically; see ``diptych.retrieval.saved``."""
@@ -400,6 +357,7 @@ class Retriever:
         mmap: bool = False,
         trust_graph: bool = False,
         device: str = "cpu",
+        index: str | None = None,
     ) -> Retriever:
         """Read what ``save`` wrote; nothing in the folder is executed.
 
@@ -417,122 +375,45 @@ class Retriever:
             graph is built anew.
         device
             Where evaluation runs.
+        index
+            For a folder that points to a database: its address, where that has a password or has changed.
         """
         own_text = text_encoder is None
-        content = saved.load(folder, mmap=mmap, trust_graph=trust_graph, own_text=own_text)
-        retriever = cls(None, None, content.collection.fitted.model, device=device, **content.options)
-        retriever.encoders = content.encoders(image_encoder, text_encoder)
-        retriever._collection = content.collection
-        return retriever
+        content = saved.load(folder, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
+        return cls._of(content, image_encoder, text_encoder, device)
+
+    @classmethod
+    def connect(
+        cls, address: str, image_encoder: Any = None, text_encoder: Any = None, *, device: str = "cpu"
+    ) -> Retriever:
+        """Open what a database holds; see ``docs/postgresql.md``.
+
+        Parameters
+        ----------
+        address
+            ``postgresql://user@host/database``.
+        image_encoder, text_encoder
+            The encoders, where they are not in the database; they are checked against its fingerprints.
+        device
+            Where evaluation runs.
+        """
+        content = opened(address, own_text=text_encoder is None)
+        return cls._of(content, image_encoder, text_encoder, device)
 
     def info(self) -> dict[str, Any]:
         """What is known of the model, as plain data."""
         return saved.describe(self)
 
-    def _refitted(self, validation: tuple[Any, ...] | None) -> Collection:
-        old = self.collection
-        before = old.fitted
-        more = old.new_moments(self._encode_items)
-        assert isinstance(before.model, AWCCA)
-        assert before.moments is not None
-        moments = before.moments + more
-        model = AWCCA.unpacked(saved.copied(before.model))
-        if validation is not None:
-            model.params = None
-            model.fit_moments(moments, validation=validation)
-        else:
-            model.refit_moments(moments, before.moments.count)
-        del model.spectra_
-        # What was measured and timed was another model.
-        past = ("metrics", "seconds", "graph_recall")
-        facts = {name: fact for name, fact in before.facts.items() if name not in past}
-        facts["refitted"] = {"pairs": moments.count, "before": before.moments.count}
-        fitted = Fitted(model, moments, before.reach, facts)
+    @classmethod
+    def _of(cls, content: Content, image_encoder: Any, text_encoder: Any, device: str) -> Retriever:
+        retriever = cls(None, None, content.collection.fitted.model, device=device, **content.options)
+        retriever.encoders = content.encoders(image_encoder, text_encoder)
+        retriever._collection = content.collection
+        return retriever
 
-        def of(view: View, keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return old.features_of(view, keys, self._encode_items)
-
-        return Collection.of(fitted, old.items, old.features, of, self.dtype, self.index)
-
-    def _given(
-        self, view: View, given: Any, shown: Sequence[Any] | None
-    ) -> tuple[list[Any], np.ndarray[Any, Any]]:
-        """What was given to ``add``, as it is to be shown, and its features."""
-        expected = self.collection.embedding.features(view)
-        if is_array(given):
-            rows = check_view(to_numpy(given), f"{view} features", n_features=expected)
-            things = list(shown) if shown is not None else [None] * len(rows)
-            if len(things) != len(rows):
-                raise InputError(f"{len(things)} were given to show for {len(rows)} rows of {view} features.")
-            return things, rows
-        things, _ = as_list(given)
-        if not things:
-            raise InputError(f"the list of {view}s is empty; give at least one.")
-        encode = self.encoders.encode_images if view == "image" else self.encoders.encode_texts
-        blocks = [encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)]
-        return things, check_view(np.concatenate(blocks), f"{view} features", n_features=expected)
+    def _fill(self, fitted: Fitted, given: Given, rows: Mapping[View, np.ndarray[Any, Any]]) -> None:
+        with self._writing:
+            self._collection = self._home.fill(fitted, given, rows, self.keep_features, self.encoders)
 
     def _encode_items(self, view: View, items: list[Item]) -> np.ndarray[Any, Any]:
-        """Features of indexed items from their files and sentences."""
-        things = [item.path if view == "image" else item.text for item in items]
-        if None in things:
-            raise InputError(
-                f"the features of the items were not kept, and {items[things.index(None)].id!r} has nothing "
-                "to encode again; fit with keep_features=True."
-            )
-        if view == "image":
-            return self.encoders.encode_images(things)
-        return self.encoders.encode_texts([str(thing) for thing in things])
-
-    def _warn_if_far(self, view: View, rows: np.ndarray[Any, Any], items: list[Item]) -> None:
-        fitted = self.collection.fitted
-        reach, how = fitted.reach[view], "none"
-        if isinstance(fitted.model, AWCCA):
-            how = fitted.model.normalize[VIEWS.index(view)]
-        away = reach.distances(normalize(rows.astype(np.float32, copy=False), how))
-        far, worst = int(np.count_nonzero(away > reach.limit)), int(np.argmax(away))
-        if far:
-            warnings.warn(
-                f"{far} of {len(items)} new {view}(s) lie far from what this model was trained on "
-                f"({items[worst].id!r}: {away[worst]:.1f} where {reach.limit:.1f} is the limit), and may be "
-                "found badly; if there will be more like them, add pairs and refit().",
-                DataWarning,
-                stacklevel=3,
-            )
-
-    def _queries(self, view: View, given: Any) -> tuple[np.ndarray[Any, Any], bool]:
-        """Features of queries, and whether it was a single one."""
-        if is_array(given):
-            rows = to_numpy(given)
-            return (rows[None, :], True) if rows.ndim == 1 else (rows, False)
-        things, single = as_list(given)
-        if not things:
-            raise InputError("there are no queries; give at least one.")
-        if view == "text":
-            return self.encoders.encode_texts(things, queries=True), single
-        return self.encoders.encode_images(things), single
-
-    def _embed(self, view: View, given: Any, task: str) -> np.ndarray[Any, Any]:
-        chosen = check_task(task)
-        queries, _ = self._queries(view, given)
-        embedding = self.collection.embedding
-        if SEARCHED[chosen] == view:
-            return embedding.items(queries, chosen)[0]
-        return embedding.queries(queries, chosen)
-
-
-def _by_id(metadata: Metadata | None) -> Metadata:
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise InputError(f"metadata is a {type(metadata).__name__}; give a dict from ids to dicts.")
-    return metadata or {}
-
-
-def _side_by_side(view: Any, name: str) -> tuple[np.ndarray[Any, Any], Layout]:
-    """A view as one matrix, and the blocks it is made of."""
-    if not isinstance(view, Mapping):
-        rows = to_numpy(check_view(view, name))
-        return rows, {name.lower(): rows.shape[1]}
-    blocks = {str(key): to_numpy(check_view(rows, f"{name}[{key!r}]")) for key, rows in view.items()}
-    if len({len(rows) for rows in blocks.values()}) != 1:
-        raise InputError(f"the blocks of {name} differ in their number of rows; give every item in each.")
-    return np.concatenate(list(blocks.values()), axis=1), {key: b.shape[1] for key, b in blocks.items()}
+        return encoded_again(self.encoders, view, items)

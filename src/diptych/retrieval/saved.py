@@ -17,38 +17,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from diptych import storage
-from diptych.cca import AWCCA, Moments
-from diptych.cca.persistence import Loaded, unpack
+from diptych.cca import AWCCA
 from diptych.checks import TASKS, InputError, Task
 from diptych.fusion import Fusion
-from diptych.fusion.saved import unpack as unpack_fusion
 from diptych.report import draw_regularization_path, model_card
 from diptych.report.card import PICTURE, Card, EncoderFacts, IndexFacts, TaskFacts
-from diptych.retrieval.collection import Collection
-from diptych.retrieval.embedding import SEARCHED, embedding_of
-from diptych.retrieval.encoders import Encoders, Known
-from diptych.retrieval.fitting import Fitted
-from diptych.retrieval.graph import Graph
-from diptych.retrieval.index import VectorIndex
-from diptych.retrieval.items import VIEWS, Item, Items, View, read_items, write_items
-from diptych.retrieval.reach import Reach
-from diptych.text import HKSE
+from diptych.retrieval import index_files, model_files
+from diptych.retrieval.collection import Content
+from diptych.retrieval.embedding import embedding_of
+from diptych.retrieval.homes import opened, saved_address
+from diptych.retrieval.index_files import FEATURES, INDEX, ITEMS
+from diptych.retrieval.items import VIEWS
+from diptych.retrieval.memory import MemoryCollection
+from diptych.retrieval.model_files import MODEL, MOMENTS, TEXT
 
 if TYPE_CHECKING:
     from diptych.retrieval.retriever import Retriever
 
-KIND, FORMAT_VERSION = "retriever", 1
-MODEL, MOMENTS, INDEX, FEATURES, ITEMS, CARD, TEXT = (
-    *("model.safetensors", "moments.safetensors", "index.safetensors", "features.safetensors"),
-    *("items.jsonl", "README.md", "text-encoder"),
-)
+KIND, FORMAT_VERSION = "retriever", 2
+"""Version 2 is a folder that points to a database; one that holds its items itself is version 1."""
+CARD = "README.md"
 MEANINGS = {
     storage.CONFIG: "format, encoders, filters, grids, path, recalls and checksums",
     MODEL: "the model of each task",
@@ -60,66 +53,16 @@ MEANINGS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Content:
-    """What was read from a folder."""
-
-    collection: Collection
-    options: dict[str, Any]
-    known: dict[View, Known]
-    text: HKSE | None
-
-    def encoders(self, image: Any, text: Any) -> Encoders:
-        """The encoders given, or those that are in the folder or in the library."""
-        if image is None and self.known["image"].built_in:
-            image = self.known["image"].name
-        return Encoders(image, self.text if text is None else text, self.known)
-
-
 def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
     """Write a retriever; a crash on the way leaves the folder as it was."""
-    collection = retriever.collection
-    fitted, indexes = collection.fitted, collection.indexes
-    order = {view: collection.items.keys(view) for view in VIEWS}
-    everything = [collection.items.get(key) for view in VIEWS for key in order[view].tolist()]
-    tensors, model = fitted.model.packed()
-    for view in VIEWS:
-        tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
-        tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
-    hkse = retriever.encoders.hkse
     with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / MODEL, tensors, {})
-        if fitted.moments is not None:
-            fitted.moments.save(staged / MOMENTS)
-        stored: dict[str, Any] = {}
-        for task in TASKS:
-            stored |= _rows(f"{task}.vectors", indexes[task])
-            stored[f"{task}.norms"] = _joined(indexes[task], "norms", np.float32)
-        storage.write_tensors(staged / INDEX, stored, {})
-        if collection.features:
-            kept = {
-                name: part
-                for v, store in collection.features.items()
-                for name, part in _rows(v, store).items()
-            }
-            storage.write_tensors(staged / FEATURES, kept, {})
-        write_items((item for item in everything if item is not None), staged / ITEMS)
-        if hkse is not None:
-            hkse.save(staged / TEXT)
-        for task in TASKS:
-            graph = indexes[task].graph
-            if graph is not None and np.array_equal(graph.keys, indexes[task].keys):
-                graph.write(staged / f"{task}.hnsw")
+        said = retriever.collection.write(staged, retriever.encoders.hkse)
         facts = describe(retriever)
         config = {
             "format": f"diptych-{KIND}",
-            "version": FORMAT_VERSION,
+            "version": 1,
             **facts,
-            "kind": "fusion" if isinstance(fitted.model, Fusion) else "awcca",
-            "model": model,
-            "reach": {view: fitted.reach[view].limit for view in VIEWS},
-            "text_encoder": hkse is not None,
-            "learned": int(np.count_nonzero(order["text"] < collection.learned)),
+            **said,
             "files": {path.name: _checksum(path) for path in sorted(staged.iterdir()) if path.is_file()},
         }
         storage.write_json(staged / storage.CONFIG, config)
@@ -127,9 +70,17 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
 
 
 def load(
-    folder: str | os.PathLike[str], *, mmap: bool = False, trust_graph: bool = False, own_text: bool = True
+    folder: str | os.PathLike[str],
+    *,
+    mmap: bool = False,
+    trust_graph: bool = False,
+    own_text: bool = True,
+    index: str | None = None,
 ) -> Content:
-    """Read what ``save`` wrote; without ``own_text``, all but the text encoder."""
+    """Read what ``save`` wrote; without ``own_text``, all but the text encoder.
+
+    ``index`` is the address of the database that a folder points to, where another is to be used.
+    """
     folder = storage.existing_folder(folder)
     config = storage.read_json(folder / storage.CONFIG)
     if config.get("format") == "diptych-awcca":
@@ -137,7 +88,11 @@ def load(
             f"{folder} holds a model without an index; AWCCA.load reads it, and diptych fit makes one with."
         )
     storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
+    if "address" not in config and index is not None:
+        raise InputError(f"{folder} holds its items itself; index= is for folders that point to a database.")
     try:
+        if "address" in config:
+            return opened(index or saved_address(config["address"]), own_text=own_text)
         return _read(folder, config, mmap, trust_graph, own_text)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
@@ -159,7 +114,7 @@ def describe(retriever: Retriever) -> dict[str, Any]:
             for view in VIEWS
         },
         **_models(fitted.model),
-        "index": {"kind": retriever.index, "dtype": retriever.dtype},
+        "index": {"kind": collection.kind, "dtype": retriever.dtype},
         "keep_features": bool(retriever.keep_features),
         "items": {view: collection.items.count(view) for view in VIEWS},
         "facts": fitted.facts,
@@ -184,95 +139,32 @@ def _models(model: AWCCA | Fusion) -> dict[str, Any]:
     }
 
 
-def copied(model: AWCCA) -> Loaded:
-    """The parts of a model, apart from the model itself."""
-    return unpack(*model.packed(), Path("model"))
-
-
 def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool, own_text: bool) -> Content:
     files = config["files"]
     mapped = (INDEX, FEATURES) if mmap else ()
-    fused = config["kind"] == "fusion"
-    there = [MODEL, INDEX, ITEMS, *([] if fused else [MOMENTS]), *([FEATURES] if FEATURES in files else [])]
-    for name in there:
+    optional = [name for name in (MOMENTS, FEATURES) if name in files]
+    for name in (MODEL, INDEX, ITEMS, *optional):
         _check_file(folder, name, files[name], whole=name not in mapped)
-    tensors = storage.read_tensors(folder / MODEL)
-    model: AWCCA | Fusion
-    if fused:
-        model = Fusion.unpacked(unpack_fusion(tensors, config["model"], folder))
-    else:
-        model = AWCCA.unpacked(unpack(tensors, config["model"], folder))
-    embedding, moments = embedding_of(model), None if fused else Moments.load(folder / MOMENTS)
-    widths: dict[View, int] = {view: embedding.features(view) for view in VIEWS}
-    if moments is not None and (len(moments.x_mean), len(moments.y_mean)) != tuple(widths.values()):
-        raise InputError(f"{folder / MOMENTS} belongs to a model of other features; save the model again.")
-    reach: dict[View, Reach] = {}
-    for view in VIEWS:
-        mean, variance = (
-            storage.take(tensors, f"reach.{view}.{part}", (widths[view],), folder / MODEL)
-            for part in ("mean", "variance")
-        )
-        reach[view] = Reach(
-            mean, np.maximum(variance, np.finfo(np.float32).tiny), float(config["reach"][view])
-        )
-    counts: dict[View, int] = {view: _count(config["items"][view]) for view in VIEWS}
-    items = Items()
-    items.add(_items(read_items(folder / ITEMS, sum(counts.values())), counts, folder / ITEMS))
-    arrays = _arrays(folder / INDEX, mmap)
-    indexes: dict[Task, VectorIndex] = {}
-    for task in TASKS:
-        view, shape = SEARCHED[task], (counts[SEARCHED[task]], embedding.dimension(task))
-        vectors = _array(arrays, f"{task}.vectors", shape, folder / INDEX)
-        norms = _array(arrays, f"{task}.norms", shape[:1], folder / INDEX)
-        indexes[task] = VectorIndex.of(vectors, norms, items.keys(view))
-    features: dict[View, VectorIndex] = {}
-    if FEATURES in files:
-        kept = _arrays(folder / FEATURES, mmap)
-        for view in VIEWS:
-            rows = _array(kept, view, (counts[view], widths[view]), folder / FEATURES)
-            features[view] = VectorIndex.of(rows, np.ones(len(rows), np.float32), items.keys(view))
-    facts = config["facts"]
+    fitted = model_files.read(folder, config)
+    if MOMENTS in files:
+        fitted = replace(fitted, moments=model_files.read_moments(folder, fitted.model))
+    items, indexes, features, learned = index_files.read(
+        folder, config, embedding_of(fitted.model), mmap=mmap
+    )
     options = {
         "index": config["index"]["kind"],
         "dtype": config["index"]["dtype"],
         "keep_features": config["keep_features"] is True,
     }
-    if not isinstance(facts, dict):
-        raise TypeError("facts are no object")
-    if options["index"] == "hnsw":
-        for task in TASKS:
-            _take_graph(indexes[task], folder / f"{task}.hnsw", facts, task, files, trust_graph)
-    known: dict[View, Known] = {
-        view: Known(str(config["encoders"][view]["name"]), str(config["encoders"][view]["fingerprint"]))
-        for view in VIEWS
-    }
-    hkse = None
-    if config["text_encoder"] and own_text:
-        if (folder / TEXT).is_symlink():
-            raise InputError(f"{folder / TEXT} is a link; expected the text encoder's folder.")
-        hkse = HKSE.load(folder / TEXT)
-    # Sentences come after all pictures here; those that were learned from come first.
-    learned = counts["image"] + _count(config["learned"])
-    collection = Collection(Fitted(model, moments, reach, facts), items, indexes, features, learned)
-    return Content(collection, options, known, hkse)
-
-
-def _take_graph(
-    index: VectorIndex,
-    path: Path,
-    facts: Mapping[str, Any],
-    task: Task,
-    files: Mapping[str, Any],
-    trusted: bool,
-) -> None:
-    if len(index) == 0:
-        return
-    if trusted and path.name in files:
-        _check_file(path.parent, path.name, files[path.name], whole=True)
-        recall = float(facts.get("graph_recall", {}).get(task, float("nan")))
-        index.take_graph(Graph.read(path, index.keys, index.dimension, recall))
-    else:
-        index.build_graph()
+    for task in TASKS if options["index"] == "hnsw" else ():
+        graph = folder / f"{task}.hnsw"
+        trusted = trust_graph and graph.name in files
+        if trusted and len(indexes[task]):
+            _check_file(folder, graph.name, files[graph.name], whole=True)
+        index_files.take_graph(indexes[task], graph, fitted.facts, task, trusted=trusted)
+    hkse = model_files.read_text_encoder(folder) if config["text_encoder"] and own_text else None
+    collection = MemoryCollection(fitted, items, indexes, features, learned, options["index"])
+    return Content(collection, options, model_files.known_encoders(config), hkse)
 
 
 def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
@@ -308,7 +200,7 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
             {view: collection.items.count(view) for view in VIEWS},
-            "exact" if retriever.index == "flat" else "hnsw",
+            "exact" if collection.kind == "flat" else collection.kind,
             retriever.dtype,
             min(recall.values()) if recall else None,
         ),
@@ -341,17 +233,6 @@ def _params(model: AWCCA | Fusion) -> dict[str, object]:
     return {name: getattr(model, name) for name in names}
 
 
-def _rows(name: str, index: VectorIndex) -> dict[str, storage.Rows]:
-    chunks = index.chunks()
-    shape = (sum(map(len, chunks)), index.dimension)
-    return {name: storage.Rows((chunk.vectors for chunk in chunks), shape, index.dtype)}
-
-
-def _joined(index: VectorIndex, part: str, dtype: type) -> np.ndarray[Any, Any]:
-    arrays = [getattr(chunk, part) for chunk in index.chunks()]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
-
-
 def _checksum(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": storage.file_digest(path)}
 
@@ -362,31 +243,3 @@ def _check_file(folder: Path, name: str, expected: Any, *, whole: bool) -> None:
         whole and storage.file_digest(path) != expected["sha256"]
     ):
         raise InputError(f"{path} is not as it was written (its checksum differs); restore it or save again.")
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is no count")
-    return value
-
-
-def _items(found: list[Item], counts: Mapping[View, int], path: Path) -> list[Item]:
-    views = [item.view for item in found]
-    if views != ["image"] * counts["image"] + ["text"] * counts["text"]:
-        raise InputError(f"{path} does not hold the pictures and sentences that were saved; save again.")
-    return found
-
-
-def _arrays(path: Path, mmap: bool) -> dict[str, np.ndarray[Any, Any]]:
-    mapped = storage.map_tensors(path)
-    return mapped if mmap else {name: np.array(array) for name, array in mapped.items()}
-
-
-def _array(
-    arrays: Mapping[str, np.ndarray[Any, Any]], name: str, shape: tuple[int, ...], path: Path
-) -> np.ndarray[Any, Any]:
-    array = arrays.get(name)
-    if array is None or array.shape != shape or array.dtype not in (np.float32, np.float16):
-        found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-        raise InputError(f"{path}: {name!r} is {found}; expected real numbers of shape {list(shape)}.")
-    return array

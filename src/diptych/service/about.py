@@ -60,7 +60,7 @@ def routes(service: Service) -> APIRouter:
     )
     async def metrics() -> Response:
         """Counters for Prometheus."""
-        return Response(service.meter.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(await service.look(service.meter.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.post("/v1/session", status_code=204, responses=documented(400, 401, 403, 413, 421, 422))
     async def session(asked: SessionRequest, request: Request) -> Response:

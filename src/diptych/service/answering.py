@@ -20,7 +20,7 @@ import threadpoolctl
 
 from diptych.cca.weighting import Weighting
 from diptych.checks import InputError, Task
-from diptych.retrieval import Hit, Item
+from diptych.retrieval import Hit
 from diptych.service.limits import Limits
 from diptych.service.problems import busy
 from diptych.service.served import Served
@@ -128,20 +128,6 @@ class Desk:
             yield
         finally:
             self._inside -= 1
-
-
-def matcher(where: dict[str, Any]) -> Callable[[Item], bool]:
-    """Whether an item's metadata has all these values; of a list, one of them."""
-    wanted = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
-
-    def fits(item: Item) -> bool:
-        # True equals 1 in Python; in a filter it must not.
-        return all(
-            any(type(one) is type(item.metadata.get(name)) and one == item.metadata[name] for one in values)
-            for name, values in wanted.items()
-        )
-
-    return fits
 
 
 def encoded(served: Served, queries: Queries) -> np.ndarray[Any, Any]:

@@ -12,8 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from diptych.retrieval import Hit
-from diptych.service.answering import matcher
+from diptych.retrieval import Hit, Pack
 from diptych.service.answers import Found
 from diptych.service.problems import Problem, documented
 from diptych.service.responses import Json, body_of
@@ -56,7 +55,7 @@ def routes(service: Service) -> APIRouter:
             raise Problem(422, "no-encoder", missing)
         rows = queries if texts is not None else await service.features_of(served, "text", queries)
         found = await service.found(served, "search", rows, asked.k, asked.where, asked.weighting)
-        return _answer(served, queries, found, asked.weighting, start)
+        return await service.look(_answer, served, queries, found, asked.weighting, start)
 
     @router.post(
         "/annotate",
@@ -84,13 +83,9 @@ def routes(service: Service) -> APIRouter:
         request.state.queries = queries
         if asked.packs:
             packs = await service.desk.run(served.retriever.annotate, rows, asked.k, packs=True)
-            results = [
-                {"query": query, "packs": [served.pack(pack) for pack in own]}
-                for query, own in zip(queries, packs, strict=True)
-            ]
-            return _said(served, results, None, start)
+            return await service.look(_packed, served, queries, packs, start)
         found = await service.found(served, "annotate", rows, asked.k, asked.where, asked.weighting)
-        return _answer(served, queries, found, asked.weighting, start)
+        return await service.look(_answer, served, queries, found, asked.weighting, start)
 
     @router.post("/similar", response_model=Found, responses=PROBLEMS)
     async def similar(asked: SimilarRequest, request: Request) -> Json:
@@ -98,12 +93,11 @@ def routes(service: Service) -> APIRouter:
         start, served = time.perf_counter(), service.served
         check_sizes(service.limits, k=asked.k)
         request.state.queries = [asked.id]
-        item = served.item(asked.id)
+        item = await service.look(served.item, asked.id)
         view = item.view if item is not None else "image"
         (row,) = await service.features_of(served, view, [asked.id])
-        where = None if asked.where is None else matcher(asked.where)
-        found = await service.desk.run(served.retriever.similar, **{view: row}, k=asked.k, where=where)
-        return _answer(served, [asked.id], [found], None, start)
+        found = await service.desk.run(served.retriever.similar, **{view: row}, k=asked.k, where=asked.where)
+        return await service.look(_answer, served, [asked.id], [found], None, start)
 
     return router
 
@@ -172,6 +166,14 @@ def _answer(
         for query, hits in zip(queries, found, strict=True)
     ]
     return _said(served, results, weighting, start)
+
+
+def _packed(served: Served, queries: list[str], found: list[list[Pack]], start: float) -> Json:
+    results = [
+        {"query": query, "packs": [served.pack(pack) for pack in own]}
+        for query, own in zip(queries, found, strict=True)
+    ]
+    return _said(served, results, None, start)
 
 
 def _said(served: Served, results: list[dict[str, Any]], weighting: str | None, start: float) -> Json:

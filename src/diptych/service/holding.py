@@ -49,9 +49,9 @@ def routes(service: Service) -> APIRouter:
     async def item(item_id: str) -> Json:
         """What is known of an item."""
         served = service.served
-        if (found := served.item(item_id)) is None:
+        if (found := await service.look(served.item, item_id)) is None:
             raise unknown(item_id)
-        return Json(served.shown(found))
+        return Json(await service.look(served.shown, found))
 
     @router.post(
         "",

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from diptych.checks import InputError
 from diptych.image import UnreadableImage
+from diptych.retrieval.collection import UnavailableError
 
 MEDIA_TYPE = "application/problem+json"
 TYPES = "urn:problem-type:diptych:"
@@ -69,6 +70,9 @@ def as_problem(error: Exception) -> Problem:
         return error
     if isinstance(error, UnreadableImage):
         return Problem(422, "unreadable-picture", str(error))
+    if isinstance(error, UnavailableError):
+        # The reason names a place that is nobody's business.
+        return busy("what it searches is out of reach, or being replaced")
     if isinstance(error, InputError):
         return Problem(422, "bad-input", str(error))
     if isinstance(error, RequestValidationError):

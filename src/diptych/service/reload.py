@@ -11,13 +11,14 @@ from typing import Any, TypeAlias
 
 from diptych import storage
 from diptych.checks import InputError
+from diptych.retrieval.collection import UnavailableError
 from diptych.service.journal import journal_of
 from diptych.service.served import Served
 from diptych.service.writing import Writer
 
 log = logging.getLogger("diptych.service")
 
-Signature: TypeAlias = tuple[int, int, int]
+Signature: TypeAlias = tuple[int, int, int, str]
 
 
 class Shelf:
@@ -96,7 +97,10 @@ class Shelf:
         if self._signature() != self._seen:
             log.warning("%s holds another version by now; what was added stays in the journal", self._folder)
             return
-        self.writer.fold(self.current.retriever, self._saved)
+        try:
+            self.writer.fold(self.current.retriever, self._saved)
+        except UnavailableError as error:
+            log.warning("pictures that no item shows any more are left: %s", error)
 
     def _loaded(self) -> Served:
         assert self._load is not None
@@ -109,11 +113,12 @@ class Shelf:
         self._seen = self._signature()
 
     def _signature(self) -> Signature | None:
-        """What changes when a folder is saved; None while there is none to see."""
+        """What changes when a folder is saved, or what it points to; None while there is none to see."""
         if self._folder is None:
             return None
         try:
             found = os.stat(Path(self._folder) / storage.CONFIG)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        version = self.current.retriever.collection.version
+        return found.st_mtime_ns, found.st_ino, found.st_size, version

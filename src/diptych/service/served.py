@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +25,8 @@ FACET_VALUES, FACETS = 12, 6
 MAX_CARD_BYTES = 2**20
 MAX_SPECTRUM = 512
 
-_LOOKED_AT = 20_000  # items that examples and facets are taken from, so that a reload stays quick
+# Items that facets and examples are taken from, so that a reload stays quick and memory bounded.
+_LOOKED_AT, _LISTED = 20_000, 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +39,15 @@ class Served:
         It.
     name
         Of its folder.
-    version
-        Tells it from other versions: a digest of its description, which holds a checksum of every file.
+    digest
+        Of its description, which holds a checksum of every file.
     card
         Its model card, as Markdown.
     """
 
     retriever: Retriever
     name: str
-    version: str
+    digest: str
     card: str = ""
     _told: dict[str, Any] = field(default_factory=dict)
 
@@ -61,10 +63,14 @@ class Served:
         digest = storage.file_digest(place / storage.CONFIG)[:12]
         return cls(retriever, Path(folder).absolute().name, digest, text)
 
+    @property
+    def version(self) -> str:
+        """Tells it from other versions."""
+        return "-".join(filter(None, (self.digest, self.retriever.collection.version)))
+
     def item(self, item_id: str) -> Item | None:
         """The item of this id, if there is one."""
-        items = self.retriever.collection.items
-        return items.get(items.key(item_id)) if item_id in items else None
+        return self.retriever.collection.items.find(item_id)
 
     def missing(self, view: View) -> str | None:
         """Why queries of a view cannot be encoded here; None: they can."""
@@ -97,7 +103,7 @@ class Served:
 
     def _described(self) -> dict[str, Any]:
         model, info = self.retriever.collection.fitted.model, self.retriever.info()
-        found = [item for _, item in self.retriever.collection.items]
+        found = [item for _, item in islice(self.retriever.collection.items, _LISTED)]
         return {
             "name": self.name,
             "version": self.version,
@@ -142,9 +148,8 @@ class Served:
         return found | {"metadata": dict(item.metadata)}
 
     def _captions(self, item: Item) -> list[dict[str, Any]]:
-        items = self.retriever.collection.items
-        own = [items.get(key) for key in items.captions(item.id)[:CAPTIONS_SHOWN]]
-        return [{"id": one.id, "text": one.text} for one in own if one is not None]
+        own = self.retriever.collection.items.captions(item.id)[:CAPTIONS_SHOWN]
+        return [{"id": one.id, "text": one.text} for one in own]
 
 
 def links(item_id: str) -> dict[str, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from diptych.checks import InputError, Task
 from diptych.image import UnreadableImage
 from diptych.retrieval import Hit
 from diptych.retrieval.items import View
-from diptych.service.answering import Desk, Queries, encoded, matcher
+from diptych.service.answering import Desk, Queries, encoded
 from diptych.service.limits import Limits
 from diptych.service.pictures import Pictures
 from diptych.service.problems import Problem, busy
@@ -23,6 +23,9 @@ from diptych.service.reload import Shelf
 from diptych.service.served import Served
 from diptych.service.watching import Meter
 from diptych.service.writing import unknown
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 WORDS: dict[View, str] = {"image": "picture", "text": "caption"}
 
@@ -93,6 +96,12 @@ class Service:
                 if self.shelf.writer is not None:
                     self.shelf.writer.journal.close()
 
+    async def look(self, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call what asks the collection a small question: in a thread if the answer comes from elsewhere."""
+        if self.served.retriever.collection.shared:
+            return await self.desk.run(ask, *args, **kwargs)
+        return ask(*args, **kwargs)
+
     async def found(
         self,
         served: Served,
@@ -109,7 +118,7 @@ class Service:
         def filtered() -> list[list[Hit]]:
             rows, ask = encoded(served, queries), served.retriever
             found = ask.search if task == "search" else ask.annotate
-            answers: list[list[Hit]] = found(rows, k, where=matcher(where), weighting=weighting)
+            answers: list[list[Hit]] = found(rows, k, where=where, weighting=weighting)
             return answers
 
         return await self.desk.run(filtered)
@@ -132,13 +141,13 @@ class Service:
 
     async def features_of(self, served: Served, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
         """Features of items of the index: those that were kept, or made anew."""
-        items = [served.item(item_id) for item_id in ids]
+        items = await self.look(lambda: [served.item(item_id) for item_id in ids])
         for item_id, item in zip(ids, items, strict=True):
             if item is None:
                 raise unknown(item_id)
             if item.view != view:
                 raise InputError(f"{item_id!r} is a {WORDS[item.view]}; give the id of a {WORDS[view]}.")
-        if view in served.retriever.collection.features:
+        if served.retriever.collection.keeps_features:
             return await self.desk.run(_kept, served, view, ids)
         given = [item.path if view == "image" else item.text for item in items if item is not None]
         things = [thing for thing in given if thing is not None]
@@ -151,7 +160,7 @@ class Service:
     async def shown(self, item_id: str, side: int) -> Any:
         """A picture of the index for a browser."""
         served = self.served
-        item = served.item(item_id)
+        item = await self.look(served.item, item_id)
         if item is None or item.view != "image":
             raise unknown(item_id)
         if item.path is None:
@@ -178,11 +187,7 @@ class Service:
 
 
 def _kept(served: Served, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
-    collection = served.retriever.collection
-    keys = np.array([collection.items.key(item_id) for item_id in ids], np.int64)
-    ascending, place = np.unique(keys, return_inverse=True)
-    rows = np.asarray(collection.features[view].vectors_of(ascending).vectors, np.float32)
-    if len(rows) != len(ascending):  # one of them was removed meanwhile
+    rows = served.retriever.collection.kept_features(view, ids)
+    if rows is None:  # one of them was removed meanwhile
         raise unknown(ids[0])
-    found: np.ndarray[Any, Any] = rows[place]
-    return found
+    return rows

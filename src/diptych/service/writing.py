@@ -66,7 +66,7 @@ class Writer:
                 raise Problem(409, "taken", f"there is an item {taken[0]!r} already; choose another id.")
             ids = put(retriever, entry, rows)
             try:
-                self.journal.append(entry)
+                self._note(retriever, entry)
             except OSError:
                 retriever.remove([one for one in ids if one in items])
                 raise
@@ -78,7 +78,7 @@ class Writer:
         with self._lock:
             if item_id not in retriever.collection.items:
                 raise unknown(item_id)
-            self.journal.append({"op": "remove", "id": item_id})
+            self._note(retriever, {"op": "remove", "id": item_id})
             return retriever.remove(item_id)
 
     def replay(self, retriever: Retriever) -> int:
@@ -97,7 +97,14 @@ class Writer:
                 retriever.save(self.folder)
                 saved()
                 self.journal.forget()
-            self.journal.sweep({item.path for _, item in retriever.collection.items if item.path is not None})
+            if self.journal.uploads.is_dir():
+                shown = {item.path for _, item in retriever.collection.items if item.path is not None}
+                self.journal.sweep(shown)
+
+    def _note(self, retriever: Retriever, entry: Entry) -> None:
+        """Put an entry on the disk; what others share is kept by them."""
+        if not retriever.collection.shared:
+            self.journal.append(entry)
 
     def _replayed(self, retriever: Retriever, entry: Entry) -> bool:
         items = retriever.collection.items

@@ -1,0 +1,102 @@
+"""What users give, as features: queries, new items, views made of several blocks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diptych.arrays import to_numpy
+from diptych.cca import AWCCA
+from diptych.checks import DataWarning, InputError, check_view
+from diptych.normalize import normalize
+from diptych.retrieval.embedding import Layout
+from diptych.retrieval.encoders import Encoders, as_list, is_array
+from diptych.retrieval.fitting import Fitted
+from diptych.retrieval.items import VIEWS, Item, View
+from diptych.retrieval.naming import Metadata
+
+Floats: TypeAlias = np.ndarray[Any, Any]
+
+_BATCH = 256
+
+
+def queries_of(encoders: Encoders, view: View, given: Any) -> tuple[Floats, bool]:
+    """Features of queries, and whether it was a single one."""
+    if is_array(given):
+        rows = to_numpy(given)
+        return (rows[None, :], True) if rows.ndim == 1 else (rows, False)
+    things, single = as_list(given)
+    if not things:
+        raise InputError("there are no queries; give at least one.")
+    if view == "text":
+        return encoders.encode_texts(things, queries=True), single
+    return encoders.encode_images(things), single
+
+
+def items_given(
+    encoders: Encoders, view: View, given: Any, shown: Sequence[Any] | None, width: int
+) -> tuple[list[Any], Floats]:
+    """New items as they are to be shown, and their features."""
+    if is_array(given):
+        rows = check_view(to_numpy(given), f"{view} features", n_features=width)
+        things = list(shown) if shown is not None else [None] * len(rows)
+        if len(things) != len(rows):
+            raise InputError(f"{len(things)} were given to show for {len(rows)} rows of {view} features.")
+        return things, rows
+    things, _ = as_list(given)
+    if not things:
+        raise InputError(f"the list of {view}s is empty; give at least one.")
+    encode = encoders.encode_images if view == "image" else encoders.encode_texts
+    blocks = [encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)]
+    return things, check_view(np.concatenate(blocks), f"{view} features", n_features=width)
+
+
+def encoded_again(encoders: Encoders, view: View, items: list[Item]) -> Floats:
+    """Features of indexed items from their files and sentences."""
+    things = [item.path if view == "image" else item.text for item in items]
+    if None in things:
+        raise InputError(
+            f"the features of the items were not kept, and {items[things.index(None)].id!r} has nothing "
+            "to encode again; fit with keep_features=True."
+        )
+    if view == "image":
+        return encoders.encode_images(things)
+    return encoders.encode_texts([str(thing) for thing in things])
+
+
+def warn_if_far(fitted: Fitted, view: View, rows: Floats, items: Sequence[Item]) -> None:
+    """Say which new items lie far from what the model was trained on; to be called by what users call."""
+    reach, how = fitted.reach[view], "none"
+    if isinstance(fitted.model, AWCCA):
+        how = fitted.model.normalize[VIEWS.index(view)]
+    away = reach.distances(normalize(rows.astype(np.float32, copy=False), how))
+    far, worst = int(np.count_nonzero(away > reach.limit)), int(np.argmax(away))
+    if far:
+        warnings.warn(
+            f"{far} of {len(items)} new {view}(s) lie far from what this model was trained on "
+            f"({items[worst].id!r}: {away[worst]:.1f} where {reach.limit:.1f} is the limit), and may be "
+            "found badly; if there will be more like them, add pairs and refit().",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def by_id(metadata: Metadata | None) -> Metadata:
+    """Metadata for some ids."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InputError(f"metadata is a {type(metadata).__name__}; give a dict from ids to dicts.")
+    return metadata or {}
+
+
+def side_by_side(view: Any, name: str) -> tuple[Floats, Layout]:
+    """A view as one matrix, and the blocks it is made of."""
+    if not isinstance(view, Mapping):
+        rows = to_numpy(check_view(view, name))
+        return rows, {name.lower(): rows.shape[1]}
+    blocks = {str(key): to_numpy(check_view(rows, f"{name}[{key!r}]")) for key, rows in view.items()}
+    if len({len(rows) for rows in blocks.values()}) != 1:
+        raise InputError(f"the blocks of {name} differ in their number of rows; give every item in each.")
+    return np.concatenate(list(blocks.values()), axis=1), {key: b.shape[1] for key, b in blocks.items()}

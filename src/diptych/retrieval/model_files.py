@@ -1,0 +1,100 @@
+"""A fitted model as files: what a folder holds of it, and a database too.
+
+``model.safetensors`` has the model of each task and where its training items lay, ``moments.safetensors``
+what ``refit`` needs of the training pairs, ``text-encoder/`` the HKSE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych import storage
+from diptych.cca import AWCCA, Moments
+from diptych.cca.persistence import Loaded, unpack
+from diptych.checks import InputError
+from diptych.fusion import Fusion
+from diptych.fusion.saved import unpack as unpack_fusion
+from diptych.retrieval.embedding import embedding_of
+from diptych.retrieval.encoders import Known
+from diptych.retrieval.fitting import Fitted
+from diptych.retrieval.items import VIEWS, View
+from diptych.retrieval.reach import Reach
+from diptych.text import HKSE
+
+MODEL, MOMENTS, TEXT = "model.safetensors", "moments.safetensors", "text-encoder"
+
+
+def write(folder: Path, fitted: Fitted, moments: Moments | None, hkse: HKSE | None) -> dict[str, Any]:
+    """Write a model; returns what the config beside it is to say."""
+    tensors, model = fitted.model.packed()
+    for view in VIEWS:
+        tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
+        tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
+    storage.write_tensors(folder / MODEL, tensors, {})
+    if moments is not None:
+        moments.save(folder / MOMENTS)
+    if hkse is not None:
+        hkse.save(folder / TEXT)
+    return {
+        "kind": "fusion" if isinstance(fitted.model, Fusion) else "awcca",
+        "model": model,
+        # JSON has no infinity: null is a reach without a limit.
+        "reach": {v: fitted.reach[v].limit if np.isfinite(fitted.reach[v].limit) else None for v in VIEWS},
+        "text_encoder": hkse is not None,
+    }
+
+
+def read(folder: Path, config: Mapping[str, Any]) -> Fitted:
+    """The model, without its moments."""
+    tensors = storage.read_tensors(folder / MODEL)
+    model: AWCCA | Fusion
+    if config["kind"] == "fusion":
+        model = Fusion.unpacked(unpack_fusion(tensors, config["model"], folder))
+    else:
+        model = AWCCA.unpacked(unpack(tensors, config["model"], folder))
+    embedding, reach = embedding_of(model), dict[View, Reach]()
+    for view in VIEWS:
+        mean, variance = (
+            storage.take(tensors, f"reach.{view}.{part}", (embedding.features(view),), folder / MODEL)
+            for part in ("mean", "variance")
+        )
+        limit = config["reach"][view]
+        reach[view] = Reach(
+            mean,
+            np.maximum(variance, np.finfo(np.float32).tiny),
+            float("inf") if limit is None else float(limit),
+        )
+    facts = config["facts"]
+    if not isinstance(facts, dict):
+        raise TypeError("facts are no object")
+    return Fitted(model, None, reach, facts)
+
+
+def read_moments(folder: Path, model: AWCCA | Fusion) -> Moments:
+    """The moments of a model's training pairs."""
+    moments, embedding = Moments.load(folder / MOMENTS), embedding_of(model)
+    if (len(moments.x_mean), len(moments.y_mean)) != tuple(embedding.features(view) for view in VIEWS):
+        raise InputError(f"{folder / MOMENTS} belongs to a model of other features; save the model again.")
+    return moments
+
+
+def read_text_encoder(folder: Path) -> HKSE:
+    """The HKSE."""
+    if (folder / TEXT).is_symlink():
+        raise InputError(f"{folder / TEXT} is a link; expected the text encoder's folder.")
+    return HKSE.load(folder / TEXT)
+
+
+def known_encoders(config: Mapping[str, Any]) -> dict[View, Known]:
+    """What a config remembers of the encoders."""
+    told = config["encoders"]
+    return {view: Known(str(told[view]["name"]), str(told[view]["fingerprint"])) for view in VIEWS}
+
+
+def copied(model: AWCCA) -> Loaded:
+    """The parts of a model, apart from the model itself."""
+    return unpack(*model.packed(), Path("model"))

@@ -1,0 +1,208 @@
+"""Processes that share a database, and a server that is killed under them; run as a program.
+
+Arguments: ``loads``, ``refits`` or ``shares``; a folder; how often, or for how many seconds; a seed. Prints
+JSON: what was seen.
+"""
+
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from database import Database
+from diptych import AWCCA, Retriever
+
+WIDTHS = {"image": 12, "text": 9}
+MODEL = {"params": (1.0, 1.0)}
+SIZES = {"two": 4000, "one": 60}
+"""Of the loads that replace each other."""
+
+
+@functools.cache
+def features(name, view):
+    """The features of an item, known to every process by its name."""
+    seed = [*name.partition("#")[0].encode()]
+    cause = np.random.default_rng(seed).normal(size=WIDTHS["image"])
+    noise = np.random.default_rng([*seed, ord(view[0])]).normal(size=WIDTHS[view])
+    return cause[: WIDTHS[view]] + 0.5 * noise
+
+
+def rows(names, view):
+    return np.stack([features(name, view) for name in names])
+
+
+def fitted(name, n, address):
+    names = [f"{name} {i}" for i in range(n)]
+    options = {"ids": names, "model": AWCCA(**MODEL), "index": address}
+    return Retriever.from_features(rows(names, "image"), rows(names, "text"), **options)
+
+
+def check(retriever, query):
+    """All that is found is named, kept and embedded by one model; returns the ids of the pictures."""
+    hits = retriever.search(query, k=10**6)
+    embedding = retriever.collection._follower.version.embedding  # what that search was answered with
+    names = [hit.id for hit in hits]
+    expected = (
+        embedding.items(rows(names, "image"), "search")[0] @ embedding.queries(query[None], "search")[0]
+    )
+    np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-5)
+    return names
+
+
+def check_whole(retriever, query):
+    """When nobody writes: every item has a vector, features and, here, its caption."""
+    names = check(retriever, query)
+    texts = [hit.id for hit in retriever.annotate(np.ones(WIDTHS["image"]), k=10**6)]
+    assert sorted(texts) == sorted(item.id for _, item in retriever.collection.items if item.view == "text")
+    assert sorted(names) == sorted(item.id for _, item in retriever.collection.items if item.view == "image")
+    assert {text.rpartition("#")[0] for text in texts} == set(names)
+    for view, found in (("image", names), ("text", texts)):
+        kept = retriever.collection.kept_features(view, found)
+        np.testing.assert_allclose(kept, rows(found, view), rtol=1e-5)
+    return names
+
+
+def forked(action, *args):
+    """A process that does something and ends; its exit code tells how."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        warnings.simplefilter("ignore")
+        action(*args)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+def load_forever(address, said):
+    while True:
+        for name, n in SIZES.items():
+            fitted(name, n, address)
+            os.write(said, f"{name}\n".encode())
+
+
+def refit_forever(address, said, number):
+    retriever = Retriever.connect(address)
+    for i in range(10**6):
+        name = f"new {number} {i}"
+        retriever.add(rows([name], "image"), rows([name], "text"), ids=[name])
+        os.write(said, f"{name}\n".encode())
+        retriever.refit()
+
+
+def killed(place, times, seed, loads):
+    """The server is killed while a process loads or refits; what it then holds is checked."""
+    database, rng = Database(place), random.Random(seed)
+    address, query = database.address(schema="trial"), np.ones(WIDTHS["text"])
+    reader = fitted("one", 60, address)
+    for view in WIDTHS:  # remembered, so that it is the loading that takes time
+        rows([f"two {i}" for i in range(SIZES["two"])], view)
+    seen, acknowledged, staged = {"one": 0, "two": 0, "more": 0}, set(), 0
+    for number in range(times):
+        out, said = os.pipe()
+        child = forked(load_forever, address, said) if loads else forked(refit_forever, address, said, number)
+        os.close(said)
+        heard = os.read(out, 2**16)  # it is at work
+        if loads and number % 2 == 0:  # in the middle of a load, for certain
+            while not database.ask("SELECT FROM trial.versions WHERE NOT ready"):
+                time.sleep(0.005)
+        else:
+            time.sleep(rng.uniform(0, 1.0 if loads else 0.3))
+        database.kill()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        while more := os.read(out, 2**16):
+            heard += more
+        os.close(out)
+        database.start()
+        names = set(check_whole(reader, query))  # the client that was connected before goes on by itself
+        if loads:
+            own, *others = {name.split()[0] for name in names}
+            assert not others, "a mixture of two loads"
+            assert len(names) == SIZES[own]
+            seen[own] += 1
+        else:
+            acknowledged |= set(heard.decode().splitlines())
+            assert acknowledged <= names, "an acknowledged item is gone"
+            extra = names - acknowledged - {f"one {i}" for i in range(60)}
+            assert len(extra) <= number + 1, "more than one item for each kill that nobody acknowledged"
+            seen["more"] += 1
+        tables = database.tables("trial")
+        staged += len([name for name in tables if name.startswith("search_")]) > 2
+    fitted("one", 60, address)
+    fitted("one", 60, address)
+    after = [name for name in database.tables("trial") if name.startswith(("search_", "items_"))]
+    return {"seen": seen, "staged": staged, "acknowledged": len(acknowledged), "after": len(after)}
+
+
+def change(address, number, until):
+    """Add pairs, and remove some of them again."""
+    retriever, rng = Retriever.connect(address), random.Random(number)
+    own = []
+    for i in range(10**6):
+        if time.monotonic() > until:
+            break
+        names = [f"{number} {i} {j}" for j in range(3)]
+        retriever.add(rows(names, "image"), rows(names, "text"), ids=names)
+        assert set(names) <= set(check(retriever, np.ones(WIDTHS["text"])))
+        own += names
+        if i % 2:
+            gone = own.pop(rng.randrange(len(own)))
+            assert retriever.remove(gone) == 2
+            assert gone not in retriever.collection.items
+    Path(os.environ["TRIAL"], f"left {number}").write_text("\n".join(own))
+
+
+def look(address, number, until):
+    """Search; every answer is one of a single model."""
+    retriever, rng = Retriever.connect(address), np.random.default_rng(number)
+    models, searches = set(), 0
+    while time.monotonic() < until:
+        check(retriever, rng.normal(size=WIDTHS["text"]))
+        retriever.annotate(rng.normal(size=WIDTHS["image"]), k=5, packs=searches % 7 == 0)
+        models.add(retriever.collection.version)
+        searches += 1
+    Path(os.environ["TRIAL"], f"seen {number}").write_text(f"{len(models)} {searches}")
+
+
+def learn(address, until):
+    """Refit again and again."""
+    retriever = Retriever.connect(address)
+    while time.monotonic() < until:
+        retriever.refit()
+
+
+def shared(place, seconds):
+    """Processes add, remove, search and refit at the same time; then it is counted."""
+    database = Database(place / "server")
+    os.environ["TRIAL"] = str(place)
+    address = database.address(schema="trial")
+    first = fitted("one", 60, address)
+    until = time.monotonic() + seconds
+    jobs = [(change, address, n, until) for n in range(2)] + [(look, address, n, until) for n in (7, 8)]
+    children = [forked(*job) for job in (*jobs, (learn, address, until))]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [0] * len(children), codes
+    left = [name for n in range(2) for name in (place / f"left {n}").read_text().splitlines()]
+    names = check_whole(first, np.ones(WIDTHS["text"]))
+    assert sorted(names) == sorted([*left, *(f"one {i}" for i in range(60))])
+    told = [(place / f"seen {n}").read_text().split() for n in (7, 8)]
+    return {"items": len(names), "models": [int(m) for m, _ in told], "searches": [int(s) for _, s in told]}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    what, place, amount, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    result = shared(place, amount) if what == "shares" else killed(place, amount, seed, what == "loads")
+    print(json.dumps(result))

@@ -1,0 +1,77 @@
+"""What docs/postgresql.md shows works as it stands there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import run
+from diptych.data import scenes
+from diptych.retrieval.postgres.address import _SETTINGS, Address
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")
+SAID = "postgresql://me@db.example.org/pictures"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, views):
+    """A folder with what the page's examples expect to find."""
+    monkeypatch.chdir(tmp_path)
+    drawn = scenes(80, size=48)
+    (tmp_path / "photos").mkdir()
+    lines = ["image,caption"]
+    for row, picture in enumerate(drawn.pictures):
+        name = drawn.dataset.image_ids[row]
+        picture.save(tmp_path / "photos" / name)
+        lines += [f'{name},"{drawn.dataset.captions[j]}"' for j in drawn.dataset.caption_rows([row])]
+    (tmp_path / "captions.csv").write_text("\n".join(lines) + "\n")
+    drawn.pictures[3].save(tmp_path / "new.jpg")
+    x, y, _ = views(n=120, captions=1)
+    np.save("image-features.npy", x.astype(np.float32))
+    np.save("text-features.npy", y.astype(np.float32))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+def test_the_examples_run(place, fresh):
+    address, names = fresh(), {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        code = block.replace(f'"{SAID}"', repr(address))
+        exec(code.replace('address + "?schema=mine"', repr(fresh())), names)
+    assert len(names["other"].search("a star", k=5)) == 5
+    assert len(names["filled"].collection.items) == 2 * len(names["x"])
+    for line in re.findall(r"^diptych .*$", PAGE, re.MULTILINE):
+        words = shlex.split(line.replace(SAID, fresh()))[1:]
+        small = ["--grid", "4", "--word-features", "60", "--sentence-features", "60"]
+        result = run(*words, *(small if words[0] == "fit" else []))
+        assert result.exit_code == 0, f"{line}: {result.output}"
+
+
+def test_every_setting_is_described_with_its_default():
+    rows = dict(re.findall(r"^\| (.+?) \| .*? \| (.+?) \|$", PAGE, re.MULTILINE))
+    told = {
+        name: value
+        for names, values in rows.items()
+        if "`" in names
+        for name, value in zip(re.findall(r"`(\w+)`", names), values.split(", "), strict=False)
+    }
+    assert set(told) == set(_SETTINGS)
+    defaults = Address({})
+    for name, value in told.items():
+        if name not in ("index", "schema"):
+            assert int(value) == getattr(defaults, name), name
+    assert told["schema"] == f"`{defaults.schema}`"
+
+
+def test_settings_of_the_server_are_taken_as_they_are_written():
+    examples = re.findall(r"`(\?\w+=[^`]+)`", PAGE)
+    assert len(examples) >= 2
+    for example in examples:
+        name, value = example[1:].split("=", 1)
+        found = Address.parse(SAID + example)
+        assert found.server[name].replace(" ", "%20").replace("=", "%3D") == value
