@@ -69,6 +69,17 @@ def test_the_python_examples_run(place, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 7
 
 
+def test_the_examples_of_the_page_on_scale_run(place):
+    page = (README.parent / "docs" / "scale.md").read_text("utf-8")
+    mapped, on_a_card = re.findall(r"```py(?:thon)?\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(mapped, names)
+    assert not (place / "fit.sum").exists()
+    pytest.importorskip("torch")
+    exec(on_a_card.replace("cuda", "cpu"), names)
+    assert len(names["vectors"]) == len(names["x"])
+
+
 def test_the_commands_run(place):
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("diptych ")]
     assert len(commands) >= 5

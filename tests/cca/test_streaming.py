@@ -210,6 +210,18 @@ def test_a_device_gives_the_same_model_in_numpy(device):
     assert isinstance(small.models_["search"].x_weights, np.ndarray)
 
 
+def test_views_of_two_libraries_meet_on_a_device():
+    torch = pytest.importorskip("torch")
+    x, y, pairing = pairs()
+    mixed = [(bx, torch.as_tensor(by), p) for bx, by, p in cut(x, y, pairing, [100, 200])]
+    found = AWCCA(params=(2.0, 3.0)).fit(mixed, device="cpu")
+    whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
+    np.testing.assert_allclose(found.x_mean_, whole.x_mean_)
+    np.testing.assert_allclose(
+        found.models_["search"].correlations, whole.models_["search"].correlations, atol=1e-9
+    )
+
+
 def test_blocks_reach_a_device_in_order_and_errors_too():
     pytest.importorskip("torch")
     from diptych.transfer import carried

@@ -18,7 +18,7 @@ from diptych.checks import InputError, check_choice, check_pair_of_views
 Precision: TypeAlias = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 
-CPU_BLOCK_BYTES = 2**28
+CPU_BLOCK_BYTES = 2**27
 DEVICE_BLOCK_BYTES = 2**30
 FORMAT_VERSION = 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,16 +28,16 @@ from diptych.retrieval.collection import (
     check_k,
 )
 from diptych.retrieval.embedding import SEARCHED, Embedding, embedding_of
-from diptych.retrieval.filtering import Where, check_where, ids_in, matcher
+from diptych.retrieval.filtering import Where, check_where, ids_in, matcher, wanted
 from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.index import VectorIndex
-from diptych.retrieval.items import Items, View
+from diptych.retrieval.items import Item, Items, View
 from diptych.retrieval.packs import Packs, make_packs
 from diptych.retrieval.results import Hit, Pack
 from diptych.text import HKSE
 
-REMEMBERED = 8
-"""Other weightings, and packs, that are held beside the index."""
+REMEMBERED = 16
+"""Filters, other weightings, and packs, that are held beside the index."""
 
 
 class MemoryCollection(Collection):
@@ -252,11 +253,19 @@ class MemoryCollection(Collection):
             return None
         check_where(where)
         if isinstance(where, Mapping):
-            where = matcher(where)
+            # Looking at every item takes longer than a search, and the same filter is often asked again.
+            fits, name = matcher(where), (view, json.dumps(wanted(where), sort_keys=True))
+            found: Keys = self._remembered(
+                name, self.indexes[TASK_OF[view]], lambda: self._fitting(view, fits)
+            )
+            return found
         if callable(where):
-            keys = [key for key, item in self.items if item.view == view and where(item)]
-        else:
-            keys = [key for key in map(self.items.key, ids_in(where)) if self.items.is_of(key, view)]
+            return self._fitting(view, where)
+        keys = [key for key in map(self.items.key, ids_in(where)) if self.items.is_of(key, view)]
+        return np.unique(np.array(keys, np.int64))
+
+    def _fitting(self, view: View, fits: Callable[[Item], bool]) -> Keys:
+        keys = [key for key, item in self.items if item.view == view and fits(item)]
         return np.unique(np.array(keys, np.int64))
 
     def _reweighted(self, task: Task, weighting: Weighting) -> tuple[Embedding, VectorIndex]:

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import clone
 
 from diptych.cca import AWCCA, Engine
-from diptych.checks import InputError, check_choice, check_pairing, check_view
+from diptych.checks import InputError, check_choice, check_matrix, check_pairing
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.retrieval import saved
@@ -126,7 +126,7 @@ class Retriever(Asking):
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         fitted = fit_model(clone(self.model), views, Whereabouts(self.device, engine, checkpoint), layout)
         rows = {
-            view: check_view(np.asarray(given), f"{view} features")
+            view: check_matrix(np.asarray(given), f"{view} features")
             for view, given in zip(VIEWS, (views.x, views.y), strict=True)
         }
         self._fill(fitted, items_of(views.dataset, by_id(metadata)), rows)
