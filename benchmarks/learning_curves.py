@@ -7,7 +7,7 @@ with few pairs has. The test split is not touched.
 
 from __future__ import annotations
 
-from recording import pin_threads, real_data, record
+from recording import RESULTS, pin_threads, real_data, record
 
 pin_threads(1)
 
@@ -45,6 +45,39 @@ def main() -> None:
         "r@1 / r@10 on the official validation images, mean ± standard deviation over draws of the training "
         "pairs (one caption per image), ResNet-50 square root, unit length; grid of 12 per side.",
     )
+    draw(rows)
+
+
+def draw(rows: list[dict]) -> None:
+    """r@1 with MiniLM against the number of pairs, with the spread over draws."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    styles = dict(
+        zip(
+            WAYS,
+            (("#1f5fa8", "-"), ("#c05a1c", "-"), ("#6b7a89", "-"), ("#6b7a89", ":"), ("#9aa5b1", "--")),
+            strict=True,
+        )
+    )
+    figure, panels = pyplot.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained", sharey=True)
+    for axes, task in zip(panels, TASKS, strict=True):
+        for way, (colour, line) in styles.items():
+            own = [row for row in rows if row["γ"] == way and row["text"] == "minilm"]
+            values = np.array([[float(v) for v in row[task].split(" / ")[0].split(" ± ")] for row in own])
+            sizes = [row["pairs"] for row in own]
+            axes.errorbar(
+                sizes, values[:, 0], values[:, 1], color=colour, linestyle=line, capsize=2, label=way
+            )
+        axes.set(xscale="log", title=task, xlabel="training pairs", xticks=SIZES, xticklabels=map(str, SIZES))
+        axes.minorticks_off()
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    panels[0].set_ylabel("r@1")
+    panels[0].legend(frameon=False, fontsize=8, title="γ", alignment="left")
+    figure.savefig(RESULTS / "learning_curves.svg", metadata={"Date": None})
 
 
 def one(texts: str, size: int, way: str, given: dict, training: tuple, validation: tuple) -> dict:

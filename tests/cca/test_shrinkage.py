@@ -4,8 +4,9 @@ import sklearn.covariance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych import AWCCA
+from diptych import AWCCA, InputError
 from diptych.cca.shrinkage import ledoit_wolf, oas, shrunk_gammas
+from diptych.checks import DataWarning
 from generated_pairs import make_pairs
 
 
@@ -41,3 +42,16 @@ def test_a_model_fits_without_anything_to_select_on(rng, kind):
     assert model.score(*validation) > weakest.score(*validation)
     # Noise through and through shrinks to a sphere, which is no error.
     AWCCA(selection=kind).fit(rng.normal(size=(6, 30)), rng.normal(size=(6, 20)))
+
+
+def test_with_too_few_items_to_hold_out_theory_decides(rng):
+    x, y = rng.normal(size=(9, 4)), rng.normal(size=(9, 3))
+    with pytest.warns(DataWarning, match="9 items are too few to hold some out"):
+        model = AWCCA().fit(x, y)
+    told = AWCCA(selection="ledoit-wolf").fit(x, y)
+    assert model.models_["search"].filter_x == told.models_["search"].filter_x
+    assert model.path_ is None
+    with pytest.raises(InputError, match="too few to choose on"):
+        AWCCA(filter="tsvd").fit(x, y)
+    with pytest.raises(InputError, match="not between 0 and 1"):
+        AWCCA(validation_fraction=2.0).fit(x, y)

@@ -84,7 +84,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         dimension that is best on the validation pairs, per task.
     validation_fraction : float
         Without validation pairs, the share of X's rows that is held out to select on, 5,000 at most. The
-        final model is then refitted on everything, with γ scaled by the number of pairs.
+        final model is then refitted on everything, with γ scaled by the number of pairs. Where that leaves
+        too few to choose on, γ is taken from theory (Ledoit-Wolf), with a ``DataWarning``.
     random_state : int or None
         Seeds the choice of the held-out rows.
     solver : {"auto", "gram", "svd"}

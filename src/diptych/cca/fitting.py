@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from diptych.arrays import Array
+import numpy as np
+
+from diptych.arrays import Array, to_numpy
 from diptych.cca.blocks import ArrayBlocks, Block, Preparation
 from diptych.cca.canonical import regularized_cca
 from diptych.cca.checkpoint import Checkpoint
 from diptych.cca.engine import Engine
-from diptych.cca.filters import named_filters
+from diptych.cca.filters import as_number, named_filters
 from diptych.cca.moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca.parameters import ByTask, grown, params_by_task
+from diptych.cca.parameters import ByTask, Selection, grown, params_by_task
 from diptych.cca.progress import progress_bar
 from diptych.cca.selection import (
     Path,
     best_dimension,
+    held_out_size,
     hold_out,
     leave_one_out_path,
     left_out,
@@ -31,6 +35,7 @@ from diptych.cca.spectra import Spectra, resolve_solver, spectra, spectra_from_m
 from diptych.cca.streaming import moments_of_blocks
 from diptych.checks import (
     TASKS,
+    DataWarning,
     InputError,
     Task,
     check_matrix,
@@ -44,6 +49,9 @@ from diptych.transfer import on_device
 
 if TYPE_CHECKING:
     from diptych.cca.awcca import AWCCA
+
+FEW = 20
+"""Images below which there may be too few to hold some out, whatever share is asked for."""
 
 Pairs: TypeAlias = tuple[Array, Array, Array]
 Dimensions: TypeAlias = dict[Task, int | None]
@@ -114,9 +122,9 @@ class Fitting:
         if self.engine is not None:
             self._refuse_svd("an engine")
             solver = "gram"
-        alone = settings.params is None and settings.selection != "validation"
-        if solver == "svd" or alone:
-            return self._of_whole(*self._prepared((x, y, pairing)), validation)
+        alone = self._alone(pairing, validation)
+        if solver == "svd" or alone is not None:
+            return self._of_whole(*self._prepared((x, y, pairing)), validation, alone)
         if not self._selects() or validation is not None:
             return self.of_moments(self._moments(self._blocks(x, y, pairing)), validation)
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
@@ -127,7 +135,14 @@ class Fitting:
             spectra_from_moments(moments), pairs, spectra_from_moments(total), x.shape[0]
         )
 
-    def _of_whole(self, x: Array, y: Array, pairing: Array, validation: tuple[Any, ...] | None) -> Selected:
+    def _of_whole(
+        self,
+        x: Array,
+        y: Array,
+        pairing: Array,
+        validation: tuple[Any, ...] | None,
+        alone: Selection | None,
+    ) -> Selected:
         """Fit on prepared views that are in memory."""
         settings = self.settings
 
@@ -136,9 +151,9 @@ class Fitting:
                 return spectra_from_moments(self._moments(self._blocks(*pairs), as_they_are=True))
             return spectra(*pairs, solver=settings.solver, precision=settings.precision)
 
-        if settings.params is None and settings.selection != "validation":
+        if alone is not None:
             whole = decomposed(x, y, pairing)
-            params, path = self._select_alone(whole, x, y, pairing)
+            params, path = self._select_alone(whole, x, y, pairing, alone)
             return Selected(whole, params, dict.fromkeys(TASKS, settings.n_components), path)  # type: ignore[arg-type]
         if not self._selects() or validation is not None:
             return self._selected(decomposed(x, y, pairing), validation)
@@ -200,13 +215,32 @@ class Fitting:
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
         return Selected(spectra, chosen, dimensions, path)
 
+    def _alone(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
+        """What takes the place of validation pairs; None if there are some, or nothing is selected."""
+        settings = self.settings
+        if settings.params is not None or settings.selection != "validation":
+            return None if settings.params is not None else settings.selection
+        if validation is not None or settings.filter != "tikhonov" or settings.n_components == "auto":
+            return None
+        images = len(np.unique(to_numpy(pairing)))
+        share = as_number(settings.validation_fraction, "validation_fraction")
+        if images >= FEW or not 0.0 < share < 1.0 or held_out_size(images, share) is not None:
+            return None
+        warnings.warn(
+            f"{images} items are too few to hold some out: γ was taken from theory (Ledoit-Wolf), which "
+            "retrieves worse; give params, validation pairs, or more data.",
+            DataWarning,
+            stacklevel=4,
+        )
+        return "ledoit-wolf"
+
     def _select_alone(
-        self, spectra: Spectra, x: Array, y: Array, pairing: Array
+        self, spectra: Spectra, x: Array, y: Array, pairing: Array, kind: Selection
     ) -> tuple[ByTask, Path | None]:
         """Parameters with no validation pairs; the spectra are those of the given views."""
         settings = self.settings
-        if settings.selection != "leave-one-out":
-            return params_by_task(shrunk_gammas(x, y, pairing, settings.selection)), None
+        if kind != "leave-one-out":
+            return params_by_task(shrunk_gammas(x, y, pairing, kind)), None
         seeded = {"random_state": settings.random_state, "similarity": settings.similarity}
         rows = left_out(spectra, x, y, pairing, **seeded)  # type: ignore[arg-type]
         grid = make_grid("tikhonov", settings.grid, spectra)

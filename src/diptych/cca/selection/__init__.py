@@ -2,7 +2,7 @@
 
 from diptych.cca.selection.components import best_dimension, components_path, dimensions_up_to
 from diptych.cca.selection.grids import Grid, make_grid
-from diptych.cca.selection.holdout import HoldOut, hold_out
+from diptych.cca.selection.holdout import HoldOut, held_out_size, hold_out
 from diptych.cca.selection.leave_one_out import LeftOut, left_out
 from diptych.cca.selection.path import (
     NumericalFailureWarning,
@@ -25,6 +25,7 @@ __all__ = [
     "choose_route",
     "components_path",
     "dimensions_up_to",
+    "held_out_size",
     "hold_out",
     "leave_one_out_path",
     "left_out",

@@ -36,8 +36,8 @@ def hold_out(
         raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
     host = to_numpy(pairing)
     described = np.unique(host)
-    size = min(round(share * len(described)), MOST)
-    if size < 2 or len(described) - size < 2:
+    size = held_out_size(len(described), share)
+    if size is None:
         raise InputError(
             f"validation_fraction={fraction} of {len(described)} items leaves too few to choose on; "
             "give params, a larger fraction, validation pairs, or more data."
@@ -47,6 +47,12 @@ def hold_out(
     is_held[chosen] = True
 
     return taken_with_captions(pairing, ~is_held), taken_with_captions(pairing, is_held)
+
+
+def held_out_size(n: int, share: float) -> int | None:
+    """How many of ``n`` images are held out; None if that leaves too few on either side."""
+    size = min(round(share * n), MOST)
+    return None if size < 2 or n - size < 2 else size
 
 
 def taken_with_captions(pairing: Array, is_taken: np.ndarray[Any, np.dtype[np.bool_]]) -> HoldOut:
