@@ -44,8 +44,9 @@ def big(value: float, unit: str = "") -> str:
 def duration(seconds: float) -> str:
     for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * scale:
-            return f"{seconds / scale:.2g} {unit}"
-    return f"{seconds:.2g} s"
+            value = seconds / scale
+            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def dollars(value: float) -> str:
@@ -80,6 +81,7 @@ def main() -> None:
             "embed everything": (projected, None, projected / core_rate, projected / card_flops),
             "vectors, float32": (None, 4 * COMPONENTS * (images + n), None, None),
         }
+        read, core_seconds_of_pass, card_seconds_of_pass = stored, work / core_rate, doubled / card_flops
         for step, (flops, size, core_seconds, card_seconds) in steps.items():
             price = ""
             if step.startswith("features"):
@@ -110,7 +112,8 @@ def main() -> None:
         f"on the card (streaming_gpu.json, which counts products without symmetry), {pictures / 2:.1f} "
         f"pictures and {sentences / 2:,.0f} captions a second a core (encode_images.json, hkse_stream.json). "
         "What follows the pass (two eigendecompositions, selection, models) does not depend on the number of "
-        f"pairs. Prices are assumptions: ${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} "
+        f"pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the storage for each core, and "
+        f"{read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are assumptions: ${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} "
         f"and ${HELD:.0f} a month for a gigabyte stored and held in memory.",
     )
 
@@ -135,8 +138,8 @@ def main() -> None:
         "scale_search",
         vectors,
         f"{COMPONENTS} columns; extrapolated linearly from {held:,.0f} vectors (search_speed.json, "
-        f"postgresql.json). A graph takes somewhat more than linear time to build, and its queries do not "
-        f"grow with the vectors: {graph['queries a second']} a second there on one connection, "
+        f"postgresql.json). A graph takes somewhat more than linear time to build, and its queries grow with "
+        f"the logarithm of the vectors: {graph['queries a second']} a second at this size on one connection, "
         f"{graph['of the 10 best']} of the ten best.",
     )
 
