@@ -112,10 +112,10 @@ def main() -> None:
         f"on the card (streaming_gpu.json, which counts products without symmetry), {pictures / 2:.1f} "
         f"pictures and {sentences / 2:,.0f} captions a second a core (encode_images.json, hkse_stream.json). "
         "What follows the pass (two eigendecompositions, selection, models) does not depend on the number of "
-        f"pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the storage for each core, "
-        f"and {read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are assumptions: ${CORE_HOUR} "
-        f"a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} and ${HELD:.0f} a month for a gigabyte stored "
-        "and held in memory.",
+        f"pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the storage for each core and "
+        f"{read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are assumptions: "
+        f"${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} and ${HELD:.0f} a month for a "
+        "gigabyte stored and held in memory.",
     )
 
     server = {r["index"]: r for r in rows("postgresql") if r["vectors"].startswith("generated")}
