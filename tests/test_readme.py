@@ -8,29 +8,17 @@ import numpy as np
 import pytest
 
 from commands import run
-from diptych.data import scenes
-from diptych.image import Recipe
+from example_files import code_blocks, write_network, write_photos
 from generated_pairs import make_pairs
 
 README = Path(__file__).parent.parent / "README.md"
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder with what the README's examples expect to find."""
     monkeypatch.chdir(tmp_path)
-    drawn = scenes(80)
-    (tmp_path / "photos").mkdir()
-    lines = ["image,caption"]
-    for row, picture in enumerate(drawn.pictures):
-        name = drawn.dataset.image_ids[row]
-        picture.save(tmp_path / "photos" / name)
-        lines += [f'{name},"{drawn.dataset.captions[j]}"' for j in drawn.dataset.caption_rows([row])]
-    (tmp_path / "captions.csv").write_text("\n".join(lines) + "\n")
+    drawn = write_photos(tmp_path, 80)
     for name in ("photo.jpg", "new.jpg"):
         drawn.pictures[3].save(tmp_path / name)
     write_network(tmp_path / "resnet50.onnx")
@@ -40,25 +28,8 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_network(path):
-    """A network that averages the colours of sixteen tiles, and the recipe beside it."""
-    onnx = pytest.importorskip("onnx")
-    kernel = {"kernel_shape": [16, 16], "strides": [16, 16]}
-    tile = onnx.helper.make_node("AveragePool", ["pixels"], ["tiles"], **kernel)
-    flat = onnx.helper.make_node("Flatten", ["tiles"], ["features"])
-    shapes = [("pixels", ["n", 3, 64, 64]), ("features", ["n", 48])]
-    inputs, outputs = (
-        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)] for name, shape in shapes
-    )
-    graph = onnx.helper.make_graph([tile, flat], "colours", inputs, outputs)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, path)
-    recipe = Recipe(size=(64, 64), mean=(0, 0, 0), std=(1, 1, 1))
-    path.with_suffix(".json").write_text(recipe.to_json())
-
-
 def test_the_python_examples_run(place, capsys):
-    quick, features = blocks("python")
+    quick, features = code_blocks(README)
     assert len([line for line in quick.splitlines() if line.strip()]) <= 10
     names = {}
     exec(quick, names)
@@ -70,8 +41,7 @@ def test_the_python_examples_run(place, capsys):
 
 
 def test_the_examples_of_the_page_on_scale_run(place):
-    page = (README.parent / "docs" / "scale.md").read_text("utf-8")
-    mapped, on_a_card = re.findall(r"```py(?:thon)?\n(.*?)```", page, re.DOTALL)
+    mapped, on_a_card = code_blocks(README.parent / "docs" / "scale.md", "py(?:thon)?")
     names = {}
     exec(mapped, names)
     assert not (place / "fit.sum").exists()
@@ -81,7 +51,12 @@ def test_the_examples_of_the_page_on_scale_run(place):
 
 
 def test_the_commands_run(place):
-    commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("diptych ")]
+    commands = [
+        line
+        for block in code_blocks(README, "sh")
+        for line in block.splitlines()
+        if line.startswith("diptych ")
+    ]
     assert len(commands) >= 5
     for line in commands:
         words = shlex.split(line, comments=True)[1:]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from commands import run
-from diptych.data import scenes
 from diptych.retrieval.postgres.address import _SETTINGS, Address
+from example_files import write_photos
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")
 SAID = "postgresql://me@db.example.org/pictures"
@@ -19,14 +19,7 @@ SAID = "postgresql://me@db.example.org/pictures"
 def place(tmp_path, monkeypatch, views):
     """A folder with what the page's examples expect to find."""
     monkeypatch.chdir(tmp_path)
-    drawn = scenes(80, size=48)
-    (tmp_path / "photos").mkdir()
-    lines = ["image,caption"]
-    for row, picture in enumerate(drawn.pictures):
-        name = drawn.dataset.image_ids[row]
-        picture.save(tmp_path / "photos" / name)
-        lines += [f'{name},"{drawn.dataset.captions[j]}"' for j in drawn.dataset.caption_rows([row])]
-    (tmp_path / "captions.csv").write_text("\n".join(lines) + "\n")
+    drawn = write_photos(tmp_path, 80, size=48)
     drawn.pictures[3].save(tmp_path / "new.jpg")
     x, y, _ = views(n=120, captions=1)
     np.save("image-features.npy", x.astype(np.float32))

@@ -1,0 +1,43 @@
+"""Files that the examples of the README and of the pages expect to find."""
+
+import re
+
+import pytest
+
+from diptych.data import scenes
+from diptych.image import Recipe
+
+
+def code_blocks(page, language="python"):
+    """The code that a page shows."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+def write_photos(folder, n, size=112):
+    """``captions.csv`` and the pictures it names in ``photos``; returns what was drawn."""
+    drawn = scenes(n, size=size)
+    (folder / "photos").mkdir()
+    lines = ["image,caption"]
+    for row, picture in enumerate(drawn.pictures):
+        name = drawn.dataset.image_ids[row]
+        picture.save(folder / "photos" / name)
+        lines += [f'{name},"{drawn.dataset.captions[j]}"' for j in drawn.dataset.caption_rows([row])]
+    (folder / "captions.csv").write_text("\n".join(lines) + "\n")
+    return drawn
+
+
+def write_network(path):
+    """A network that averages the colours of sixteen tiles, and the recipe beside it."""
+    onnx = pytest.importorskip("onnx")
+    kernel = {"kernel_shape": [16, 16], "strides": [16, 16]}
+    tile = onnx.helper.make_node("AveragePool", ["pixels"], ["tiles"], **kernel)
+    flat = onnx.helper.make_node("Flatten", ["tiles"], ["features"])
+    shapes = [("pixels", ["n", 3, 64, 64]), ("features", ["n", 48])]
+    inputs, outputs = (
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)] for name, shape in shapes
+    )
+    graph = onnx.helper.make_graph([tile, flat], "colours", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    recipe = Recipe(size=(64, 64), mean=(0, 0, 0), std=(1, 1, 1))
+    path.with_suffix(".json").write_text(recipe.to_json())
