@@ -93,6 +93,21 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
     assert model.score(x, y, pairing) > 5
 
 
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_what_was_written_to_a_map_stays(tmp_path, mode):
+    x, y, pairing = pairs(n=500)
+    np.save(tmp_path / "x.npy", np.zeros_like(x))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r+" if mode == "r" else mode)
+    mapped[:] = x
+    if mode == "r":
+        mapped.flush()
+        mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
+    found = AWCCA(params=(2.0, 3.0), solver="gram").fit(mapped, y, pairing)
+    np.testing.assert_array_equal(mapped, x)
+    np.testing.assert_array_equal(found.models_["search"].x_weights, whole.models_["search"].x_weights)
+
+
 def test_holding_out_in_one_pass_equals_two_fits():
     x, y, pairing = pairs(n=400)
     one = AWCCA(grid=6, solver="gram").fit(x, y, pairing)

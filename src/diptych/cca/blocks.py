@@ -173,6 +173,7 @@ def _as_arrays(block: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _let_go(view: Array) -> None:
     """Pages of a mapped file that were read count as memory in use until they are given back."""
-    mapped = getattr(view, "_mmap", None)
+    # A private copy of a file ("c") may have been written to, and would lose that.
+    mapped = getattr(view, "_mmap", None) if getattr(view, "mode", "") in ("r", "r+") else None
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
