@@ -109,7 +109,7 @@ def drop(page, path):
 def test_type_a_query_and_see_the_right_picture_first(visit, easy):
     page = visit()
     page.locator("#q").press_sequentially(easy.text, delay=5)
-    page.wait_for_function("id => document.querySelector('.tile')?.dataset.image === id", arg=easy.image)
+    page.locator(f".tile:first-child[data-image='{easy.image}']").wait_for()
     shown = page.locator(".tile img").first
     shown.evaluate("image => image.decode()")
     assert shown.evaluate("image => image.naturalWidth") == 96
@@ -222,7 +222,8 @@ def test_more_can_be_shown(visit, easy):
     first_picture(page)
     assert page.locator(".tile").count() == 12
     page.get_by_role("button", name="Show more").click()
-    page.wait_for_function("document.querySelectorAll('.tile').length === 24")
+    page.locator(".tile").nth(23).wait_for()
+    assert page.locator(".tile").count() == 24
 
 
 def test_unknown_words_and_unknown_items(visit):

@@ -6,6 +6,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -104,7 +105,10 @@ class Items(Catalogue):
         return item_id in self._key
 
     def __iter__(self) -> Iterator[tuple[int, Item]]:
-        return iter(list(self._item.items()))
+        while True:
+            # Making the list may let another thread run, which changes the items.
+            with suppress(RuntimeError):
+                return iter(list(self._item.items()))
 
     @property
     def next_key(self) -> int:
@@ -144,7 +148,7 @@ class Items(Catalogue):
 
     def count(self, view: View) -> int:
         """Items of one view."""
-        return sum(item.view == view for item in list(self._item.values()))
+        return sum(item.view == view for _, item in self)
 
     def unused_names(self) -> Iterator[str]:
         """Names for new items that nobody gave one, none of them taken."""

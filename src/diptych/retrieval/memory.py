@@ -36,7 +36,7 @@ from diptych.retrieval.packs import Packs, make_packs
 from diptych.retrieval.results import Hit, Pack
 from diptych.text import HKSE
 
-REMEMBERED = 16
+REMEMBERED = 8
 """Filters, other weightings, and packs, that are held beside the index."""
 
 
