@@ -45,8 +45,13 @@ def client(cluster):
 
 
 @pytest.fixture
-def engine(client):
-    client.wait_for_workers(WORKERS, timeout=30)
+def engine(client, cluster):
+    try:
+        client.wait_for_workers(WORKERS, timeout=60)
+    except TimeoutError:  # a nanny went with its worker in a test before
+        cluster.scale(0)
+        cluster.scale(WORKERS)
+        client.wait_for_workers(WORKERS, timeout=60)
     return DaskEngine(client)
 
 
