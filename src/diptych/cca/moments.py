@@ -99,7 +99,6 @@ class Moments:
     def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
         """Add a block of pairs in place; ``pairing`` counts the rows of this block's ``x``."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
-        self.check_widths(x.shape[1], y.shape[1])
         self.accumulate(x, y, pairing)
         return self
 
@@ -107,7 +106,6 @@ class Moments:
         """The moments of both together."""
         if not isinstance(other, Moments):
             return NotImplemented
-        self.check_widths(other.x_mean.shape[0], other.y_mean.shape[0])
         # The weaker precision is the one the sum can promise.
         precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
         total = Moments(
@@ -119,8 +117,8 @@ class Moments:
             self.xy + 0.0,
             precision,
         )
-        no_rest = other.x_mean * 0.0, other.y_mean * 0.0
-        total._merge(other.count, other.x_mean, other.y_mean, other.xx, other.yy, other.xy, *no_rest)
+        means, grams = (other.x_mean, other.y_mean), (other.xx, other.yy, other.xy)
+        total.merge(Products(other.count, *means, *grams, other.x_mean * 0.0, other.y_mean * 0.0))
         return total
 
     def moved(self, like: Array) -> Moments:
@@ -180,38 +178,25 @@ class Moments:
     def merge(self, block: Products) -> None:
         """Add the products of a block, in place."""
         self.check_widths(block.x_mean.shape[0], block.y_mean.shape[0])
-        parts = (block.x_mean, block.y_mean, block.xx, block.yy, block.xy, block.x_rest, block.y_rest)
-        self._merge(block.count, *parts)
-
-    def _merge(
-        self,
-        count: int,
-        x_mean: Array,
-        y_mean: Array,
-        xx: Array,
-        yy: Array,
-        xy: Array,
-        x_rest: Array,
-        y_rest: Array,
-    ) -> None:
-        """Add the moments of ``count`` other pairs, whose products are about their mean less ``rest``."""
-        if count == 0:
+        if block.count == 0:
             return
         xp = namespace(self.xx)
-        x_mean, y_mean, x_rest, y_rest = (move_like(v, self.xx) for v in (x_mean, y_mean, x_rest, y_rest))
-        total = self.count + count
+        x_mean, y_mean, x_rest, y_rest = (
+            move_like(v, self.xx) for v in (block.x_mean, block.y_mean, block.x_rest, block.y_rest)
+        )
+        count, total = block.count, self.count + block.count
         dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
         # What lies between the means comes in and what the shift missed goes out: both are of rank one, so
         # one thin product makes them in a single pass over each matrix.
         scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
         x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
-        for target, products, left, right in (
-            (self.xx, xx, x_sides, x_sides),
-            (self.yy, yy, y_sides, y_sides),
-            (self.xy, xy, x_sides, y_sides),
+        for target, gram, left, right in (
+            (self.xx, block.xx, x_sides, x_sides),
+            (self.yy, block.yy, y_sides, y_sides),
+            (self.xy, block.xy, x_sides, y_sides),
         ):
             target += (left.T * scale) @ right
-            target += move_like(products, target)
+            target += move_like(gram, target)
         self.x_mean += dx * (count / total)
         self.y_mean += dy * (count / total)
         self.count = total
