@@ -141,6 +141,9 @@ def test_a_checkpoint_is_gone_after_the_fit_and_holds_the_rest_to_the_bit(tmp_pa
     assert len(read) == len(blocks) - done  # what was summed before is not read again
     for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+    broken = [*blocks, (x[:2] * np.nan, y[:2])]  # what comes later is named by its place in the whole
+    with pytest.raises(InputError, match="block 5: X contains NaN"):
+        moments_of_blocks(broken, Preparation(), checkpoint=Checkpoint(file, "these", every=0))
     with pytest.raises(InputError, match="checkpoint of other data"):
         moments_of_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "those"))
     AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing, checkpoint=tmp_path / "other")

@@ -202,8 +202,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             it while it computes with those before. The model comes back in NumPy.
         checkpoint
             File to keep the sum in while it grows: run the same fit again after an interruption, and it goes
-            on from there and ends with the same numbers. It is removed when the fit is done. Views so small
-            or wide that they are decomposed as a whole need none.
+            on from there and ends with the same numbers. It is removed when the fit is done. Blocks without
+            a ``fingerprint`` are trusted to be the same as before. Views so small or wide that they are
+            decomposed as a whole need none.
         """
         self._check_parameters()
         fitting = Fitting(self, engine, device, checkpoint)

@@ -75,12 +75,15 @@ class Preparation:
     precision: Precision = "float64"
     device: str | None = None
 
-    def stream(self, blocks: Iterable[Block]) -> Iterator[Products]:
-        """The products of each block in turn; the next is read and widened, or on its way, meanwhile."""
+    def stream(self, blocks: Iterable[Block], first: int = 0) -> Iterator[Products]:
+        """The products of each block in turn; the next is read and widened, or on its way, meanwhile.
+
+        ``first`` is the number of the first of them, for messages.
+        """
         whole = isinstance(blocks, ArrayBlocks)
         if self.device is not None:
             there = carried((_as_arrays(loaded(block)) for block in blocks), self.device)
-            for number, arrays in enumerate(there):
+            for number, arrays in enumerate(there, first):
                 yield self._products(arrays, "" if whole else f"block {number}")
             return
 
@@ -91,10 +94,10 @@ class Preparation:
             return self._products(block, "" if whole else getattr(block, "name", f"block {number}"), reading)
 
         if isinstance(blocks, Sized) and len(blocks) < FEW:
-            yield from map(one, enumerate(blocks))
+            yield from map(one, enumerate(blocks, first))
             return
         with sharing_blas(AT_ONCE):
-            yield from ahead(one, enumerate(blocks), AT_ONCE, AT_ONCE)
+            yield from ahead(one, enumerate(blocks, first), AT_ONCE, AT_ONCE)
 
     def moments(self, block: Block) -> Moments:
         """The moments of one block; of one that was computed on a device, in NumPy."""

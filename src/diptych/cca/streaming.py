@@ -48,7 +48,10 @@ def moments_of_blocks(
     if total is not None and prepare.device is not None:
         total = total.moved(on_device(np.empty(0), prepare.device))
     rest = _after(blocks, done)
-    sums = _here(rest, prepare, total) if engine is None else _there(rest, prepare, total, engine, checkpoint)
+    if engine is None:
+        sums = _here(rest, prepare, total, done)
+    else:
+        sums = _there(rest, prepare, total, engine, checkpoint)
     for total, more in sums:
         done += more
         if count:
@@ -64,9 +67,9 @@ def moments_of_blocks(
 
 
 def _here(
-    blocks: Iterable[Block], prepare: Preparation, total: Moments | None
+    blocks: Iterable[Block], prepare: Preparation, total: Moments | None, done: int
 ) -> Iterator[tuple[Moments, int]]:
-    for block in prepare.stream(blocks):
+    for block in prepare.stream(blocks, done):
         if total is None:
             total = Moments.zero(*block.xy.shape, precision=prepare.precision, like=block.xy)
         total.merge(block)
