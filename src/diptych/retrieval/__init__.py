@@ -2,7 +2,7 @@
 
 from diptych.retrieval.index import VectorIndex
 from diptych.retrieval.items import Item
-from diptych.retrieval.results import Hit, Pack
+from diptych.retrieval.results import Hit, Hits, Pack
 from diptych.retrieval.retriever import Retriever
 
-__all__ = ["Hit", "Item", "Pack", "Retriever", "VectorIndex"]
+__all__ = ["Hit", "Hits", "Item", "Pack", "Retriever", "VectorIndex"]

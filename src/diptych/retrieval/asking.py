@@ -15,7 +15,7 @@ from diptych.retrieval.encoders import Encoders, is_array
 from diptych.retrieval.filtering import Where
 from diptych.retrieval.given import queries_of
 from diptych.retrieval.items import View
-from diptych.retrieval.results import Hit
+from diptych.retrieval.results import Hit, Hits
 
 T = TypeVar("T")
 
@@ -36,7 +36,9 @@ class Asking:
     def search(
         self, text: Any, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
     ) -> Any:
-        """The ``k`` best pictures for a sentence; for several, a list of such lists.
+        """The ``k`` best pictures for a sentence, as ``Hits``; for several, a list of such lists.
+
+        ``hits.ignored_words`` names the words of a sentence that the text encoder does not know and left out.
 
         Parameters
         ----------
@@ -120,11 +122,13 @@ class Asking:
         def ask() -> Any:
             # In this order: a collection may refuse what newer encoders made, but cannot know older ones.
             collection = self.collection
-            rows, single = queries_of(self.encoders, view, given)
-            if alone and not single:
+            queries = queries_of(self.encoders, view, given)
+            if alone and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
-            found = answers(collection, rows)
-            return found[0] if single else found
+            found = answers(collection, queries.rows)
+            if view == "text":
+                found = list(map(Hits, found, queries.ignored_words))
+            return found[0] if queries.single else found
 
         return self._encoded(ask, again=not is_array(given))
 
@@ -144,7 +148,7 @@ class Asking:
 
     def _embed(self, view: View, given: Any, task: str) -> np.ndarray[Any, Any]:
         chosen = check_task(task)
-        queries, _ = queries_of(self.encoders, view, given)
+        queries = queries_of(self.encoders, view, given).rows
         embedding = self.collection.embedding
         if SEARCHED[chosen] == view:
             return embedding.items(queries, chosen)[0]

@@ -110,16 +110,30 @@ class Encoders:
         pictures = [i.convert("RGB") if isinstance(i, Image.Image) else open_image(i) for i in images]
         return _one_each(encoder.encode(pictures), len(pictures), "image")
 
-    def encode_texts(self, sentences: Sequence[str], *, queries: bool = False) -> np.ndarray[Any, Any]:
-        """Features of sentences; as ``queries``, those without a known word are refused."""
+    def encode_texts(self, sentences: Sequence[str]) -> np.ndarray[Any, Any]:
+        """Features of sentences."""
+        encoder = self._text_encoder(sentences)
+        return _one_each(encoder.encode(list(sentences)), len(sentences), "text")
+
+    def encode_queries(self, sentences: Sequence[str]) -> tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]:
+        """Features of text queries, and the words of each that were ignored, where the encoder can tell.
+
+        An encoder with ``encode_queries`` can, and refuses a query without a known word.
+        """
+        encoder, ignored = self._text_encoder(sentences), [()] * len(sentences)
+        if hasattr(encoder, "encode_queries"):
+            features, ignored = encoder.encode_queries(list(sentences))
+        else:
+            features = encoder.encode(list(sentences))
+        return _one_each(features, len(sentences), "text"), ignored
+
+    def _text_encoder(self, sentences: Sequence[str]) -> Any:
         if self.text is None:
             raise self._missing("text")
         for sentence in sentences:
             if not isinstance(sentence, str) or not sentence.strip():
                 raise InputError(f"{sentence!r} is no sentence; give at least one word.")
-        if queries and hasattr(self.text, "check"):
-            self.text.check(list(sentences))
-        return _one_each(self.text.encode(list(sentences)), len(sentences), "text")
+        return self.text
 
     def _missing(self, view: View) -> InputError:
         known, what = self.known.get(view, Known()), "pictures" if view == "image" else "sentences"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,17 +24,38 @@ Floats: TypeAlias = np.ndarray[Any, Any]
 _BATCH = 256
 
 
-def queries_of(encoders: Encoders, view: View, given: Any) -> tuple[Floats, bool]:
-    """Features of queries, and whether it was a single one."""
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Queries as features.
+
+    Attributes
+    ----------
+    rows
+        One for each query.
+    single
+        Whether it was a single query, rather than a list or matrix of them.
+    ignored_words
+        For each text query, its words that the encoder ignored.
+    """
+
+    rows: Floats
+    single: bool
+    ignored_words: Sequence[tuple[str, ...]]
+
+
+def queries_of(encoders: Encoders, view: View, given: Any) -> Queries:
+    """Features of queries."""
     if is_array(given):
-        rows = to_numpy(given)
-        return (rows[None, :], True) if rows.ndim == 1 else (rows, False)
+        rows, single = to_numpy(given), given.ndim == 1
+        rows = rows[None, :] if single else rows
+        return Queries(rows, single, [()] * len(rows))
     things, single = as_list(given)
     if not things:
         raise InputError("there are no queries; give at least one.")
     if view == "text":
-        return encoders.encode_texts(things, queries=True), single
-    return encoders.encode_images(things), single
+        rows, ignored = encoders.encode_queries(things)
+        return Queries(rows, single, ignored)
+    return Queries(encoders.encode_images(things), single, [()] * len(things))
 
 
 def items_given(

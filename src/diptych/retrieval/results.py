@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,21 @@ class Hit:
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {"score": round(self.score, 6), **self.item.to_json()}
+
+
+class Hits(list[Hit]):
+    """The items found for one query, best first.
+
+    Attributes
+    ----------
+    ignored_words
+        Words of a text query that the text encoder does not know and left out; empty where all are known,
+        for features, and for encoders that cannot tell.
+    """
+
+    def __init__(self, hits: Iterable[Hit] = (), ignored_words: Iterable[str] = ()) -> None:
+        super().__init__(hits)
+        self.ignored_words = tuple(ignored_words)
 
 
 @dataclass(frozen=True)

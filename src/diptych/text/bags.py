@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -188,12 +188,17 @@ def check_known(corpus: Corpus, ends: Ints, before: int = 0, remedy: str = "") -
     first = int(nothing[0])
     start = corpus.ends[first - 1] if first else 0
     words = list(dict.fromkeys(corpus.words[row] for row in corpus.rows[start : corpus.ends[first]]))
+    raise no_known_word(f"sentences[{before + first}]", words, remedy)
+
+
+def no_known_word(name: str, words: Sequence[str], remedy: str = "") -> InputError:
+    """The sentence ``name`` has no known word; its ``words`` are."""
     if not words:
-        raise InputError(f"sentences[{before + first}] holds no word; give a sentence with words in it.")
+        return InputError(f"{name} holds no word; give a sentence with words in it.")
     named = ", ".join(map(repr, words[:10])) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
-    raise InputError(
-        f"sentences[{before + first}] has no word that the model knows: {named}; use other words, or fit "
-        f"with vectors that know these{remedy}."
+    return InputError(
+        f"{name} has no word that the model knows: {named}; use other words, or fit with vectors that know "
+        f"these{remedy}."
     )
 
 

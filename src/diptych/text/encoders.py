@@ -12,12 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from diptych.arrays import Array
+from diptych.arrays import Array, namespace
 from diptych.checks import InputError, check_view
 from diptych.storage import file_digest
-from diptych.text.bags import Corpus, check_known
-from diptych.text.hkse import HKSE
+from diptych.text.bags import Corpus, blocks, no_known_word, sentence_lengths
+from diptych.text.hkse import BLOCK_ROWS, HKSE
 from diptych.text.saved import hkse_fingerprint
+from diptych.text.tokens import ignored_words
 
 
 @runtime_checkable
@@ -98,7 +99,7 @@ class CallableEncoder:
 
 
 class HKSEEncoder:
-    """A fitted HKSE. Sentences without a known word stand for the training mean; ``check`` refuses them."""
+    """A fitted HKSE. A sentence without a known word stands for the training mean; such a query is refused."""
 
     def __init__(self, hkse: HKSE) -> None:
         self.hkse, self.fingerprint = hkse, hkse_fingerprint(hkse)
@@ -107,10 +108,24 @@ class HKSEEncoder:
         """One row for each sentence."""
         return self.hkse.transform(_listed(sentences), unknown="mean")
 
-    def check(self, sentences: list[str]) -> None:
-        """An ``InputError`` that names the words of the first sentence without a known one."""
-        corpus = Corpus.of(sentences, self.hkse.tokenizer)
-        check_known(corpus, corpus.known(self.hkse.vectors_.index)[1], 0)
+    def encode_queries(self, sentences: list[str]) -> tuple[Array, list[tuple[str, ...]]]:
+        """One row for each query, and the words of each that have no vector and were ignored.
+
+        A query without any known word is an ``InputError`` that names its words.
+        """
+        index, tokenizer = self.hkse.vectors_.index, self.hkse.tokenizer
+        parts, ignored = [], list[tuple[str, ...]]()
+        for block in blocks(_listed(sentences), BLOCK_ROWS):
+            corpus = Corpus.of(block, tokenizer)
+            rows, ends = corpus.known(index)
+            known, all_words = sentence_lengths(ends), sentence_lengths(corpus.ends)
+            for sentence, n_known, n_words in zip(block, known.tolist(), all_words.tolist(), strict=True):
+                words = ignored_words(sentence, index, tokenizer) if n_known < n_words else ()
+                if n_known == 0:
+                    raise no_known_word(repr(sentence[:60]), words)
+                ignored.append(words)
+            parts.append(self.hkse._embed(rows, ends))
+        return namespace(parts[0]).concat(parts), ignored
 
 
 class SentenceTransformersEncoder(CallableEncoder):

@@ -14,7 +14,7 @@ from diptych.arrays import to_numpy
 from diptych.checks import InputError
 from diptych.text.bags import Coverage
 from diptych.text.fourier import check_gamma
-from diptych.text.tokens import Tokenizer, tokenize
+from diptych.text.tokens import TOKENIZER, Tokenizer, tokenize
 from diptych.text.vectors import table_from_tensors, table_tensors
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 KIND = "hkse"
 TENSORS = "hkse.safetensors"
+CUSTOM = "custom"
 
 _PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma", "eta")
 
@@ -36,7 +37,7 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
         "library": storage.library_version(),
         "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
         "random_state": int(seed) if isinstance(seed, Integral) else None,
-        "tokenizer": "diptych" if model.tokenizer is tokenize else "custom",
+        "tokenizer": _tokenizer_name(model),
         "gamma": model.gamma_,
         "vocabulary_size": len(model.vocabulary_),
         "coverage": model.coverage_.as_dict(),
@@ -48,7 +49,7 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
 
 def hkse_fingerprint(model: HKSE) -> str:
     """Tells a fitted model from any other: a digest of its words, vectors and draws."""
-    digest = hashlib.sha256(repr((model.word, model.sentence, len(model.vocabulary_))).encode())
+    digest = hashlib.sha256(_identity(model))
     for name, tensor in sorted(_tensors(model).items()):
         digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
     return f"hkse:{digest.hexdigest()[:32]}"
@@ -59,10 +60,12 @@ def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Token
     path = storage.existing_folder(folder)
     config = storage.read_json(path / storage.CONFIG)
     storage.check_format(config, KIND, FORMAT_VERSION, path / storage.CONFIG)
-    if config.get("tokenizer") != "diptych" and tokenizer is None:
+    named = config.get("tokenizer")
+    if named != TOKENIZER and tokenizer is None:
+        which = "of its own" if named == CUSTOM else f"called {str(named)[:60]!r}"
         raise InputError(
-            f"{path} was fitted with a tokenizer of its own, which is not stored; "
-            "give it again: HKSE.load(folder, tokenizer=...)."
+            f"{path} was fitted with a tokenizer {which}, which is not stored; give it again: "
+            "HKSE.load(folder, tokenizer=...)."
         )
     file = path / TENSORS
     tensors = storage.read_tensors(file)
@@ -111,6 +114,14 @@ def _tensors(model: HKSE) -> dict[str, np.ndarray[Any, Any]]:
         if weights is not None:
             tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
     return tensors
+
+
+def _tokenizer_name(model: HKSE) -> str:
+    return TOKENIZER if model.tokenizer is tokenize else CUSTOM
+
+
+def _identity(model: HKSE) -> bytes:
+    return repr((model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))).encode()
 
 
 def _float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
