@@ -1,5 +1,6 @@
 """``search``, ``annotate``, ``similar``, ``info``, ``add`` and ``remove`` as a user runs them."""
 
+import json
 import shutil
 
 import numpy as np
@@ -44,6 +45,23 @@ def test_search_says_what_python_says(place):
     shown = run("search", "model", *queries, "-k", 2).stdout
     assert "a red star at night" in shown
     assert f"{expected[0][0].score:.3f}" in shown
+
+
+def test_words_that_were_ignored_are_named(place):
+    shown = run("search", "model", "a red quokka", "-k", 1)
+    assert shown.exit_code == 0
+    assert shown.stderr == "note: ignored words the model does not know: quokka\n"
+    several = run("search", "model", "a star", "a quokka and a wombat", "--json")
+    assert several.stderr == (
+        "note: ignored words of 'a quokka and a wombat' the model does not know: quokka, wombat\n"
+    )
+    answers = json.loads(several.stdout)["answers"]
+    assert [answer["ignored_words"] for answer in answers] == [[], ["quokka", "wombat"]]
+    assert "ignored words the model does not know: quokka" in run("similar", "model", "a quokka").stderr
+    assert run("search", "model", "a red star").stderr == ""
+    many = " ".join(f"quokka{i}" for i in range(14))
+    assert run("search", "model", f"a {many}").stderr.endswith("quokka9 and 4 more\n")
+    assert "no word that the model knows" in refused("search", "model", "quokka")
 
 
 def test_annotate_finds_captions_and_packs(place):

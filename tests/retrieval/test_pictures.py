@@ -1,6 +1,7 @@
 """From picture files and sentences to answers, with both encoders."""
 
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -53,6 +54,30 @@ def test_batches_of_both_and_every_kind_of_picture(fitted, drawn):
 def test_pictures_like_a_picture_and_sentences_like_a_sentence(fitted, drawn):
     assert fitted.similar(drawn.paths[4], k=3)[0].path == str(drawn.paths[4])
     assert fitted.similar(text=drawn.captions[4], k=3)[0].text == drawn.captions[4]
+
+
+def test_words_that_were_ignored_are_named(fitted, drawn):
+    hits = fitted.search("a red quokka and a Wombat", k=3)
+    assert hits.ignored_words == ("quokka", "wombat")
+    assert len(hits) == 3
+    known, partly = fitted.search(["a red star", "a quokka"], k=3)
+    assert (known.ignored_words, partly.ignored_words) == ((), ("quokka",))
+    # Only "a" is left, and the answer says so.
+    assert [hit.id for hit in partly] == [hit.id for hit in fitted.search("a", k=3)]
+    assert fitted.similar(text="a quokka", k=2).ignored_words == ("quokka",)
+    row = fitted.encoders.encode_texts(["a red star"])
+    assert fitted.search(row, k=3)[0].ignored_words == ()
+    assert fitted.search(row[0], k=3).ignored_words == ()
+    again = pickle.loads(pickle.dumps(hits))
+    assert (again, again.ignored_words) == (hits, hits.ignored_words)
+
+
+def test_an_encoder_that_cannot_tell_ignores_nothing(views):
+    x, y, pairing = views()
+    retriever = Retriever.from_features(
+        x, y, pairing, model=AWCCA(params=(2.0, 3.0)), text_encoder=lambda texts: y[: len(texts)]
+    )
+    assert retriever.search("a quokka").ignored_words == ()
 
 
 def test_evaluation_is_that_of_awcca(fitted, drawn):

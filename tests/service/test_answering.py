@@ -78,6 +78,19 @@ def test_features_and_sentences_in_one_pass(model, retriever):
     assert found == [found[0]] * 4
 
 
+def test_each_question_is_told_of_its_own_words(model, retriever):
+    row = retriever.encoders.encode_texts(["a star"])
+
+    async def ask():
+        desk = Desk(Limits(), threads=1)
+        asked = (["a star"], ["a quokka", "a boat"], row, ["a wombat"])
+        found = await asyncio.gather(*(desk.ask(model, "search", queries, 3, None) for queries in asked))
+        desk.close()
+        return [[hits.ignored_words for hits in part] for part in found]
+
+    assert asyncio.run(ask()) == [[()], [("quokka",), ()], [()], [("wombat",)]]
+
+
 def test_a_full_desk_says_so(model, retriever):
     text = sentences(retriever, 1)
 

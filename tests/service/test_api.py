@@ -32,6 +32,15 @@ def test_a_batch_is_answered_in_its_order(client, retriever, easy):
         assert ids(answer, at) == [hit.id for hit in retriever.search(text, k=3)]
 
 
+@pytest.mark.parametrize("where", [None, {"split": "train"}])
+def test_words_that_were_ignored_are_named(client, where):
+    asked = {"text": ["a red quokka", "a star"], "k": 3, "where": where}
+    results = client.post("/v1/search", json=asked).json()["results"]
+    assert [part["ignored_words"] for part in results] == [["quokka"], []]
+    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["Answers"]
+    assert "does not know" in schema["properties"]["ignored_words"]["description"]
+
+
 def test_search_by_the_id_of_a_caption(client, easy):
     by_id = client.post("/v1/search", json={"id": easy.id, "k": 5})
     by_text = client.post("/v1/search", json={"text": easy.text, "k": 5})

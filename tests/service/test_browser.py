@@ -233,6 +233,18 @@ def test_unknown_words_and_unknown_items(visit):
     told(page, "This is not in the index")
 
 
+def test_words_that_were_ignored_are_named_above_the_pictures(visit, easy):
+    page = visit(f"/?q={easy.text} quokka كلب <img>")
+    first_picture(page)
+    note = page.locator("#pictures-body > .ignored")
+    assert note.inner_text() == "Searched without words the model does not know: quokka, كلب, img."
+    assert note.locator("bdi").all_inner_texts() == ["quokka", "كلب", "img"]
+    assert page.locator("#pictures-body > .ignored:first-child").count() == 1
+    assert "quokka" in page.locator("#said").inner_text()
+    page.fill("#q", easy.text)
+    note.wait_for(state="detached")
+
+
 def test_a_file_that_is_no_picture(visit, tmp_path):
     (tmp_path / "no.png").write_bytes(b"<svg onload=alert(1)>")
     page = visit()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.text import HKSE, SentenceEncoder, sentence_encoder
+from diptych.text import HKSE, SentenceEncoder, sentence_encoder, tokenize
 
 SENTENCES = ["a dog", "two cats", "a tree"]
 
@@ -28,6 +28,26 @@ def test_an_object_with_encode_and_a_fitted_hkse_encode(table, captions):
     np.testing.assert_array_equal(sentence_encoder(Theirs()).encode(SENTENCES), lengths(SENTENCES))
     hkse = HKSE(table, word_features=8, sentence_features=6).fit(captions)
     np.testing.assert_array_equal(sentence_encoder(hkse).encode(captions), hkse.transform(captions))
+
+
+def test_queries_come_with_the_words_that_were_ignored(table, captions, monkeypatch):
+    hkse = HKSE(table, word_features=8, sentence_features=6).fit(captions)
+    encoder, cut = sentence_encoder(hkse), []
+    hkse.tokenizer = lambda sentence: cut.append(sentence) or sentence.split()
+    features, ignored = encoder.encode_queries(["the dog", "cat snow runs"])
+    assert cut == ["the dog", "cat snow runs"], "each is cut into words once"
+    assert ignored == [(), ()]
+    np.testing.assert_allclose(features, hkse.transform(["the dog", "cat snow runs"]), rtol=1e-6, atol=1e-6)
+    hkse.tokenizer = tokenize
+    monkeypatch.setattr("diptych.text.encoders.BLOCK_ROWS", 2)
+    queries = ["a quokka in snow, a quokka", "the dog", "unicorn dog"]
+    features, ignored = encoder.encode_queries(queries)
+    assert ignored == [("a", "quokka"), (), ("unicorn",)]
+    np.testing.assert_allclose(features, hkse.transform(queries), rtol=1e-6, atol=1e-6)
+    with pytest.raises(InputError, match="'a quokka' has no word that the model knows: 'a', 'quokka';"):
+        encoder.encode_queries(["the dog", "a quokka"])
+    with pytest.raises(InputError, match="holds no word"):
+        encoder.encode_queries(["!?"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import pytest
 
 from diptych import InputError, storage
 from diptych.text import HKSE, tokenize
-from diptych.text.saved import TENSORS
+from diptych.text.saved import TENSORS, hkse_fingerprint
+from diptych.text.tokens import TOKENIZER
 
 
 def fitted(table, captions, **options):
@@ -66,6 +67,18 @@ def test_a_tokenizer_of_ones_own_is_asked_for_again(table, captions, tmp_path):
     again = HKSE.load(tmp_path / "model", tokenizer=str.split)
     np.testing.assert_array_equal(again.transform(captions), model.transform(captions))
     assert fitted(table, captions).tokenizer is tokenize
+
+
+def test_a_model_names_its_tokenizer(table, captions, tmp_path):
+    fitted(table, captions).save(tmp_path / "model")
+    config = storage.read_json(tmp_path / "model" / storage.CONFIG)
+    assert config["tokenizer"] == TOKENIZER
+    config["tokenizer"] = "letters of 2019"
+    storage.write_json(tmp_path / "model" / storage.CONFIG, config)
+    with pytest.raises(InputError, match="a tokenizer called 'letters of 2019', which is not stored"):
+        HKSE.load(tmp_path / "model")
+    own = fitted(table, captions, tokenizer=str.split)
+    assert hkse_fingerprint(own) != hkse_fingerprint(fitted(table, captions))
 
 
 def test_a_model_on_a_device_is_saved_as_plain_arrays(table, captions, tmp_path):

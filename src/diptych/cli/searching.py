@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from diptych.checks import InputError
+from diptych.checks import DataWarning, InputError
 from diptych.cli.console import (
     limited_to,
     model_lines,
@@ -33,7 +34,10 @@ from diptych.cli.options import (
     given_text_encoder,
 )
 from diptych.data import open_features
-from diptych.retrieval import Hit, Pack, Retriever
+from diptych.retrieval import Hit, Hits, Pack, Retriever
+
+MOST_NAMED = 10
+"""Ignored words that a note names."""
 
 Features = Annotated[
     Path | None,
@@ -144,9 +148,17 @@ def _asked(given: Sequence[Any] | None, features: Path | None, what: str) -> Any
 
 def _show(asked: Sequence[Any] | None, found: Sequence[Any], quiet: bool, as_json: bool) -> None:
     names = [str(each) for each in asked] if asked else [f"row {i}" for i in range(len(found))]
+    for name, hits in zip(names, found, strict=True):
+        if isinstance(hits, Hits) and hits.ignored_words:
+            of = f" of {name!r}" if len(names) > 1 else ""
+            words = hits.ignored_words
+            more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+            said = f"ignored words{of} the model does not know: {', '.join(words[:MOST_NAMED])}{more}"
+            warnings.warn(said, DataWarning, stacklevel=1)  # shown as a note
     if as_json:
         answers = [
             {"query": name, "hits": [hit.to_json() for hit in hits]}
+            | ({"ignored_words": list(hits.ignored_words)} if isinstance(hits, Hits) else {})
             for name, hits in zip(names, found, strict=True)
         ]
         print_json({"answers": answers})

@@ -20,7 +20,7 @@ import threadpoolctl
 
 from diptych.cca.weighting import Weighting
 from diptych.checks import InputError, Task
-from diptych.retrieval import Hit
+from diptych.retrieval import Hit, Hits
 from diptych.service.limits import Limits
 from diptych.service.problems import busy
 from diptych.service.served import Served
@@ -130,50 +130,49 @@ class Desk:
             self._inside -= 1
 
 
-def encoded(served: Served, queries: Queries) -> np.ndarray[Any, Any]:
-    """Features of queries."""
+def encoded(served: Served, queries: Queries) -> tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]:
+    """Features of queries, and the words of each that were ignored."""
     if isinstance(queries, np.ndarray):
-        return queries
-    return served.retriever.encoders.encode_texts(queries, queries=True)
+        return queries, [()] * len(queries)
+    return served.retriever.encoders.encode_queries(queries)
 
 
 def _answered(key: Key, questions: list[Question]) -> list[Answer]:
     served, task, weighting = key
-    rows = _rows(served, questions)
-    good = [i for i, found in enumerate(rows) if not isinstance(found, Exception)]
-    answers: list[Answer] = [found if isinstance(found, Exception) else [] for found in rows]
+    asked = _encoded_together(served, questions)
+    answers: list[Answer] = [found if isinstance(found, Exception) else [] for found in asked]
+    good = [(i, *found) for i, found in enumerate(asked) if not isinstance(found, Exception)]
     if good:
         # The largest k serves all: a shorter list is the beginning of a longer one.
-        k = max(questions[i].k for i in good)
+        k = max(questions[i].k for i, *_ in good)
         ask = served.retriever.search if task == "search" else served.retriever.annotate
-        found = ask(np.concatenate([rows[i] for i in good]), k, weighting=weighting)
-        start = 0
-        for i in good:
-            end = start + len(questions[i].queries)
-            answers[i] = [hits[: questions[i].k] for hits in found[start:end]]
-            start = end
+        found = iter(ask(np.concatenate([rows for _, rows, _ in good]), k, weighting=weighting))
+        for i, _, ignored in good:
+            answers[i] = [Hits(next(found)[: questions[i].k], words) for words in ignored]
     return answers
 
 
-def _rows(served: Served, questions: list[Question]) -> list[Any]:
-    """Features of each question; sentences together, unless one of them is refused."""
-    spoken = [i for i, q in enumerate(questions) if isinstance(q.queries, list)]
-    rows: list[Any] = [None if isinstance(q.queries, list) else q.queries for q in questions]
-    if spoken:
-        sentences = [sentence for i in spoken for sentence in questions[i].queries]
-        try:
-            together = encoded(served, sentences)
-        except InputError as error:
-            if len(spoken) == 1:
-                rows[spoken[0]] = error
-                return rows
-            for i in spoken:
-                (rows[i],) = _rows(served, [questions[i]])
-            return rows
-        ends = np.cumsum([len(questions[i].queries) for i in spoken])[:-1]
-        for i, part in zip(spoken, np.split(together, ends), strict=True):
-            rows[i] = part
-    return rows
+def _encoded_together(
+    served: Served, questions: list[Question]
+) -> list[tuple[np.ndarray[Any, Any], list[tuple[str, ...]]] | Exception]:
+    """What ``encoded`` gives for each question; sentences together, unless one of them is refused."""
+    spoken = [q for q in questions if isinstance(q.queries, list)]
+    sentences = [sentence for q in spoken for sentence in q.queries]
+    try:
+        rows, ignored = encoded(served, sentences) if sentences else (np.empty((0, 0)), [])
+    except InputError as error:
+        if len(questions) == 1:
+            return [error]
+        return [found for q in questions for found in _encoded_together(served, [q])]
+    asked, start = list[tuple[np.ndarray[Any, Any], list[tuple[str, ...]]] | Exception](), 0
+    for q in questions:
+        if isinstance(q.queries, list):
+            end = start + len(q.queries)
+            asked.append((rows[start:end], ignored[start:end]))
+            start = end
+        else:
+            asked.append(encoded(served, q.queries))
+    return asked
 
 
 def _limited(threads: int | None) -> None:

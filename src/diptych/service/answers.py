@@ -48,6 +48,9 @@ class Answers(BaseModel):
     query: str | None = Field(description="The sentence, the id, or the name of the file.")
     hits: list[HitOut] | None = None
     packs: list[PackOut] | None = None
+    ignored_words: list[str] | None = Field(
+        None, description="Words of the query that the model does not know and left out."
+    )
 
 
 class Found(BaseModel):

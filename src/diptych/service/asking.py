@@ -162,7 +162,11 @@ def _answer(
     served: Served, queries: list[str], found: list[list[Hit]], weighting: str | None, start: float
 ) -> Json:
     results = [
-        {"query": query, "hits": [served.hit(hit) for hit in hits]}
+        {
+            "query": query,
+            "hits": [served.hit(hit) for hit in hits],
+            "ignored_words": list(getattr(hits, "ignored_words", ())),
+        }
         for query, hits in zip(queries, found, strict=True)
     ]
     return _said(served, results, weighting, start)

@@ -13,7 +13,7 @@ import numpy as np
 from diptych.cca.weighting import Weighting
 from diptych.checks import InputError, Task
 from diptych.image import UnreadableImage
-from diptych.retrieval import Hit
+from diptych.retrieval import Hit, Hits
 from diptych.retrieval.items import View
 from diptych.service.answering import Desk, Queries, encoded
 from diptych.service.limits import Limits
@@ -116,10 +116,9 @@ class Service:
             return await self.desk.ask(served, task, queries, k, weighting)
 
         def filtered() -> list[list[Hit]]:
-            rows, ask = encoded(served, queries), served.retriever
+            (rows, ignored), ask = encoded(served, queries), served.retriever
             found = ask.search if task == "search" else ask.annotate
-            answers: list[list[Hit]] = found(rows, k, where=where, weighting=weighting)
-            return answers
+            return list(map(Hits, found(rows, k, where=where, weighting=weighting), ignored))
 
         return await self.desk.run(filtered)
 

@@ -6,7 +6,7 @@ import { ask, modeOf } from "./asking.js";
 import { columns } from "./compare.js";
 import { by, h, number, plural, show } from "./dom.js";
 import { describe } from "./model.js";
-import { button, nothingFound, notice, samples, sentences, tokenForm, trouble } from "./notices.js";
+import { button, ignored, nothingFound, notice, samples, sentences, tokenForm, trouble } from "./notices.js";
 import { showQuery } from "./query.js";
 import { captions, pictures, waiting } from "./results.js";
 import { listen } from "./gestures.js";
@@ -114,16 +114,18 @@ async function render({ focus = true, restored = false } = {}) {
     const { item, found, own } = await ask(state, model, control.signal);
     if (control.signal.aborted) return;
     showQuery(state, mode, model, item);
-    const hits = found[0].results[0].hits;
+    const { hits, ignored_words: lost } = found[0].results[0];
+    const left = ignored(lost);
     place.dataset.for = mode;
     if (!hits.length) {
-      show(place, nothingFound(state, () => go({ ...state, where: {} }, { focus: false })));
+      show(place, left, nothingFound(state, () => go({ ...state, where: {} }, { focus: false })));
     } else if (state.compare) {
-      show(place, columns(mode, found, state, own, model.weighting), more(mode, hits));
+      show(place, left, columns(mode, found, state, own, model.weighting), more(mode, hits));
     } else {
-      show(place, (mode === "search" ? pictures : captions)(hits, state, own), more(mode, hits));
+      show(place, left, (mode === "search" ? pictures : captions)(hits, state, own), more(mode, hits));
     }
     said(mode, hits, Math.max(...found.map((one) => one.seconds)), item);
+    if (left) by("said").append(` ${left.textContent}`);
     if (focus) {
       by("status").focus({ preventScroll: true });
       scrollTo({ top: 0 });

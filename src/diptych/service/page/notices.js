@@ -42,6 +42,14 @@ export function nothingFound(state, clear) {
     ...(filtered ? [button("Remove the filter", clear)] : []));
 }
 
+/** Which words of a query were left out, since the model does not know them; null: none. */
+export function ignored(words) {
+  if (!words?.length) return null;
+  const named = words.slice(0, 10).flatMap((word, at) => [at ? ", " : "", h("bdi", {}, word)]);
+  const more = words.length > 10 ? ` and ${words.length - 10} more` : "";
+  return h("p", { class: "note ignored" }, "Searched without words the model does not know: ", named, `${more}.`);
+}
+
 export function sentences(model, state) {
   const some = model.examples.text;
   if (!some.length) return null;
