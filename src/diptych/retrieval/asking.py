@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from diptych.retrieval.collection import Collection, OtherEncodersError
 from diptych.retrieval.embedding import SEARCHED
 from diptych.retrieval.encoders import Encoders, is_array
 from diptych.retrieval.filtering import Where
-from diptych.retrieval.given import queries_of
+from diptych.retrieval.given import joined, queries_of
 from diptych.retrieval.items import View
 from diptych.retrieval.results import Hit, Hits
 
@@ -43,7 +44,8 @@ class Asking:
         Parameters
         ----------
         text
-            A sentence, a list of them, or features: one row, or a matrix.
+            A sentence, a list of them, or features: one row, a matrix, or named blocks of these
+            (``{"glove": …, "bert": …}``) for a model that was made from such.
         k
             How many.
         where
@@ -68,7 +70,8 @@ class Asking:
         Parameters
         ----------
         image
-            A path, a Pillow image, the bytes of an image file, a list of these, or features.
+            A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
+            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model that was made from such.
         k
             How many.
         where
@@ -118,6 +121,7 @@ class Asking:
         alone: bool = False,
     ) -> Any:
         """Answers to queries; the first by itself if there was a single query, which ``alone`` demands."""
+        given = self._joined(view, given)
 
         def ask() -> Any:
             # In this order: a collection may refuse what newer encoders made, but cannot know older ones.
@@ -127,10 +131,14 @@ class Asking:
                 raise InputError("similar takes one item at a time; call it for each.")
             found = answers(collection, queries.rows)
             if view == "text":
-                found = list(map(Hits, found, queries.ignored_words))
+                found = list(map(Hits, found, queries.ignored_words or repeat(())))
             return found[0] if queries.single else found
 
         return self._encoded(ask, again=not is_array(given))
+
+    def _joined(self, view: View, given: Any) -> Any:
+        """``given``, with named blocks of features as one row or matrix."""
+        return joined(given, self.collection.fitted, view) if isinstance(given, Mapping) else given
 
     def _encoded(self, action: Callable[[], T], *, again: bool) -> T:
         """Do something that encodes first; ``again`` if what is searched wants other encoders by then."""
@@ -148,7 +156,7 @@ class Asking:
 
     def _embed(self, view: View, given: Any, task: str) -> np.ndarray[Any, Any]:
         chosen = check_task(task)
-        queries = queries_of(self.encoders, view, given).rows
+        queries = queries_of(self.encoders, view, self._joined(view, given)).rows
         embedding = self.collection.embedding
         if SEARCHED[chosen] == view:
             return embedding.items(queries, chosen)[0]

@@ -24,7 +24,7 @@ from diptych.ranking import retrieval_scores, summary
 from diptych.report.card import FEW_PAIRS
 from diptych.retrieval.embedding import Layout, in_blocks, layout_of
 from diptych.retrieval.encoders import Encoders
-from diptych.retrieval.items import View
+from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.reach import Reach
 from diptych.transfer import on_device
 
@@ -123,9 +123,16 @@ def fit_model(
 ) -> Fitted:
     """Fit ``model`` on the training split and measure it on the others.
 
-    ``layout`` names the feature blocks that lie side by side in a view, for a fusion.
+    ``layout`` names the feature blocks that lie side by side in a view.
     """
-    where = where or Whereabouts()
+    where, layout = where or Whereabouts(), layout or {}
+    for view, rows in zip(VIEWS, (views.x, views.y), strict=True):
+        widths = layout.get(view, {}).values()
+        if widths and sum(widths) != rows.shape[1]:
+            raise InputError(
+                f"the layout of the {view} features has {sum(widths)} columns in all, but they have "
+                f"{rows.shape[1]}; give the width of every block."
+            )
     start = time.perf_counter()
     training, validation, test = split_views(views)
     n_pairs = len(training[1])
@@ -141,11 +148,14 @@ def fit_model(
         "pairs": _sizes(views.dataset),
         "leaks": _leaks(training, validation, test),
     }
+    if layout:
+        # Pairs, since what is stored as JSON may come back in another order.
+        facts["blocks"] = {view: [list(block) for block in own.items()] for view, own in layout.items()}
     moments: Moments | None = None
     if isinstance(model, Fusion):
         if where.engine is not None:
             raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
-        _fit_fusion(model, training, validation, layout or {}, facts)
+        _fit_fusion(model, training, validation, layout, facts)
     else:
         model, moments = _fit_awcca(model, training, validation, facts, where)
     hows = ("none", "none") if isinstance(model, Fusion) else model.normalize

@@ -11,9 +11,10 @@ import numpy as np
 
 from diptych.arrays import to_numpy
 from diptych.cca import AWCCA
-from diptych.checks import DataWarning, InputError, check_view
+from diptych.checks import DataWarning, InputError, check_view, count
+from diptych.fusion import Fusion
 from diptych.normalize import normalize
-from diptych.retrieval.embedding import Layout
+from diptych.retrieval.embedding import Layout, layout_of
 from diptych.retrieval.encoders import Encoders, as_list, is_array
 from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.items import VIEWS, Item, View
@@ -35,27 +36,26 @@ class Queries:
     single
         Whether it was a single query, rather than a list or matrix of them.
     ignored_words
-        For each text query, its words that the encoder ignored.
+        For each text query, its words that the encoder ignored; empty for other queries.
     """
 
     rows: Floats
     single: bool
-    ignored_words: Sequence[tuple[str, ...]]
+    ignored_words: Sequence[tuple[str, ...]] = ()
 
 
 def queries_of(encoders: Encoders, view: View, given: Any) -> Queries:
     """Features of queries."""
     if is_array(given):
-        rows, single = to_numpy(given), given.ndim == 1
-        rows = rows[None, :] if single else rows
-        return Queries(rows, single, [()] * len(rows))
+        rows = to_numpy(given)
+        return Queries(rows[None, :], True) if rows.ndim == 1 else Queries(rows, False)
     things, single = as_list(given)
     if not things:
         raise InputError("there are no queries; give at least one.")
     if view == "text":
         rows, ignored = encoders.encode_queries(things)
         return Queries(rows, single, ignored)
-    return Queries(encoders.encode_images(things), single, [()] * len(things))
+    return Queries(encoders.encode_images(things), single)
 
 
 def items_given(
@@ -63,7 +63,8 @@ def items_given(
 ) -> tuple[list[Any], Floats]:
     """New items as they are to be shown, and their features."""
     if is_array(given):
-        rows = check_view(to_numpy(given), f"{view} features", n_features=width)
+        rows = to_numpy(given)
+        rows = check_view(rows[None, :] if rows.ndim == 1 else rows, f"{view} features", n_features=width)
         things = list(shown) if shown is not None else [None] * len(rows)
         if len(things) != len(rows):
             raise InputError(f"{len(things)} were given to show for {len(rows)} rows of {view} features.")
@@ -114,11 +115,55 @@ def by_id(metadata: Metadata | None) -> Metadata:
 
 
 def side_by_side(view: Any, name: str) -> tuple[Floats, Layout]:
-    """A view as one matrix, and the blocks it is made of."""
+    """A view as one matrix, and the named blocks it is made of; none for a matrix."""
     if not isinstance(view, Mapping):
-        rows = to_numpy(check_view(view, name))
-        return rows, {name.lower(): rows.shape[1]}
+        return to_numpy(check_view(view, name)), {}
+    if not view:
+        raise InputError(f"{name} has no blocks; give at least one, name → features.")
     blocks = {str(key): to_numpy(check_view(rows, f"{name}[{key!r}]")) for key, rows in view.items()}
     if len({len(rows) for rows in blocks.values()}) != 1:
         raise InputError(f"the blocks of {name} differ in their number of rows; give every item in each.")
     return np.concatenate(list(blocks.values()), axis=1), {key: b.shape[1] for key, b in blocks.items()}
+
+
+def joined(given: Any, fitted: Fitted, view: View) -> Any:
+    """``given``, or, if it is named blocks of features, one row or matrix of the blocks in the model's order.
+
+    Blocks are all rows (one item) or all matrices.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    layout = blocks_of(fitted, view)
+    if not layout:
+        raise InputError(
+            f"this model's {view} features have no named blocks; give them as one row or matrix."
+        )
+    expected = ", ".join(f"{name!r} ({count(width, 'feature')})" for name, width in layout.items())
+    wrong = [f"{name!r} is missing" for name in layout if name not in given]
+    wrong += [f"{name!r} is unknown" for name in given if name not in layout]
+    blocks = {name: _numbers(given[name]) for name in layout if name in given}
+    wrong += [
+        f"{name!r} has shape {list(rows.shape)}"
+        for name, rows in blocks.items()
+        if rows.ndim not in (1, 2) or rows.shape[-1] != layout[name]
+    ]
+    if not wrong and len({rows.shape[:-1] for rows in blocks.values()}) > 1:
+        shapes = ", ".join(f"{name!r} {list(rows.shape)}" for name, rows in blocks.items())
+        wrong = [f"they differ in their number of rows ({shapes})"]
+    if wrong:
+        raise InputError(f"the blocks of the {view} features: {'; '.join(wrong)}. This model takes {expected}.")
+    return np.concatenate(list(blocks.values()), axis=-1)
+
+
+def blocks_of(fitted: Fitted, view: View) -> Layout:
+    """Names and widths of the feature blocks that a view is made of; empty where they have no names."""
+    if isinstance(fitted.model, Fusion):
+        return layout_of(fitted.model, view)
+    try:
+        return {str(name): int(width) for name, width in fitted.facts.get("blocks", {}).get(view, [])}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError("the model's list of feature blocks is damaged; give features side by side.") from None
+
+
+def _numbers(rows: Any) -> Floats:
+    return to_numpy(rows) if is_array(rows) else np.asarray(rows)

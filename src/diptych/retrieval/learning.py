@@ -14,6 +14,7 @@ from diptych.fusion import Fusion
 from diptych.retrieval.collection import Collection, Encode
 from diptych.retrieval.embedding import embedding_of
 from diptych.retrieval.fitting import Fitted
+from diptych.retrieval.given import joined
 from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.model_files import copied
 from diptych.retrieval.reach import Reach
@@ -63,7 +64,8 @@ def adopted(model: Any, features: tuple[Any, Any] | None) -> Fitted:
             # Nothing is known of where the training items lay, so nothing is far from them.
             reach[view] = Reach(np.zeros(width, np.float32), np.ones(width, np.float32), float("inf"))
         else:
-            rows = to_numpy(check_view(features[i], f"{view} features", n_features=width))
+            sample = joined(features[i], Fitted(model, None, {}), view)
+            rows = to_numpy(check_view(sample, f"{view} features", n_features=width))
             reach[view] = Reach.of(rows, hows[i])
     pairs = {} if moments is None else {"moments": {"pairs": moments.count}}
     facts: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "pairs": {}, **pairs}

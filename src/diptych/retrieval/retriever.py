@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,8 +115,8 @@ class Retriever(Asking):
         metadata
             For some ids, plain values to filter by later.
         layout
-            For features of several encoders side by side, and a ``Fusion``: for ``"image"`` and ``"text"``,
-            the name and width of each block.
+            For features of several encoders side by side: for ``"image"`` and ``"text"``, the name and width
+            of each block.
         engine, checkpoint
             Where an ``AWCCA`` sums its training pairs, and a file to go on from after an interruption; see
             ``AWCCA.fit``.
@@ -167,7 +168,8 @@ class Retriever(Asking):
         Parameters
         ----------
         X, Y
-            Features of the two views, one row an item; for a ``Fusion`` also named blocks, name → features.
+            Features of the two views, one row an item; or named blocks, name → features, by which items and
+            queries may then be given too. An ``AWCCA`` takes them side by side, a ``Fusion`` chooses among them.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
         ids, caption_ids
@@ -205,7 +207,7 @@ class Retriever(Asking):
                 f"{len(y)} of Y; give one for each row."
             )
         retriever = cls(image_encoder, text_encoder, **options)
-        layout: dict[View, Layout] = {"image": x_layout, "text": y_layout}
+        layout: dict[View, Layout] = {v: own for v, own in zip(VIEWS, (x_layout, y_layout), strict=True) if own}
         return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
 
     @classmethod
@@ -247,8 +249,11 @@ class Retriever(Asking):
         Parameters
         ----------
         validation
-            ``(X, Y)`` or ``(X, Y, pairing)``, as features, to select the regularisation on again.
+            ``(X, Y)`` or ``(X, Y, pairing)``, as features or named blocks of them, to select the regularisation on again.
         """
+        if validation is not None:
+            x, y, *rest = validation
+            validation = (self._joined("image", x), self._joined("text", y), *rest)
         with self._writing:
             self._collection = self.collection.refitted(
                 lambda old: learned_again(old, self._encode_items, validation), self._encode_items
@@ -274,9 +279,9 @@ class Retriever(Asking):
         Parameters
         ----------
         images
-            Paths, Pillow images, bytes of image files, or a matrix of features.
+            Paths, Pillow images, bytes of image files, or features: one row, a matrix, or named blocks of them.
         captions
-            Sentences, or a matrix of features.
+            Sentences, or features: one row, a matrix, or named blocks of them.
         pairing
             With both: caption j belongs to the new image ``pairing[j]``; None: one caption for each image.
             Pairs count for ``refit``.
@@ -290,6 +295,7 @@ class Retriever(Asking):
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
         named = by_id(metadata)
+        images, captions = self._joined("image", images), self._joined("text", captions)
         both = {"image": (images, paths), "text": (captions, texts)}
 
         def put() -> tuple[Given, dict[View, np.ndarray[Any, Any]]]:
@@ -338,7 +344,7 @@ class Retriever(Asking):
             chosen = data if whole else data.subset(str(split))
             views = encode_views(chosen, self.encoders, watch=watch)
         else:
-            views = data
+            views = replace(data, x=self._joined("image", data.x), y=self._joined("text", data.y))
         part = views.of(np.arange(views.dataset.n_images)) if whole else views.split(str(split))
         return recalls(model, part, self.device)
 
