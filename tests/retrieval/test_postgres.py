@@ -71,6 +71,7 @@ class TestSharing:
     @pytest.mark.parametrize("times", [1, 3])
     def test_refits_are_noticed_by_the_next_call_of_every_kind(self, filled, times):
         one, address, x, y = filled
+        one.add(x[:1], ids=["old"], metadata={"old": {"kind": "old"}})
         rng = np.random.default_rng(0)
         calls = {
             "search": lambda r: r.search(y[0], k=5),
@@ -295,6 +296,10 @@ class TestFilters:
         about = dict(zip(names, metadata, strict=True))
         retriever.add(np.tile(x[:1], (len(names), 1)), ids=names, metadata=about)
         try:
+            if not set(where) <= {key for each in metadata for key in each}:
+                with pytest.raises(InputError, match="no item has"):
+                    retriever.search(y[0], k=10, where=where)
+                return
             hits = retriever.search(y[0], k=10, where=where)
             fits = matcher(where)
             expected = [name for name in names if fits(Item(name, "image", metadata=about[name]))]
@@ -383,8 +388,10 @@ class TestHostile:
 
     def test_filters_by_what_cannot_be_there_find_nothing(self, filled):
         retriever, _, _, y = filled
+        retriever.add(captions=y[:1], caption_ids=["with a"], metadata={"with a": {"a": "b"}})
         assert retriever.search(y[0], where={"a": "\0"}) == []
-        assert retriever.search(y[0], where={"\udcff": 1}) == []
+        with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
+            retriever.search(y[0], where={"\udcff": 1})
         with pytest.raises(InputError, match="there is no item"):
             retriever.search(y[0], where="a\0")
         assert "a\0" not in retriever.collection.items

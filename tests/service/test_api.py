@@ -65,6 +65,15 @@ def test_filters_choose_by_metadata(client, easy):
     assert ids(client.post("/v1/search", json={"text": easy.text, "where": {"split": "none such"}})) == []
 
 
+def test_a_filter_by_an_unknown_key_names_the_known_ones(client, easy):
+    answer = client.post("/v1/search", json={"text": easy.text, "where": {"spilt": "train"}})
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == (
+        "where names the key 'spilt', which no item has in its metadata; did you mean 'split'? "
+        "The keys there are: 'split'."
+    )
+
+
 def test_annotate_an_upload_and_an_id_alike(client, easy, path_of):
     with open(path_of(easy.image), "rb") as file:
         uploaded = client.post("/v1/annotate", files={"image": file}, data={"k": "6"})

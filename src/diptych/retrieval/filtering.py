@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -11,6 +12,9 @@ from diptych.retrieval.items import Item
 Plain: TypeAlias = str | int | float | None
 Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool] | Iterable[str]
 """Values of metadata, of a list one of them; a function of an item; or ids."""
+
+MOST_KEYS = 20
+"""Keys of metadata that an error names."""
 
 
 def check_where(where: Any) -> None:
@@ -35,6 +39,22 @@ def wanted(where: Mapping[str, Any]) -> dict[str, list[Plain]]:
             )
         found[name] = values
     return found
+
+
+def unknown_key(name: str, known: Iterable[str]) -> InputError:
+    """A filter names a key that the metadata of no item has; ``known`` are the keys there are."""
+    keys = sorted(known)
+    if not keys:
+        return InputError(
+            f"where names the key {name!r}, but no item has metadata; give metadata when items are added."
+        )
+    near = difflib.get_close_matches(name, keys, 1)
+    listed = ", ".join(map(repr, keys[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
+    return InputError(
+        f"where names the key {name!r}, which no item has in its metadata"
+        + (f"; did you mean {near[0]!r}?" if near else ".")
+        + f" The keys there are: {listed}."
+    )
 
 
 def matcher(where: Mapping[str, Any]) -> Callable[[Item], bool]:

@@ -96,6 +96,7 @@ class Items(Catalogue):
         self._item: dict[int, Item] = {}
         self._key: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
+        self._with_key: dict[str, int] = {}
         self._next = 0
 
     def __len__(self) -> int:
@@ -150,6 +151,16 @@ class Items(Catalogue):
         """Items of one view."""
         return sum(item.view == view for _, item in self)
 
+    def has_metadata(self, name: str) -> bool:
+        """Whether the metadata of any item, of either view, has the key ``name``."""
+        return name in self._with_key
+
+    def metadata_keys(self) -> list[str]:
+        """The keys that the metadata of the items has."""
+        while True:
+            with suppress(RuntimeError):  # as above
+                return list(self._with_key)
+
     def unused_names(self) -> Iterator[str]:
         """Names for new items that nobody gave one, none of them taken."""
         return (name for name in numbered_names(self._next) if name not in self._key)
@@ -166,6 +177,8 @@ class Items(Catalogue):
             self._item[key], self._key[item.id] = item, key
             if item.image is not None:
                 self._captions.setdefault(item.image, []).append(key)
+            for name in item.metadata:
+                self._with_key[name] = self._with_key.get(name, 0) + 1
         self._next += len(items)
         return keys
 
@@ -179,6 +192,10 @@ class Items(Catalogue):
                 own.remove(key)
                 if not own:
                     del self._captions[item.image]
+            for name in item.metadata:
+                self._with_key[name] -= 1
+                if not self._with_key[name]:
+                    del self._with_key[name]
 
 
 def numbered_names(first: int) -> Iterator[str]:

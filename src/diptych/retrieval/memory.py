@@ -28,7 +28,7 @@ from diptych.retrieval.collection import (
     check_k,
 )
 from diptych.retrieval.embedding import SEARCHED, Embedding, embedding_of
-from diptych.retrieval.filtering import Where, check_where, ids_in, matcher, wanted
+from diptych.retrieval.filtering import Where, check_where, ids_in, matcher, unknown_key, wanted
 from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.index import VectorIndex
 from diptych.retrieval.items import Item, Items, View
@@ -253,6 +253,10 @@ class MemoryCollection(Collection):
             return None
         check_where(where)
         if isinstance(where, Mapping):
+            if len(self.items):
+                for key in wanted(where):
+                    if not self.items.has_metadata(key):
+                        raise unknown_key(key, self.items.metadata_keys())
             # Looking at every item takes longer than a search, and the same filter is often asked again.
             fits, name = matcher(where), (view, json.dumps(wanted(where), sort_keys=True))
             found: Keys = self._remembered(

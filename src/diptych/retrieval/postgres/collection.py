@@ -264,6 +264,8 @@ class PostgresCollection(Collection):
                 )
             else:
                 found = searched_here(connection, now.tables, index, queries, int(k), condition)
+            if isinstance(where, Mapping) and not any(found):
+                stored.check_keys(connection, now.tables, where)
             return [_named(embedding, *each) for each in zip(queries, found, strict=True)]
 
         return self._read(ask, streamed=weighting is not None or callable(where))

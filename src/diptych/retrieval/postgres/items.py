@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 
 from diptych.checks import InputError
 from diptych.retrieval.collection import Keys
-from diptych.retrieval.filtering import Where, check_where, ids_in, wanted
+from diptych.retrieval.filtering import Where, check_where, ids_in, unknown_key, wanted
 from diptych.retrieval.items import VIEWS, Catalogue, Item, View, check_unique, no_item, numbered_names
 from diptych.retrieval.postgres.connecting import Connection
 from diptych.retrieval.postgres.tables import Tables
@@ -185,6 +185,25 @@ def by_metadata(tables: Tables, view: View, where: Mapping[str, Any]) -> Conditi
     return sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(
         tables.items, sql.SQL(" AND ").join(parts)
     ), values
+
+
+def check_keys(connection: Connection, tables: Tables, where: Mapping[str, Any]) -> None:
+    """Refuse a filter that names a key which no item's metadata has; to be called when nothing was found.
+
+    An unknown key matches nothing, so a filter that found something needs no look at the items for it.
+    """
+
+    def any_item(condition: sql.Composable, values: Sequence[Any] = ()) -> bool:
+        statement = sql.SQL("SELECT EXISTS (SELECT 1 FROM {} WHERE {})").format(tables.items, condition)
+        row = connection.execute(statement, values).fetchone()
+        return row is not None and bool(row[0])
+
+    for name in where:
+        if _storable(name) and any_item(sql.SQL("metadata ? %s"), [name]):
+            continue
+        if any_item(sql.SQL("TRUE")):
+            keys = sql.SQL("SELECT DISTINCT jsonb_object_keys(metadata) FROM {}").format(tables.items)
+            raise unknown_key(name, [row[0] for row in connection.execute(keys).fetchall()])
 
 
 class PostgresItems(Catalogue):
