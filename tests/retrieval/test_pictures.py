@@ -80,6 +80,26 @@ def test_an_encoder_that_cannot_tell_ignores_nothing(views):
     assert retriever.search("a quokka").ignored_words == ()
 
 
+def test_a_retriever_is_one_line(fitted, drawn, views):
+    assert repr(Retriever()) == (
+        "<Retriever, not fitted: image encoder pyramid; text encoder hkse (not fitted); AWCCA(); index flat>"
+    )
+    shown = repr(fitted)
+    assert shown.startswith(f"<Retriever: {drawn.n_images} images, {drawn.n_captions} texts; image encoder ")
+    filters = fitted.info()["filters"]
+    assert "text encoder hkse; " in shown
+    assert f"AWCCA, search {' and '.join(filters['search'])}, annotate " in shown
+    assert "\n" not in shown
+    x, y, pairing = views()
+    fused = Retriever.from_features(x, y, pairing, preset="best", index="hnsw")
+    assert repr(fused) == (
+        "<Retriever: 60 images, 120 texts; image encoder none; text encoder none; Fusion, preset best; "
+        "index hnsw>"
+    )
+    fused.remove([str(i) for i in range(1, 60)])
+    assert "1 image, 2 texts" in repr(fused)
+
+
 def test_evaluation_is_that_of_awcca(fitted, drawn):
     encoders, model = fitted.encoders, fitted.collection.fitted.model
     x, y = encoders.encode_images(drawn.paths), encoders.encode_texts(drawn.captions)

@@ -170,6 +170,7 @@ class TestFolders:
         assert quoted != address
         known = Retriever.connect(quoted)
         assert known.search(y[0]) == retriever.search(y[0])
+        assert repr(known).startswith("<Retriever: image encoder none; text encoder none; index postgresql (")
         known.save(tmp_path / "model")
         told = [path.read_bytes().decode("utf-8", "replace") for path in (tmp_path / "model").iterdir()]
         told += [known.index, repr(known.info()), repr(Address.parse(quoted)), repr(known)]

@@ -211,10 +211,12 @@ def test_filters_and_nothing_found(visit, easy):
     page.get_by_label("split").select_option("val")
     page.wait_for_url("**where.split=val*")
     first_picture(page)
-    page.goto(page.url.replace("split=val", "split=none"))
-    told(page, "Nothing found")
-    page.get_by_role("button", name="Remove the filter").click()
-    assert first_picture(page) == easy.image
+    filtered = page.url
+    for other in ("split=none", "spilt=val"):
+        page.goto(filtered.replace("split=val", other))
+        told(page, "Nothing found")
+        page.get_by_role("button", name="Remove the filter").click()
+        assert first_picture(page) == easy.image
 
 
 def test_more_can_be_shown(visit, easy):

@@ -102,6 +102,11 @@ class Encoders:
         kind = fingerprint.partition(":")[0] or type(encoder).__name__
         return Known(str(getattr(encoder, "name", "")) or kind, fingerprint)
 
+    def name(self, view: View) -> str:
+        """What encodes a view, for people."""
+        waiting = view == "text" and self.text is None and self._unfitted is not None
+        return "hkse (not fitted)" if waiting else self.describe(view).name or "none"
+
     def encode_images(self, images: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Features of pictures: paths, bytes or Pillow images."""
         encoder = self.image

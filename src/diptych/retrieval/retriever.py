@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import clone
 
 from diptych.cca import AWCCA, Engine
-from diptych.checks import InputError, check_choice, check_matrix, check_pairing
+from diptych.checks import InputError, check_choice, check_matrix, check_pairing, count
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.retrieval import saved
@@ -92,6 +92,20 @@ class Retriever(Asking):
         self.keep_features, self.device = keep_features, device
         self._collection: Collection | None = None
         self._writing = threading.RLock()
+
+    def __repr__(self) -> str:
+        """One line: whether it is fitted, what is in it, its encoders, model and index."""
+        held = self._collection
+        parts = [f"{view} encoder {self.encoders.name(view)}" for view in VIEWS]
+        if held is None:
+            parts.append(repr(self.model))
+        elif not held.shared:
+            # Asking a database takes a while and may fail, which a repr must not.
+            parts.insert(0, ", ".join(count(held.items.count(view), view) for view in VIEWS))
+            parts.append(_summary(held.fitted.model))
+        index = self.index if held is None or not held.shared else f"{held.kind} ({self.index})"
+        fitted = "Retriever, not fitted" if held is None else "Retriever"
+        return f"<{fitted}: {'; '.join([*parts, f'index {index}'])}>"
 
     def fit(
         self,
@@ -423,3 +437,10 @@ class Retriever(Asking):
 
     def _encode_items(self, view: View, items: list[Item]) -> np.ndarray[Any, Any]:
         return encoded_again(self.encoders, view, items)
+
+
+def _summary(model: AWCCA | Fusion) -> str:
+    if isinstance(model, Fusion):
+        return f"Fusion, preset {model.preset}"
+    filters = (f"{task} {own.filter_x} and {own.filter_y}" for task, own in model.models_.items())
+    return f"AWCCA, {', '.join(filters)}"

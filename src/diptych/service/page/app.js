@@ -29,6 +29,7 @@ function go(next, { replace = false, focus = true } = {}) {
 }
 
 const again = () => render({ focus: false });
+const unfiltered = () => go({ ...state, where: {} }, { focus: false });
 
 function layOut(mode) {
   const desk = by("desk");
@@ -118,7 +119,7 @@ async function render({ focus = true, restored = false } = {}) {
     const left = ignored(lost);
     place.dataset.for = mode;
     if (!hits.length) {
-      show(place, left, nothingFound(state, () => go({ ...state, where: {} }, { focus: false })));
+      show(place, left, nothingFound(state, unfiltered));
     } else if (state.compare) {
       show(place, left, columns(mode, found, state, own, model.weighting), more(mode, hits));
     } else {
@@ -145,7 +146,7 @@ function failed(problem, place) {
     signIn();
     return;
   }
-  const shown = trouble(problem, again);
+  const shown = trouble(problem, again, state, unfiltered);
   show(place, shown);
   show(by("status"));
   by("said").textContent = [...shown.querySelectorAll("p")].map((part) => part.textContent).join(". ");

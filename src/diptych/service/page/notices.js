@@ -15,7 +15,7 @@ export const button = (words, act) => h("button", { type: "button", class: "butt
 
 export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
 
-export function trouble(problem, again) {
+export function trouble(problem, again, state, clear) {
   if (problem.kind === "unknown-item") {
     return notice("This is not in the index", "It may have been removed since the link was made.");
   }
@@ -24,6 +24,7 @@ export function trouble(problem, again) {
     return notice("No word the model knows",
       `It has not met ${words ?? "these words"} in the sentences it was fitted on. Try others, or begin with an example.`);
   }
+  if (problem.kind === "bad-input" && problem.message.startsWith("where names")) return nothingFound(state, clear);
   if (problem.status === 0) return notice("The server does not answer", problem.message, button("Try again", again));
   if (problem.status === 503) {
     return notice("The server is busy", "Many are asking at once; it will be with you shortly.", button("Try again", again));
