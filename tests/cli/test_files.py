@@ -10,11 +10,11 @@ def test_check_finds_what_is_wrong(tmp_path):
     (tmp_path / "letter.txt").write_text("a letter")
     result = run("check", tmp_path)
     assert result.exit_code == 1
-    assert "problem: 1 image(s) cannot be read: letter.jpg." in result.stdout
+    assert "problem: 1 image cannot be read: letter.jpg." in result.stdout
     assert json.loads(run("check", tmp_path, "--json").stdout)["ok"] is False
     encoded = run("encode", "images", tmp_path, "-o", tmp_path / "x")
     assert encoded.exit_code == 2
-    assert "not one of 1 pictures" in encoded.stderr
+    assert "of 1 picture, none" in encoded.stderr
 
 
 def test_scenes_are_not_drawn_over_other_files(tmp_path):

@@ -117,7 +117,7 @@ def test_quiet_says_nothing(files):
         ("fit x.npy y.npy -o full --pairs pairing.npy --params 1,1", "not a diptych"),
         ("fit nowhere -o m", "nowhere"),
         ("fit empty -o m", "empty"),
-        ("fit letters -o m", "not one of 1 pictures"),
+        ("fit letters -o m", "of 1 picture, none"),
         ("fit letters -o m --image-encoder no.onnx", "no.onnx"),
         ("fit letters -o m --vectors no.bin", "no.bin"),
         ("fit letters --pairs pairing.npy -o m", "two files of features"),

@@ -91,7 +91,7 @@ def test_unreadable_pictures_are_left_out_and_counted(hkse, tmp_path):
 
 def test_a_block_without_a_readable_picture_is_an_error(pairs, hkse, tmp_path):
     missing = PairedDataset(("a.jpg",), ("a dog",), np.array([0]), paths=(tmp_path / "a.jpg",))
-    with pytest.raises(InputError, match=r"not one of 1 pictures .*a.jpg does not exist"):
+    with pytest.raises(InputError, match=r"of 1 picture, none .*a.jpg does not exist"):
         encoded_blocks(missing, "pyramid", hkse)[0].load()
 
 

@@ -145,10 +145,10 @@ def test_an_unfitted_retriever_says_so(action):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"ids": ["a"] * 60}, "occur more than once"),
+        ({"ids": ["a"] * 60}, "used more than once"),
         ({"ids": ["a"]}, "must name one of the 1 images|give one for each row"),
         ({"ids": [str(i) for i in range(61)]}, "61 ids"),
-        ({"caption_ids": ["a"] * 120}, "occur more than once"),
+        ({"caption_ids": ["a"] * 120}, "used more than once"),
         ({"caption_ids": ["a"]}, "caption_ids has 1 entries"),
         ({"caption_ids": [str(i) for i in range(120)]}, "'0' is in the index already"),
         ({"captions": ["a"]}, "captions"),

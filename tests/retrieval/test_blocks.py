@@ -57,7 +57,9 @@ def test_whatever_asks_takes_named_blocks(blocks):
             same(one, other)
     packs = retriever.annotate(images(x[3]), packs=True)
     assert [pack.image for pack in packs] == [pack.image for pack in retriever.annotate(x[3], packs=True)]
-    np.testing.assert_allclose(retriever.embed_images(images(x[:4])), retriever.embed_images(x[:4]), atol=1e-6)
+    np.testing.assert_allclose(
+        retriever.embed_images(images(x[:4])), retriever.embed_images(x[:4]), atol=1e-6
+    )
     np.testing.assert_allclose(retriever.embed_texts(texts(y[:4])), retriever.embed_texts(y[:4]), atol=1e-6)
     as_lists = {name: rows.tolist() for name, rows in images(x[3]).items()}
     same(retriever.annotate(as_lists), retriever.annotate(x[3]))

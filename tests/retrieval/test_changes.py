@@ -108,8 +108,8 @@ def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make_he
         (lambda r, x, y: r.add(x[:2], y[:2], pairing=[0, 2], ids=["a", "b"]), "X has rows 0 to 1"),
         (lambda r, x, y: r.add(x[:2], y[:2, :5], ids=["a", "b"]), "text features has 5 features"),
         (lambda r, x, y: r.add(x[:2], y[:2] * np.nan, ids=["a", "b"]), "contains NaN"),
-        (lambda r, x, y: r.add(x[:2], texts=["x"], captions=y[:2]), "1 were given to show for 2 rows"),
-        (lambda r, x, y: r.add(x[:2], paths=["x"]), "1 were given to show for 2 rows"),
+        (lambda r, x, y: r.add(x[:2], texts=["x"], captions=y[:2]), "got 1 text to show for 2 rows"),
+        (lambda r, x, y: r.add(x[:2], paths=["x"]), "got 1 image to show for 2 rows"),
         (lambda r, x, y: r.add(x[:0]), "is empty"),
         (lambda r, x, y: r.add([]), "the list of images is empty"),
         (lambda r, x, y: r.add(captions=[]), "the list of texts is empty"),
@@ -163,10 +163,10 @@ def test_an_encoder_that_gives_too_few_or_too_many_rows_adds_nothing(make, rows)
 class TestFarItems:
     def test_items_far_from_training_are_added_with_a_warning(self, make):
         made = make()
-        with pytest.warns(DataWarning, match=r"1 of 2 new image\(s\) lie far .* \('odd': "):
+        with pytest.warns(DataWarning, match=r"1 of 2 new images lie far .* \('odd': "):
             made.retriever.add(np.vstack([made.x[:1], 50 * made.x[1:2]]), ids=["even", "odd"])
         assert {"even", "odd"} <= {hit.id for hit in made.retriever.search(made.y[0], k=100)}
-        with pytest.warns(DataWarning, match=r"3 of 3 new text\(s\) lie far"):
+        with pytest.warns(DataWarning, match=r"3 of 3 new texts lie far"):
             made.retriever.add(captions=made.y[:3] + 100)
 
     def test_the_warning_points_at_the_line_that_adds(self, make):

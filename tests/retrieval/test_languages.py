@@ -14,13 +14,21 @@ CHINESE = {
     "colours": ["红色", "蓝色", "绿色", "黄色", "黑色", "白色", "紫色", "灰色"],
     "things": ["小狗", "汽车", "自行车", "小船", "房子", "大树", "星星", "气球"],
     "places": ["在雪地里", "在海边", "在山上", "在街道上"],
-    "patterns": ["{place}有一个{colour}的{thing}。", "这张照片里，一个{colour}的{thing}{place}", "{place}，{colour}{thing}"],
+    "patterns": [
+        "{place}有一个{colour}的{thing}。",
+        "这张照片里，一个{colour}的{thing}{place}",
+        "{place}，{colour}{thing}",
+    ],
 }
 JAPANESE = {
     "colours": ["赤い", "青い", "緑色の", "黄色い", "黒い", "白い", "紫色の", "灰色の"],
     "things": ["犬", "くるま", "自転車", "ボート", "家", "木", "ほし", "バルーン"],
     "places": ["雪の中", "海辺", "山の上", "道路"],
-    "patterns": ["{place}に{colour}{thing}がある。", "この写真では{colour}{thing}が{place}にある", "{place}、{colour}{thing}"],
+    "patterns": [
+        "{place}に{colour}{thing}がある。",
+        "この写真では{colour}{thing}が{place}にある",
+        "{place}、{colour}{thing}",
+    ],
 }
 
 

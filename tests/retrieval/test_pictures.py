@@ -168,11 +168,11 @@ def test_pictures_that_cannot_be_read_are_left_out_of_a_fit(drawn, thumbnails, t
     paths = (tmp_path / "broken.png", *few.paths[1:])
     damaged = PairedDataset(few.image_ids, few.captions, few.pairing, few.caption_ids, None, paths)
     hkse = HKSE(word="lin", sentence="lin")
-    with pytest.warns(DataWarning, match=r"1 picture\(s\) could not be read"):
+    with pytest.warns(DataWarning, match=r"1 picture could not be read"):
         retriever = Retriever(thumbnails, hkse, AWCCA(params=(5.0, 5.0))).fit(damaged)
     assert len(retriever.search(few.captions[9], k=100)) == 29
     gone = PairedDataset(few.image_ids[:1], few.captions[:1], [0], (), None, paths[:1])
-    with pytest.raises(InputError, match="not one of 1 pictures could be read"):
+    with pytest.raises(InputError, match="of 1 picture, none could be read"):
         Retriever(thumbnails, lambda sentences: np.ones((len(sentences), 3))).fit(gone)
     assert not hasattr(hkse, "vectors_")  # the one that was given is not fitted in place
 

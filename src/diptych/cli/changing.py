@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.cli.console import limited_to, plain_console, print_json, said_plainly
 from diptych.cli.options import (
     AsJson,
@@ -66,7 +66,12 @@ def add(
         if refit:
             retriever.refit()
         retriever.save(model)
-        _say({"model": str(model), "added": added, "refitted": refit}, f"added {len(added)}", quiet, as_json)
+        _say(
+            {"model": str(model), "added": added, "refitted": refit},
+            f"added {count(len(added), 'item')}",
+            quiet,
+            as_json,
+        )
 
 
 def remove(
@@ -84,7 +89,7 @@ def remove(
         retriever = Retriever.load(model)
         gone = retriever.remove(ids)
         retriever.save(model)
-        _say({"model": str(model), "removed": gone}, f"removed {gone}", quiet, as_json)
+        _say({"model": str(model), "removed": gone}, f"removed {count(gone, 'item')}", quiet, as_json)
 
 
 def _what(sources: list[Path], pairs: Path | None, images: Path | None) -> dict[str, Any]:
@@ -116,4 +121,4 @@ def _say(found: dict[str, Any], sentence: str, quiet: bool, as_json: bool) -> No
     if as_json:
         print_json(found)
     elif not quiet:
-        plain_console().print(f"{sentence} item(s); wrote {found['model']}")
+        plain_console().print(f"{sentence}; wrote {found['model']}")

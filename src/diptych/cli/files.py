@@ -10,7 +10,7 @@ import typer
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.cli.console import bar, limited_to, plain_console, print_json, said_plainly
 from diptych.cli.options import (
     AsJson,
@@ -72,7 +72,7 @@ def check(
         elif not quiet:
             console = plain_console()
             sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
-            console.print(f"{report.images} images ({sizes}), {report.captions} captions")
+            console.print(f"{count(report.images, 'image')} ({sizes}), {count(report.captions, 'caption')}")
             for name, found in (
                 ("captions per image", report.captions_per_image),
                 ("words per caption", report.caption_words),
@@ -81,7 +81,7 @@ def check(
             if not report.images_checked:
                 console.print("the picture files were not looked at: say where they lie with --images")
             if report.copies:
-                console.print(f"{len(report.copies)} group(s) of equal pictures within a split")
+                console.print(f"{count(len(report.copies), 'group')} of equal pictures within a split")
             for name, reason in report.unreadable:
                 console.print(f"unreadable: {name}: {reason}")
             for problem in report.problems:
@@ -145,7 +145,9 @@ def encode_images_command(
         )
         _report(store, quiet, as_json)
         if not store.ids:
-            raise InputError(f"not one of {len(store.skipped)} pictures could be read; see diptych check.")
+            raise InputError(
+                f"of {count(len(store.skipped), 'picture')}, none could be read; see diptych check."
+            )
 
 
 def encode_text_command(
@@ -215,4 +217,6 @@ def _report(store: FeatureStore, quiet: bool, as_json: bool) -> None:
         console = plain_console()
         for each in store.skipped:
             console.print(f"left out: {each.id}: {each.reason}")
-        console.print(f"{found['rows']} rows of {found['dimension']} numbers in {store.folder}")
+        console.print(
+            f"{count(found['rows'], 'row')} of {count(found['dimension'], 'number')} in {store.folder}"
+        )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from diptych.checks import DataWarning, InputError
+from diptych.checks import DataWarning, InputError, count
 from diptych.cli.console import (
     limited_to,
     model_lines,
@@ -188,16 +188,18 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
     made = f"fitted on {facts['date']} with " if facts.get("date") else ""
     console.print(f"{model}: {made}diptych {found['library']}")
     for view, encoder in found["encoders"].items():
-        console.print(f"{view}s: {encoder['name'] or 'features'}, {encoder['dimension']} features")
-    sizes = ", ".join(f"{split} {n} images and {m} captions" for split, (n, m) in facts["pairs"].items())
+        console.print(f"{view}s: {encoder['name'] or 'features'}, {count(encoder['dimension'], 'feature')}")
+    sizes = ", ".join(
+        f"{split} {count(n, 'image')} and {count(m, 'caption')}" for split, (n, m) in facts["pairs"].items()
+    )
     console.print(f"pairs: {sizes}")
     if "refitted" in facts:
         console.print(
-            f"refitted on {facts['refitted']['pairs']} pairs ({facts['refitted']['before']} before)"
+            f"refitted on {count(facts['refitted']['pairs'], 'pair')} ({facts['refitted']['before']} before)"
         )
     for line in model_lines(found):
         console.print(line)
-    indexed = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
+    indexed = " and ".join(count(n, view) for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))

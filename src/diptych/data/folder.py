@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.data.coco import parse_coco
 from diptych.data.files import DEFAULT_MAX_BYTES, check_folder, read_json_object, read_lines
 from diptych.data.flickr import (
@@ -85,8 +85,8 @@ def read_folder(folder: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_
         found.append((path.relative_to(folder).as_posix(), lines))
     if not any(lines for _, lines in found):
         raise InputError(
-            f"{folder} has {len(found)} image(s) and no captions; expected a table of captions or a .txt "
-            "file beside each image."
+            f"{folder} has {count(len(found), 'image')} and no captions; expected a table of captions, or a "
+            ".txt file beside each image."
         )
     return PairedDataset.of(found, paths=paths)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from diptych.checks import count
 from diptych.data.folder import read_pairs
 from diptych.data.pairs import PairedDataset
 from diptych.image.decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
@@ -90,17 +91,18 @@ class PairsReport:
 
     def _sentences(self) -> Iterable[str]:
         if self.missing:
-            yield f"{len(self.missing)} image(s) do not exist: {_some(self.missing)}."
+            yield f"{count(len(self.missing), 'image')} cannot be found: {_some(self.missing)}."
         if self.unreadable:
             names = [name for name, _ in self.unreadable]
-            yield f"{len(names)} image(s) cannot be read: {_some(names)}."
+            yield f"{count(len(names), 'image')} cannot be read: {_some(names)}."
         if self.without_captions:
-            yield f"{len(self.without_captions)} image(s) have no caption: {_some(self.without_captions)}."
+            names = list(self.without_captions)
+            yield f"{count(len(names), 'image')} without a caption: {_some(names)}."
         if self.empty_captions:
-            yield f"{len(self.empty_captions)} caption(s) are empty: {_some(self.empty_captions)}."
+            yield f"{count(len(self.empty_captions), 'empty caption')}: {_some(self.empty_captions)}."
         if self.leaks:
             groups = [" = ".join(group) for group in self.leaks]
-            yield f"{len(groups)} picture(s) are in more than one split (leakage): {_some(groups)}."
+            yield f"{count(len(groups), 'picture')} in more than one split (leakage): {_some(groups)}."
 
 
 def inspect_pairs(

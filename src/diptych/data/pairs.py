@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 
 SPLITS = ("train", "val", "test")
 _SPLIT_NAMES = {
@@ -76,7 +76,7 @@ class PairedDataset:
             twice = repeated(ids)
             if twice:
                 raise InputError(
-                    f"{len(twice)} {name} id(s) occur more than once ({', '.join(twice[:3])}); "
+                    f"{count(len(twice), f'{name} id')} used more than once ({', '.join(twice[:3])}); "
                     "each must be listed once."
                 )
         unknown = sorted(set(self.splits or ()) - {*SPLITS, ""})

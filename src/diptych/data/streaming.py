@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 
 from diptych.arrays import to_numpy
-from diptych.checks import DataWarning, InputError
+from diptych.checks import DataWarning, InputError, count
 from diptych.data.encoding import digest_files
 from diptych.data.pairs import PairedDataset
 from diptych.image.decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
@@ -182,8 +182,8 @@ class EncodedBlock:
             parts.append(self.shared.encode_images(batch))
         if not parts:
             raise InputError(
-                f"not one of {len(self.paths)} pictures could be read (the first: {unreadable[0]}); look at "
-                "them with diptych check."
+                f"of {count(len(self.paths), 'picture')}, none could be read (the first: {unreadable[0]}); "
+                "look at them with diptych check."
             )
         if unreadable:
             warnings.warn(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.data.pairs import PairedDataset
 from diptych.data.store import FeatureStore
 
@@ -77,9 +77,8 @@ def join(
     kept = dataset if len(present) == dataset.n_images else dataset.select(present)
     y_kept = y_rows[dataset.caption_rows(present)]
     if np.any(y_kept < 0):
-        raise InputError(
-            f"{int(np.sum(y_kept < 0))} caption(s) have no features; encode the captions of the same pairs."
-        )
+        missing = count(int(np.sum(y_kept < 0)), "caption")
+        raise InputError(f"there are no features for {missing}; encode the captions of the same pairs.")
     return PairedViews(kept, _taken(_array(images), x_rows[present]), _taken(_array(captions), y_kept))
 
 
@@ -92,7 +91,7 @@ def _rows(
         strangers = [name for name, row in zip(ids, rows, strict=True) if row < 0 and name not in known]
         if strangers:
             raise InputError(
-                f"{len(strangers)} {name}(s) are not in {features.folder} ({', '.join(strangers[:3])}); "
+                f"{features.folder} lacks {count(len(strangers), name)} ({', '.join(strangers[:3])}); "
                 "it was made from other pairs."
             )
         return rows

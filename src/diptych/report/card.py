@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from diptych.checks import TASKS, Task
+from diptych.checks import TASKS, Task, count
 from diptych.report.wording import TITLES, one_line
 
 FEW_PAIRS = 50
@@ -193,7 +193,7 @@ def _trained_on(facts: Card) -> Iterator[str]:
         yield "Nothing is indexed yet: add pictures and sentences before searching."
         return
     index = facts.index
-    items = ", ".join(f"{_count(number)} {escape_markdown(view)}" for view, number in index.items.items())
+    items = ", ".join(escape_markdown(count(number, view)) for view, number in index.items.items())
     recall = "" if index.recall is None else f", finding {_percent(100 * index.recall)} % of the true nearest"
     kind, dtype = escape_markdown(index.kind), escape_markdown(index.dtype)
     yield f"Indexed: {items or 'nothing'} ({kind}, {dtype}{recall})."
@@ -275,7 +275,7 @@ def _limits(facts: Card) -> Iterator[str]:
     ]
     if captions is not None and captions < FEW_PAIRS:
         lines.append(
-            f"**This model was fitted on {_count(captions)} pairs: use it for trying things out only.**"
+            f"**This model was fitted on {count(captions, 'pair')}: use it for trying things out only.**"
         )
     yield "\n".join(f"- {line}" for line in lines)
 

@@ -45,7 +45,7 @@ class Asking:
         ----------
         text
             A sentence, a list of them, or features: one row, a matrix, or named blocks of these
-            (``{"glove": …, "bert": …}``) for a model that was made from such.
+            (``{"glove": …, "bert": …}``) for a model made from such.
         k
             How many.
         where
@@ -71,7 +71,7 @@ class Asking:
         ----------
         image
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
-            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model that was made from such.
+            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model made from such.
         k
             How many.
         where

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych.arrays import to_numpy
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.image import ImageEncoder, image_encoder, open_image
 from diptych.retrieval.items import View
 from diptych.text import HKSE, sentence_encoder
@@ -125,7 +125,8 @@ class Encoders:
 
         An encoder with ``encode_queries`` can, and refuses a query without a known word.
         """
-        encoder, ignored = self._text_encoder(sentences), [()] * len(sentences)
+        encoder = self._text_encoder(sentences)
+        ignored: list[tuple[str, ...]] = [()] * len(sentences)
         if hasattr(encoder, "encode_queries"):
             features, ignored = encoder.encode_queries(list(sentences))
         else:
@@ -176,7 +177,7 @@ def _one_each(features: Any, n: int, view: View) -> np.ndarray[Any, Any]:
     rows = to_numpy(features)
     if rows.ndim != 2 or len(rows) != n:
         raise InputError(
-            f"the {view} encoder gave an array of shape {list(rows.shape)} for {n} {view}(s); expected one "
-            "row for each."
+            f"the {view} encoder gave an array of shape {list(rows.shape)} for {count(n, view)}; expected "
+            "one row for each."
         )
     return rows

@@ -16,7 +16,7 @@ import numpy as np
 
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.persistence import unpack
-from diptych.checks import TASKS, DataWarning, InputError
+from diptych.checks import TASKS, DataWarning, InputError, count
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data.leakage import near_duplicates
 from diptych.fusion import Fusion
@@ -87,14 +87,14 @@ def encode_views(
         texts = encode_texts(dataset, encoders.text, place / "texts", progress=told("captions"))
         if not images.ids:
             raise InputError(
-                f"not one of {len(images.skipped)} pictures could be read (the first: "
+                f"of {count(len(images.skipped), 'picture')}, none could be read (the first: "
                 f"{images.skipped[0].reason}); look at them with diptych check."
             )
         if images.skipped:
             first = images.skipped[0]
             warnings.warn(
-                f"{len(images.skipped)} picture(s) could not be read and are left out with their captions "
-                f"({first.id}: {first.reason}); diptych check lists them.",
+                f"{count(len(images.skipped), 'picture')} could not be read, and fitting goes on without "
+                f"({first.id}: {first.reason}); diptych check lists all of them.",
                 DataWarning,
                 stacklevel=4,
             )
@@ -138,8 +138,8 @@ def fit_model(
     n_pairs = len(training[1])
     if n_pairs < FEW_PAIRS:
         warnings.warn(
-            f"{n_pairs} training pairs are very few: what is selected is mostly chance. Give {FEW_PAIRS} at "
-            "the least, better a thousand, or set params yourself.",
+            f"{count(n_pairs, 'training pair')} {'is' if n_pairs == 1 else 'are'} very few: what is selected "
+            f"is mostly chance. Give {FEW_PAIRS} at the least, better a thousand, or set params yourself.",
             DataWarning,
             stacklevel=4,
         )

@@ -67,7 +67,10 @@ def items_given(
         rows = check_view(rows[None, :] if rows.ndim == 1 else rows, f"{view} features", n_features=width)
         things = list(shown) if shown is not None else [None] * len(rows)
         if len(things) != len(rows):
-            raise InputError(f"{len(things)} were given to show for {len(rows)} rows of {view} features.")
+            raise InputError(
+                f"got {count(len(things), view)} to show for {count(len(rows), 'row')} of {view} features; "
+                "give one for each row."
+            )
         return things, rows
     things, _ = as_list(given)
     if not things:
@@ -99,7 +102,7 @@ def warn_if_far(fitted: Fitted, view: View, rows: Floats, items: Sequence[Item])
     far, worst = int(np.count_nonzero(away > reach.limit)), int(np.argmax(away))
     if far:
         warnings.warn(
-            f"{far} of {len(items)} new {view}(s) lie far from what this model was trained on "
+            f"{far} of {count(len(items), f'new {view}')} lie far from what this model was trained on "
             f"({items[worst].id!r}: {away[worst]:.1f} where {reach.limit:.1f} is the limit), and may be "
             "found badly; if there will be more like them, add pairs and refit().",
             DataWarning,
@@ -151,7 +154,9 @@ def joined(given: Any, fitted: Fitted, view: View) -> Any:
         shapes = ", ".join(f"{name!r} {list(rows.shape)}" for name, rows in blocks.items())
         wrong = [f"they differ in their number of rows ({shapes})"]
     if wrong:
-        raise InputError(f"the blocks of the {view} features: {'; '.join(wrong)}. This model takes {expected}.")
+        raise InputError(
+            f"the blocks of the {view} features: {'; '.join(wrong)}. This model takes {expected}."
+        )
     return np.concatenate(list(blocks.values()), axis=-1)
 
 
@@ -162,7 +167,9 @@ def blocks_of(fitted: Fitted, view: View) -> Layout:
     try:
         return {str(name): int(width) for name, width in fitted.facts.get("blocks", {}).get(view, [])}
     except (AttributeError, TypeError, ValueError):
-        raise InputError("the model's list of feature blocks is damaged; give features side by side.") from None
+        raise InputError(
+            "the model's list of feature blocks is damaged; give features side by side."
+        ) from None
 
 
 def _numbers(rows: Any) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 
 View: TypeAlias = Literal["image", "text"]
 VIEWS: tuple[View, ...] = ("image", "text")
@@ -244,7 +244,9 @@ def read_items(path: Path, expected: int) -> list[Item]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error.reason}); save the model again.") from None
     if len(found) != expected:
-        raise InputError(f"{path} holds {len(found)} items; expected {expected}. Save the model again.")
+        raise InputError(
+            f"{path} holds {count(len(found), 'item')}; expected {expected}. Save the model again."
+        )
     return found
 
 

@@ -183,7 +183,7 @@ class Retriever(Asking):
         ----------
         X, Y
             Features of the two views, one row an item; or named blocks, name → features, by which items and
-            queries may then be given too. An ``AWCCA`` takes them side by side, a ``Fusion`` chooses among them.
+            queries may then be given too. An ``AWCCA`` takes them side by side, a ``Fusion`` weighs them.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
         ids, caption_ids
@@ -221,7 +221,9 @@ class Retriever(Asking):
                 f"{len(y)} of Y; give one for each row."
             )
         retriever = cls(image_encoder, text_encoder, **options)
-        layout: dict[View, Layout] = {v: own for v, own in zip(VIEWS, (x_layout, y_layout), strict=True) if own}
+        layout: dict[View, Layout] = {
+            v: own for v, own in zip(VIEWS, (x_layout, y_layout), strict=True) if own
+        }
         return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
 
     @classmethod
@@ -263,7 +265,8 @@ class Retriever(Asking):
         Parameters
         ----------
         validation
-            ``(X, Y)`` or ``(X, Y, pairing)``, as features or named blocks of them, to select the regularisation on again.
+            ``(X, Y)`` or ``(X, Y, pairing)``, as features or named blocks of them, to select the
+            regularisation on again.
         """
         if validation is not None:
             x, y, *rest = validation
@@ -293,9 +296,9 @@ class Retriever(Asking):
         Parameters
         ----------
         images
-            Paths, Pillow images, bytes of image files, or features: one row, a matrix, or named blocks of them.
+            Paths, Pillow images, bytes of image files, or features: one row, a matrix, or named blocks.
         captions
-            Sentences, or features: one row, a matrix, or named blocks of them.
+            Sentences, or features: one row, a matrix, or named blocks.
         pairing
             With both: caption j belongs to the new image ``pairing[j]``; None: one caption for each image.
             Pairs count for ``refit``.

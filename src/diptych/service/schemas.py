@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.service.limits import Limits
 
 MAX_ID = 512
@@ -170,7 +170,7 @@ def check_sizes(limits: Limits, *, k: int = 1, queries: int = 1, texts: list[str
     if k > limits.k:
         raise InputError(f"k={k} is more than this server gives; ask for {limits.k} at most.")
     if queries > limits.batch:
-        raise InputError(f"there are {queries} queries in one request; at most {limits.batch} are taken.")
+        raise InputError(f"one request has {count(queries, 'query')}; at most {limits.batch} are taken.")
     if queries < 1:
         raise InputError("there are no queries; give at least one.")
     longest = max(map(len, texts or [""]))

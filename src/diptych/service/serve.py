@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from diptych import storage
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.service.app import create_app
 from diptych.service.limits import Limits
 from diptych.service.reload import Shelf
@@ -117,7 +117,7 @@ def run(
     server = uvicorn.Server(config)
     url = address(listener)
     counts = service.served.describe()["items"]
-    say(f"{service.served.name}: {counts['image']:,} pictures, {counts['text']:,} sentences")
+    say(f"{service.served.name}: {count(counts['image'], 'picture')}, {count(counts['text'], 'sentence')}")
     say(f"Open {url} (Ctrl+C stops)")
     if browser:
         threading.Thread(target=_open, args=(server, url), daemon=True).start()

@@ -99,7 +99,7 @@ class CallableEncoder:
 
 
 class HKSEEncoder:
-    """A fitted HKSE. A sentence without a known word stands for the training mean; such a query is refused."""
+    """A fitted HKSE. A sentence without a known word is the training mean; such a query is refused."""
 
     def __init__(self, hkse: HKSE) -> None:
         self.hkse, self.fingerprint = hkse, hkse_fingerprint(hkse)

@@ -1,17 +1,17 @@
 // The model tab: what it is, how good it is, how it was chosen.
 
 import { heatMap, legend, spectrum } from "./charts.js";
-import { h, number } from "./dom.js";
+import { h, number, plural } from "./dom.js";
 
 const TASKS = { search: "sentence → pictures", annotate: "picture → sentences" };
 const COLUMNS = { "r@1": "r@1", "r@5": "r@5", "r@10": "r@10", median_rank: "median rank", mean_rank: "mean rank" };
 
 function facts(model) {
   const pairs = model.facts.pairs ?? {};
-  const fitted = pairs.train ? `${number(pairs.train[0])} pictures, ${number(pairs.train[1])} sentences` : "unknown";
+  const fitted = pairs.train ? `${plural(pairs.train[0], "picture")}, ${plural(pairs.train[1], "sentence")}` : "unknown";
   const encoder = (view) => `${model.encoders[view].name || "features made elsewhere"}, ${number(model.encoders[view].dimension)} numbers`;
   return h("dl", { class: "facts" }, [
-    ["In the index", `${number(model.items.image)} pictures, ${number(model.items.text)} sentences`],
+    ["In the index", `${plural(model.items.image, "picture")}, ${plural(model.items.text, "sentence")}`],
     ["Fitted on", fitted],
     ["Pictures by", encoder("image")],
     ["Sentences by", encoder("text")],
