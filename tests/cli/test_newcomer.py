@@ -1,4 +1,4 @@
-"""What the README says, done in an empty folder: photos, captions, a bare network file, and nothing named twice."""
+"""What the README says, in an empty folder: photos, captions, a bare network, and no encoder named twice."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def place(real_data, tmp_path_factory):
 def diptych(folder, *arguments):
     """What a command prints, which must succeed: standard output, and standard error."""
     command = [sys.executable, "-m", "diptych", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -102,7 +102,7 @@ class TestABareNetwork:
                 url = next(m[1] for line in server.stdout if (m := re.search(r"Open (http\S+)", line)))
                 assert b"<html" in urllib.request.urlopen(url, timeout=60).read()
                 body = b"".join((
-                    b'--limit\r\nContent-Disposition: form-data; name="file"; filename="photo.jpg"\r\n',
+                    b'--limit\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n',
                     b"Content-Type: image/jpeg\r\n\r\n",
                     (place / "photo.jpg").read_bytes(),
                     b"\r\n--limit--\r\n",

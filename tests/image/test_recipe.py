@@ -34,7 +34,7 @@ def test_a_model_without_json_has_no_recipe_beside_it(tmp_path):
         ("imagenet224", "Did you mean imagenet-224?"),
         ("imagenet-0", "There is no recipe 'imagenet-0'"),
         ("imagenet-99999", "There is no recipe"),
-        ("", "There is no recipe ''; known are .*clip-224.$"),
+        ("", "There is no recipe ''; known are .*bytes-224.$"),
         (3, "There is no recipe 3"),
     ],
 )

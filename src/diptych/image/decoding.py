@@ -82,7 +82,7 @@ def open_image(
             _check_size(image, name, max_pixels)
             return _as_shown(image)
     except UnidentifiedImageError:
-        if _is_heif(stream):
+        if "HEIF" not in _known_formats() and _is_heif(stream):
             raise UnreadableImage(f"{name} is a HEIC image, which needs: pip install pillow-heif") from None
         raise UnreadableImage(f"{name} is not a picture in a known format; remove or convert it.") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -90,7 +90,7 @@ def open_image(
     except InputError:
         raise
     except _DECODER_ERRORS as error:
-        detail = str(error).rstrip(".") or type(error).__name__
+        detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(f"{name} is truncated or damaged ({detail}); replace the file.") from None
 
 

@@ -99,7 +99,8 @@ class Encoders:
         if isinstance(text, HKSE) and not hasattr(text, "vectors_"):
             self._unfitted = clone(text)
         elif text is not None:
-            fingerprinted = hasattr(text, "encode") and not isinstance(text, np.ndarray)
+            # A string has an encode() of its own, which is not meant.
+            fingerprinted = hasattr(text, "encode") and not isinstance(text, np.ndarray | str)
             self._open["text"] = text if fingerprinted else sentence_encoder(text)
         for view, encoder in self._open.items():
             self._check(view, encoder)
