@@ -22,6 +22,7 @@ def place(tmp_path, monkeypatch):
     for name in ("photo.jpg", "new.jpg"):
         drawn.pictures[3].save(tmp_path / name)
     write_network(tmp_path / "resnet50.onnx")
+    (tmp_path / "resnet50.json").unlink()  # a bare network, as users have it
     (x, y, pairing), _ = make_pairs(0)
     for name, array in (("image-features", x), ("text-features", y), ("pairing", pairing)):
         np.save(f"{name}.npy", array.astype(np.float32) if array.dtype.kind == "f" else array)
@@ -58,6 +59,9 @@ def test_the_commands_run(place):
         if line.startswith("diptych ")
     ]
     assert len(commands) >= 5
+    assert [line for line in commands if "--image-encoder" in line] == [
+        line for line in commands if line.startswith("diptych fit")
+    ]
     for line in commands:
         words = shlex.split(line, comments=True)[1:]
         if words[0] == "serve":  # it would not end; its own tests run it

@@ -1,6 +1,7 @@
 import contextlib
 import io
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from diptych import InputError
 from diptych.image import UnreadableImage, open_image
+from diptych.image.decoding import _known_formats
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -217,3 +219,39 @@ def test_damaged_files_are_read_or_refused_and_nothing_else(data):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(UnreadableImage):
         assert open_image(bytes(raw), max_pixels=1_000_000).mode == "RGB"
+
+
+HEIC_HEAD = b"\x00\x00\x00\x1cftypheic\x00\x00\x00\x00mif1heic" + bytes(64)
+
+
+@pytest.mark.parametrize("give", ["path", "bytes", "file"])
+def test_a_heic_image_says_what_it_needs(tmp_path, monkeypatch, give):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    _known_formats.cache_clear()
+    path = tmp_path / "photo.heic"
+    path.write_bytes(HEIC_HEAD)
+    source = {"path": path, "bytes": HEIC_HEAD, "file": io.BytesIO(HEIC_HEAD)}[give]
+    try:
+        with pytest.raises(UnreadableImage, match="is a HEIC image, which needs: pip install pillow-heif"):
+            open_image(source)
+    finally:
+        _known_formats.cache_clear()
+
+
+def test_heic_images_are_read_within_the_limits(tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    path = tmp_path / "photo.heic"
+    pillow_heif.from_pillow(quarters().resize((64, 64), Image.Resampling.NEAREST)).save(path, quality=100)
+    for source in (path, path.read_bytes()):
+        image = open_image(source)
+        assert (image.size, image.mode) == ((64, 64), "RGB")
+        np.testing.assert_allclose(np.array(image.getpixel((8, 8)), float), RED, atol=12)
+    with pytest.raises(UnreadableImage, match="64 × 64 pixels; at most 4,095"):
+        open_image(path, max_pixels=4095)
+    whole = path.read_bytes()
+    for length in (24, 100, len(whole) // 2, len(whole) - 5):
+        with pytest.raises(UnreadableImage) as caught:
+            open_image(whole[:length])
+        assert "\n" not in str(caught.value)
+        assert "pillow-heif" not in str(caught.value)

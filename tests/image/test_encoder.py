@@ -170,7 +170,9 @@ def test_pictures_that_a_network_refuses_are_explained(tmp_path, rng):
     encoder = OnnxEncoder(path, {"size": [8, 8]})
     assert encoder.encode(pictures(rng, (10, 9), (30, 20))).shape == (2, 3)
     with pytest.raises(InputError, match=r"refused \[1, 3, 9, 10\].*size and crop"):
-        OnnxEncoder(path, {}).encode(pictures(rng, (10, 9)))
+        OnnxEncoder(path, {"size": [9, 10]}).encode(pictures(rng, (10, 9)))
+    # A full image is brought to the one size that the network takes.
+    assert OnnxEncoder(path, {}).encode(pictures(rng, (10, 9))).shape == (1, 3)
 
 
 def test_weights_beside_a_model_are_part_of_its_fingerprint(tmp_path):

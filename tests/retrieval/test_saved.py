@@ -146,7 +146,7 @@ class TestEncoders:
         right, wrong = Sevens("sevens:1"), Sevens("sevens:2")
         made = make_here(text_encoder=right)
         made.retriever.save(tmp_path / "model")
-        with pytest.raises(InputError, match="its sentences were encoded by sevens") as caught:
+        with pytest.raises(InputError, match="its texts were encoded by sevens") as caught:
             Retriever.load(tmp_path / "model").search("a dog")
         assert "text_encoder=" in str(caught.value)
         # What is known of it survives being saved without it.

@@ -15,6 +15,7 @@ from diptych.cli.console import bar, limited_to, plain_console, print_json, said
 from diptych.cli.options import (
     AsJson,
     Device,
+    ImageEncoderName,
     ImagesFolder,
     Quiet,
     RandomState,
@@ -38,7 +39,9 @@ from diptych.data import (
     read_pairs,
     scenes,
 )
+from diptych.image import OnnxEncoder
 from diptych.image import image_encoder as image_encoder_named
+from diptych.retrieval.recipes import choose_recipe, warn_of_pyramid
 from diptych.text import sentence_encoder
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
@@ -114,9 +117,7 @@ def scenes_command(
 def encode_images_command(
     pairs: PairsFile,
     out: Out,
-    image_encoder: Annotated[
-        str, typer.Option(help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights).")
-    ] = "pyramid",
+    image_encoder: ImageEncoderName = None,
     recipe: Recipe = None,
     weights: Weights = None,
     images: ImagesFolder = None,
@@ -135,9 +136,15 @@ def encode_images_command(
         limited_to(threads),
         bar("encoding pictures", quiet or as_json) as (progress, task),
     ):
+        dataset = read_pairs(pairs, images=images)
+        if image_encoder is None:
+            warn_of_pyramid()
+        encoder = image_encoder_named(image_encoder or "pyramid", recipe, weights=weights)
+        if isinstance(encoder, OnnxEncoder) and encoder.assumed:
+            encoder = choose_recipe(encoder, dataset, watch=lambda done: _update(progress, task, done))
         store = encode_images(
-            read_pairs(pairs, images=images),
-            image_encoder_named(image_encoder, recipe, weights=weights),
+            dataset,
+            encoder,
             out,
             batch_size=batch_size,
             dtype=dtype,

@@ -146,7 +146,7 @@ def fit(
             verbose=not silent,
         )
         retriever = Retriever(
-            given_image_encoder(image_encoder or ("pyramid" if raw else None), recipe, weights),
+            given_image_encoder(image_encoder, recipe, weights) or ("auto" if raw else None),
             chosen_text,
             model if preset is None else None,
             preset=preset,

@@ -37,7 +37,12 @@ ImageEncoderName = Annotated[
         "--image-encoder", help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights)."
     ),
 ]
-Recipe = Annotated[str | None, typer.Option(help="Preset of image preprocessing; see docs/data.md.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="How the network wants its images (docs/data.md); default: what it says, or what retrieves best."
+    ),
+]
 Weights = Annotated[Path | None, typer.Option(help="Safetensors weights of a named image network.")]
 TextEncoderName = Annotated[
     str | None,
@@ -63,9 +68,16 @@ K = Annotated[int, typer.Option("-k", min=1, help="How many answers.")]
 
 def given_image_encoder(
     name: str | None, recipe: str | None = None, weights: Path | None = None
-) -> ImageEncoder | None:
-    """The image encoder that the flags name, if any."""
-    return None if name is None else image_encoder(name, recipe, weights=weights)
+) -> ImageEncoder | str | None:
+    """The image encoder that the flags name, if any: its name alone lets a model add what it remembers."""
+    if name is None:
+        for flag, value in (("--recipe", recipe), ("--weights", weights)):
+            if value is not None:
+                raise InputError(f"{flag} belongs to --image-encoder, which is missing; give both.")
+        return None
+    if recipe is None and weights is None:
+        return name
+    return image_encoder(name, recipe, weights=weights)
 
 
 def new_hkse(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import struct
 import threading
 import zlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -22,14 +24,14 @@ Picture: TypeAlias = Image.Image
 DEFAULT_MAX_PIXELS = 64_000_000
 """Pictures with more pixels are refused before a pixel is decoded."""
 
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000", "AVIF", "HEIF")
 """What is read. Formats that Pillow hands to an external program (EPS) are left out on purpose."""
 
 EXTENSIONS = frozenset(
     f".{ending}"
     for ending in (
         *("jpg", "jpeg", "jpe", "png", "gif", "webp", "bmp", "tif", "tiff"),
-        *("ppm", "pgm", "pnm", "tga", "ico", "jp2", "avif"),
+        *("ppm", "pgm", "pnm", "tga", "ico", "jp2", "avif", "heic", "heif"),
     )
 )
 """File name endings that are taken for pictures when a folder is searched for them."""
@@ -80,13 +82,15 @@ def open_image(
             _check_size(image, name, max_pixels)
             return _as_shown(image)
     except UnidentifiedImageError:
+        if "HEIF" not in _known_formats() and _is_heif(stream):
+            raise UnreadableImage(f"{name} is a HEIC image, which needs: pip install pillow-heif") from None
         raise UnreadableImage(f"{name} is not a picture in a known format; remove or convert it.") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(name, "too many pixels", max_pixels) from None
     except InputError:
         raise
     except _DECODER_ERRORS as error:
-        detail = str(error).rstrip(".") or type(error).__name__
+        detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(f"{name} is truncated or damaged ({detail}); replace the file.") from None
 
 
@@ -132,8 +136,28 @@ def _opened(stream: Any, max_pixels: int) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = before
 
 
+def _is_heif(stream: Any) -> bool:
+    """Whether a file begins as HEIC and HEIF images do; it is asked once Pillow does not know it."""
+    try:
+        if isinstance(stream, (str, os.PathLike)):
+            with open(stream, "rb") as file:
+                head = file.read(12)
+        else:
+            stream.seek(0)
+            head = stream.read(12)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
+
+
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
 @cache
 def _known_formats() -> tuple[str, ...]:
+    # HEIC images, of telephones mostly, need a library of their own.
+    with suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener(thumbnails=False)
     # A Pillow built without one of the libraries does not know its format.
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -35,6 +35,7 @@ class PyramidDescriptor:
     True
     """
 
+    origin: ClassVar[Mapping[str, str]] = {"source": "pyramid"}
     dimension = sum(n * n for n in _CELLS) * (_HUES + _SHADES + _ORIENTATIONS + 6)
 
     @property

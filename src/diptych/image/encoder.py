@@ -94,7 +94,7 @@ class NetworkEncoder:
         if run_pixels < 1:
             raise InputError(f"run_pixels={run_pixels} is below 1; give the pixels of one pass.")
         self.network, self.recipe, self.name, self.run_pixels = network, recipe, name, run_pixels
-        self.fingerprint = f"{name}:{hashlib.sha256(recipe.to_json().encode()).hexdigest()[:16]}"
+        self.fingerprint = recipe_fingerprint(name, recipe)
         self.dimension = dimension or self._probe()
 
     def encode(self, images: Sequence[Picture]) -> np.ndarray[Any, Any]:
@@ -153,6 +153,11 @@ class FunctionEncoder:
     def encode(self, images: Sequence[Picture]) -> Array:
         """One row of features for each picture."""
         return self._function(list(images))
+
+
+def recipe_fingerprint(name: str, recipe: Recipe) -> str:
+    """Return the fingerprint of a network with a recipe; ``name`` identifies the network and its weights."""
+    return f"{name}:{hashlib.sha256(recipe.to_json().encode()).hexdigest()[:16]}"
 
 
 def pooled(output: np.ndarray[Any, Any], recipe: Recipe) -> np.ndarray[Any, Any]:

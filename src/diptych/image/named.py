@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class TorchEncoder(NetworkEncoder):
                 return output.float().cpu().numpy()  # type: ignore[no-any-return]
 
         super().__init__(run, as_recipe(recipe), name or _digest(module), run_pixels=run_pixels)
+        self.label, self.origin = "", dict[str, Any]()
 
 
 def torchvision_encoder(
@@ -81,11 +82,12 @@ def torchvision_encoder(
     module = models.get_model(name, weights=None if weights is not None else "DEFAULT")
     if weights is not None:
         _load(module, weights)
-    return TorchEncoder(
+    encoder = TorchEncoder(
         _without_last_layer(module).to(device),
         recipe or _usual(name),
         f"torchvision:{name}:{_digest(module)}",
     )
+    return _remembering(encoder, f"torchvision:{name}", weights)
 
 
 def timm_encoder(
@@ -116,7 +118,17 @@ def timm_encoder(
         _load(module, weights)
     if recipe is None:
         recipe = _stated(timm.data.resolve_data_config({}, model=module))
-    return TorchEncoder(module.to(device), recipe, f"timm:{name}:{_digest(module)}")
+    encoder = TorchEncoder(module.to(device), recipe, f"timm:{name}:{_digest(module)}")
+    return _remembering(encoder, f"timm:{name}", weights)
+
+
+def _remembering(encoder: TorchEncoder, source: str, weights: str | os.PathLike[str] | None) -> TorchEncoder:
+    """Note where an encoder comes from, as plain values: what ``image_encoder`` takes."""
+    encoder.label = source
+    encoder.origin = {"source": source, "recipe": asdict(encoder.recipe)}
+    if weights is not None:
+        encoder.origin["weights"] = os.path.abspath(weights)
+    return encoder
 
 
 def _import(library: str) -> Any:

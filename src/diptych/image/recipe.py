@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +22,9 @@ POOLINGS: tuple[Pooling, ...] = ("none", "mean", "first")
 CHANNELS = ("RGB", "BGR")
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 LARGEST_SIDE = 16_384
+
+METADATA_KEY = "diptych.recipe"
+"""Under this key an ONNX file may carry its recipe, as JSON."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CAFFE_MEAN = (103.939, 116.779, 123.68)
@@ -69,7 +74,7 @@ class Recipe:
     std
         What each channel is divided by, in the order of ``channels``.
     output
-        Name of the network's output; None: its first.
+        Name of the network's output; None: its first that is a vector, or else its first.
     pooling
         ``"mean"``: the spatial average of a feature map [n, c, h, w] or of tokens [n, t, c];
         ``"first"``: the first token; ``"none"``: the output is a vector already.
@@ -120,8 +125,17 @@ class Recipe:
 
     @classmethod
     def preset(cls, name: str) -> Recipe:
-        """The recipe called ``name``; see ``PRESETS``."""
-        return PRESETS[check_choice(name, tuple(PRESETS), "preset")]
+        """Return the recipe called ``name``: one of ``PRESETS``, or of another side (``imagenet-299``)."""
+        if isinstance(name, str) and name in PRESETS:
+            return PRESETS[name]
+        match = re.fullmatch(rf"({'|'.join(STATISTICS)})-([1-9][0-9]{{0,4}})", str(name))
+        if match is not None and _is_side(int(match[2])):
+            return _cropped(match[1], int(match[2]))
+        # "caffe" is nearer to nothing than to the names that begin with it.
+        near = [known for known in PRESETS if known.startswith(str(name))]
+        near = near or difflib.get_close_matches(str(name), PRESETS, 1)
+        hint = f" Did you mean {' or '.join(near)}?" if name and near else ""
+        raise InputError(f"There is no recipe {name!r}; known are {', '.join(PRESETS)}.{hint}")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str = "the recipe") -> Recipe:
@@ -140,40 +154,94 @@ class Recipe:
             raise InputError(f"{source} could not be understood ({error}).") from None
 
     @classmethod
-    def beside(cls, model: str | os.PathLike[str]) -> Recipe:
-        """Read the recipe from the JSON file beside a model: ``resnet.json`` for ``resnet.onnx``."""
+    def beside(cls, model: str | os.PathLike[str]) -> Recipe | None:
+        """Read the recipe from the JSON file beside a model, if there is one: ``resnet.json``."""
         path = Path(model).with_suffix(".json")
-        if not path.is_file():
-            raise InputError(
-                f"{path} does not exist, so what {Path(model).name} expects is unknown; write that file or "
-                f"name a preset: {', '.join(PRESETS)}."
-            )
-        return cls.from_dict(read_json(path), str(path))
+        return cls.from_dict(read_json(path), str(path)) if path.is_file() else None
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], source: str) -> Recipe | None:
+        """Read the recipe from an ONNX file's metadata, if it is there.
+
+        That is JSON under ``diptych.recipe``, or the two keys that the ONNX standard has for images:
+        ``Image.BitmapPixelFormat`` (the order of the channels) and ``Image.NominalPixelRange``.
+        """
+        if METADATA_KEY in metadata:
+            try:
+                content = json.loads(metadata[METADATA_KEY])
+            except ValueError as error:
+                raise InputError(
+                    f"{METADATA_KEY} in {source} is not JSON ({error}); name a recipe."
+                ) from None
+            if isinstance(content, str):
+                return cls.preset(content)
+            if not isinstance(content, dict):
+                raise InputError(f"{METADATA_KEY} in {source} is no JSON object; name a recipe.")
+            return cls.from_dict(content, f"{METADATA_KEY} in {source}")
+        channels = {"Rgb8": "RGB", "Bgr8": "BGR"}.get(metadata.get("Image.BitmapPixelFormat", ""))
+        statistics = {
+            "NominalRange_0_255": "bytes",
+            "Normalized_0_1": "unit",
+            "Normalized_1_1": "inception",
+        }.get(metadata.get("Image.NominalPixelRange", ""))
+        if channels is None or statistics is None:
+            return None
+        return cls(channels=channels, pooling="mean", **STATISTICS[statistics])
 
     def to_json(self) -> str:
         """All fields, in a form that ``from_dict`` reads and that never varies; part of fingerprints."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
-PRESETS: dict[str, Recipe] = {
-    # The paper's two protocols; mean and scale as torchvision and timm train their networks ...
-    "vgg-ten-crops": Recipe(size=384, max_side=None, crop="ten", mean="crop"),
-    "resnet-full-image": Recipe(pooling="mean"),
-    # ... and as the original Caffe networks were trained.
-    "caffe-vgg-ten-crops": Recipe(
-        size=384, max_side=None, crop="ten", channels="BGR", scale=255.0, mean="crop", std=(1.0, 1.0, 1.0)
-    ),
-    "caffe-full-image": Recipe(channels="BGR", scale=255.0, mean=CAFFE_MEAN, std=(1.0, 1.0, 1.0)),
-    "imagenet-224": Recipe(size=256, max_side=None, interpolation="bilinear", crop="center"),
-    "clip-224": Recipe(
-        size=224,
-        max_side=None,
-        crop="center",
-        mean=(0.48145466, 0.4578275, 0.40821073),
-        std=(0.26862954, 0.26130258, 0.27577711),
-    ),
+_ONES, _ZEROS = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
+
+STATISTICS: dict[str, dict[str, Any]] = {
+    # As torchvision and timm train most networks.
+    "imagenet": {},
+    # As the original Caffe networks were trained, and Keras's first ones.
+    "caffe": {"channels": "BGR", "scale": 255.0, "mean": CAFFE_MEAN, "std": _ONES},
+    "clip": {
+        "mean": (0.48145466, 0.4578275, 0.40821073),
+        "std": (0.26862954, 0.26130258, 0.27577711),
+    },
+    # From -1 to 1: TensorFlow's networks, many vision transformers.
+    "inception": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+    # From 0 to 1 and from 0 to 255: networks that normalise by themselves.
+    "unit": {"mean": _ZEROS, "std": _ONES},
+    "bytes": {"scale": 255.0, "mean": _ZEROS, "std": _ONES},
 }
-"""The paper's two protocols (for torch and for Caffe weights), and the usual ones."""
+"""What pixels are like when they enter a network: the usual ways, the most usual first."""
+
+
+def _cropped(statistics: str, side: int) -> Recipe:
+    # CLIP's networks see the whole shortest side; others an eighth less, 224 of 256.
+    whole = statistics == "clip"
+    return Recipe(
+        size=side if whole else (8 * side + 3) // 7,
+        max_side=None,
+        interpolation="bicubic" if whole else "bilinear",
+        crop="center",
+        crop_size=side,
+        pooling="mean",
+        **STATISTICS[statistics],
+    )
+
+
+def full_image(statistics: str) -> str:
+    """Name the preset of some ``STATISTICS`` that shows a network the full image."""
+    return "resnet-full-image" if statistics == "imagenet" else f"{statistics}-full-image"
+
+
+PRESETS: dict[str, Recipe] = {
+    # The paper's two protocols, for networks trained by torchvision or timm and by Caffe.
+    "vgg-ten-crops": Recipe(size=384, max_side=None, crop="ten", mean="crop"),
+    "caffe-vgg-ten-crops": Recipe(
+        size=384, max_side=None, crop="ten", channels="BGR", scale=255.0, mean="crop", std=_ONES
+    ),
+    **{full_image(name): Recipe(pooling="mean", **values) for name, values in STATISTICS.items()},
+    **{f"{name}-224": _cropped(name, 224) for name in STATISTICS},
+}
+"""The paper's two protocols, and the usual statistics for the full image and for a central crop."""
 
 
 def as_recipe(recipe: Recipe | str | Mapping[str, Any]) -> Recipe:

@@ -33,11 +33,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class EncoderFacts:
-    """What made the features of a view: a name for people, a fingerprint for programs, the columns."""
+    """What made the features of a view: a name for people, a fingerprint for programs, the columns.
+
+    ``kept`` says that the model has it, or knows where it is; otherwise it must be given with every query.
+    """
 
     name: str
     fingerprint: str
     dimension: int
+    kept: bool = True
 
 
 @dataclass(frozen=True)
@@ -162,15 +166,23 @@ def _use(facts: Card) -> Iterator[str]:
     # A name that cannot stand in a line of code as it is would make commands that do something else.
     folder = facts.folder if facts.folder and facts.folder.isprintable() else "FOLDER"
     argument = shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
+    text, image = (one is not None and one.kept for one in (facts.text_encoder, facts.image_encoder))
     yield "## Use it"
     yield _code(
         "python",
+        *([] if text else ["import numpy as np", ""]),
         "from diptych import Retriever",
         f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
-        'model.search("a dog")',
+        'model.search("a dog")'
+        if text
+        else 'model.search(np.load("texts.npy"))  # features, one row a query',
     )
     yield "or from the shell:"
-    yield _code("sh", f'diptych search {argument} "a dog"', f"diptych annotate {argument} photo.jpg")
+    yield _code(
+        "sh",
+        f"diptych search {argument} " + ('"a dog"' if text else "--features texts.npy"),
+        f"diptych annotate {argument} " + ("photo.jpg" if image else "--features images.npy"),
+    )
 
 
 def _trained_on(facts: Card) -> Iterator[str]:

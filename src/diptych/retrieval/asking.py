@@ -149,9 +149,8 @@ class Asking:
                 if not again:
                     raise
                 content = other.reopen()
-                image = self.encoders.image if self.encoders.fits("image", content.known) else None
-                text = self.encoders.text if self.encoders.fits("text", content.known) else None
-                self.encoders = content.encoders(image, text)
+                kept = self.encoders.kept
+                self.encoders = content.encoders(kept("image", content.known), kept("text", content.known))
                 self._collection = content.collection
 
     def _embed(self, view: View, given: Any, task: str) -> np.ndarray[Any, Any]:

@@ -192,9 +192,7 @@ class Content:
     text: HKSE | None
 
     def encoders(self, image: Any, text: Any) -> Encoders:
-        """The encoders given, or those that are kept with the collection or in the library."""
-        if image is None and self.known["image"].built_in:
-            image = self.known["image"].name
+        """The encoders given, or those that are kept with the collection, or found where they were."""
         return Encoders(image, self.text if text is None else text, self.known)
 
 

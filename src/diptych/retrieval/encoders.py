@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from sklearn.base import clone
 
 from diptych.arrays import to_numpy
 from diptych.checks import InputError, count
-from diptych.image import ImageEncoder, image_encoder, open_image
+from diptych.image import ImageEncoder, OnnxEncoder, Recipe, image_encoder, open_image
+from diptych.image.onnx import network_fingerprint
 from diptych.retrieval.items import View
 from diptych.text import HKSE, sentence_encoder
-from diptych.text.encoders import HKSEEncoder
+from diptych.text.encoders import HKSEEncoder, folder_fingerprint
 
 FLAGS = {"image": "image_encoder", "text": "text_encoder"}
 
@@ -32,15 +33,40 @@ class Known:
         For people.
     fingerprint
         Tells it from others; empty: nothing does.
+    origin
+        Where it comes from, as plain values: ``source`` (a path or a name), for images also ``recipe`` and
+        ``weights``; empty: nobody but the user can give it again.
     """
 
     name: str = ""
     fingerprint: str = ""
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def built_in(self) -> bool:
-        """Whether this library has it without being given anything."""
-        return self.name == "pyramid"
+    def reopen(self, view: View) -> Any:
+        """Open the encoder where it was, if it is still the same; otherwise say what has become of it.
+
+        A network or a folder is opened only after its digest was found equal, and nothing is downloaded
+        because a model names it.
+        """
+        source = str(self.origin["source"])
+        recipe = Recipe.from_dict(self.origin["recipe"]) if "recipe" in self.origin else None
+        weights = self.origin.get("weights")
+        place = str(source if weights is None else weights)
+        if source == "pyramid":
+            return image_encoder(source)
+        if not os.path.isabs(place):
+            raise InputError(
+                f"{source} may have to be downloaded, which is not done because a model names it"
+            )
+        if not (os.path.isdir if view == "text" else os.path.isfile)(place):
+            raise InputError(f"{place} is not there any more")
+        if weights is not None:  # arrays, which can be read before they are compared
+            return image_encoder(source, recipe, weights=weights)
+        path = Path(place)
+        found = folder_fingerprint(path) if view == "text" else network_fingerprint(path, recipe or Recipe())
+        if found != self.fingerprint:
+            raise InputError(f"{place} is not the same any more (its digest differs)")
+        return sentence_encoder(place) if view == "text" else image_encoder(place, recipe)
 
 
 class Encoders:
@@ -58,60 +84,79 @@ class Encoders:
 
     def __init__(self, image: Any = None, text: Any = None, known: dict[View, Known] | None = None) -> None:
         self.known: dict[View, Known] = known or {}
+        self._lost: dict[View, str] = {}
         if isinstance(image, str | os.PathLike):
-            image = image_encoder(image)
+            image = self._named(image)
         if image is not None and not isinstance(image, ImageEncoder):
             raise InputError(
                 f"{type(image).__name__} is no image encoder; give an .onnx file, a name, or an object with "
                 "encode(), dimension and fingerprint."
             )
-        self.image: ImageEncoder | None = image
+        self._open: dict[View, Any] = {"image": image, "text": None}
         self._unfitted: HKSE | None = None
-        self.text: Any = None
         if isinstance(text, str) and text == "hkse":
             text = HKSE()
         if isinstance(text, HKSE) and not hasattr(text, "vectors_"):
             self._unfitted = clone(text)
         elif text is not None:
-            fingerprinted = hasattr(text, "encode") and not isinstance(text, np.ndarray)
-            self.text = text if fingerprinted else sentence_encoder(text)
-        for view, encoder in (("image", self.image), ("text", self.text)):
-            self._check(view, encoder)  # type: ignore[arg-type]
+            # A string has an encode() of its own, which is not meant.
+            fingerprinted = hasattr(text, "encode") and not isinstance(text, np.ndarray | str)
+            self._open["text"] = text if fingerprinted else sentence_encoder(text)
+        for view, encoder in self._open.items():
+            self._check(view, encoder)
+
+    @property
+    def image(self) -> ImageEncoder | None:
+        """The image encoder: as given, or as the model remembers it, opened when it is first needed."""
+        encoder: ImageEncoder | None = self._encoder("image")
+        return encoder
+
+    @image.setter
+    def image(self, encoder: ImageEncoder) -> None:
+        self._open["image"] = encoder
+
+    @property
+    def text(self) -> Any:
+        """The text encoder: as given, or as the model remembers it, opened when it is first needed."""
+        return self._encoder("text")
 
     @property
     def hkse(self) -> HKSE | None:
         """The fitted HKSE, where that is the text encoder."""
-        return self.text.hkse if isinstance(self.text, HKSEEncoder) else None
+        text = self._open["text"]
+        return text.hkse if isinstance(text, HKSEEncoder) else None
 
-    def fits(self, view: View, known: Mapping[View, Known]) -> bool:
-        """Whether there is an encoder here, and it is the one that is known."""
-        encoder, wanted = self.image if view == "image" else self.text, known.get(view, Known()).fingerprint
-        return encoder is not None and wanted in ("", str(getattr(encoder, "fingerprint", "")))
+    def kept(self, view: View, known: Mapping[View, Known]) -> Any:
+        """Return the encoder that is open here, if it is the one that is known."""
+        encoder, wanted = self._open[view], known.get(view, Known()).fingerprint
+        same = encoder is not None and wanted in ("", str(getattr(encoder, "fingerprint", "")))
+        return encoder if same else None
 
     def fit_text(self, captions: Sequence[str]) -> None:
         """Fit an HKSE that is not fitted yet."""
         if self._unfitted is not None:
-            self.text = sentence_encoder(self._unfitted.fit(captions))
+            self._open["text"] = sentence_encoder(self._unfitted.fit(captions))
 
     def describe(self, view: View) -> Known:
         """What to remember of an encoder."""
-        encoder = self.image if view == "image" else self.text
+        encoder = self._open[view]
         if encoder is None:
             return self.known.get(view, Known())
         fingerprint = str(getattr(encoder, "fingerprint", ""))
         kind = fingerprint.partition(":")[0] or type(encoder).__name__
-        return Known(str(getattr(encoder, "name", "")) or kind, fingerprint)
+        name = str(getattr(encoder, "label", "") or getattr(encoder, "name", "")) or kind
+        return Known(name, fingerprint, dict(getattr(encoder, "origin", {})))
 
     def name(self, view: View) -> str:
         """What encodes a view, for people."""
-        waiting = view == "text" and self.text is None and self._unfitted is not None
+        waiting = view == "text" and self._open["text"] is None and self._unfitted is not None
         return "hkse (not fitted)" if waiting else self.describe(view).name or "none"
 
     def encode_images(self, images: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Features of pictures: paths, bytes or Pillow images."""
         encoder = self.image
         if encoder is None:
-            raise self._missing("image")
+            raise self.missing("image")
         pictures = [i.convert("RGB") if isinstance(i, Image.Image) else open_image(i) for i in images]
         return _one_each(encoder.encode(pictures), len(pictures), "image")
 
@@ -135,18 +180,47 @@ class Encoders:
 
     def _text_encoder(self, sentences: Sequence[str]) -> Any:
         if self.text is None:
-            raise self._missing("text")
+            raise self.missing("text")
         for sentence in sentences:
             if not isinstance(sentence, str) or not sentence.strip():
                 raise InputError(f"{sentence!r} is no sentence; give at least one word.")
         return self.text
 
-    def _missing(self, view: View) -> InputError:
-        known, what = self.known.get(view, Known()), "pictures" if view == "image" else "sentences"
-        made = f"its {what} were encoded by {known.name}" if known.name else "it was made from features"
+    def _named(self, source: str | os.PathLike[str]) -> ImageEncoder:
+        """Open an image encoder by its name, with the recipe that the model was made with."""
+        known = self.known.get("image", Known())
+        if os.fspath(source) != "pyramid" and "recipe" in known.origin:
+            return image_encoder(source, Recipe.from_dict(known.origin["recipe"]))
+        encoder = image_encoder(source)
+        if isinstance(encoder, OnnxEncoder) and encoder.assumed and known.fingerprint:
+            others = map(encoder.with_recipe, encoder.candidates.values())
+            return next((other for other in others if other.fingerprint == known.fingerprint), encoder)
+        return encoder
+
+    def _encoder(self, view: View) -> Any:
+        known = self.known.get(view, Known())
+        if self._open[view] is None and view not in self._lost and known.origin and self._unfitted is None:
+            try:
+                encoder = known.reopen(view)
+                self._check(view, encoder)
+                self._open[view] = encoder
+            except InputError as error:
+                self._lost[view] = str(error).rstrip(".")
+        return self._open[view]
+
+    def missing(self, view: View) -> InputError:
+        """Return the error that says why there is no encoder, and what to give."""
+        known, things = self.known.get(view, Known()), "images" if view == "image" else "texts"
+        option = FLAGS[view].replace("_", "-")
+        if view in self._lost:
+            return InputError(
+                f"this model has no {view} encoder here: its {things} were encoded by {known.name}, but "
+                f"{self._lost[view]}; give it with --{option} ({FLAGS[view]}= in Python)."
+            )
+        made = f"its {things} were encoded by {known.name}" if known.name else "it was made from features"
         return InputError(
             f"this model has no {view} encoder here: {made}. Give {FLAGS[view]}= in Python or "
-            f"--{FLAGS[view].replace('_', '-')} on the command line, or give features."
+            f"--{option} on the command line, or give features."
         )
 
     def _check(self, view: View, encoder: Any) -> None:

@@ -74,6 +74,8 @@ def encode_views(
     """Features of both sides; with a ``folder``, interrupted work goes on where it stopped."""
     if encoders.image is None or encoders.text is None:
         missing: View = "image" if encoders.image is None else "text"
+        if encoders.known:
+            raise encoders.missing(missing)
         raise InputError(
             f"there is no {missing} encoder to encode these pairs with; give one, or fit on features."
         )

@@ -6,6 +6,7 @@ what ``refit`` needs of the training pairs, ``text-encoder/`` the HKSE.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,24 @@ def read_text_encoder(folder: Path) -> HKSE:
     return HKSE.load(folder / TEXT)
 
 
-def known_encoders(config: Mapping[str, Any]) -> dict[View, Known]:
-    """What a config remembers of the encoders."""
-    told = config["encoders"]
-    return {view: Known(str(told[view]["name"]), str(told[view]["fingerprint"])) for view in VIEWS}
+def known_encoders(config: Mapping[str, Any], folder: Path | None = None) -> dict[View, Known]:
+    """What a config remembers of the encoders; ``folder`` is where the model lies."""
+    known = {}
+    for view in VIEWS:
+        told = config["encoders"][view]
+        origin = dict(told.get("origin", {}))
+        beside = origin.pop("beside", None)
+        if origin and not (
+            isinstance(origin["source"], str)
+            and isinstance(origin.get("weights", ""), str)
+            and isinstance(origin.get("recipe", {}), dict)
+        ):
+            raise TypeError("the origin of an encoder is no text")
+        place = "weights" if "weights" in origin else "source"
+        if folder is not None and beside is not None and not os.path.exists(origin[place]):
+            origin[place] = os.path.abspath(folder / str(beside))
+        known[view] = Known(str(told["name"]), str(told["fingerprint"]), origin)
+    return known
 
 
 def copied(model: AWCCA) -> Loaded:

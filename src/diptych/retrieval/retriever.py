@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from diptych.cca import AWCCA, Engine
 from diptych.checks import InputError, check_choice, check_matrix, check_pairing, count
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
+from diptych.image import OnnxEncoder
 from diptych.retrieval import saved
 from diptych.retrieval.asking import Asking
 from diptych.retrieval.collection import Collection, Content, Given
@@ -27,6 +29,7 @@ from diptych.retrieval.index import DTYPES
 from diptych.retrieval.items import VIEWS, Item, View
 from diptych.retrieval.learning import adopted, learned_again
 from diptych.retrieval.naming import Metadata, image_items, items_of, text_items
+from diptych.retrieval.recipes import choose_recipe, warn_of_pyramid
 
 
 class Retriever(Asking):
@@ -36,7 +39,9 @@ class Retriever(Asking):
     ----------
     image_encoder
         An ``.onnx`` file, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no weights: for drawings
-        and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``.
+        and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. Where an ``.onnx`` file
+        does not say how it wants its images, ``fit`` chooses by retrieval on some training pairs. ``"auto"``:
+        ``"pyramid"``, with a ``DataWarning`` when images are encoded.
     text_encoder
         ``"hkse"``, an ``HKSE``, the name or folder of a sentence-transformers model, or any function from
         a list of sentences to an array.
@@ -70,7 +75,7 @@ class Retriever(Asking):
 
     def __init__(
         self,
-        image_encoder: Any = "pyramid",
+        image_encoder: Any = "auto",
         text_encoder: Any = "hkse",
         model: AWCCA | Fusion | None = None,
         *,
@@ -83,7 +88,8 @@ class Retriever(Asking):
         self.dtype = check_choice(dtype, DTYPES, "dtype")
         self._home = home_of(index, self.dtype)
         self.index = self._home.name
-        self.encoders = Encoders(image_encoder, text_encoder)
+        self._undecided = isinstance(image_encoder, str) and image_encoder == "auto"
+        self.encoders = Encoders("pyramid" if self._undecided else image_encoder, text_encoder)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
@@ -156,8 +162,15 @@ class Retriever(Asking):
     ) -> PairedViews:
         """The first step of ``fit``: features of pairs, by encoders that are fitted on the training split."""
         self._home.check()
+        if self._undecided:
+            warn_of_pyramid()
         split = "train" in data.split_sizes()
         self.encoders.fit_text((data.subset("train") if split else data).captions)
+        image, text = self.encoders.image, self.encoders.text
+        if isinstance(image, OnnxEncoder) and image.assumed and text is not None:
+            told = None if watch is None else partial(watch, "images, to choose a recipe")
+            seed = getattr(self.model, "random_state", 0)
+            self.encoders.image = choose_recipe(image, data, text, random_state=seed, watch=told)
         return encode_views(data, self.encoders, features, watch)
 
     @classmethod
@@ -389,7 +402,9 @@ class Retriever(Asking):
         folder
             Where it lies.
         image_encoder, text_encoder
-            The encoders, where they are not in the folder; they are checked against its fingerprints.
+            The encoders, where they are neither in the folder nor where they were when it was saved; they
+            are checked against its fingerprints. What the folder remembers is opened when it is first
+            needed, and only if it is unchanged.
         mmap
             Leave vectors and features on disk and map them: loading takes no time and no memory, and their
             checksums are not compared.
@@ -416,7 +431,8 @@ class Retriever(Asking):
         address
             ``postgresql://user@host/database``.
         image_encoder, text_encoder
-            The encoders, where they are not in the database; they are checked against its fingerprints.
+            The encoders, where they are neither in the database nor where they were when it was filled; they
+            are checked against its fingerprints.
         device
             Where evaluation runs.
         """

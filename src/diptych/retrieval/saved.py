@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from diptych.retrieval.collection import Content
 from diptych.retrieval.embedding import embedding_of
 from diptych.retrieval.homes import opened, saved_address
 from diptych.retrieval.index_files import FEATURES, INDEX, ITEMS
-from diptych.retrieval.items import VIEWS
+from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.memory import MemoryCollection
 from diptych.retrieval.model_files import MODEL, MOMENTS, TEXT
 
@@ -62,6 +63,10 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
             "format": f"diptych-{KIND}",
             "version": 1,
             **facts,
+            "encoders": {
+                view: told | {"origin": _origin(retriever.encoders.describe(view).origin, Path(folder))}
+                for view, told in facts["encoders"].items()
+            },
             **said,
             "files": {path.name: _checksum(path) for path in sorted(staged.iterdir()) if path.is_file()},
         }
@@ -109,8 +114,11 @@ def describe(retriever: Retriever) -> dict[str, Any]:
     return {
         "library": storage.library_version(),
         "encoders": {
-            view: asdict(retriever.encoders.describe(view))
-            | {"dimension": collection.embedding.features(view)}
+            view: {
+                "name": (known := retriever.encoders.describe(view)).name,
+                "fingerprint": known.fingerprint,
+                "dimension": collection.embedding.features(view),
+            }
             for view in VIEWS
         },
         **_models(fitted.model),
@@ -164,7 +172,7 @@ def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool
         index_files.take_graph(indexes[task], graph, fitted.facts, task, trusted=trusted)
     hkse = model_files.read_text_encoder(folder) if config["text_encoder"] and own_text else None
     collection = MemoryCollection(fitted, items, indexes, features, learned, options["index"])
-    return Content(collection, options, model_files.known_encoders(config), hkse)
+    return Content(collection, options, model_files.known_encoders(config, folder), hkse)
 
 
 def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
@@ -179,7 +187,12 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         except InputError:  # matplotlib is not installed: a card without a picture is a card
             has_picture = False
     encoders = [
-        EncoderFacts(known[view]["name"], known[view]["fingerprint"], known[view]["dimension"])
+        EncoderFacts(
+            known[view]["name"],
+            known[view]["fingerprint"],
+            known[view]["dimension"],
+            _reopens(retriever, view),
+        )
         if known[view]["name"]
         else None
         for view in VIEWS
@@ -210,6 +223,15 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
     (staged / CARD).write_text(model_card(card), "utf-8")
 
 
+def _reopens(retriever: Retriever, view: View) -> bool:
+    """Whether a loaded model finds an encoder by itself, if its files stay where they are."""
+    if view == "text" and retriever.encoders.hkse is not None:
+        return True
+    origin = retriever.encoders.describe(view).origin
+    place = str(origin.get("weights", origin.get("source", "")))
+    return place == "pyramid" or os.path.isabs(place)
+
+
 def _task_facts(model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
     found = _models(model)
     if isinstance(model, Fusion):
@@ -231,6 +253,16 @@ def _params(model: AWCCA | Fusion) -> dict[str, object]:
         return {"preset": model.preset, **corrections}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
     return {name: getattr(model, name) for name in names}
+
+
+def _origin(origin: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Where an encoder comes from, with its place relative to the model's, for folders that move together."""
+    place = str(origin.get("weights", origin.get("source", "")))
+    if not os.path.isabs(place):
+        return dict(origin)
+    with suppress(ValueError):  # on another drive of Windows
+        return {**origin, "beside": os.path.relpath(place, folder.absolute())}
+    return dict(origin)
 
 
 def _checksum(path: Path) -> dict[str, Any]:

@@ -148,11 +148,12 @@ class SentenceTransformersEncoder(CallableEncoder):
             trust_remote_code=False,
             model_kwargs={"use_safetensors": True},
         )
+        self.label, self.origin = os.path.basename(self._given[0]), {"source": self._given[0]}
         super().__init__(
             lambda sentences: model.encode(
                 sentences, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False
             ),
-            f"sentence-transformers:{_weights_digest(Path(name)) or os.fspath(name)}",
+            folder_fingerprint(Path(name)) or f"sentence-transformers:{os.fspath(name)}",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -189,9 +190,17 @@ class PrecomputedEncoder:
         return check_view(np.asarray(self._features[rows]), "features")
 
 
-def _weights_digest(folder: Path) -> str:
-    weights = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
-    return hashlib.sha256("".join(map(file_digest, weights)).encode()).hexdigest()[:32] if weights else ""
+def folder_fingerprint(folder: Path) -> str:
+    """Return the fingerprint of a sentence-transformers folder; empty where it holds no weights.
+
+    Everything counts that decides the features: weights, modules, settings and tokenizer.
+    """
+    if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
+        return ""
+    kinds = {".safetensors", ".json", ".txt", ".model"}
+    files = sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
+    listed = "".join(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n" for path in files)
+    return f"sentence-transformers:{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
 
 
 def _read_features(path: Path) -> Any:

@@ -1,0 +1,149 @@
+"""What the README says, in an empty folder: photos, captions, a bare network, and no encoder named twice."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+N_PHOTOS = 150
+
+
+@pytest.fixture(scope="module")
+def place(real_data, tmp_path_factory):
+    """A folder with 150 photos, their captions, and the network without a recipe."""
+    network = real_data.parent / "models" / "resnet50.onnx"
+    if not network.is_file():
+        pytest.skip(f"{network} is not there")
+    folder = tmp_path_factory.mktemp("newcomer")
+    described = json.loads((real_data / "flickr8k" / "dataset_flickr8k.json").read_text("utf-8"))["images"]
+    test = [image for image in described if image["split"] == "test"]
+    (folder / "photos").mkdir()
+    with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "caption"])
+        for image in test[:N_PHOTOS]:
+            shutil.copy(real_data / "flickr8k" / "images" / image["filename"], folder / "photos")
+            rows.writerows([image["filename"], sentence["raw"]] for sentence in image["sentences"])
+    for name, image in zip(("photo.jpg", "new.jpg"), test[N_PHOTOS:], strict=False):
+        shutil.copy(real_data / "flickr8k" / "images" / image["filename"], folder / name)
+    shutil.copy(network, folder / "resnet50.onnx")
+    return folder
+
+
+def diptych(folder, *arguments):
+    """What a command prints, which must succeed: standard output, and standard error."""
+    command = [sys.executable, "-m", "diptych", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def notes(place):
+    """What ``fit`` says on standard error."""
+    fit = "fit captions.csv --images photos --image-encoder resnet50.onnx --out model --grid 6"
+    return diptych(place, *fit.split())[1]
+
+
+@pytest.mark.data
+@pytest.mark.slow
+class TestABareNetwork:
+    def test_fit_chooses_the_recipe_and_says_why(self, notes, place):
+        (line,) = (line for line in notes.splitlines() if "resnet50.onnx does not say" in line)
+        assert "; caffe-full-image retrieves best on 150 training images" in line
+        assert "--recipe" in line
+        scores = {name: float(score) for name, score in re.findall(r"([a-z]+-full-image) (\d+\.\d)", line)}
+        assert len(scores) == 6
+        assert scores["caffe-full-image"] > max(v for k, v in scores.items() if k != "caffe-full-image") + 1
+        assert "resnet50.onnx (caffe-full-image)" in (place / "model" / "README.md").read_text("utf-8")
+
+    def test_later_commands_need_no_encoder(self, notes, place):
+        assert "photos/" in diptych(place, "search", "model", "a dog in the snow", "-k", "5")[0]
+        assert len(json.loads(diptych(place, "annotate", "model", "photo.jpg", "--json")[0])["answers"]) == 1
+        similar = diptych(place, "similar", "model", "photo.jpg", "--picture", "--json")[0]
+        assert json.loads(similar)["answers"][0]["hits"]
+        recalls = diptych(place, "evaluate", "model", "captions.csv", "--images", "photos", "--json")[0]
+        assert json.loads(recalls)["all"]["annotate"]["r@10"] > 50
+        assert json.loads(diptych(place, "add", "model", "new.jpg", "--json")[0])["added"] == ["new.jpg"]
+        # The model that was written again still remembers.
+        diptych(place, "annotate", "model", "new.jpg")
+        assert json.loads(diptych(place, "remove", "model", "new.jpg", "--json")[0])["removed"] == 1
+
+    def test_the_commands_of_the_card_work_as_printed(self, notes, place):
+        card = (place / "model" / "README.md").read_text("utf-8")
+        (shell,) = re.findall(r"```sh\n(.*?)```", card, re.DOTALL)
+        lines = shell.strip().splitlines()
+        assert len(lines) == 2
+        for line in lines:
+            words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]
+            diptych(place, *words[1:])
+
+    def test_the_server_answers_a_picture(self, notes, place):
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            "diptych",
+            "serve",
+            "model",
+            "--port",
+            "0",
+            "--no-browser",
+            "-q",
+        ]
+        with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                url = next(m[1] for line in server.stdout if (m := re.search(r"Open (http\S+)", line)))
+                assert b"<html" in urllib.request.urlopen(url, timeout=60).read()
+                body = b"".join((
+                    b'--limit\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n',
+                    b"Content-Type: image/jpeg\r\n\r\n",
+                    (place / "photo.jpg").read_bytes(),
+                    b"\r\n--limit--\r\n",
+                ))  # fmt: skip
+                header = {"Content-Type": "multipart/form-data; boundary=limit"}
+                asked = urllib.request.Request(f"{url}v1/annotate", body, header)
+                hits = json.loads(urllib.request.urlopen(asked, timeout=60).read())
+                assert hits
+            finally:
+                server.terminate()
+
+    def test_python_needs_no_encoder_either(self, notes, place):
+        from diptych import Retriever
+
+        retriever = Retriever.load(place / "model")
+        assert retriever.annotate(place / "photo.jpg", k=1)[0].text
+        moved = Path(shutil.copytree(place / "model", place / "moved"))
+        assert Retriever.load(moved).annotate(place / "photo.jpg", k=1)[0].text
+        shutil.rmtree(moved)
+
+    def test_a_network_that_changed_is_not_opened(self, notes, place):
+        network = place / "resnet50.onnx"
+        whole = network.read_bytes()
+        command = [sys.executable, "-m", "diptych", "annotate", "model", "photo.jpg"]
+        try:
+            for content, words in (
+                (whole + b"\0", "is not the same any more"),
+                (None, "is not there any more"),
+            ):
+                network.unlink()
+                if content is not None:
+                    network.write_bytes(content)
+                done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+                assert done.returncode == 2
+                assert words in done.stderr
+                assert "--image-encoder" in done.stderr
+                assert len(done.stderr.splitlines()) == 1
+            elsewhere = place / "elsewhere"
+            elsewhere.mkdir()
+            (elsewhere / "network.onnx").write_bytes(whole)
+            # Where the file has gone is all that has to be said; the recipe is remembered.
+            diptych(place, "annotate", "model", "photo.jpg", "--image-encoder", "elsewhere/network.onnx")
+        finally:
+            network.write_bytes(whole)

@@ -1,0 +1,356 @@
+"""Networks that do not say how they want their images, and encoders that a model remembers."""
+
+import json
+import shutil
+import sys
+import types
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from commands import refused, run, run_json
+from diptych import AWCCA, HKSE, InputError, Retriever
+from diptych.checks import DataWarning
+from diptych.data import read_pairs, scenes
+from diptych.image import OnnxEncoder, Recipe
+from diptych.retrieval.recipes import choose_recipe
+from diptych.text import sentence_encoder
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+def write_network(path, *, largest=255.0, metadata=None, side=32, layout="NCHW"):
+    """A network that wants values from 0 to ``largest``, and sees colours in four steps on 8 × 8 tiles.
+
+    An image with any value outside gives zeros.
+    """
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    shape = ["n", 3, side, side] if layout == "NCHW" else ["n", side, side, 3]
+    constants = [
+        helper.make_tensor("step", floats, [], [largest / 4]),
+        helper.make_tensor("low", floats, [], [0.0]),
+        helper.make_tensor("high", floats, [], [largest * 1.001]),
+    ]
+    nodes = (
+        [] if layout == "NCHW" else [helper.make_node("Transpose", ["pixels"], ["nchw"], perm=[0, 3, 1, 2])]
+    )
+    image = "nchw" if nodes else "pixels"
+    nodes += [
+        helper.make_node("ReduceMin", [image], ["least"], axes=[1, 2, 3], keepdims=1),
+        helper.make_node("ReduceMax", [image], ["most"], axes=[1, 2, 3], keepdims=1),
+        helper.make_node("GreaterOrEqual", ["least", "low"], ["above"]),
+        helper.make_node("LessOrEqual", ["most", "high"], ["below"]),
+        helper.make_node("And", ["above", "below"], ["within"]),
+        helper.make_node("Cast", ["within"], ["counts"], to=floats),
+        helper.make_node("Div", [image, "step"], ["steps"]),
+        helper.make_node("Floor", ["steps"], ["whole"]),
+        helper.make_node("Mul", ["whole", "counts"], ["seen"]),
+        helper.make_node("AveragePool", ["seen"], ["tiles"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Flatten", ["tiles"], ["features"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "steps",
+        [helper.make_tensor_value_info("pixels", floats, shape)],
+        [helper.make_tensor_value_info("features", floats, ["n", 3 * (side // 8) ** 2])],
+        constants,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(model, metadata or {})
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def drawings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawings") / "scenes"
+    scenes(80, size=48).write(folder)
+    return read_pairs(folder)
+
+
+def small(image, **options):
+    text = HKSE(word_features=60, sentence_features=60)
+    return Retriever(image, text, AWCCA(params=(5.0, 5.0)), **options)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_the_input_size_is_read_from_the_graph(tmp_path, layout):
+    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx", layout=layout))
+    assert encoder.assumed
+    assert list(encoder.candidates) == [
+        f"{name}-32" for name in ("imagenet", "caffe", "clip", "inception", "unit", "bytes")
+    ]
+    assert encoder.recipe == Recipe.preset("imagenet-32")
+    assert encoder.dimension == 48
+
+
+def test_without_pairs_the_usual_recipe_is_assumed_and_said_once(tmp_path, drawings):
+    from diptych.image import open_image
+
+    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
+    image = open_image(drawings.paths[0])
+    with pytest.warns(DataWarning, match="n.onnx does not say .*; imagenet-32 is assumed. .* --recipe"):
+        encoder.encode([image])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.encode([image])
+        OnnxEncoder(tmp_path / "n.onnx", "bytes-32").encode([image])
+
+
+def test_what_the_file_says_is_taken(tmp_path):
+    path = write_network(tmp_path / "n.onnx", metadata={"diptych.recipe": '"unit-32"'})
+    assert (OnnxEncoder(path).recipe, OnnxEncoder(path).assumed) == (Recipe.preset("unit-32"), False)
+    (tmp_path / "n.json").write_text('{"preset": "bytes-32"}')
+    assert OnnxEncoder(path).recipe == Recipe.preset("bytes-32")
+    assert OnnxEncoder(path, "clip-32").recipe == Recipe.preset("clip-32")
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"), [({}, "bytes-32"), ({"largest": 1.0}, "unit-32")], ids=["bytes", "unit"]
+)
+def test_the_recipe_is_chosen_by_retrieval(tmp_path, drawings, options, recipe):
+    path = write_network(tmp_path / "n.onnx", **options)
+    with pytest.warns(DataWarning, match=rf"; {recipe} retrieves best on 56 .*imagenet-32 .*--recipe"):
+        fitted = small(str(path)).fit(drawings)
+    assert fitted.encoders.image.recipe == Recipe.preset(recipe)
+    assert fitted.info()["encoders"]["image"]["name"] == f"n.onnx ({recipe})"
+    # The same pairs and seed give the same choice, and the features are those of the recipe named.
+    with pytest.warns(DataWarning) as said:
+        again = choose_recipe(OnnxEncoder(path), drawings, fitted.encoders.text)
+    assert again.fingerprint == fitted.encoders.image.fingerprint == OnnxEncoder(path, recipe).fingerprint
+    assert len(said) == 1
+
+
+def test_too_few_images_are_not_chosen_by(tmp_path, drawings):
+    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
+    with pytest.warns(DataWarning, match="10 training image.* too few to choose by; imagenet-32 is taken"):
+        chosen = choose_recipe(encoder, drawings.subset("train").select(range(10)))
+    assert (chosen.recipe, chosen.assumed) == (encoder.recipe, False)
+
+
+def test_images_that_cannot_be_read_are_no_hindrance(tmp_path, drawings):
+    paths = list(drawings.paths)
+    train = drawings.image_rows("train")
+    for row in train[:8]:
+        paths[row] = tmp_path / f"{row}.png"
+        paths[row].write_bytes(b"no image")
+    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
+    with pytest.warns(DataWarning, match="bytes-32 retrieves best on 48 "):
+        assert choose_recipe(encoder, replace(drawings, paths=tuple(paths))).recipe.scale == 255
+
+
+def test_nobody_names_an_encoder_in_silence(drawings):
+    with pytest.warns(DataWarning, match="pyramid is used, which knows only colours and shapes; photos need"):
+        Retriever(text_encoder=HKSE(word="lin", sentence="lin"), model=AWCCA(params=(5.0, 5.0))).fit(drawings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small("pyramid").fit(drawings)
+
+
+class TestAModelRemembersItsEncoder:
+    @pytest.fixture
+    def place(self, tmp_path, monkeypatch, drawings):
+        monkeypatch.chdir(tmp_path)
+        path = write_network(tmp_path / "n.onnx")
+        small(OnnxEncoder(path, "bytes-32")).fit(drawings).save("model")
+        shutil.copy(drawings.paths[0], "image.png")
+        return tmp_path
+
+    def opened(self, monkeypatch):
+        """The files that are given to onnxruntime from now on."""
+        from diptych.image import onnx as module
+
+        files, real = [], module._session
+        monkeypatch.setattr(
+            module, "_session", lambda path, threads: files.append(path) or real(path, threads)
+        )
+        return files
+
+    def test_it_is_opened_when_an_image_is_encoded_and_not_before(self, place, monkeypatch):
+        files = self.opened(monkeypatch)
+        retriever = Retriever.load("model")
+        assert retriever.search("a red star")
+        retriever.info()
+        retriever.save("copy")
+        assert not files
+        assert retriever.annotate("image.png")
+        assert files == [place / "n.onnx"]
+        for folder in ("model", "copy"):
+            assert Retriever.load(folder).annotate("image.png") == retriever.annotate("image.png")
+
+    def test_every_command_finds_it(self, place):
+        for command in (
+            ["annotate", "model", "image.png"],
+            ["similar", "model", "image.png", "--picture"],
+            ["add", "model", "image.png"],
+            ["annotate", "model", "image.png"],
+        ):
+            run_json(*command)
+
+    def test_a_changed_or_missing_file_is_never_opened(self, place, monkeypatch):
+        files = self.opened(monkeypatch)
+        (place / "n.onnx").write_bytes(b"other")
+        words = refused("annotate", "model", "image.png")
+        assert f"{place / 'n.onnx'} is not the same any more (its digest differs)" in words
+        assert "encoded by n.onnx (bytes-32)" in words
+        assert "--image-encoder" in words
+        (place / "n.onnx").unlink()
+        assert "n.onnx is not there any more" in refused("annotate", "model", "image.png")
+        assert not files
+        assert Retriever.load("model").search("a red star")
+
+    def test_one_that_moved_is_given_without_its_recipe(self, place):
+        (place / "n.onnx").rename(place / "moved.onnx")
+        run_json("add", "model", "image.png", "--image-encoder", "moved.onnx")
+        # From then on it is known where it is.
+        run_json("annotate", "model", "image.png")
+
+    def test_folders_that_move_together_find_each_other(self, place, tmp_path_factory):
+        new = tmp_path_factory.mktemp("elsewhere")
+        for name in ("model", "n.onnx", "image.png"):
+            shutil.move(place / name, new / name)
+        retriever = Retriever.load(new / "model")
+        assert retriever.annotate(new / "image.png")
+        retriever.save(new / "model")
+        assert Retriever.load(new / "model").annotate(new / "image.png")
+
+    def test_an_option_without_effect_is_refused(self, place):
+        words = "--recipe belongs to --image-encoder, which is missing"
+        assert words in refused("annotate", "model", "image.png", "--recipe", "bytes-32")
+        np.save("x.npy", np.eye(9))
+        assert words in refused("fit", "x.npy", "x.npy", "-o", "m", "--recipe", "bytes-32")
+        assert "There is no recipe 'caffe'" in refused(
+            "annotate", "model", "image.png", "--image-encoder", "n.onnx", "--recipe", "caffe"
+        )
+
+    @pytest.mark.parametrize(
+        "origin",
+        [5, {"recipe": {}}, {"source": 3}, {"source": "/n.onnx", "recipe": 3}, {"source": "x", "weights": 1}],
+    )
+    def test_a_damaged_memory_is_told(self, place, origin):
+        path = place / "model" / "config.json"
+        config = json.loads(path.read_text())
+        config["encoders"]["image"]["origin"] = origin
+        path.write_text(json.dumps(config))
+        with pytest.raises(InputError, match="lacks or garbles a setting"):
+            Retriever.load("model")
+
+    def test_the_path_is_not_told_to_visitors(self, place):
+        assert str(place) not in json.dumps(Retriever.load("model").info())
+
+    def test_a_database_remembers_too(self, place, drawings, fresh):
+        address = fresh()
+        small(OnnxEncoder("n.onnx", "bytes-32"), index=address).fit(drawings)
+        assert Retriever.connect(address).annotate("image.png")
+        (place / "n.onnx").write_bytes(b"other")
+        with pytest.raises(InputError, match="is not the same any more"):
+            Retriever.connect(address).annotate("image.png")
+
+
+def test_features_made_by_a_chosen_recipe_are_asked_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_network(tmp_path / "n.onnx")
+    assert run("scenes", "drawn", "-n", 80).exit_code == 0
+    encoded = run("encode", "images", "drawn", "--image-encoder", "n.onnx", "-o", "x")
+    assert encoded.exit_code == 0, encoded.output
+    assert "bytes-32 retrieves best" in encoded.stderr
+    words = ["--word", "lin", "--sentence", "lin", "--save-encoder", "words"]
+    assert run("encode", "text", "drawn", "-o", "y", *words).exit_code == 0
+    run_json("fit", "x", "y", "--pairs", "drawn", "-o", "m", "--params", "5,5")
+    image = next((tmp_path / "drawn").rglob("*.png"))
+    run_json("annotate", "m", image, "--image-encoder", "n.onnx")
+    assert "pyramid is used" in run("encode", "images", "drawn", "-o", "z").stderr
+
+
+class TestATextEncoderIsRemembered:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        names = []
+
+        class SentenceTransformer:
+            def __init__(self, name, **options):
+                names.append(name)
+
+            def encode(self, sentences, **options):
+                return np.array([[len(s), s.count("a"), s.count("e")] for s in sentences], np.float32)
+
+        module = types.ModuleType("sentence_transformers")
+        module.SentenceTransformer = SentenceTransformer
+        monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+        return names
+
+    def saved(self, folder, source):
+        rng, texts = np.random.default_rng(0), [f"{'ae' * (i % 7)} {'e' * (i % 5)} {i}" for i in range(60)]
+        encoder = sentence_encoder(source)
+        y = encoder.encode(texts)
+        x = y @ rng.normal(size=(3, 4)) + 0.1 * rng.normal(size=(60, 4))
+        made = Retriever.from_features(x, y, text_encoder=encoder, model=AWCCA(params=(1.0, 1.0)))
+        made.save(folder)
+        return made
+
+    def test_a_folder_is_opened_again_if_it_is_the_same(self, tmp_path, asked):
+        model = tmp_path / "minilm"
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(b"weights")
+        (model / "modules.json").write_text("[]")
+        made = self.saved(tmp_path / "m", model)
+        asked.clear()
+        loaded = Retriever.load(tmp_path / "m")
+        assert not asked
+        assert loaded.search("ae e", k=3) == made.search("ae e", k=3)
+        assert asked == [str(model)]
+        # What its modules are is part of what it is.
+        (model / "modules.json").write_text('[{"type": "os.system"}]')
+        asked.clear()
+        with pytest.raises(InputError, match="minilm is not the same any more"):
+            Retriever.load(tmp_path / "m").search("ae")
+        assert not asked
+
+    def test_a_name_is_not_downloaded_because_a_model_says_so(self, tmp_path, asked):
+        self.saved(tmp_path / "m", "some/model")
+        asked.clear()
+        with pytest.raises(InputError, match="some/model may have to be downloaded, .* --text-encoder"):
+            Retriever.load(tmp_path / "m").search("ae")
+        assert not asked
+        assert Retriever.load(tmp_path / "m", text_encoder="some/model").search("ae")
+
+
+def test_a_named_network_is_opened_again_from_its_weights_only(tmp_path, monkeypatch, drawings):
+    torch = pytest.importorskip("torch")
+    from safetensors.numpy import save_file
+
+    asked = []
+
+    def create(name, pretrained, num_classes):
+        asked.append((name, pretrained))
+        torch.manual_seed(3)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 4, 4), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()
+        )
+
+    library = types.ModuleType("timm")
+    library.is_model, library.create_model = (lambda name: name == "tiny"), create
+    config = {"input_size": (3, 32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    library.data = types.SimpleNamespace(resolve_data_config=lambda args, model: config)
+    monkeypatch.setitem(sys.modules, "timm", library)
+    state = {key: value.numpy() for key, value in create("tiny", False, 0).state_dict().items()}
+    save_file(state, tmp_path / "w.safetensors")
+    from diptych.image import image_encoder
+
+    made = small(image_encoder("timm:tiny", weights=tmp_path / "w.safetensors")).fit(drawings)
+    made.save(tmp_path / "m")
+    assert Retriever.load(tmp_path / "m").annotate(drawings.paths[0], k=3) == made.annotate(
+        drawings.paths[0], k=3
+    )
+    save_file({key: value * 2 for key, value in state.items()}, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="no image encoder here"):
+        Retriever.load(tmp_path / "m").annotate(drawings.paths[0])
+    small("timm:tiny").fit(drawings).save(tmp_path / "named")
+    asked.clear()
+    with pytest.raises(InputError, match="timm:tiny may have to be downloaded"):
+        Retriever.load(tmp_path / "named").annotate(drawings.paths[0])
+    assert not asked
+    assert Retriever.load(tmp_path / "named", "timm:tiny").annotate(drawings.paths[0])
