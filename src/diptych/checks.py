@@ -25,6 +25,18 @@ class DataWarning(UserWarning):
     """Something about the data that users should know; the message says what it is and what to do."""
 
 
+def count(n: int, noun: str) -> str:
+    """``n`` with its noun, singular or plural, for messages.
+
+    Examples
+    --------
+    >>> count(1, "image"), count(1200, "image"), count(2, "query")
+    ('1 image', '1,200 images', '2 queries')
+    """
+    plural = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
 def check_choice(value: object, choices: tuple[str, ...], name: str) -> str:
     """``value`` if it is one of ``choices``."""
     if value not in choices:

@@ -49,7 +49,7 @@ def add(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add pictures, or pairs, to a model. It does not learn from them unless --refit is given.
+    """Add images, or pairs, to a model. It does not learn from them unless --refit is given.
 
     Example: `diptych add model new-photo.jpg`
 
@@ -76,7 +76,7 @@ def remove(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take items out of a model; a picture takes its captions with it.
+    """Remove items from a model; an image takes its captions with it.
 
     Example: `diptych remove model new-photo.jpg`
     """

@@ -55,7 +55,7 @@ def check(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at pairs and their pictures; exit with 1 when something is wrong.
+    """Look at pairs and their images; exit with 1 when something is wrong.
 
     Example: `diptych check captions.csv --images photos`
     """
@@ -97,7 +97,7 @@ def scenes_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw scenes with five captions each: pictures and a table of pairs, with splits.
+    """Draw scenes with five captions each: images and a table of pairs, with splits.
 
     Example: `diptych scenes scenes -n 3000`
     """
@@ -126,7 +126,7 @@ def encode_images_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Encode pictures into a feature store; interrupted work goes on where it stopped.
+    """Encode images into a feature store; interrupted work goes on where it stopped.
 
     Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """

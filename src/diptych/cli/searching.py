@@ -58,7 +58,7 @@ def search(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find pictures for sentences. Scores are cosines, not probabilities.
+    """Find images for sentences. Scores are cosines, not probabilities.
 
     Example: `diptych search model "a dog in the snow" -k 5`
     """
@@ -86,7 +86,7 @@ def annotate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find sentences for pictures. Scores are cosines, not probabilities.
+    """Find sentences for images. Scores are cosines, not probabilities.
 
     Example: `diptych annotate model photo.jpg -k 3`
     """
@@ -112,7 +112,7 @@ def similar(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find pictures like a picture, or sentences like a sentence.
+    """Find images like an image, or sentences like a sentence.
 
     Example: `diptych similar model photo.jpg --picture`
     """
