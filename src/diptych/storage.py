@@ -266,7 +266,7 @@ def check_format(config: Mapping[str, Any], kind: str, newest: int, path: Path) 
     if int(str(found)) > newest:
         raise InputError(
             f"{path} has format version {found}, newer than this library reads ({newest}); "
-            "upgrade with: pip install --upgrade diptych"
+            "install a newer version of diptych."
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 from diptych.data.files import DEFAULT_MAX_BYTES, check_file, check_folder, contained_path, read_lines
 from diptych.data.pairs import PairedDataset, split_name
 
@@ -167,9 +167,7 @@ def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InputError(
-            'pyarrow is not installed, and Parquet files need it: pip install "diptych[parquet]"'
-        ) from None
+        raise not_installed("Parquet files need", "parquet") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
         columns = list(file.schema_arrow.names)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from diptych.arrays import Array
-from diptych.checks import InputError, check_view
+from diptych.checks import InputError, check_view, not_installed
 from diptych.storage import file_digest
 from diptych.text.bags import Corpus, check_known
 from diptych.text.hkse import HKSE
@@ -122,10 +122,7 @@ class SentenceTransformersEncoder(CallableEncoder):
         try:
             library = importlib.import_module("sentence_transformers")
         except ImportError:
-            raise InputError(
-                f"the encoder {os.fspath(name)!r} needs sentence-transformers; install it with: "
-                'pip install "diptych[sentence]"'
-            ) from None
+            raise not_installed(f"the encoder {os.fspath(name)!r} needs", "sentence") from None
         self._given = os.path.abspath(name) if os.path.isdir(name) else os.fspath(name), device, batch_size
         model = library.SentenceTransformer(
             os.fspath(name),
