@@ -10,7 +10,7 @@ import diptych
 from commands import run
 from diptych.cli import Commands, Encode
 
-COMMANDS = {name: entry for name, entry in Commands.table.items()}
+COMMANDS = dict(Commands.table)
 COMMANDS |= {f"encode {name}": entry for name, entry in Encode.table.items()}
 
 

@@ -38,7 +38,12 @@ class LazyGroup(TyperGroup):
         module, function, _ = self.table[name]
         alone = typer.Typer(**OPTIONS, add_completion=False)
         alone.command(name)(getattr(import_module(module), function))
-        return typer.main.get_command(alone)
+        command: Any = typer.main.get_command(alone)
+        flags = {param.name: max(param.opts, key=len) for param in command.params}
+        import_module("diptych.cli.console").FLAGS.set(
+            {name: flag for name, flag in flags.items() if flag.startswith("--")}
+        )
+        return command
 
 
 class Commands(LazyGroup):

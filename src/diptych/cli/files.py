@@ -14,7 +14,11 @@ from diptych.checks import InputError
 from diptych.cli.console import bar, limited_to, plain_console, print_json, said_plainly
 from diptych.cli.options import (
     AsJson,
+    CaptionColumn,
+    Columns,
     Device,
+    Encoding,
+    ImageColumn,
     ImagesFolder,
     Quiet,
     RandomState,
@@ -28,13 +32,14 @@ from diptych.cli.options import (
     WordFeatures,
     given_text_encoder,
     new_hkse,
+    refuse_unused,
 )
 from diptych.data import (
     FeatureStore,
     Progress,
     encode_images,
     encode_texts,
-    inspect_pairs,
+    inspect_dataset,
     read_pairs,
     scenes,
 )
@@ -45,12 +50,18 @@ PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file o
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
 RESUMES = "run the same command again to go on where it stopped"
+OF_HKSE = (
+    *("vectors", "word", "sentence", "word_features", "sentence_features", "random_state", "save_encoder"),
+)
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
 
 
 def check(
     pairs: PairsFile,
     images: ImagesFolder = None,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     threads: Threads = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -61,9 +72,9 @@ def check(
     """
     with said_plainly():
         with bar("looking at pictures", quiet or as_json) as (progress, task):
-            report = inspect_pairs(
-                pairs,
-                images=images,
+            columns = Columns(image_column, caption_column, encoding)
+            report = inspect_dataset(
+                read_pairs(pairs, images=images, **vars(columns)),
                 workers=threads,
                 progress=lambda done, total: progress.update(task, completed=done, total=total),
             )
@@ -114,6 +125,9 @@ def scenes_command(
 def encode_images_command(
     pairs: PairsFile,
     out: Out,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     image_encoder: Annotated[
         str, typer.Option(help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights).")
     ] = "pyramid",
@@ -136,7 +150,7 @@ def encode_images_command(
         bar("encoding pictures", quiet or as_json) as (progress, task),
     ):
         store = encode_images(
-            read_pairs(pairs, images=images),
+            read_pairs(pairs, images=images, **vars(Columns(image_column, caption_column, encoding))),
             image_encoder_named(image_encoder, recipe, weights=weights),
             out,
             batch_size=batch_size,
@@ -149,8 +163,12 @@ def encode_images_command(
 
 
 def encode_text_command(
+    ctx: typer.Context,
     pairs: PairsFile,
     out: Out,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     text_encoder: Annotated[
         str, typer.Option(help="hkse, the folder of a saved one, or a sentence-transformers model.")
     ] = "hkse",
@@ -177,7 +195,11 @@ def encode_text_command(
         limited_to(threads),
         bar("encoding captions", quiet or as_json) as (progress, task),
     ):
-        dataset = read_pairs(pairs)
+        if text_encoder == "hkse":
+            refuse_unused(ctx, ("device",), "with hkse, which runs on the CPU")
+        else:
+            refuse_unused(ctx, OF_HKSE, f"with --text-encoder {text_encoder}; it belongs to hkse")
+        dataset = read_pairs(pairs, **vars(Columns(image_column, caption_column, encoding)))
         if text_encoder == "hkse":
             split = "train" in dataset.split_sizes()
             fitted = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)

@@ -9,14 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from diptych.checks import InputError
+from diptych.checks import InputError, count
 from diptych.cli.console import (
+    exit_if_unreadable,
     limited_to,
     model_lines,
     plain_console,
     print_json,
     recall_table,
     said_plainly,
+    split_readable,
 )
 from diptych.cli.options import (
     AsJson,
@@ -31,6 +33,7 @@ from diptych.cli.options import (
     Weights,
     given_image_encoder,
     given_text_encoder,
+    refuse_unused,
 )
 from diptych.data import open_features
 from diptych.retrieval import Hit, Pack, Retriever
@@ -45,6 +48,7 @@ Weighting = Annotated[
 
 
 def search(
+    ctx: typer.Context,
     model: Model,
     queries: Annotated[
         list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="What to look for.")
@@ -64,12 +68,15 @@ def search(
     """
     with said_plainly(), limited_to(threads):
         asked = _asked(queries, features, "a sentence")
+        if features is not None:
+            refuse_unused(ctx, ("text_encoder", "device"), "on features")
         retriever = Retriever.load(model, None, given_text_encoder(text_encoder, device), mmap=True)
         found = retriever.search(asked, k, weighting=weighting)  # type: ignore[arg-type]
         _show(queries, found, quiet, as_json)
 
 
 def annotate(
+    ctx: typer.Context,
     model: Model,
     pictures: Annotated[
         list[Path] | None, typer.Argument(metavar="[PICTURE]...", help="Image files.")
@@ -91,14 +98,24 @@ def annotate(
     Example: `diptych annotate model photo.jpg -k 3`
     """
     with said_plainly(), limited_to(threads):
-        asked = _asked(pictures, features, "a picture")
+        asked = _asked(pictures, features, "an image file")
+        unreadable: dict[str, str] = {}
+        if features is not None:
+            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "on features")
+        elif len(asked) > 1:
+            asked, unreadable = split_readable(asked)
+            if not asked:
+                raise InputError(" ".join(unreadable.values()))
+            pictures = asked
         encoder = given_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, mmap=True, device=device)
         found = retriever.annotate(asked, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
         _show(pictures, found, quiet, as_json)
+        exit_if_unreadable(unreadable)
 
 
 def similar(
+    ctx: typer.Context,
     model: Model,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A sentence, or an image file.")],
     picture: Annotated[bool, typer.Option("--picture", help="QUERY is an image file.")] = False,
@@ -117,6 +134,10 @@ def similar(
     Example: `diptych similar model photo.jpg --picture`
     """
     with said_plainly(), limited_to(threads):
+        if picture:
+            refuse_unused(ctx, ("text_encoder",), "with --picture")
+        else:
+            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --picture")
         encoder = given_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, given_text_encoder(text_encoder, device), mmap=True)
         found = retriever.similar(image=query, k=k) if picture else retriever.similar(text=query, k=k)
@@ -177,7 +198,9 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
     console.print(f"{model}: {made}diptych {found['library']}")
     for view, encoder in found["encoders"].items():
         console.print(f"{view}s: {encoder['name'] or 'features'}, {encoder['dimension']} features")
-    sizes = ", ".join(f"{split} {n} images and {m} captions" for split, (n, m) in facts["pairs"].items())
+    sizes = ", ".join(
+        f"{split} {count(n, 'image')} and {count(m, 'caption')}" for split, (n, m) in facts["pairs"].items()
+    )
     console.print(f"pairs: {sizes}")
     if "refitted" in facts:
         console.print(
@@ -187,5 +210,7 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(line)
     indexed = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
+    if "quality" in facts:
+        console.print(facts["quality"])
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))
