@@ -152,7 +152,7 @@ def _ids(items: Catalogue, names: list[str]) -> list[str]:
     for name in names:
         ids = [name] if name in items else by_path.get(os.path.abspath(name), [])
         if not ids:
-            raise InputError(f"there is no item with the id or the path {name!r}.")
+            raise InputError(f"there is no item {name!r}, by id or by path.")
         if len(ids) > 1:
             raise InputError(
                 f"{name} is the path of {count(len(ids), 'item')}; give an id: {', '.join(ids)}."
