@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -35,6 +37,33 @@ def count(n: int, noun: str) -> str:
     """
     plural = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else f"{noun}s"
     return f"{n:,} {noun if n == 1 else plural}"
+
+
+def not_installed(what: str, extra: str, package: str = "") -> InputError:
+    """The error for ``what`` without the packages of an optional extra: it names the command to install them.
+
+    Parameters
+    ----------
+    what
+        What needs them, as the subject of a sentence: "HDF5 files need".
+    extra
+        Name of the extra in this package's metadata.
+    package
+        The only one of its packages that is needed; empty: all of them.
+    """
+    found = [line.partition(";") for line in _requirements() if re.search(rf"extra == .{extra}\b", line)]
+    wanted = [name.strip() for name, *_ in found if name.startswith(package)]
+    names = [re.match(r"[\w.-]+", each).group() for each in wanted]  # type: ignore[union-attr]
+    quoted = " ".join(f'"{each}"' for each in wanted) or package or extra
+    listed = " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return InputError(f"{what} {listed or package or extra}; install with: pip install {quoted}")
+
+
+def _requirements() -> list[str]:
+    try:
+        return requires("diptych") or []
+    except PackageNotFoundError:  # run from a folder of sources, without an installation
+        return []
 
 
 def check_choice(value: object, choices: tuple[str, ...], name: str) -> str:

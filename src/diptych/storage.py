@@ -62,10 +62,7 @@ def replacing_folder(folder: str | os.PathLike[str], kind: str) -> Iterator[Path
     """
     folder = Path(folder).absolute()
     previous = _aside(folder)
-    if folder.exists() and not _holds(folder, kind):
-        raise InputError(
-            f"{folder} exists and is not a diptych {kind}; choose another folder, or an empty one."
-        )
+    check_replaceable(folder, kind)
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}.new-"
     for orphan in folder.parent.glob(f"{glob.escape(prefix)}*"):
@@ -76,6 +73,19 @@ def replacing_folder(folder: str | os.PathLike[str], kind: str) -> Iterator[Path
     staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     with _held(staged), _replaced(folder, staged, previous):
         yield staged
+
+
+def check_replaceable(folder: str | os.PathLike[str], kind: str) -> None:
+    """Refuse a folder that ``replacing_folder`` could not write, before work is spent on its content."""
+    folder = Path(folder).absolute()
+    if folder.exists() and not _holds(folder, kind):
+        raise InputError(
+            f"{folder} exists and is not a diptych {kind}; choose another folder, or an empty one."
+        )
+    parent = next(each for each in folder.parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        reason = "is a file" if not parent.is_dir() else "cannot be written to"
+        raise InputError(f"{folder} cannot be made, because {parent} {reason}; choose another folder.")
 
 
 @contextmanager
@@ -106,7 +116,7 @@ def existing_folder(folder: str | os.PathLike[str]) -> Path:
         return folder
     if _aside(folder).is_dir():
         return _aside(folder)
-    raise InputError(f"{folder} is not a folder; give the folder that save() wrote.")
+    raise InputError(f"{folder} is not a folder; give the folder of a model.")
 
 
 @contextmanager
@@ -212,7 +222,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a JSON object; a damaged or oversized file is an ``InputError``."""
-    path = plain_file(path, f"the {Path(path).name} that save() wrote")
+    path = plain_file(path, f"the {Path(path).name} of a model")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise InputError(f"{path} is larger than {MAX_JSON_BYTES} bytes; it was not written by diptych.")
     return _parse(path.read_bytes(), path)
@@ -266,7 +276,7 @@ def check_format(config: Mapping[str, Any], kind: str, newest: int, path: Path) 
     if int(str(found)) > newest:
         raise InputError(
             f"{path} has format version {found}, newer than this library reads ({newest}); "
-            "upgrade with: pip install --upgrade diptych"
+            "install a newer version of diptych."
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych.arrays import Array
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 
 Arrays: TypeAlias = tuple[Array | None, ...]
 
@@ -34,9 +34,7 @@ def torch_device(device: str) -> Any:
     try:
         import torch
     except ImportError:
-        raise InputError(
-            f'the device {device!r} needs torch; install it with: pip install "diptych[torch]"'
-        ) from None
+        raise not_installed(f"the device {device!r} needs", "torch") from None
     try:
         torch.empty(0, device=device)
         return torch.device(device)

@@ -129,7 +129,7 @@ def edit(folder, **changes):
         (lambda f: (f / "model.safetensors").unlink(), "not a file"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 5), "damaged"),
         (lambda f: os.truncate(f / "model.safetensors", 500), "damaged"),
-        (lambda f: edit(f, version=99), "pip install --upgrade diptych"),
+        (lambda f: edit(f, version=99), "install a newer version of diptych"),
         (lambda f: edit(f, version="x"), "no valid format version"),
         (lambda f: edit(f, format="diptych-moments"), "expected a diptych awcca"),
         (lambda f: edit(f, models={}), "does not describe the search model"),

@@ -2,6 +2,8 @@
 
 import json
 
+from PIL import Image
+
 from commands import refused, run, run_json
 
 
@@ -30,3 +32,17 @@ def test_another_encoder_does_not_go_on_with_a_store(tmp_path, monkeypatch):
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
     assert "another encoder" in refused("encode", "text", "drawn", "-o", "y")
+
+
+def test_unusual_columns_and_encodings_are_named_by_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("Bild;Satz\na.png;ein Café\n", "cp1252")
+    assert "give --encoding 'cp1252'" in refused("check", "t.csv")
+    assert "name it with --image-column" in refused("check", "t.csv", "--encoding", "cp1252")
+    Image.new("RGB", (9, 9)).save("a.png")
+    columns = ["--image-column", "Bild", "--caption-column", "Satz"]
+    found = run("check", "t.csv", "--encoding", "cp1252", *columns)
+    assert found.exit_code == 0, found.output
+    (tmp_path / "empty.csv").write_text("")
+    assert "empty.csv is empty" in refused("check", "empty.csv")
+    assert "--encoding 'x' is unknown" in refused("check", "t.csv", "--encoding", "x")

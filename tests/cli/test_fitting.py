@@ -1,6 +1,7 @@
 """``fit`` and ``evaluate`` as a user runs them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from commands import refused, run, run_json
-from diptych import AWCCA, Retriever
+from diptych import AWCCA, InputError, Retriever
+from diptych.data import PairedDataset, PairedViews, scenes
 from diptych.image import PyramidDescriptor
+from diptych.retrieval.fitting import SAMPLED_PAIRS, training_sample, training_share
 from generated_pairs import make_pairs
 
 
@@ -35,7 +38,7 @@ FIT = ["fit", "x.npy", "y.npy", "--pairs", "pairing.npy", "-o", "m"]
 def test_fit_then_evaluate(files):
     fitted = run_json(*FIT, "--grid", 5)
     assert fitted["facts"]["pairs"] == {"train": [90, 270]}
-    assert "of 90 rows" in fitted["facts"]["selected_on"]
+    assert fitted["facts"]["selection"]["pairs"].startswith("14 of 90 training images, held out")
     assert fitted["items"] == {"image": 90, "text": 270}
     found = run_json("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")["all"]
     model = Retriever.load("m").collection.fitted.model
@@ -51,7 +54,7 @@ def test_a_cluster_fits_the_same_model(files):
     there = run_json(*FIT, "--grid", 5, "--dask", "local")
     assert there["filters"] == here["filters"]
     assert not list(files.glob(".m*"))
-    assert "leave out the engine" in refused(*FIT, "--preset", "best", "--dask", "local")
+    assert "--dask has no effect with --preset best" in refused(*FIT, "--preset", "best", "--dask", "local")
 
 
 def test_the_flags_are_those_of_the_python_api(files):
@@ -243,3 +246,153 @@ def test_flickr8k_through_the_command_line_equals_python(real_data, tmp_path):
         assert found["test"][task]["r@1"] == model.score(x[7000:], y[35000:], pairing[:5000], task=task)
     assert found["test"]["search"]["r@1"] > 34
     assert found["test"]["annotate"]["r@1"] > 45
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Drawn images and a table with unusual columns, in the folder where commands run."""
+    monkeypatch.chdir(tmp_path)
+    pairs = scenes(60).write(tmp_path / "drawn")
+    lines = [
+        f"{pairs.image_ids[image]};{text}" for image, text in zip(pairs.pairing, pairs.captions, strict=True)
+    ]
+    (tmp_path / "captions.csv").write_text("Bild;Satz\n" + "\n".join(lines) + "\n")
+    return tmp_path
+
+
+SMALL = ["--word-features", 40, "--sentence-features", 40, "--grid", 3]
+COLUMNS = ["--image-column", "Bild", "--caption-column", "Satz"]
+UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, "-o", "m"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--preset bset", "--preset 'bset' is unknown; choose one of 'best'"),
+        ("--filter tvsd", "--filter 'tvsd' is unknown"),
+        ("--weighting nonsense", "nonsense"),
+        ("--solver qqq", "--solver 'qqq' is unknown"),
+        ("--similarity near", "--similarity 'near'"),
+        ("--normalize unit", "--normalize"),
+        ("--metric best", "best"),
+        ("--grid 0", "--grid 0 is not a number of points"),
+        ("--grid even,5", "even"),
+        ("--params 1,-2", "γ"),
+        ("--dtype float8", "--dtype 'float8'"),
+        ("--precision float16", "--precision 'float16'"),
+        ("--index tree", "hnsw"),
+        ("--device moon", "moon"),
+        ("--validation-fraction 2", "--validation-fraction 2.0 is not a share"),
+        ("--path-metrics none", "--path-metrics 'none'"),
+        ("-o captions.csv/m", "is a file"),
+        ("-o drawn", "not a diptych"),
+        ("--preset best --random-state 7 --filter tsvd --weighting x --solver q", "--filter and --weighting"),
+        ("--preset best --grid 5", "--grid has no effect with --preset best; leave it out"),
+        ("--preset best --device cuda", "--device has no effect with --preset"),
+        ("--params 1,1 --grid 5", "--grid has no effect with --params"),
+        ("--params 1,1 --validation-fraction 0.2", "--validation-fraction has no effect with --params"),
+        ("--dask local --solver svd", "--solver svd cannot be used with --dask"),
+        ("--text-encoder folder --vectors v.bin --word lin", "--vectors and --word have no effect"),
+    ],
+)
+def test_everything_is_checked_before_an_image_is_encoded(photos, monkeypatch, arguments, words):
+    def encode(*_):
+        raise AssertionError("an image was encoded")
+
+    monkeypatch.setattr(PyramidDescriptor, "encode", encode)
+    assert words in refused(*UNSPLIT, *arguments.split())
+    assert not (photos / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            "fit drawn -o m --validation-fraction 0.2",
+            "--validation-fraction has no effect on pairs with a val",
+        ),
+        ("fit x.npy y.npy -o m --word lin", "--word has no effect on features"),
+        ("fit x.npy y.npy -o m --text-encoder hkse", "fitted on captions"),
+        ("fit x.npy y.npy -o m --images drawn", "--images"),
+        ("fit x.npy y.npy -o m --params 1,1 --random-state 3", "--random-state has no effect"),
+        ("fit drawn/nothing.json -o m --image-column a", "does not exist"),
+        ("encode text drawn -o t --device cuda", "--device has no effect with hkse"),
+        ("encode text drawn -o t --text-encoder folder --random-state 3", "--random-state has no effect"),
+    ],
+)
+def test_options_without_effect_are_refused(photos, arguments, words):
+    np.save("x.npy", np.ones((5, 3), np.float32))
+    np.save("y.npy", np.ones((5, 3), np.float32))
+    assert words in refused(*arguments.split())
+
+
+def test_a_wrong_preset_fails_before_encoding_in_python(photos):
+    with pytest.raises(InputError, match="'bset'"):
+        Retriever(preset="bset")
+    retriever = Retriever()
+    retriever.model.solver = "qqq"
+    with pytest.raises(InputError, match="solver"):
+        retriever.fit(scenes(10).write(photos / "more"), features=photos / "features")
+    assert not (photos / "features").exists()
+
+
+@pytest.mark.parametrize("preset", [[], ["--preset", "best"]])
+def test_one_truth_about_held_out_pairs(photos, preset):
+    small = [*SMALL[:4], *([] if preset else SMALL[4:])]
+    fitted = run(*UNSPLIT, *small, *preset)
+    assert fitted.exit_code == 0, fitted.output
+    quality = run_json("info", "m")["facts"]["quality"]
+    assert re.match(r"Selected on 9 of 60 training images, .*; r@1 there: search [\d.]+, annotate", quality)
+    assert "Not measured on pairs" in quality
+    assert quality in fitted.stdout
+    assert quality in (photos / "m" / "README.md").read_text("utf-8").replace("\\", "")
+    result = run("evaluate", "m", "captions.csv", "--images", "drawn", *COLUMNS)
+    assert result.exit_code == 0, result.output
+    assert "note: these are training pairs of this model" in result.stderr
+
+
+def test_training_pairs_are_known_again_and_others_are_not(files, recwarn):
+    assert run(*FIT, "--grid", 3).exit_code == 0
+    again = run("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")
+    assert "these are training pairs" in again.stderr
+    for name in ("x", "y"):
+        np.save(f"new-{name}.npy", np.load(f"{name}.npy") + 1)
+    others = run("evaluate", "m", "new-x.npy", "new-y.npy", "--pairs", "pairing.npy")
+    assert others.exit_code == 0
+    assert "training pairs" not in others.stderr
+    assert "--split has no effect" in refused(
+        *("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy", "--split", "train")
+    )
+
+
+def test_the_share_of_training_pairs_is_found_by_a_sample():
+    ids = tuple(f"{i}.jpg" for i in range(4000))
+    dataset = PairedDataset(ids, ids, np.arange(4000), splits=("train",) * 3000 + ("test",) * 1000)
+    views = PairedViews(dataset, np.zeros((4000, 1)), np.zeros((4000, 1)))
+    sample = training_sample(views, ("train",))
+    assert len(sample) == 16 * SAMPLED_PAIRS
+    assert training_share(sample, views, np.arange(3000)) == 1
+    assert training_share(sample, views, np.arange(3000, 4000)) == 0
+    # Of 4,000 pairs about 341 fall among the sampled hashes: five standard deviations around 3 of 4.
+    assert abs(training_share(sample, views, np.arange(4000)) - 0.75) < 5 * (0.75 * 0.25 / 341) ** 0.5
+
+
+def test_the_seconds_are_those_of_the_whole_command(photos, monkeypatch):
+    true = PyramidDescriptor.encode
+
+    def slow(self, images):
+        time.sleep(0.5)
+        return true(self, images)
+
+    monkeypatch.setattr(PyramidDescriptor, "encode", slow)
+    begun = time.perf_counter()
+    found = run_json(*UNSPLIT, *SMALL)
+    wall = time.perf_counter() - begun
+    assert found["facts"]["seconds"]["encoding images"] >= 0.5
+    assert found["facts"]["seconds"]["all"] >= found["facts"]["seconds"]["encoding images"]
+    assert found["facts"]["seconds"]["all"] <= found["seconds"] + 0.1 <= wall + 0.2
+    shown = run(*UNSPLIT, *SMALL).stdout
+    total = float(re.search(r"([\d.]+) s in all: ", shown)[1])
+    parts = re.search(r"in all: (.*)", shown)[1]
+    assert "encoding images" in parts
+    assert sum(float(part) for part in re.findall(r"([\d.]+) s", parts)) == pytest.approx(total, abs=0.5)

@@ -194,3 +194,69 @@ def test_help_has_an_example_and_the_common_flags(command):
     assert f"Example: diptych {command}" in shown
     for flag in ("--json", "--quiet", *(("--threads",) if command != "scenes" else ())):
         assert flag in shown
+
+
+def test_an_item_is_removed_by_the_path_that_search_prints(place):
+    shown = run_json("search", "model", "a red square", "-k", 1)["answers"][0]["hits"][0]
+    assert shown["path"] != shown["id"]
+    assert run_json("remove", "model", shown["path"])["removed"] == 6
+    assert run_json("info", "model")["items"]["image"] == 149
+    assert "by id or by path" in refused("remove", "model", shown["path"])
+
+
+def test_a_path_of_two_items_is_refused(place):
+    retriever = Retriever.load("model")
+    retriever.add(["new.png"], ids=["one"])
+    retriever.add(["new.png"], ids=["two"])
+    retriever.save("model")
+    assert "2 items; give an id: one, two" in refused("remove", "model", "./new.png")
+    assert run_json("remove", "model", "one")["removed"] == 1
+    assert run_json("remove", "model", "./new.png")["removed"] == 1
+
+
+def test_one_corrupt_image_does_not_stop_the_others(place):
+    (place / "bad.png").write_bytes(b"no image at all")
+    shutil.copy("new.png", "other.png")
+    found = run("annotate", "model", "new.png", "bad.png", "other.png", "-k", 1)
+    assert found.exit_code == 1
+    assert "new.png" in found.stdout
+    assert "other.png" in found.stdout
+    assert found.stderr.startswith("left out: bad.png is not a picture")
+    added = run("add", "model", "new.png", "bad.png", "other.png")
+    assert added.exit_code == 1
+    assert "added 2 items" in added.stdout
+    assert "left out: bad.png" in added.stderr
+    assert run_json("info", "model")["items"]["image"] == 152
+    assert "bad.png" in refused("add", "model", "bad.png")
+    assert "bad.png" in refused("annotate", "model", "bad.png")
+
+
+def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
+    (place / "bad.png").write_bytes(b"no image at all")
+    (place / "more.csv").write_text("image,caption\nnew.png,a thing\nbad.png,another\n")
+    added = run("add", "model", "more.csv")
+    assert added.exit_code == 1
+    assert "added 2 items" in added.stdout
+    assert "left out: bad.png" in added.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("add model new.png --images .", "--images has no effect on image files"),
+        ("add model new.png --refit", "--refit learns from pairs"),
+        ("similar model new.png --picture --text-encoder hkse", "--text-encoder has no effect"),
+        ("similar model sand --image-encoder pyramid", "--image-encoder has no effect"),
+        ("search model --features x.npy --text-encoder hkse", "--text-encoder has no effect on features"),
+    ],
+)
+def test_options_without_effect_are_refused(place, arguments, words):
+    np.save("x.npy", np.ones((1, 80), np.float32))
+    assert words in refused(*arguments.split())
+
+
+def test_what_is_known_of_the_quality_is_the_same_everywhere(place):
+    facts = run_json("info", "model")["facts"]
+    assert facts["quality"] in (place / "model" / "README.md").read_text("utf-8").replace("\\", "")
+    assert facts["quality"] in run("info", "model").stdout
+    assert "Measured on the test split" in facts["quality"]

@@ -275,7 +275,7 @@ def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
 def test_parquet_without_pyarrow_is_explained(tmp_path, monkeypatch):
     path = write_table(tmp_path / "t.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r'pip install "diptych\[parquet\]"'):
+    with pytest.raises(InputError, match=r'pip install "pyarrow>='):
         read_table(path)
 
 
@@ -321,3 +321,40 @@ def test_the_real_flickr8k(real_data):
     assert dataset.n_captions == 40000
     np.testing.assert_array_equal(dataset.pairing, np.repeat(np.arange(8000), 5))
     assert dataset.caption_ids[12345] == "12345"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "given"), [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")]
+)
+def test_tables_in_the_encodings_of_excel(tmp_path, encoding, given):
+    path = tmp_path / "t.csv"
+    path.write_text("image,caption\na.jpg,ein Café\n", encoding)
+    assert read_pairs(path, encoding=given).captions == ("ein Café",)
+
+
+def test_a_table_in_another_encoding_is_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("image,caption\na.jpg,ein Café\n", "cp1252")
+    with pytest.raises(InputError, match=r"not UTF-8 text \(wrong at byte 27\).* encoding='cp1252'"):
+        read_pairs(path)
+    with pytest.raises(InputError, match="encoding='nonsense' is unknown"):
+        read_pairs(path, encoding="nonsense")
+    with pytest.raises(InputError, match="not utf-16 text"):
+        read_pairs(path, encoding="utf-16")
+
+
+@pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl"])
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_table_is_called_empty(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match="is empty; expected columns"):
+        read_pairs(tmp_path / name)
+
+
+def test_columns_of_what_is_no_table_are_refused(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"image": "a.jpg", "caption": "a"}\n')
+    with pytest.raises(InputError, match="encoding='cp1252' is for CSV"):
+        read_pairs(tmp_path / "t.jsonl", encoding="cp1252")
+    (tmp_path / "x.token").write_text("a.jpg#0\ta dog\n")
+    with pytest.raises(InputError, match="no table, so image_column has no effect"):
+        read_pairs(tmp_path / "x.token", image_column="a")

@@ -348,7 +348,7 @@ class TestBadInput:
 
     def test_dask_is_not_installed(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "distributed", None)
-        with pytest.raises(InputError, match=r'pip install "diptych\[dask\]"'):
+        with pytest.raises(InputError, match=r'pip install "dask\[distributed\]>='):
             DaskEngine()
 
     def test_nothing_to_reduce(self, engine):

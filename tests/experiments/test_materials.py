@@ -132,3 +132,9 @@ def test_the_command_on_scenes(tmp_path, monkeypatch):
     assert (out / "csv" / "similarity.csv").is_file()
     again = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert again["computed"] == 0
+
+
+def test_an_unknown_dataset_is_answered_with_each_name_once():
+    with pytest.raises(InputError) as refused:
+        gather("flickr9k")
+    assert str(refused.value).count("'flickr8k'") == 1

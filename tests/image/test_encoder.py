@@ -196,7 +196,7 @@ def test_what_is_no_image_network_is_explained(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="expected one input of floats"):
         OnnxEncoder(path, "imagenet-224")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(InputError, match=r'pip install "diptych\[onnx\]"'):
+    with pytest.raises(InputError, match=r'pip install "onnxruntime>='):
         OnnxEncoder(path, "imagenet-224")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.report import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
-from diptych.report.card import escape_markdown
+from diptych.report.card import describe_quality, escape_markdown
 from diptych.report.wording import one_line
 
 markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
@@ -115,12 +115,13 @@ def test_it_says_what_is_not_known():
             index=None,
             has_picture=False,
             selected_on=None,
+            quality=describe_quality({}),
             text_encoder=None,
             seconds=None,
             params={},
         )
     )
-    assert "not measured" in card
+    assert "Not measured" in card
     assert "Nothing is indexed" in card
     assert "given, not selected" in card
     assert "features that were given" in card
@@ -133,11 +134,20 @@ def test_a_missing_or_failed_number_is_a_dash():
     assert tables(card)[2][1:] == [["test", "annotate: image → sentences", "–", "7.0", "–", "–", "–"]]
 
 
-def test_numbers_that_chose_are_called_too_good():
-    both = {"validation": {"search": NUMBERS}, "test": {"search": NUMBERS}}
-    assert "the test pairs had no part" in model_card(make_card(metrics=both))
-    assert "too good." in model_card(make_card(metrics={"validation": both["validation"]}))
-    assert "too good" not in model_card(make_card(metrics=both, selected_on=None))
+def test_numbers_that_chose_are_called_optimistic():
+    chosen = {"pairs": "the val split", "metric": "r@1", "search": 30.0, "annotate": 40.0}
+    test = {"test": {"search": NUMBERS, "annotate": NUMBERS}}
+    both = describe_quality({"selection": chosen, "metrics": test})
+    assert "r@1 there: search 30.0, annotate 40.0." in both
+    assert "slightly optimistic" in both
+    assert "test split, which had no part in it: r@1 search 21.6" in both
+    assert "Not measured on pairs" in describe_quality({"selection": chosen})
+    assert "optimistic" not in describe_quality({"metrics": test})
+    assert "from theory (oas), not selected" in describe_quality({"theory": "oas"})
+    refitted = {"selection": chosen, "metrics": test, "refitted": {"pairs": 1200, "before": 1000}}
+    assert "on 1,200 pairs, and not measured again" in describe_quality(refitted)
+    assert "21.6" not in describe_quality(refitted)
+    assert "search 30.0" in model_card(make_card(quality=both))
 
 
 def test_few_pairs_are_called_few():

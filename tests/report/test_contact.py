@@ -131,7 +131,7 @@ def test_it_is_written_whole(rows, tmp_path, suffix):
 def test_without_matplotlib_one_line_says_what_to_install(rows, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=r'^figures need matplotlib; .*pip install "diptych\[report\]"$'):
+    with pytest.raises(InputError, match=r'^figures need matplotlib; .*pip install "matplotlib>=3\.8"$'):
         draw_contact_sheet(rows)
 
 

@@ -97,7 +97,7 @@ def test_a_failure_while_writing_leaves_the_old_file(ranks, tmp_path, monkeypatc
 def test_without_matplotlib_one_line_says_what_to_install(ranks, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=r'^figures need matplotlib; .*pip install "diptych\[report\]"$'):
+    with pytest.raises(InputError, match=r'^figures need matplotlib; .*pip install "matplotlib>=3\.8"$'):
         draw_recall_curves(ranks)
 
 

@@ -598,13 +598,13 @@ class TestMigrations:
         _, address, _, _ = filled
         with database.connect() as connection:
             connection.execute(f"INSERT INTO {schema_of(address)}.steps (step) VALUES (99)")
-        with pytest.raises(InputError, match="pip install --upgrade diptych"):
+        with pytest.raises(InputError, match="install a newer version of diptych"):
             Retriever.connect(address)
 
 
 def test_without_the_driver_the_command_that_helps_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InputError, match=r'pip install "diptych\[postgres\]"'):
+    with pytest.raises(InputError, match=r'pip install "pgvector>=.*" "psycopg\[binary\]>='):
         home_of("postgresql://host/database")
     assert Retriever(None, None, index="flat").index == "flat"
 

@@ -260,7 +260,7 @@ class TestRefused:
 
     def test_a_newer_format_is_refused_with_the_command_that_helps(self, folder):
         self.edit(folder, version=saved.FORMAT_VERSION + 1)
-        with pytest.raises(InputError, match="pip install --upgrade diptych"):
+        with pytest.raises(InputError, match="install a newer version of diptych"):
             Retriever.load(folder)
 
     @pytest.mark.parametrize("version", ["x", "²", "", None, 0, -1, True, 1.5, [], {}, "1e3"])

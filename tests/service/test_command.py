@@ -57,8 +57,8 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(folder, monkey
 
     monkeypatch.setattr(builtins, "__import__", without)
     said = refused(folder)
-    assert "needs uvicorn" in said
-    assert 'pip install "diptych[serve]"' in said
+    assert "uvicorn; install with: pip install " in said
+    assert '"uvicorn>=' in said
 
 
 @pytest.mark.parametrize("flags", [("--max-k", "7", "--max-batch", "2", "--max-pixels", "100000")])

@@ -18,7 +18,7 @@ from diptych.cca import persistence
 from diptych.cca.blocks import are_blocks
 from diptych.cca.canonical import CanonicalModel, regularized_cca
 from diptych.cca.engine import Engine
-from diptych.cca.filters import named_filters
+from diptych.cca.filters import Tikhonov, TruncatedSVD, named_filters
 from diptych.cca.fitting import Fitting, Selected
 from diptych.cca.moments import PRECISIONS, Moments, Precision
 from diptych.cca.parameters import (
@@ -31,6 +31,7 @@ from diptych.cca.parameters import (
     params_in_use,
 )
 from diptych.cca.projection import Projection
+from diptych.cca.selection.grids import check_grid
 from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca.weighting import Weighting, check_weighting
 from diptych.checks import (
@@ -206,7 +207,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             a ``fingerprint`` are trusted to be the same as before. Views so small or wide that they are
             decomposed as a whole need none.
         """
-        self._check_parameters()
+        self.check_parameters()
         fitting = Fitting(self, engine, device, checkpoint)
         if Y is None and are_blocks(X):
             if pairing is not None:
@@ -230,7 +231,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         validation
             As in ``fit``, as the views are before normalisation; needed unless ``params`` are given.
         """
-        self._check_parameters()
+        self.check_parameters()
         self._take(Fitting(self).of_moments(moments, validation))
         return self
 
@@ -324,6 +325,17 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         tags.target_tags.two_d_labels = True
         tags.array_api_support = True
         return tags
+
+    def check_parameters(self) -> None:
+        """Refuse wrong settings before any data is looked at; ``fit`` begins with this."""
+        self._check_parameters()
+        if self.params is None:
+            check_grid(self.grid)
+            return
+        known = {"tikhonov": Tikhonov, "tsvd": TruncatedSVD, "guided": TruncatedSVD}
+        for pair in params_by_task(self.params).values():
+            for value in pair if isinstance(self.filter, str) else ():
+                known[self.filter](value)
 
     def _check_parameters(self) -> None:
         check_choice(self.filter, ("tikhonov", "tsvd", "guided"), "filter")

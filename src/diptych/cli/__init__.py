@@ -1,36 +1,163 @@
-"""The commands, thin: each reads files, calls the library, and says what came out."""
+"""The commands, thin: each reads files, calls the library, and says what came out.
+
+A command's module is imported when that command runs, so that ``--help`` and ``--version`` load nothing of
+the library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from diptych.cli.changing import add, remove
-from diptych.cli.demo import demo
-from diptych.cli.files import check, encode_images_command, encode_text_command, scenes_command
-from diptych.cli.fitting import evaluate, fit
-from diptych.cli.reproduce import reproduce
-from diptych.cli.searching import annotate, info, search, similar
-from diptych.cli.serve import serve
+from diptych import __version__
+
+
+class LazyGroup(TyperGroup):
+    """Commands that are imported when they are run; until then, only their names and summaries are known.
+
+    ``table`` has the module, the function and the summary of each command. The summary is the first line of
+    the function's docstring.
+    """
+
+    table: ClassVar[dict[str, tuple[str, str, str]]] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        summaries = {name: TyperCommand(name, help=summary) for name, (*_, summary) in self.table.items()}
+        self.commands = {**summaries, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command to run, imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self._import(name) if name in self.table else command, rest
+
+    def _import(self, name: str) -> Any:
+        module, function, _ = self.table[name]
+        alone = typer.Typer(**OPTIONS, add_completion=False)
+        alone.command(name)(getattr(import_module(module), function))
+        command: Any = typer.main.get_command(alone)
+        flags = {param.name: max(param.opts, key=len) for param in command.params}
+        import_module("diptych.cli.console").FLAGS.set(
+            {name: flag for name, flag in flags.items() if flag.startswith("--")}
+        )
+        return command
+
+
+class Commands(LazyGroup):
+    """``diptych …``."""
+
+    table: ClassVar = {
+        "demo": (
+            "diptych.cli.demo",
+            "demo",
+            "Draw scenes, encode, select, compare, search both ways; write a model and a report.",
+        ),
+        "fit": (
+            "diptych.cli.fitting",
+            "fit",
+            "Fit a searchable model on pairs, or on features of both views; report its recalls.",
+        ),
+        "evaluate": ("diptych.cli.fitting", "evaluate", "Recalls of a model, both ways."),
+        "search": (
+            "diptych.cli.searching",
+            "search",
+            "Find images for sentences. Scores are cosines, not probabilities.",
+        ),
+        "annotate": (
+            "diptych.cli.searching",
+            "annotate",
+            "Find sentences for images. Scores are cosines, not probabilities.",
+        ),
+        "similar": (
+            "diptych.cli.searching",
+            "similar",
+            "Find images like an image, or sentences like a sentence.",
+        ),
+        "add": (
+            "diptych.cli.changing",
+            "add",
+            "Add images, or pairs, to a model. It does not learn from them unless --refit is given.",
+        ),
+        "remove": (
+            "diptych.cli.changing",
+            "remove",
+            "Remove items from a model; an image takes its captions with it.",
+        ),
+        "info": (
+            "diptych.cli.searching",
+            "info",
+            "Say what a model is, what it was fitted on, and how good it is.",
+        ),
+        "serve": (
+            "diptych.cli.serve",
+            "serve",
+            "Open a page that searches pictures with words and words with pictures.",
+        ),
+        "check": (
+            "diptych.cli.files",
+            "check",
+            "Look at pairs and their images; exit with 1 when something is wrong.",
+        ),
+        "scenes": (
+            "diptych.cli.files",
+            "scenes_command",
+            "Draw scenes with five captions each: images and a table of pairs, with splits.",
+        ),
+        "reproduce": (
+            "diptych.cli.reproduce",
+            "reproduce",
+            "Run every table and figure of the paper, and set the numbers beside the published ones.",
+        ),
+    }
+
+
+class Encode(LazyGroup):
+    """``diptych encode …``."""
+
+    table: ClassVar = {
+        "images": (
+            "diptych.cli.files",
+            "encode_images_command",
+            "Encode images into a feature store; interrupted work goes on where it stopped.",
+        ),
+        "text": (
+            "diptych.cli.files",
+            "encode_text_command",
+            "Encode captions into a feature store; hkse is fitted on the training captions.",
+        ),
+    }
+
+
+OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
 
 app = typer.Typer(
-    help="Search both ways between two paired views, pictures and sentences or any other two.",
+    cls=Commands,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    **OPTIONS,
 )
-encode = typer.Typer(help="Turn pictures or sentences into features on disk.", no_args_is_help=True)
-
-app.command()(demo)
-app.command()(fit)
-app.command()(evaluate)
-app.command()(search)
-app.command()(annotate)
-app.command()(similar)
-app.command()(add)
-app.command()(remove)
-app.command()(info)
-app.command()(serve)
-app.command()(check)
-app.command("scenes")(scenes_command)
-app.command()(reproduce)
-encode.command("images")(encode_images_command)
-encode.command("text")(encode_text_command)
+encode = typer.Typer(cls=Encode, no_args_is_help=True, **OPTIONS)
 app.add_typer(encode, name="encode")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diptych {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Search both ways between two paired views, images and sentences or any other two."""
+
+
+@encode.callback()
+def encode_main() -> None:
+    """Turn images or captions into features on disk."""

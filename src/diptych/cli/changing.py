@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from diptych.checks import InputError, count
-from diptych.cli.console import limited_to, plain_console, print_json, said_plainly
+from diptych.cli.console import (
+    exit_if_unreadable,
+    limited_to,
+    plain_console,
+    print_json,
+    said_plainly,
+    split_readable,
+)
 from diptych.cli.options import (
     AsJson,
+    CaptionColumn,
+    Columns,
     Device,
+    Encoding,
+    ImageColumn,
     ImageEncoderName,
     ImagesFolder,
     Model,
@@ -24,14 +36,17 @@ from diptych.cli.options import (
     given_image_encoder,
     given_text_encoder,
     open_data,
+    refuse_unused,
 )
-from diptych.data import PairedDataset
+from diptych.data import PairedDataset, PairedViews
 from diptych.image.decoding import EXTENSIONS
 from diptych.retrieval import Retriever
+from diptych.retrieval.items import Catalogue
 from diptych.storage import alone
 
 
 def add(
+    ctx: typer.Context,
     model: Model,
     sources: Annotated[
         list[Path],
@@ -39,6 +54,9 @@ def add(
     ],
     pairs: Pairs = None,
     images: ImagesFolder = None,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     refit: Annotated[bool, typer.Option("--refit", help="Learn from the pairs added, too.")] = False,
     image_encoder: ImageEncoderName = None,
     recipe: Recipe = None,
@@ -49,59 +67,113 @@ def add(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add pictures, or pairs, to a model. It does not learn from them unless --refit is given.
+    """Add images, or pairs, to a model. It does not learn from them unless --refit is given.
 
     Example: `diptych add model new-photo.jpg`
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
     with said_plainly(), limited_to(threads), alone(model):
+        if _are_images(sources):
+            names = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
+            refuse_unused(ctx, names, "on image files")
+            if refit:
+                raise InputError("--refit learns from pairs, and images alone have none; leave it out.")
         retriever = Retriever.load(
             model,
             given_image_encoder(image_encoder, recipe, weights),
             given_text_encoder(text_encoder, device),
             device=device,
         )
-        added = retriever.add(**_what(sources, pairs, images))
+        columns = Columns(image_column, caption_column, encoding)
+        added, unreadable = _add(retriever, sources, pairs, images, columns)
         if refit:
             retriever.refit()
         retriever.save(model)
-        _say(
-            {"model": str(model), "added": added, "refitted": refit},
-            f"added {count(len(added), 'item')}",
-            quiet,
-            as_json,
-        )
+        found = {"model": str(model), "added": added, "refitted": refit, "unreadable": unreadable or None}
+        _say(found, f"added {count(len(added), 'item')}", quiet, as_json)
+        exit_if_unreadable(unreadable)
 
 
 def remove(
     model: Model,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Of pictures or captions.")],
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Of images or captions; or paths of images.")
+    ],
     threads: Threads = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take items out of a model; a picture takes its captions with it.
+    """Remove items from a model; an image takes its captions with it.
 
     Example: `diptych remove model new-photo.jpg`
     """
     with said_plainly(), limited_to(threads), alone(model):
         retriever = Retriever.load(model)
-        gone = retriever.remove(ids)
+        gone = retriever.remove(_ids(retriever.collection.items, ids))
         retriever.save(model)
         _say({"model": str(model), "removed": gone}, f"removed {count(gone, 'item')}", quiet, as_json)
 
 
-def _what(sources: list[Path], pairs: Path | None, images: Path | None) -> dict[str, Any]:
-    """The arguments of ``Retriever.add`` for what was named."""
-    if all(path.suffix.lower() in EXTENSIONS for path in sources):
-        return {"images": [str(path) for path in sources]}
+def _are_images(sources: list[Path]) -> bool:
+    return all(path.suffix.lower() in EXTENSIONS for path in sources)
+
+
+def _add(
+    retriever: Retriever, sources: list[Path], pairs: Path | None, images: Path | None, columns: Columns
+) -> tuple[list[str], dict[str, str]]:
+    """Add what was named, but for images that cannot be read; returns the ids, and those with the reason."""
+    if _are_images(sources):
+        good, unreadable = split_readable(sources)
+        if not good:
+            raise InputError(" ".join(unreadable.values()))
+        return retriever.add([str(path) for path in good]), unreadable
+    data = _open(sources, pairs, images, columns)
+    if not isinstance(data, PairedDataset):
+        return retriever.add(**_arguments(data)), {}
+    if data.paths is None:
+        raise InputError(f"{sources[0]} does not tell where its images lie; say so with --images.")
+    good, unreadable = split_readable(data.paths)
+    if not good:
+        raise InputError(f"none of {count(data.n_images, 'image')} can be read; see diptych check.")
+    if unreadable:
+        data = data.select([row for row, path in enumerate(data.paths) if str(path) not in unreadable])
+    return retriever.add(**_arguments(data)), unreadable
+
+
+def _ids(items: Catalogue, names: list[str]) -> list[str]:
+    """The ids of items that were named by their id, or by the path that search prints."""
+    by_path: dict[str, list[str]] = {}
+    if any(name not in items for name in names):
+        for _, item in items:
+            if item.path is not None:
+                by_path.setdefault(os.path.abspath(item.path), []).append(item.id)
+    found = []
+    for name in names:
+        ids = [name] if name in items else by_path.get(os.path.abspath(name), [])
+        if not ids:
+            raise InputError(f"there is no item {name!r}, by id or by path.")
+        if len(ids) > 1:
+            raise InputError(
+                f"{name} is the path of {count(len(ids), 'item')}; give an id: {', '.join(ids)}."
+            )
+        found += ids
+    return found
+
+
+def _open(
+    sources: list[Path], pairs: Path | None, images: Path | None, columns: Columns
+) -> PairedDataset | PairedViews:
     if len(sources) > 2:
         raise InputError(
-            f"{sources[0]} is no picture; give image files, or pairs, or two files of features, but no "
-            "mixture."
+            f"{sources[0]} is not an image file; give image files, or pairs, or two files of features, not "
+            "a mixture."
         )
-    data = open_data(sources[0], sources[1] if len(sources) == 2 else None, pairs, images)
+    return open_data(sources[0], sources[1] if len(sources) == 2 else None, pairs, images, columns)
+
+
+def _arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
+    """The arguments of ``Retriever.add`` for pairs or features."""
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     paths = None if dataset.paths is None else [str(path) for path in dataset.paths]
     found: dict[str, Any] = {
@@ -112,8 +184,6 @@ def _what(sources: list[Path], pairs: Path | None, images: Path | None) -> dict[
     if not isinstance(data, PairedDataset):
         texts = [caption or None for caption in dataset.captions]
         return found | {"images": data.x, "captions": data.y, "texts": texts, "paths": paths}
-    if paths is None:
-        raise InputError(f"{sources[0]} does not tell where its pictures lie; say so with --images.")
     return found | {"images": paths, "captions": dataset.captions}
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import threadpoolctl
@@ -25,6 +28,10 @@ from rich.table import Table
 
 from diptych.checks import DataWarning, InputError
 from diptych.data import Progress
+from diptych.image.decoding import UnreadableImage, open_image
+
+FLAGS: ContextVar[dict[str, str]] = ContextVar("flags", default={})  # noqa: B039
+"""The flags of the running command, by the names that the library has for them."""
 
 COLUMNS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", "mean_rank": "mean rank"}
 
@@ -35,7 +42,7 @@ def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
     errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 
     def note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        errors.print(f"note: {message}")
+        errors.print(f"note: {in_flags(str(message))}")
 
     try:
         with warnings.catch_warnings():
@@ -44,7 +51,7 @@ def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
             warnings.showwarning = note
             yield
     except InputError as error:
-        errors.print(f"error: {error}")
+        errors.print(f"error: {in_flags(str(error))}")
         raise typer.Exit(2) from None
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
@@ -55,11 +62,46 @@ def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def in_flags(message: str) -> str:
+    """``message`` with the flags of the running command in place of the library's names of parameters.
+
+    ``grid=0`` becomes ``--grid 0``, ``image_column`` becomes ``--image-column``, ``sentences[0]`` becomes
+    sentence 1.
+    """
+    for name, flag in FLAGS.get().items():
+        alone = rf"(?<![\w./\\-]){name}"
+        message = re.sub(rf"{alone}=(?=\S)", f"{flag} ", message)
+        if "_" in name:
+            message = re.sub(rf"{alone}(?![\w/\\=-]|\.\w)", flag, message)
+    return re.sub(r"\bsentences\[(\d+)\]", lambda found: f"sentence {int(found[1]) + 1}", message)
+
+
 @contextlib.contextmanager
 def limited_to(threads: int | None) -> Iterator[None]:
     """Run on that many threads."""
     with threadpoolctl.threadpool_limits(threads):
         yield
+
+
+def split_readable(paths: Iterable[Path]) -> tuple[list[Path], dict[str, str]]:
+    """Image files that can be decoded, and those that cannot, with the reason."""
+    good, bad = [], dict[str, str]()
+    for path in paths:
+        try:
+            open_image(path)
+            good.append(path)
+        except UnreadableImage as error:
+            bad[str(path)] = str(error)
+    return good, bad
+
+
+def exit_if_unreadable(unreadable: dict[str, str]) -> None:
+    """Name the image files that were left out, and end with 1 if there are any."""
+    errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    for reason in unreadable.values():
+        errors.print(f"left out: {reason}")
+    if unreadable:
+        raise typer.Exit(1)
 
 
 def print_json(found: dict[str, Any]) -> None:

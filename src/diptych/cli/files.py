@@ -14,7 +14,11 @@ from diptych.checks import InputError, count
 from diptych.cli.console import bar, limited_to, plain_console, print_json, said_plainly
 from diptych.cli.options import (
     AsJson,
+    CaptionColumn,
+    Columns,
     Device,
+    Encoding,
+    ImageColumn,
     ImageEncoderName,
     ImagesFolder,
     Quiet,
@@ -29,13 +33,14 @@ from diptych.cli.options import (
     WordFeatures,
     given_text_encoder,
     new_hkse,
+    refuse_unused,
 )
 from diptych.data import (
     FeatureStore,
     Progress,
     encode_images,
     encode_texts,
-    inspect_pairs,
+    inspect_dataset,
     read_pairs,
     scenes,
 )
@@ -48,25 +53,31 @@ PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file o
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
 RESUMES = "run the same command again to go on where it stopped"
+OF_HKSE = (
+    *("vectors", "word", "sentence", "word_features", "sentence_features", "random_state", "save_encoder"),
+)
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
 
 
 def check(
     pairs: PairsFile,
     images: ImagesFolder = None,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     threads: Threads = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at pairs and their pictures; exit with 1 when something is wrong.
+    """Look at pairs and their images; exit with 1 when something is wrong.
 
     Example: `diptych check captions.csv --images photos`
     """
     with said_plainly():
         with bar("looking at pictures", quiet or as_json) as (progress, task):
-            report = inspect_pairs(
-                pairs,
-                images=images,
+            columns = Columns(image_column, caption_column, encoding)
+            report = inspect_dataset(
+                read_pairs(pairs, images=images, **vars(columns)),
                 workers=threads,
                 progress=lambda done, total: progress.update(task, completed=done, total=total),
             )
@@ -100,7 +111,7 @@ def scenes_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw scenes with five captions each: pictures and a table of pairs, with splits.
+    """Draw scenes with five captions each: images and a table of pairs, with splits.
 
     Example: `diptych scenes scenes -n 3000`
     """
@@ -117,6 +128,9 @@ def scenes_command(
 def encode_images_command(
     pairs: PairsFile,
     out: Out,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     image_encoder: ImageEncoderName = None,
     recipe: Recipe = None,
     weights: Weights = None,
@@ -127,7 +141,7 @@ def encode_images_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Encode pictures into a feature store; interrupted work goes on where it stopped.
+    """Encode images into a feature store; interrupted work goes on where it stopped.
 
     Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """
@@ -136,7 +150,8 @@ def encode_images_command(
         limited_to(threads),
         bar("encoding pictures", quiet or as_json) as (progress, task),
     ):
-        dataset = read_pairs(pairs, images=images)
+        columns = vars(Columns(image_column, caption_column, encoding))
+        dataset = read_pairs(pairs, images=images, **columns)
         if image_encoder is None:
             warn_of_pyramid()
         encoder = image_encoder_named(image_encoder or "pyramid", recipe, weights=weights)
@@ -158,8 +173,12 @@ def encode_images_command(
 
 
 def encode_text_command(
+    ctx: typer.Context,
     pairs: PairsFile,
     out: Out,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
+    encoding: Encoding = None,
     text_encoder: Annotated[
         str, typer.Option(help="hkse, the folder of a saved one, or a sentence-transformers model.")
     ] = "hkse",
@@ -186,7 +205,11 @@ def encode_text_command(
         limited_to(threads),
         bar("encoding captions", quiet or as_json) as (progress, task),
     ):
-        dataset = read_pairs(pairs)
+        if text_encoder == "hkse":
+            refuse_unused(ctx, ("device",), "with hkse, which runs on the CPU")
+        else:
+            refuse_unused(ctx, OF_HKSE, f"with --text-encoder {text_encoder}; it belongs to hkse")
+        dataset = read_pairs(pairs, **vars(Columns(image_column, caption_column, encoding)))
         if text_encoder == "hkse":
             split = "train" in dataset.split_sizes()
             fitted = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,13 @@ Pairs = Annotated[
     ),
 ]
 ImagesFolder = Annotated[Path | None, typer.Option("--images", help="Folder of the image files.")]
+ImageColumn = Annotated[
+    str | None, typer.Option(help="Column of a table that names the image files, if it has an unusual name.")
+]
+CaptionColumn = Annotated[
+    str | None, typer.Option(help="Column of a table that holds the captions, if it has an unusual name.")
+]
+Encoding = Annotated[str | None, typer.Option(help="Of a CSV or TSV file that is not UTF-8, such as cp1252.")]
 ImageEncoderName = Annotated[
     str | None,
     typer.Option(
@@ -103,10 +111,45 @@ def given_text_encoder(name: str | None, device: str = "cpu") -> HKSE | Sentence
     return sentence_encoder(name, device=None if device == "cpu" else device)
 
 
-def open_views(source: Path, texts: Path, pairs: Path | None) -> PairedViews:
+@dataclass(frozen=True)
+class Columns:
+    """Where a table of pairs has what, as far as flags say so."""
+
+    image_column: str | None = None
+    caption_column: str | None = None
+    encoding: str | None = None
+
+
+def refuse_unused(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Refuse flags that were given although they have no effect; ``reason`` goes on from "has no effect"."""
+    options = {param.name: param.opts[0] for param in ctx.command.params}
+    given = [options[name] for name in names if _was_given(ctx, name)]
+    if given:
+        has, it = ("has", "it") if len(given) == 1 else ("have", "them")
+        raise InputError(f"{' and '.join(given)} {has} no effect {reason}; leave {it} out.")
+
+
+def _was_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def open_views(
+    source: Path,
+    texts: Path,
+    pairs: Path | None,
+    images: Path | None = None,
+    columns: Columns = Columns(),  # noqa: B008
+) -> PairedViews:
     """Features and pairs from files."""
     if pairs is not None and pairs.suffix != ".npy":
-        return join(read_pairs(pairs), _stored(source), _stored(texts))
+        dataset = read_pairs(pairs, images=images, **vars(columns))
+        return join(dataset, _stored(source), _stored(texts))
+    if images is not None or columns != Columns():
+        raise InputError(
+            "--images, --image-column, --caption-column and --encoding go with a table of pairs; leave them "
+            "out, or give one."
+        )
     x, y = open_features(source), open_features(texts)
     pairing = np.arange(len(y)) if pairs is None else _pairing(pairs, len(y))
     if pairs is None and len(x) != len(y):
@@ -120,14 +163,18 @@ def open_views(source: Path, texts: Path, pairs: Path | None) -> PairedViews:
 
 
 def open_data(
-    source: Path, texts: Path | None, pairs: Path | None, images: Path | None
+    source: Path,
+    texts: Path | None,
+    pairs: Path | None,
+    images: Path | None,
+    columns: Columns = Columns(),  # noqa: B008
 ) -> PairedDataset | PairedViews:
     """What a command works on: pairs with pictures, or features."""
     if texts is not None:
-        return open_views(source, texts, pairs)
+        return open_views(source, texts, pairs, images, columns)
     if pairs is not None:
         raise InputError("--pairs goes with two files of features; give both, or the pairs alone.")
-    return read_pairs(source, images=images)
+    return read_pairs(source, images=images, **vars(columns))
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from rich.table import Table
 
 from diptych.checks import DataWarning, InputError, count
 from diptych.cli.console import (
+    exit_if_unreadable,
     limited_to,
     model_lines,
     plain_console,
     print_json,
     recall_table,
     said_plainly,
+    split_readable,
 )
 from diptych.cli.options import (
     AsJson,
@@ -32,6 +34,7 @@ from diptych.cli.options import (
     Weights,
     given_image_encoder,
     given_text_encoder,
+    refuse_unused,
 )
 from diptych.data import open_features
 from diptych.retrieval import Hit, Hits, Pack, Retriever
@@ -49,6 +52,7 @@ Weighting = Annotated[
 
 
 def search(
+    ctx: typer.Context,
     model: Model,
     queries: Annotated[
         list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="What to look for.")
@@ -62,18 +66,21 @@ def search(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find pictures for sentences. Scores are cosines, not probabilities.
+    """Find images for sentences. Scores are cosines, not probabilities.
 
     Example: `diptych search model "a dog in the snow" -k 5`
     """
     with said_plainly(), limited_to(threads):
         asked = _asked(queries, features, "a sentence")
+        if features is not None:
+            refuse_unused(ctx, ("text_encoder", "device"), "on features")
         retriever = Retriever.load(model, None, given_text_encoder(text_encoder, device), mmap=True)
         found = retriever.search(asked, k, weighting=weighting)  # type: ignore[arg-type]
         _show(queries, found, quiet, as_json)
 
 
 def annotate(
+    ctx: typer.Context,
     model: Model,
     pictures: Annotated[
         list[Path] | None, typer.Argument(metavar="[PICTURE]...", help="Image files.")
@@ -90,19 +97,29 @@ def annotate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find sentences for pictures. Scores are cosines, not probabilities.
+    """Find sentences for images. Scores are cosines, not probabilities.
 
     Example: `diptych annotate model photo.jpg -k 3`
     """
     with said_plainly(), limited_to(threads):
-        asked = _asked(pictures, features, "a picture")
+        asked = _asked(pictures, features, "an image file")
+        unreadable: dict[str, str] = {}
+        if features is not None:
+            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "on features")
+        elif len(asked) > 1:
+            asked, unreadable = split_readable(asked)
+            if not asked:
+                raise InputError(" ".join(unreadable.values()))
+            pictures = asked
         encoder = given_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, mmap=True, device=device)
         found = retriever.annotate(asked, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
         _show(pictures, found, quiet, as_json)
+        exit_if_unreadable(unreadable)
 
 
 def similar(
+    ctx: typer.Context,
     model: Model,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A sentence, or an image file.")],
     picture: Annotated[bool, typer.Option("--picture", help="QUERY is an image file.")] = False,
@@ -116,11 +133,15 @@ def similar(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find pictures like a picture, or sentences like a sentence.
+    """Find images like an image, or sentences like a sentence.
 
     Example: `diptych similar model photo.jpg --picture`
     """
     with said_plainly(), limited_to(threads):
+        if picture:
+            refuse_unused(ctx, ("text_encoder",), "with --picture")
+        else:
+            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --picture")
         encoder = given_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, given_text_encoder(text_encoder, device), mmap=True)
         found = retriever.similar(image=query, k=k) if picture else retriever.similar(text=query, k=k)
@@ -201,5 +222,7 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(line)
     indexed = " and ".join(count(n, view) for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
+    if "quality" in facts:
+        console.print(facts["quality"])
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))

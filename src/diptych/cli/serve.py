@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from diptych.checks import InputError
+from diptych.checks import not_installed
 from diptych.cli.console import said_plainly
 from diptych.cli.options import (
     ImageEncoderName,
@@ -64,11 +64,8 @@ def serve(
             from diptych.service.limits import Limits
             from diptych.service.serve import Settings
             from diptych.service.serve import serve as run
-        except ModuleNotFoundError as missing:
-            raise InputError(
-                f"serving needs {missing.name}, which is not installed; install it with: "
-                'pip install "diptych[serve]"'
-            ) from None
+        except ModuleNotFoundError:
+            raise not_installed("serving needs", "serve") from None
         limits = Limits(
             upload_bytes=int(max_upload_mb * 2**20),
             pixels=max_pixels,

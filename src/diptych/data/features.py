@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 from diptych.data.files import READ_ERRORS, check_file, map_npy, npy_header
 from diptych.data.matlab import matrices
 from diptych.data.store import FeatureStore
@@ -141,9 +141,7 @@ def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> np.ndarray[Any, A
     try:
         import h5py
     except ImportError:
-        raise InputError(
-            'h5py is not installed, and HDF5 files need it: pip install "diptych[hdf5]"'
-        ) from None
+        raise not_installed("HDF5 files need", "hdf5") from None
     with h5py.File(path, "r") as file:
         shapes: dict[str, tuple[int, ...]] = {}
 

@@ -28,6 +28,7 @@ def read_pairs(
     image_column: str | None = None,
     caption_column: str | None = None,
     split_column: str | None = None,
+    encoding: str | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> PairedDataset:
     """Read pairs from whatever ``path`` is.
@@ -41,13 +42,23 @@ def read_pairs(
         The folder of the image files, where it cannot be told from ``path``.
     image_column, caption_column, split_column
         Columns of a table, where their names are unusual.
+    encoding
+        Of a CSV or TSV file that is neither UTF-8 nor UTF-16.
     max_bytes
         A larger file is refused.
     """
     path = Path(path)
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
+    columns["encoding"] = encoding
+    inside = _file_in(path) if path.is_dir() else path
+    for name in columns:
+        if (
+            columns[name] is not None
+            and path.exists()
+            and (not inside or inside.suffix.lower() not in SUFFIXES)
+        ):
+            raise InputError(f"{path} is no table, so {name} has no effect; leave it out.")
     if path.is_dir():
-        inside = _file_in(path)
         if inside is None:
             return read_folder(path, max_bytes=max_bytes)
         if inside.name == FLICKR8K_TOKENS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 from diptych.data.files import DEFAULT_MAX_BYTES, check_file, check_folder, contained_path, read_lines
 from diptych.data.pairs import PairedDataset, split_name
 
@@ -34,6 +35,7 @@ def read_table(
     image_column: str | None = None,
     caption_column: str | None = None,
     split_column: str | None = None,
+    encoding: str | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> PairedDataset:
     """Read captions from a table.
@@ -48,11 +50,15 @@ def read_table(
     image_column, caption_column, split_column
         Names of the columns; None: found by their usual names (``image``, ``file_name``, …; ``caption``,
         ``text``, …; ``split``).
+    encoding
+        Of a CSV or TSV file, such as ``"cp1252"``; None: UTF-8, or UTF-16 where the file begins by saying so.
     max_bytes
         A larger file is refused.
     """
     path = check_file(path, max_bytes)
-    columns, rows = _open(path, max_bytes)
+    columns, rows = _open(path, max_bytes, encoding)
+    if not any(name.strip() for name in columns):
+        raise InputError(f"{path} is empty; expected columns such as image and caption, one row per caption.")
     image = _column(columns, image_column, IMAGE_COLUMNS, "image", path)
     caption = _column(columns, caption_column, CAPTION_COLUMNS, "caption", path)
     split = None
@@ -119,10 +125,14 @@ def _column(columns: Sequence[str], given: str | None, usual: Sequence[str], wha
     return found
 
 
-def _open(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple[int, Mapping[str, Any]]]]:
+def _open(
+    path: Path, max_bytes: int, encoding: str | None
+) -> tuple[list[str], Iterator[tuple[int, Mapping[str, Any]]]]:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        return _open_delimited(path, max_bytes)
+        return _open_delimited(path, encoding)
+    if encoding is not None:
+        raise InputError(f"encoding={encoding!r} is for CSV and TSV files; leave it out for {path}.")
     if suffix in (".jsonl", ".ndjson"):
         return _open_json_lines(path, max_bytes)
     if suffix == ".parquet":
@@ -130,21 +140,52 @@ def _open(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple[int, Ma
     raise InputError(f"{path} is not a table of a known kind; expected {', '.join(SUFFIXES)}.")
 
 
-def _open_delimited(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple[int, Mapping[str, Any]]]]:
-    header = next(read_lines(path, max_bytes), (1, ""))[1]
+def _open_delimited(
+    path: Path, encoding: str | None
+) -> tuple[list[str], Iterator[tuple[int, Mapping[str, Any]]]]:
+    text = _encoding(path, encoding)
+    header = next((line for line in _decoded(path, text) if line.strip()), "")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t|", key=header.count)
-    columns = next(csv.reader([header], delimiter=delimiter), [])
+    columns = next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), [])
 
     def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        reader = csv.DictReader(_decoded(path, text), delimiter=delimiter)
         try:
-            with open(path, encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, delimiter=delimiter)
-                for row in reader:
-                    yield reader.line_num, row
-        except (csv.Error, UnicodeDecodeError) as error:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
             raise InputError(f"{path} could not be read as {path.suffix[1:].upper()} ({error}).") from None
 
     return columns, rows()
+
+
+def _decoded(path: Path, encoding: str) -> Iterator[str]:
+    try:
+        with open(path, encoding=encoding, newline="") as file:
+            yield from file
+    except UnicodeError as error:
+        place = f" at byte {error.start:,}" if isinstance(error, UnicodeDecodeError) else ""
+        if not encoding.startswith("utf-8"):
+            raise InputError(
+                f"{path} is not {encoding} text (wrong{place}); name its true encoding."
+            ) from None
+        raise InputError(
+            f"{path} is not UTF-8 text (wrong{place}); if Excel on Windows wrote it, give encoding='cp1252', "
+            "or save it as CSV UTF-8."
+        ) from None
+
+
+def _encoding(path: Path, given: str | None) -> str:
+    """The encoding of a text file: as given, or UTF-16 where it begins with that mark, or UTF-8."""
+    if given is None:
+        with open(path, "rb") as file:
+            return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    try:
+        if codecs.lookup(given)._is_text_encoding:
+            return "utf-8-sig" if codecs.lookup(given).name == "utf-8" else given
+    except (LookupError, ValueError):
+        pass
+    raise InputError(f"encoding={given!r} is unknown; give a name such as cp1252, latin-1 or utf-16.")
 
 
 def _open_json_lines(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple[int, Mapping[str, Any]]]]:
@@ -167,9 +208,7 @@ def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InputError(
-            'pyarrow is not installed, and Parquet files need it: pip install "diptych[parquet]"'
-        ) from None
+        raise not_installed("Parquet files need", "parquet") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
         columns = list(file.schema_arrow.names)

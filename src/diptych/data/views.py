@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,14 @@ class PairedViews:
         Features of its images.
     y
         Features of its captions.
+    seconds
+        How long each step of encoding took, where they were encoded just now.
     """
 
     dataset: PairedDataset
     x: np.ndarray[Any, Any]
     y: np.ndarray[Any, Any]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def of(
         self, image_rows: Sequence[int] | np.ndarray[Any, Any]

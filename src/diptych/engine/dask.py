@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from diptych.cca.progress import progress_bar
-from diptych.checks import DataWarning, InputError
+from diptych.checks import DataWarning, InputError, not_installed
 from diptych.engine.tasks import Packed, Part, applied, merged, without_shared
 from diptych.engine.watchdog import Glance, look
 
@@ -239,7 +239,5 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise InputError(
-            'Dask is not installed, and a DaskEngine needs it: pip install "diptych[dask]"'
-        ) from None
+        raise not_installed("a Dask cluster needs", "dask", "dask") from None
     return distributed

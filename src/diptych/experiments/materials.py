@@ -120,7 +120,7 @@ def _named(name: str) -> tuple[str, str, tuple[str, ...]]:
             return dataset, title, protocols
         if name in PROTOCOLS and name.startswith(dataset):
             return dataset, title, (name,)
-    check_choice(name, (*DATASETS, *PROTOCOLS), "dataset")
+    check_choice(name, tuple(dict.fromkeys((*DATASETS, *PROTOCOLS))), "dataset")
     raise AssertionError
 
 

@@ -15,6 +15,8 @@ from diptych.arrays import to_numpy
 from diptych.cca import Moments, spectra_from_moments
 from diptych.cca.moments import PRECISIONS, Precision
 from diptych.cca.selection import hold_out
+from diptych.cca.selection.grids import check_grid
+from diptych.cca.weighting import check_weighting
 from diptych.checks import TASKS, InputError, Task, check_choice, check_pairing, check_task
 from diptych.fusion import saved
 from diptych.fusion.blocks import Block, Blocks, Floats, as_blocks, taken
@@ -150,6 +152,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` like the training pairs; None holds a share of those out.
         """
+        self.check_parameters()
         start, settings = time.perf_counter(), self._settings()
         everything = _as_pairs(X, Y, pairing)
         training, held, said = self._divided(everything, validation)
@@ -165,7 +168,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.corrections_, self.banks_ = {}, {}
         chosen: dict[str, Any] = {}
         whole: dict[int, Any] = {}
-        refits = settings["refit"] or validation is None
+        refits = self.refits(validation)
         for task in TASKS:
             uses, best, chosen[task] = self._choose(task, fitted, training, judged, settings)
             self.members_[task] = []
@@ -190,6 +193,10 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             "seconds": time.perf_counter() - start,
         }
         return self
+
+    def refits(self, validation: Any = None) -> bool:
+        """Whether ``fit`` ends with a fit on the validation pairs as well."""
+        return bool(self._settings()["refit"] or validation is None)
 
     def items(self, features: Any, task: str = "search") -> Floats:
         """Vectors of what ``task`` looks through (X for search, Y for annotate), float32.
@@ -259,6 +266,11 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         model.banks_, model.selection_ = banks, selection
         return model
 
+    def check_parameters(self) -> None:
+        """Refuse wrong settings before any data is looked at; ``fit`` begins with this."""
+        check_grid(self.grid)
+        self._settings()
+
     def _settings(self) -> dict[str, Any]:
         settings = ingredients(self.preset)
         settings |= {name: value for name in settings if (value := getattr(self, name)) is not None}
@@ -266,6 +278,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             settings["n_components"] = None
         for kind in settings["hubness"]:
             check_choice(kind, KINDS, "hubness")
+        for weighting in settings["weightings"]:
+            check_weighting(weighting)
         check_choice(self.precision, PRECISIONS, "precision")
         if not settings["hubness"] or not settings["weightings"] or not list(self.relaxations):
             raise InputError("hubness, weightings and relaxations must each name at least one thing to try.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import DataWarning, InputError
+from diptych.checks import DataWarning, InputError, not_installed
 from diptych.image.encoder import DEFAULT_RUN_PIXELS, NetworkEncoder, recipe_fingerprint
 from diptych.image.recipe import PRESETS, STATISTICS, Recipe, as_recipe, full_image
 from diptych.storage import file_digest
@@ -147,9 +147,7 @@ def _session(path: Path, threads: int | None) -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise InputError(
-            'onnxruntime is not installed, and ONNX models need it: pip install "diptych[onnx]"'
-        ) from None
+        raise not_installed("ONNX models need", "onnx") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # Interrupted work must resume to the same bits.

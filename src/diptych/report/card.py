@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from diptych.checks import TASKS, Task, count
 from diptych.report.wording import TITLES, one_line
@@ -96,6 +97,8 @@ class Card:
         In words, which pairs chose the regularisation; None if it was given.
     seconds
         Time that fitting took.
+    quality
+        In sentences, what it was measured on and what that is worth; see ``describe_quality``.
     metrics
         For ``"validation"`` and ``"test"``, the five numbers of each task; None if it was not measured.
     index
@@ -117,6 +120,7 @@ class Card:
     params: Mapping[str, object] = field(default_factory=dict)
     selected_on: str | None = None
     seconds: float | None = None
+    quality: str = "It was not measured: try it before you rely on it."
     metrics: Mapping[str, Mapping[Task, Mapping[str, float]]] | None = None
     index: IndexFacts | None = None
     files: Mapping[str, str] = field(default_factory=dict)
@@ -135,6 +139,41 @@ def model_card(facts: Card) -> str:
     """
     sections = (_what, _use, _trained_on, _recalls, _regularization, _scores, _limits, _files)
     return "\n\n".join(part for section in sections for part in section(facts)) + "\n"
+
+
+def describe_quality(facts: Mapping[str, Any]) -> str:
+    """Say in plain sentences what a model was measured on; command line, card and page all show this.
+
+    Parameters
+    ----------
+    facts
+        What a fit leaves behind; see ``diptych.retrieval.fitting``.
+
+    Examples
+    --------
+    >>> selection = {"pairs": "the val split", "metric": "r@1", "search": 34.12, "annotate": 45.3}
+    >>> print(describe_quality({"selection": selection}).partition(". ")[0])
+    Selected on the val split; r@1 there: search 34.1, annotate 45.3
+    """
+    sentences = []
+    if "selection" in facts:
+        found = facts["selection"]
+        scores = ", ".join(f"{task} {found[task]:.1f}" for task in TASKS)
+        sentences.append(f"Selected on {found['pairs']}; {found['metric']} there: {scores}.")
+        sentences.append("Those pairs chose the settings, so the figures are slightly optimistic.")
+    elif "theory" in facts:
+        sentences.append(f"The regularisation was taken from theory ({facts['theory']}), not selected.")
+    else:
+        sentences.append("The regularisation was given, not selected.")
+    if "refitted" in facts:
+        sentences.append(f"Refitted since, on {facts['refitted']['pairs']:,} pairs, and not measured again.")
+    elif "test" in facts.get("metrics", {}):
+        test = facts["metrics"]["test"]
+        scores = ", ".join(f"{task} {test[task]['r@1']:.1f}" for task in TASKS)
+        sentences.append(f"Measured on the test split, which had no part in it: r@1 {scores}.")
+    else:
+        sentences.append("Not measured on pairs that had no part in fitting or selection.")
+    return " ".join(sentences)
 
 
 def escape_markdown(text: object, longest: int = 200) -> str:
@@ -213,8 +252,8 @@ def _trained_on(facts: Card) -> Iterator[str]:
 
 def _recalls(facts: Card) -> Iterator[str]:
     yield "## How good it is"
+    yield escape_markdown(facts.quality, longest=1000)
     if not facts.metrics:
-        yield "It was not measured on pairs that it had not seen: try it before you rely on it."
         return
     yield _table(
         ("pairs", "task", *COLUMNS.values()),
@@ -229,18 +268,11 @@ def _recalls(facts: Card) -> Iterator[str]:
         "r@k is the percentage of queries whose right answer is among the first k, more is better; a rank "
         "of 1 is the best."
     )
-    if "validation" in facts.metrics and facts.selected_on is not None:
-        yield (
-            "The regularisation was chosen by validation pairs, so their numbers are a little too good"
-            + ("; the test pairs had no part in it." if "test" in facts.metrics else ".")
-        )
 
 
 def _regularization(facts: Card) -> Iterator[str]:
     yield "## Regularisation"
-    if facts.selected_on is None:
-        yield "It was given, not selected."
-    else:
+    if facts.selected_on is not None:
         yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
     yield _table(
         ("task", "images", "sentences", "components", "first canonical correlations"),

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from diptych import storage
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 from diptych.report.wording import one_line
 
 FORMATS = ("png", "svg", "pdf")
@@ -83,4 +83,4 @@ def _matplotlib(module: str) -> Any:
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        raise InputError('figures need matplotlib; install it with: pip install "diptych[report]"') from None
+        raise not_installed("figures need", "report") from None

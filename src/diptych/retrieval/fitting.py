@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,17 +17,21 @@ import numpy as np
 
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.persistence import unpack
+from diptych.cca.selection import held_out_size
 from diptych.checks import TASKS, DataWarning, InputError, count
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data.leakage import near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
-from diptych.report.card import FEW_PAIRS
+from diptych.report.card import FEW_PAIRS, describe_quality
 from diptych.retrieval.embedding import Layout, in_blocks, layout_of
 from diptych.retrieval.encoders import Encoders
 from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.reach import Reach
 from diptych.transfer import on_device
+
+SAMPLED_PAIRS = 256
+"""Training pairs that a model remembers, to say when it is evaluated on them."""
 
 Part: TypeAlias = tuple[Any, Any, Any]
 Recalls: TypeAlias = dict[str, dict[str, float]]
@@ -85,8 +90,12 @@ def encode_views(
         def told(what: str) -> Callable[[Progress], None] | None:
             return None if watch is None else lambda done: watch(what, done)
 
+        begun = time.perf_counter()
         images = encode_images(dataset, encoders.image, place / "images", progress=told("pictures"))
+        seconds = {"encoding images": round(time.perf_counter() - begun, 3)}
+        begun = time.perf_counter()
         texts = encode_texts(dataset, encoders.text, place / "texts", progress=told("captions"))
+        seconds["encoding captions"] = round(time.perf_counter() - begun, 3)
         if not images.ids:
             raise InputError(
                 f"of {count(len(images.skipped), 'picture')}, none could be read (the first: "
@@ -100,9 +109,9 @@ def encode_views(
                 DataWarning,
                 stacklevel=4,
             )
-        views = join(dataset, images, texts)
+        views = replace(join(dataset, images, texts), seconds=seconds)
         if folder is None:
-            views = PairedViews(views.dataset, np.array(views.x), np.array(views.y))
+            views = replace(views, x=np.array(views.x), y=np.array(views.y))
     return views
 
 
@@ -145,9 +154,13 @@ def fit_model(
             DataWarning,
             stacklevel=4,
         )
+    refitted = isinstance(model, Fusion) and model.refits(validation)
+    trained = ("train", "val") if refitted else ("train",)
     facts: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "pairs": _sizes(views.dataset),
+        "seconds": dict(views.seconds),
+        "training_sample": training_sample(views, trained),
         "leaks": _leaks(training, validation, test),
     }
     if layout:
@@ -155,8 +168,6 @@ def fit_model(
         facts["blocks"] = {view: [list(block) for block in own.items()] for view, own in layout.items()}
     moments: Moments | None = None
     if isinstance(model, Fusion):
-        if where.engine is not None:
-            raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
         _fit_fusion(model, training, validation, layout, facts)
     else:
         model, moments = _fit_awcca(model, training, validation, facts, where)
@@ -167,13 +178,14 @@ def fit_model(
     }
     begun = time.perf_counter()
     named = {"validation": validation, "test": test}
-    if isinstance(model, Fusion) and model.selection_["refitted"]:
+    if refitted:
         del named["validation"]  # it was fitted on those as well
     facts["metrics"] = {
         name: recalls(model, part, where.device) for name, part in named.items() if part is not None
     }
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
-    facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
+    facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
+    facts["quality"] = describe_quality(facts)
     return Fitted(model, moments, reach, facts)
 
 
@@ -193,12 +205,16 @@ def _fit_awcca(
     moments = moments_from_spectra(model.spectra_, model.precision)
     path = model.path_
     spent = 0.0 if path is None else path.seconds
-    facts["seconds"] = {"spectra and models": round(seconds - spent, 3)}
+    facts["seconds"]["spectra and models"] = round(seconds - spent, 3)
     if path is not None:
-        facts["selected_on"] = path.held_out
-        if validation is None:
-            best = {t: float(path.scores[t][path.metric][path.choice[t]]) for t in TASKS}
-            facts["held_out"] = {"metric": path.metric, **best}
+        best = {task: path.best(task) for task in TASKS}
+        pairs = str(path.held_out)
+        if model.selection == "validation":
+            pairs = _held_out(training, validation, model.validation_fraction)
+        facts["selection"] = {"pairs": pairs, "metric": path.metric, **best}
+    elif model.params is None:
+        facts["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
+    if path is not None:
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
         facts["seconds"][grid] = round(spent, 3)
     # Without its spectra, which are as large as the moments.
@@ -219,8 +235,73 @@ def _fit_fusion(
 
     begun = time.perf_counter()
     model.fit(*blocks(training), validation=None if validation is None else blocks(validation))
-    facts["seconds"] = {"selection and models": round(time.perf_counter() - begun, 3)}
-    facts["selected_on"] = model.selection_["validation"]
+    facts["seconds"]["selection and models"] = round(time.perf_counter() - begun, 3)
+    chosen: Any = model.selection_["tasks"]
+    facts["selection"] = {
+        "pairs": _held_out(training, validation, model.validation_fraction),
+        "metric": "r@1",
+        **{task: float(chosen[task]["recall"]["r@1"]) for task in TASKS},
+    }
+
+
+def _held_out(training: Part, validation: Part | None, fraction: float) -> str:
+    """In words, the pairs that the settings were selected on."""
+    if validation is not None:
+        return f"the val split ({count(len(validation[0]), 'image')}, {count(len(validation[1]), 'caption')})"
+    size = held_out_size(len(np.unique(training[2])), fraction)
+    return (
+        f"{size} of {count(len(training[0]), 'training image')}, held out for that with their captions; the "
+        "model was then fitted on all of them"
+    )
+
+
+def training_sample(views: PairedViews, splits: tuple[str, ...]) -> str:
+    """A sample of what a model was trained on, by which ``training_share`` knows its training pairs again.
+
+    Every pair has a 64-bit hash; kept are the smallest ones, in hexadecimal, since of any other pairs those
+    with a smaller hash than the largest of these are a random sample as well.
+    """
+    if views.dataset.splits is None:
+        images = np.arange(views.dataset.n_images)
+    else:
+        images = np.flatnonzero(np.isin(views.dataset.splits, splits))
+    return np.unique(_hashes(views, images))[:SAMPLED_PAIRS].astype(">u8").tobytes().hex()
+
+
+def training_share(sample: str, views: PairedViews, image_rows: np.ndarray[Any, Any]) -> float:
+    """The share of the pairs of some images that a model was trained on, judged by a sample of these."""
+    kept = np.frombuffer(bytes.fromhex(sample), ">u8").astype(np.uint64)
+    pairs = _hashes(views, image_rows)
+    if len(kept) >= SAMPLED_PAIRS:
+        pairs = pairs[pairs <= kept[-1]]
+    return float(np.isin(pairs, kept).mean()) if len(pairs) and len(kept) else 0.0
+
+
+def warn_if_training(facts: Mapping[str, Any], views: PairedViews, image_rows: np.ndarray[Any, Any]) -> None:
+    """Say that a model is evaluated on pairs it was trained on."""
+    share = training_share(str(facts.get("training_sample", "")), views, image_rows)
+    if share > 0:
+        some = "these are" if share == 1 else f"about {max(1, round(100 * share))} % of these pairs are"
+        warnings.warn(
+            f"{some} training pairs of this model, so the recalls are too good; evaluate it on pairs that it "
+            "has not seen.",
+            DataWarning,
+            stacklevel=4,
+        )
+
+
+def _hashes(views: PairedViews, image_rows: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A hash of each pair of some images: of the image's id and the caption, or else of its features."""
+    dataset, found = views.dataset, []
+    for row in dataset.caption_rows(image_rows):
+        if dataset.captions[row]:
+            key = f"{dataset.image_ids[dataset.pairing[row]]}\n{dataset.captions[row]}".encode(
+                errors="surrogatepass"
+            )
+        else:
+            key = np.ascontiguousarray(views.y[row], "<f4").tobytes()
+        found.append(hashlib.blake2b(key, digest_size=8).digest())
+    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
 
 
 def recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:

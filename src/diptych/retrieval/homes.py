@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from diptych.checks import InputError, check_choice
+from diptych.checks import InputError, check_choice, not_installed
 from diptych.retrieval.collection import Content, Floats, Given, Home, Keys, Rows
 from diptych.retrieval.embedding import embedding_of
 from diptych.retrieval.encoders import Encoders
@@ -94,7 +94,4 @@ def _needed() -> None:
         import pgvector  # noqa: F401
         import psycopg  # noqa: F401
     except ImportError:
-        raise InputError(
-            "an index in PostgreSQL needs psycopg and pgvector; install them with: pip install "
-            '"diptych[postgres]"'
-        ) from None
+        raise not_installed("an index in PostgreSQL needs", "postgres") from None

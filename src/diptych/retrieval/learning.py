@@ -9,8 +9,9 @@ import numpy as np
 
 from diptych.arrays import in_numpy, to_numpy
 from diptych.cca import AWCCA, Moments, moments_from_spectra
-from diptych.checks import InputError, check_view
+from diptych.checks import TASKS, InputError, check_view
 from diptych.fusion import Fusion
+from diptych.report.card import describe_quality
 from diptych.retrieval.collection import Collection, Encode
 from diptych.retrieval.embedding import embedding_of
 from diptych.retrieval.fitting import Fitted
@@ -39,6 +40,13 @@ def learned_again(old: Collection, encode: Encode, validation: tuple[Any, ...] |
     past = ("metrics", "seconds", "graph_recall")
     facts = {name: fact for name, fact in before.facts.items() if name not in past}
     facts["refitted"] = {"pairs": moments.count, "before": known.count}
+    if validation is not None and model.path_ is not None:
+        facts["selection"] = {
+            "pairs": "the validation pairs that refit was given",
+            "metric": model.path_.metric,
+            **{task: model.path_.best(task) for task in TASKS},
+        }
+    facts["quality"] = describe_quality(facts)
     return Fitted(model, moments, before.reach, facts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,16 @@ from diptych.retrieval.asking import Asking
 from diptych.retrieval.collection import Collection, Content, Given
 from diptych.retrieval.embedding import Layout
 from diptych.retrieval.encoders import Encoders, is_array
-from diptych.retrieval.fitting import Fitted, Recalls, Watch, Whereabouts, encode_views, fit_model, recalls
+from diptych.retrieval.fitting import (
+    Fitted,
+    Recalls,
+    Watch,
+    Whereabouts,
+    encode_views,
+    fit_model,
+    recalls,
+    warn_if_training,
+)
 from diptych.retrieval.given import by_id, encoded_again, items_given, side_by_side, warn_if_far
 from diptych.retrieval.homes import home_of, opened
 from diptych.retrieval.index import DTYPES
@@ -30,6 +40,7 @@ from diptych.retrieval.items import VIEWS, Item, View
 from diptych.retrieval.learning import adopted, learned_again
 from diptych.retrieval.naming import Metadata, image_items, items_of, text_items
 from diptych.retrieval.recipes import choose_recipe, warn_of_pyramid
+from diptych.transfer import torch_device
 
 
 class Retriever(Asking):
@@ -94,6 +105,7 @@ class Retriever(Asking):
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
             model = AWCCA() if preset is None else Fusion(preset)
+        model.check_parameters()
         self.model = model
         self.keep_features, self.device = keep_features, device
         self._collection: Collection | None = None
@@ -143,7 +155,7 @@ class Retriever(Asking):
         watch
             Told about the progress of encoding.
         """
-        self._home.check()
+        self._check(engine)
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         fitted = fit_model(clone(self.model), views, Whereabouts(self.device, engine, checkpoint), layout)
         rows = {
@@ -161,17 +173,22 @@ class Retriever(Asking):
         watch: Watch | None = None,
     ) -> PairedViews:
         """The first step of ``fit``: features of pairs, by encoders that are fitted on the training split."""
-        self._home.check()
+        self._check()
         if self._undecided:
             warn_of_pyramid()
         split = "train" in data.split_sizes()
+        begun = time.perf_counter()
         self.encoders.fit_text((data.subset("train") if split else data).captions)
+        seconds = {"text encoder": round(time.perf_counter() - begun, 3)}
         image, text = self.encoders.image, self.encoders.text
         if isinstance(image, OnnxEncoder) and image.assumed and text is not None:
+            begun = time.perf_counter()
             told = None if watch is None else partial(watch, "images, to choose a recipe")
             seed = getattr(self.model, "random_state", 0)
             self.encoders.image = choose_recipe(image, data, text, random_state=seed, watch=told)
-        return encode_views(data, self.encoders, features, watch)
+            seconds["choosing a recipe"] = round(time.perf_counter() - begun, 3)
+        views = encode_views(data, self.encoders, features, watch)
+        return replace(views, seconds={**seconds, **views.seconds})
 
     @classmethod
     def from_features(
@@ -375,8 +392,9 @@ class Retriever(Asking):
             views = encode_views(chosen, self.encoders, watch=watch)
         else:
             views = replace(data, x=self._joined("image", data.x), y=self._joined("text", data.y))
-        part = views.of(np.arange(views.dataset.n_images)) if whole else views.split(str(split))
-        return recalls(model, part, self.device)
+        rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))
+        warn_if_training(self.collection.fitted.facts, views, rows)
+        return recalls(model, views.of(rows), self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything to ``folder``, atomically; see ``diptych.retrieval.saved``."""
@@ -449,6 +467,15 @@ class Retriever(Asking):
         retriever.encoders = content.encoders(image_encoder, text_encoder)
         retriever._collection = content.collection
         return retriever
+
+    def _check(self, engine: Engine | None = None) -> None:
+        """Refuse, before any work, what would fail after it."""
+        self._home.check()
+        self.model.check_parameters()
+        if self.device != "cpu":
+            torch_device(self.device)
+        if engine is not None and isinstance(self.model, Fusion):
+            raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
 
     def _fill(self, fitted: Fitted, given: Given, rows: Mapping[View, np.ndarray[Any, Any]]) -> None:
         with self._writing:

@@ -208,8 +208,9 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         text_encoder=encoders[1],
         tasks=_task_facts(model),
         params=_params(model),
-        selected_on=fitted.facts.get("selected_on"),
+        selected_on=fitted.facts.get("selection", {}).get("pairs"),
         seconds=fitted.facts.get("seconds", {}).get("all"),
+        quality=fitted.facts.get("quality", Card.quality),
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
             {view: collection.items.count(view) for view in VIEWS},
@@ -270,7 +271,7 @@ def _checksum(path: Path) -> dict[str, Any]:
 
 
 def _check_file(folder: Path, name: str, expected: Any, *, whole: bool) -> None:
-    path = storage.plain_file(folder / name, "a file that save() wrote")
+    path = storage.plain_file(folder / name, "a file of a model")
     if path.stat().st_size != expected["bytes"] or (
         whole and storage.file_digest(path) != expected["sha256"]
     ):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from diptych.arrays import Array, namespace
-from diptych.checks import InputError, check_view
+from diptych.checks import InputError, check_view, not_installed
 from diptych.storage import file_digest
 from diptych.text.bags import Corpus, blocks, no_known_word, sentence_lengths
 from diptych.text.hkse import BLOCK_ROWS, HKSE
@@ -137,10 +137,7 @@ class SentenceTransformersEncoder(CallableEncoder):
         try:
             library = importlib.import_module("sentence_transformers")
         except ImportError:
-            raise InputError(
-                f"the encoder {os.fspath(name)!r} needs sentence-transformers; install it with: "
-                'pip install "diptych[sentence]"'
-            ) from None
+            raise not_installed(f"the encoder {os.fspath(name)!r} needs", "sentence") from None
         self._given = os.path.abspath(name) if os.path.isdir(name) else os.fspath(name), device, batch_size
         model = library.SentenceTransformer(
             os.fspath(name),

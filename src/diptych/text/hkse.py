@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from diptych.arrays import Array, move_like, namespace
-from diptych.checks import InputError, check_choice
+from diptych.checks import InputError, check_choice, not_installed
 from diptych.text.bags import (
     Corpus,
     Coverage,
@@ -195,7 +195,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         try:
             import torch
         except ImportError:
-            raise InputError('HKSE.to() needs torch; install it with: pip install "diptych[torch]"') from None
+            raise not_installed("HKSE.to() needs", "torch") from None
         moved = copy.copy(self)
         for name in (*_ARRAYS, "word_table_"):
             array = getattr(self, name)

@@ -47,16 +47,25 @@ def make_grid(kind: Kind, grid: Any, spectra: Spectra) -> Grid:
     means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``).
     """
     sides = to_numpy(spectra.s_x), to_numpy(spectra.s_y)
+    check_grid(grid)
     if _is_spaced(grid):
         spacing, points = grid
-        if spacing not in SPACINGS:
-            raise InputError(f"grid=({spacing!r}, …) is unknown; choose 'log' or 'rank'.")
         x, y = (_spaced(kind, s, spacing, _points(points)) for s in sides)
     elif isinstance(grid, (tuple, list)) and len(grid) == 2:
         x, y = (_explicit(kind, values, s) for values, s in zip(grid, sides, strict=True))
     else:
         x, y = (_spaced(kind, s, "log", _points(grid)) for s in sides)
     return Grid(kind, x, y)
+
+
+def check_grid(grid: Any) -> None:
+    """Refuse what is no grid, before there are spectra to lay it over."""
+    if _is_spaced(grid):
+        if grid[0] not in SPACINGS:
+            raise InputError(f"grid=({grid[0]!r}, …) is unknown; choose 'log' or 'rank'.")
+        _points(grid[1])
+    elif not (isinstance(grid, (tuple, list)) and len(grid) == 2):
+        _points(grid)
 
 
 def _is_spaced(grid: Any) -> bool:

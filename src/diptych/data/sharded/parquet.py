@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 from diptych.data.sharded.matrix import Matrix
 from diptych.data.sharded.remote import Options, opened, reading
 
@@ -69,9 +69,7 @@ def _parquet(name: str, options: Options) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise InputError(
-            'pyarrow is not installed, and Parquet files need it: pip install "diptych[parquet]"'
-        ) from None
+        raise not_installed("Parquet files need", "parquet") from None
     with opened(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
         yield table
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, not_installed
 from diptych.data.files import contained_path
 from diptych.data.sharded.matrix import Matrix
 from diptych.data.sharded.remote import Options, is_remote, read_bytes, reading
@@ -107,5 +107,5 @@ def _library(name: str) -> Any:
     try:
         import zarr
     except ImportError:
-        raise InputError(f'zarr is not installed, and {name} needs it: pip install "diptych[zarr]"') from None
+        raise not_installed(f"{name} needs", "zarr") from None
     return zarr

@@ -117,7 +117,7 @@ class Address:
         found = cls.parse(address) if isinstance(address, str) else None
         if found is None or not set(found.server) <= set(_SAVED):
             raise InputError(
-                "the model's folder holds an address that save() does not write; give the database's with "
+                "the model's folder holds an address that diptych never writes; give the database's with "
                 "index=."
             )
         return found

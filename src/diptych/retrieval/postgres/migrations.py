@@ -103,7 +103,7 @@ def _step(connection: Connection, address: Address) -> int:
     if found > len(STEPS):
         raise InputError(
             f"the schema {address.schema!r} of {address.public} is at step {found}, newer than this library "
-            f"knows ({len(STEPS)}); upgrade with: pip install --upgrade diptych"
+            f"knows ({len(STEPS)}); install a newer version of diptych."
         )
     return found
 

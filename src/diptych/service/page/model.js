@@ -16,15 +16,13 @@ function facts(model) {
     ["Pictures by", encoder("image")],
     ["Sentences by", encoder("text")],
     ["Weighting", model.weighting],
-    ["Selected on", model.facts.selected_on ?? "nothing: it was given"],
+    ["Selected on", model.facts.selection?.pairs ?? "nothing"],
     ["Version", `${model.version}, diptych ${model.library}`],
   ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
 function recalls(metrics) {
-  if (!metrics || !Object.keys(metrics).length) {
-    return h("p", { class: "note" }, "It was not measured when it was fitted: there were no pairs held out.");
-  }
+  if (!metrics || !Object.keys(metrics).length) return null;
   const rows = Object.entries(metrics).flatMap(([split, tasks]) => Object.entries(tasks).map(([task, scores]) =>
     h("tr", {}, h("th", { scope: "row" }, split), h("td", { class: "left" }, TASKS[task] ?? task),
       Object.keys(COLUMNS).map((name) => {
@@ -71,7 +69,8 @@ export function describe(model) {
     h("h1", { class: "model-name", tabindex: "-1" }, model.name),
     facts(model),
     h("h2", {}, "How good it is"),
-    h("p", { class: "note" }, "r@k is the percentage of queries whose right answer is among the first k. Validation pairs chose the regularisation; test pairs had no part in it."),
+    h("p", { class: "note" }, model.facts.quality ?? "It was not measured."),
+    h("p", { class: "note" }, "r@k is the percentage of queries whose right answer is among the first k."),
     recalls(model.facts.metrics),
     ...regularised(model).flat(),
     model.card ? h("details", { class: "card" }, h("summary", {}, "Model card"), h("pre", { tabindex: "0" }, model.card)) : null,
