@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -18,6 +19,8 @@ from diptych.retrieval.collection import UnavailableError
 
 MEDIA_TYPE = "application/problem+json"
 TYPES = "urn:problem-type:diptych:"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""Disks that take no more."""
 
 
 class Problem(HTTPException):
@@ -85,6 +88,8 @@ def as_problem(error: Exception) -> Problem:
         return Problem(422, "bad-request", f"{where}{first['detail']}.", errors=found)
     if isinstance(error, HTTPException):
         return Problem(error.status_code, "http", str(error.detail), error.headers)
+    if isinstance(error, OSError) and error.errno in FULL:
+        return Problem(507, "disk", f"it could not be written ({error.strerror}).")
     return Problem(500, "defect", "the server met an error of its own; its log says which.")
 
 
@@ -94,7 +99,8 @@ def install(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> Response:
         return as_problem(error).response()
 
-    for kind in (HTTPException, InputError, RequestValidationError, Exception):
+    # What is none of these is answered by the gate, whose headers an answer from further out would lack.
+    for kind in (HTTPException, InputError, RequestValidationError):
         app.add_exception_handler(kind, answer)
 
 

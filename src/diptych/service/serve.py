@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import sys
 import threading
@@ -19,6 +20,7 @@ import uvicorn
 from diptych import storage
 from diptych.checks import InputError
 from diptych.service.app import create_app
+from diptych.service.connections import BACKLOG, protocol, raise_file_limit
 from diptych.service.limits import Limits
 from diptych.service.reload import Shelf
 from diptych.service.security import check_token
@@ -106,6 +108,7 @@ def run(
 ) -> None:
     """Serve on a socket that listens already."""
     app = create_app(service, log_queries=log_queries)
+    files = raise_file_limit()
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -113,6 +116,11 @@ def run(
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
+        http=protocol(service.limits, files),
+        # All that wait in the queue are accepted in one go, before any of them can be closed.
+        backlog=min(BACKLOG, files // 4),
+        # Anybody can write X-Forwarded-For: it is believed from those that the operator names, if any.
+        proxy_headers=bool(os.environ.get("FORWARDED_ALLOW_IPS")),
     )
     server = uvicorn.Server(config)
     url = address(listener)
