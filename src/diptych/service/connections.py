@@ -3,7 +3,8 @@
 A client that means to ask sends its request within milliseconds. One that opens a connection and sends
 little or nothing costs it nothing and takes a place from others. So the places of connections whose request
 has not arrived are few, for each address and in all, and where they are taken the connection that has waited
-longest is closed. Requests that have arrived, and those that have proven the token, are not among them.
+longest is closed. Requests that have arrived, and those that have proven the token, are not among them;
+connections that were answered before and may be used again have places of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from diptych.service.limits import Limits
 TRUST = "diptych.trust"
 """In the scope of a request: to be called once it has proven the token."""
 
-BACKLOG = 2048
+ACCEPTED_AT_ONCE = 64
+"""Connections that are accepted in one go: few, so that a request is read before many more have come."""
+
 HEADER_BYTES = 64 * 2**10
 LINGER_SECONDS = 5.0
 
@@ -75,6 +78,7 @@ class Connection(asyncio.Protocol):
     """What is added to uvicorn's protocol of either parser: clocks, and a place among the waiting."""
 
     waiting: Waiting
+    resting: Waiting
     limits: Limits
 
     transport: asyncio.Transport
@@ -86,7 +90,7 @@ class Connection(asyncio.Protocol):
     _clock: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _address = ""
-    _trusted = False
+    _answered = _trusted = False
     _header_bytes = 0
     _left: int | None = None
 
@@ -120,7 +124,8 @@ class Connection(asyncio.Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or close if the rest of this one was not wanted."""
-        self._trusted = False
+        self._leave()
+        self._trusted, self._answered = False, True
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._linger()
         else:
@@ -129,7 +134,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place back."""
-        self.waiting.leave(self)
+        self._leave()
         self._stop_clock()
         self.resume_writing()
         super().connection_lost(exc)
@@ -154,9 +159,13 @@ class Connection(asyncio.Protocol):
     def _look(self) -> None:
         """Take the place that fits: among the waiting until a request has arrived or proven the token."""
         if self._is_idle or (self.cycle.more_body and not self._trusted):
-            self.waiting.enter(self, self._address)
+            (self.resting if self._answered else self.waiting).enter(self, self._address)
         else:
-            self.waiting.leave(self)
+            self._leave()
+
+    def _leave(self) -> None:
+        self.waiting.leave(self)
+        self.resting.leave(self)
 
     def _trust(self) -> None:
         self._trusted = not self._is_idle
@@ -182,8 +191,10 @@ class Connection(asyncio.Protocol):
 
 def protocol(limits: Limits, files: int) -> type[asyncio.Protocol]:
     """The protocol of one server, in a process that may have so many ``files`` open."""
-    waiting = Waiting(min(limits.unfinished, files // 4), limits.unfinished_per_address)
-    return type("Guarded", (Connection, AutoHTTPProtocol), {"waiting": waiting, "limits": limits})
+    most = min(limits.unfinished, files // 8)
+    waiting, resting = (Waiting(most, limits.unfinished_per_address) for _ in range(2))
+    own = {"waiting": waiting, "resting": resting, "limits": limits}
+    return type("Guarded", (Connection, AutoHTTPProtocol), own)
 
 
 def raise_file_limit() -> int:

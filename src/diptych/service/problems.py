@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +16,9 @@ from starlette.exceptions import HTTPException
 
 from diptych.checks import InputError
 from diptych.image import UnreadableImage
-from diptych.retrieval.collection import UnavailableError
+from diptych.retrieval.collection import RefusedError, UnavailableError
+
+log = logging.getLogger("diptych.service")
 
 MEDIA_TYPE = "application/problem+json"
 TYPES = "urn:problem-type:diptych:"
@@ -76,6 +79,9 @@ def as_problem(error: Exception) -> Problem:
     if isinstance(error, UnavailableError):
         # The reason names a place that is nobody's business.
         return busy("what it searches is out of reach, or being replaced")
+    if isinstance(error, RefusedError):
+        log.warning("%s", error)
+        return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
     if isinstance(error, InputError):
         return Problem(422, "bad-input", str(error))
     if isinstance(error, RequestValidationError):

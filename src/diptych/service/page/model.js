@@ -18,7 +18,7 @@ function facts(model) {
     ["Weighting", model.weighting],
     ["Selected on", model.facts.selected_on ?? "nothing: it was given"],
     ["Version", `${model.version}, diptych ${model.library}`],
-  ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", { dir: "auto" }, value))));
 }
 
 function recalls(metrics) {
@@ -68,7 +68,7 @@ function maps(model) {
 
 export function describe(model) {
   return [
-    h("h1", { class: "model-name", tabindex: "-1" }, model.name),
+    h("h1", { class: "model-name", tabindex: "-1", dir: "auto" }, model.name),
     facts(model),
     h("h2", {}, "How good it is"),
     h("p", { class: "note" }, "r@k is the percentage of queries whose right answer is among the first k. Validation pairs chose the regularisation; test pairs had no part in it."),
