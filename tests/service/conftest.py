@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -121,14 +122,15 @@ def client(folder):
 class Server:
     """``diptych serve`` as a user starts it."""
 
-    def __init__(self, folder, *flags, **environment):
+    def __init__(self, folder, *flags, code=None, group=False, **environment):
         command = [sys.executable, "-m", "diptych", "serve", str(folder), "--port", "0", "--no-browser"]
         self.process = subprocess.Popen(
-            [*command, *flags],
+            [*command, *flags] if code is None else [sys.executable, "-c", code, str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            start_new_session=group,
         )
         said = ""
         while not (found := re.search(r"http://\S+/", said)):
@@ -185,9 +187,59 @@ def live(folder):
 
 
 @pytest.fixture(scope="module")
+def live_guarded(folder):
+    """One server with a token, which may open as few files as most systems let a process begin with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        server = Server(folder, "--quiet", DIPTYCH_TOKEN="0123456789abcdef0123")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    yield server.url
+    server.kill()
+
+
+HURRIED = """
+import sys
+from pathlib import Path
+from diptych.service.limits import Limits
+from diptych.service.reload import Shelf
+from diptych.service.serve import listening, run
+from diptych.service.service import Service
+limits = Limits(header_seconds=0.5, body_seconds=1.0, decoders=1)
+with listening("127.0.0.1", 0) as listener:
+    service = Service(Shelf.open(Path(sys.argv[1])), limits, threads=1)
+    run(service, listener, say=lambda line: print(line, flush=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def live_hurried(folder):
+    """One server whose clocks are short."""
+    server = Server(folder, code=HURRIED)
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="module")
 def live_writable(folder, tmp_path_factory):
     """One server for a module of tests that change a copy of the model."""
     place = shutil.copytree(folder, tmp_path_factory.mktemp("writable") / "model")
+    server = Server(place, "--writable", "--quiet")
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def live_of_features(tmp_path_factory):
+    """One server of a model made from three and two numbers, which may be changed."""
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(80, 2))
+    y = hidden + 0.1 * rng.normal(size=hidden.shape)
+    place = tmp_path_factory.mktemp("of-features") / "model"
+    Retriever.from_features(np.hstack([hidden, hidden[:, :1]]) + 0.1 * rng.normal(size=(80, 3)), y).save(
+        place
+    )
     server = Server(place, "--writable", "--quiet")
     yield server.url
     server.kill()

@@ -1,13 +1,17 @@
 """The API as programs use it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from diptych import Retriever
+from diptych.service.served import Served
 
 
 def ids(answer, at=0):
@@ -240,3 +244,193 @@ def test_the_description_knows_the_bounds(served):
         "application/json",
         "multipart/form-data",
     }
+
+
+@pytest.fixture(scope="module")
+def of_features(tmp_path_factory):
+    """A saved model of features alone, and the features."""
+    rng = np.random.default_rng(3)
+    hidden = rng.normal(size=(120, 4))
+    x = (hidden @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(120, 12))).astype(np.float32)
+    y = (hidden @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(120, 9))).astype(np.float32)
+    place = tmp_path_factory.mktemp("features") / "model"
+    Retriever.from_features(x, y).save(place)
+    return place, x, y
+
+
+def test_features_are_searched_over_http(start, of_features):
+    """A real server of a model made from features: every route that asks takes them."""
+    place, x, y = of_features
+    retriever, server = Retriever.load(place), start(place, "--quiet")
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.get("/v1/model").json()["features"] == {"image": 12, "text": 9}
+        one = client.post("/v1/search", json={"features": y[3].tolist(), "k": 4})
+        assert ids(one) == [hit.id for hit in retriever.search(y[3], k=4)]
+        assert one.json()["results"][0]["query"] is None
+        several = client.post("/v1/search", json={"features": y[:5].tolist(), "k": 4, "weighting": "none"})
+        for at in range(5):
+            wanted = retriever.search(y[at], k=4, weighting="none")
+            assert ids(several, at) == [hit.id for hit in wanted]
+        found = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2})
+        assert ids(found) == [hit.id for hit in retriever.annotate(x[7], k=2)]
+        packs = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2, "packs": True})
+        assert packs.json()["results"][0]["packs"][0]["image"] == "7"
+        like = client.post("/v1/similar", json={"features": x[7].tolist(), "view": "image", "k": 3})
+        assert ids(like) == [hit.id for hit in retriever.similar(image=x[7], k=3)]
+        assert ids(client.post("/v1/similar", json={"features": y[7].tolist(), "view": "text", "k": 1}))
+
+
+def test_named_blocks_are_given_by_name(served, fused_folder):
+    client, retriever = served(fused_folder), Retriever.load(fused_folder)
+    widths = {"image": {"photos": 9, "sketches": 7}, "text": {"words": 8, "tones": 6}}
+    assert client.get("/v1/model").json()["features"] == widths
+    row = np.linspace(-1, 1, 14, dtype=np.float32)
+    wanted = [hit.id for hit in retriever.search(row, k=3)]
+    blocks = {"tones": row[8:].tolist(), "words": row[:8].tolist()}
+    assert ids(client.post("/v1/search", json={"features": blocks, "k": 3})) == wanted
+    assert ids(client.post("/v1/search", json={"features": row.tolist(), "k": 3})) == wanted
+    twice = {"words": [row[:8].tolist()] * 2, "tones": [row[8:].tolist()] * 2}
+    answer = client.post("/v1/search", json={"features": twice, "k": 3})
+    assert ids(answer, 0) == ids(answer, 1) == wanted
+    for wrong, said in (
+        ({"words": row[:8].tolist()}, "the blocks 'words' (8); those of this model's texts are"),
+        (blocks | {"words": [1.0]}, "'words' (1)"),
+        ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "differ in their number of rows"),
+        ({}, "names no block"),
+    ):
+        refused = client.post("/v1/search", json={"features": wrong})
+        assert refused.status_code == 422
+        assert said in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        ([1.0] * 8, "8 numbers; this model's texts have 9"),
+        ([1.0] * 8 + [1e39], "beyond float32"),
+        ([1.0] * 8 + [float("nan")], "NaN"),
+        ([1.0] * 8 + [10**400], "beyond float32"),
+        ([1.0] * 8 + ["1"], "no number"),
+        ([1.0] * 8 + [True], "no number"),
+        ([1.0] * 8 + [None], "no number"),
+        ([[1.0] * 9, [1.0] * 8], "no list of numbers"),
+        ([[[1.0] * 9]], "no number"),
+        ([[]], "no list of numbers"),
+        ([], "no list of numbers"),
+        ("1 2 3", "no list of numbers"),
+        ({"y": [1.0] * 9}, "no named blocks"),
+        ([[1.0] * 9] * 65, "at most 64"),
+    ],
+)
+def test_features_that_are_none_are_refused_in_one_sentence(served, of_features, features, said):
+    client = served(of_features[0])
+    content = json.dumps({"features": features})
+    answer = client.post("/v1/search", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]
+    assert len(answer.json()["detail"]) < 300
+
+
+def test_one_kind_of_query_at_a_time(served, of_features):
+    client, row = served(of_features[0]), [1.0] * 9
+    for path, body in (
+        ("/v1/search", {"features": row, "text": "a star"}),
+        ("/v1/search", {"features": row, "id": "1#0"}),
+        ("/v1/annotate", {"features": [1.0] * 12, "id": "1"}),
+        ("/v1/annotate", {}),
+        ("/v1/similar", {"features": row, "id": "1", "view": "text"}),
+        ("/v1/similar", {"features": row}),
+        ("/v1/similar", {"id": "1", "view": "image"}),
+        ("/v1/similar", {"features": [row, row], "view": "text"}),
+    ):
+        assert client.post(path, json=body).status_code == 422, (path, body)
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/similar", "/v1/session"])
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_called_json_is_not_read(client, path, kind):
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post(path, content=b"{not json", headers=headers)
+    assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (415, "wrong-type")
+
+
+def test_every_reference_of_the_description_leads_somewhere(client):
+    said = client.get("/v1/openapi.json").json()
+
+    def references(part):
+        if isinstance(part, dict):
+            if isinstance(part.get("$ref"), str):
+                yield part["$ref"]
+            for each in part.values():
+                yield from references(each)
+        elif isinstance(part, list):
+            for each in part:
+                yield from references(each)
+
+    found = set(references(said))
+    assert "#/components/schemas/JsonValue" in found
+    for reference in found:
+        place = said
+        for name in reference.removeprefix("#/").split("/"):
+            place = place[name]
+
+
+def test_any_id_can_be_asked_for(served, tmp_path, rng):
+    hidden = rng.normal(size=(60, 3))
+    y = hidden + 0.1 * rng.normal(size=hidden.shape)
+    odd = ["a/image", "b\nc", "d/thumbnail", "e%2Fimage", "/f", "g?h#i", "é ü", "a"]
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (40, 30), "red").save(picture)
+    names = [*odd, *(f"n{i}" for i in range(60 - len(odd)))]
+    Retriever.from_features(hidden, y, ids=names, paths=[picture] * 60).save(tmp_path / "model")
+    client = served(tmp_path / "model")
+    for name in odd:
+        place = f"/v1/items/{quote(name, safe='')}"
+        found = client.get(place)
+        assert (found.status_code, found.json()["id"]) == (200, name)
+        assert found.json()["image_url"] == f"{place}/image"
+        for size in ("image", "thumbnail"):
+            assert client.get(f"{place}/{size}").headers["content-type"] == "image/webp"
+
+
+def test_an_answer_never_names_a_file(served, drawn, tmp_path, easy):
+    """Features are made anew from files; one of them is gone."""
+    retriever = Retriever.load(drawn / "model")
+    retriever.collection.features.clear()
+    retriever.keep_features = False
+    items = retriever.collection.items
+    gone = replace(items.find(easy.image), path=str(tmp_path / "secret" / "gone.png"))
+    items._items[items.key(easy.image)] = gone
+    client = served(drawn / "model")
+    client.service.shelf.current = Served(retriever, "model", "1")
+    for path in ("/v1/annotate", "/v1/similar"):
+        answer = client.post(path, json={"id": easy.image})
+        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-picture")
+        assert "secret" not in answer.text
+
+
+def test_everything_is_counted_under_its_route(served, easy):
+    client = served(token="0123456789abcdef0123")
+    for path in ("/", "/app.js", "/v1/model", f"/v1/items/{quote(easy.image, safe='')}/image", "/nowhere"):
+        client.get(path)
+    client.post("/v1/search", json={"text": easy.text})
+    counters = client.service.meter.text().decode()
+    for route, method, status in (
+        ("/", "GET", 200),
+        ("/app.js", "GET", 200),
+        ("/v1/model", "GET", 401),
+        ("/v1/items/{item_id}/image", "GET", 401),
+        ("/v1/search", "POST", 401),
+        ("unmatched", "GET", 401),
+    ):
+        line = f'diptych_requests_total{{method="{method}",route="{route}",status="{status}"}} 1.0'
+        assert line in counters
+
+
+def test_a_model_without_its_encoder_says_so_plainly(served, of_features, caplog):
+    client = served(of_features[0])
+    told = client.get("/v1/model").json()["can"]
+    for view in ("image", "text"):
+        assert told[view].startswith(f"This server has no {view} encoder")
+        assert not any(word in told[view] for word in ("Python", "=", "--", ":"))
+    assert "--image-encoder" in caplog.text  # for whoever runs it

@@ -408,7 +408,7 @@ def test_a_model_of_features_explains_what_is_missing(visit, start, tmp_path, rn
     Retriever.from_features(hidden, y, ids=[f"thing {i}" for i in range(60)]).save(tmp_path / "features")
     server = start(tmp_path / "features", "--quiet")
     page = visit(base=server.url)
-    page.get_by_text("this model has no text encoder here").wait_for()
+    page.get_by_text("no text encoder for this model").wait_for()
     assert page.locator("#q").is_disabled()
     page.locator(".examples a").first.click()
     assert first_picture(page).startswith("thing")

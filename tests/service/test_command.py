@@ -1,8 +1,11 @@
 """``diptych serve`` on the command line."""
 
 import builtins
+import os
+import signal
 import socket
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -71,3 +74,18 @@ def test_limits_reach_the_server(start, folder, flags):
     _, logged = server.stop()
     assert "401 " in logged
     assert "GET /v1/model 200" in logged
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_ctrl_c_is_one_line_and_leaves_no_process(start, folder, busy):
+    """The signal goes to all processes of the terminal, as a terminal sends it."""
+    server = start(folder, "--quiet", group=True)
+    if busy:
+        httpx.get(f"{server.url}/v1/model")
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    os.killpg(server.process.pid, signal.SIGINT)
+    for child in children:  # a decoder has a group of its own, but may be sent one all the same
+        os.kill(int(child), signal.SIGINT)
+    _, logged = server.process.communicate(timeout=60)
+    assert (server.process.returncode, logged.strip()) == (130, "interrupted; the server has stopped")
+    assert not any(Path(f"/proc/{child}").exists() for child in children)

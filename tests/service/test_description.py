@@ -33,10 +33,19 @@ CHECKS = [
 ]
 
 
+def operations(url):
+    schema = openapi.from_url(f"{url}/v1/openapi.json")
+    return {operation.ok().label: operation.ok() for operation in schema.get_all_operations()}
+
+
 @pytest.fixture(scope="module")
 def described(live_writable):
-    schema = openapi.from_url(f"{live_writable}/v1/openapi.json")
-    return {operation.ok().label: operation.ok() for operation in schema.get_all_operations()}
+    return operations(live_writable)
+
+
+@pytest.fixture(scope="module")
+def described_of_features(live_of_features):
+    return operations(live_of_features)
 
 
 def test_every_operation_is_tried(described):
@@ -52,8 +61,16 @@ def test_every_operation_is_tried(described):
     ],
 )
 def test_no_request_finds_a_defect(described, label, mode):
-    operation = described[label]
+    attempt(described[label], mode)
 
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("label", [label for label in OPERATIONS[:4]])
+def test_no_request_finds_a_defect_in_a_model_of_features(described_of_features, label, mode):
+    attempt(described_of_features[label], mode)
+
+
+def attempt(operation, mode):
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
         max_examples=EXAMPLES if operation.body or operation.path_parameters else 2,

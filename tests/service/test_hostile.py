@@ -7,6 +7,7 @@ import statistics
 import struct
 import time
 import zlib
+from pathlib import Path
 
 import httpx
 import pytest
@@ -153,3 +154,16 @@ def test_ten_thousand_tiny_requests(live):
     assert memory_of(live) < before + 20 * 2**20
     # Small packets that are held back cost 40 ms each.
     assert statistics.median(took) < 0.03
+
+
+def test_decoders_are_told_no_secrets(monkeypatch):
+    for name in ("DIPTYCH_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hush-hush")
+    decoder = Decoder(Limits())
+    try:
+        told = Path(f"/proc/{decoder.start().pid}/environ").read_bytes()
+        assert b"hush-hush" not in told
+        said, _ = decoder.ask({}, jpeg(16))
+        assert said["width"] == 16
+    finally:
+        decoder.close()

@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -177,3 +178,40 @@ def test_more_than_can_be_served_are_told_to_come_back(served, easy):
     assert answer.headers["retry-after"] == "1"
     service.desk._inside = 0
     assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "127.0.0.1:x]["])
+def test_a_host_that_is_none_is_refused(client, host):
+    assert client.get("/v1/model", headers={"Host": host}).status_code == 421
+
+
+def test_an_origin_that_is_none_is_refused(client, easy):
+    answer = client.post("/v1/search", json={"text": easy.text}, headers={"Origin": "http://["})
+    assert answer.status_code == 403
+
+
+def test_a_defect_carries_the_headers_too(served, easy, monkeypatch, caplog):
+    client = served()
+    monkeypatch.setattr(client.service, "found", lambda *asked: 1 / 0)
+    answer = client.post("/v1/search", json={"text": easy.text})
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    assert "ZeroDivisionError" in caplog.text
+    counted = 'diptych_requests_total{method="POST",route="/v1/search",status="500"} 1.0'
+    assert counted in client.get("/metrics").text
+
+
+def test_who_asked_is_believed_from_named_proxies_only(start, folder):
+    for trusted, seen in (({}, "127.0.0.1"), ({"FORWARDED_ALLOW_IPS": "127.0.0.1"}, "203.0.113.9")):
+        server = start(folder, **trusted)
+        httpx.get(f"{server.url}/v1/model", headers={"X-Forwarded-For": "203.0.113.9"})
+        _, logged = server.stop()
+        assert f"{seen} GET /v1/model 200" in logged
+
+
+def test_a_filter_that_is_no_number_is_refused(client, easy):
+    for value in ("NaN", "Infinity", "-Infinity", "[1, NaN]"):
+        body = f'{{"text": "{easy.text}", "where": {{"split": {value}}}}}'
+        answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 422

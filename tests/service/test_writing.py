@@ -6,8 +6,10 @@ import signal
 import threading
 import time
 import warnings
+from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -146,6 +148,74 @@ def test_a_full_disk_acknowledges_nothing(served, own_folder, monkeypatch):
     answer = client.post("/v1/items", json={"captions": ["a star"], "id": "lost"})
     assert answer.status_code == 507
     assert client.get("/v1/items/lost%230").status_code == 404
+
+
+def test_a_full_disk_removes_nothing(served, own_folder, easy, monkeypatch):
+    client = served(own_folder, writable=True)
+
+    def full(entry):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(client.service.shelf.writer.journal, "append", full)
+    answer = client.delete(f"/v1/items/{quote(easy.image, safe='')}")
+    assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (507, "disk")
+    assert client.get(f"/v1/items/{quote(easy.image, safe='')}").status_code == 200
+
+
+def test_an_id_that_is_taken_leaves_no_file(served, own_folder, easy):
+    client = served(own_folder, writable=True)
+    answer = client.post("/v1/items", files={"image": picture("pink")}, data={"id": easy.image})
+    assert answer.status_code == 409
+    assert not [path for path in own_folder.parent.rglob("*uploads*/*") if path.is_file()]
+
+
+def test_items_are_added_by_features_and_survive_a_crash(start, tmp_path):
+    rng = np.random.default_rng(4)
+    hidden = rng.normal(size=(90, 4))
+    x = (hidden @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(90, 12))).astype(np.float32)
+    y = (hidden @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(90, 9))).astype(np.float32)
+    Retriever.from_features(x[:80], y[:80]).save(tmp_path / "model")
+    server = start(tmp_path / "model", "--writable", "--quiet")
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        whole = {
+            "id": "whole",
+            "features": x[80].tolist(),
+            "captions": ["the first", "the second"],
+            "caption_features": y[80:82].tolist(),
+            "metadata": {"new": True},
+        }
+        added = client.post("/v1/items", json=whole)
+        assert (added.status_code, added.json()["captions"]) == (201, ["whole#0", "whole#1"])
+        assert client.post("/v1/items", json=whole).status_code == 409
+        assert client.post("/v1/items", json={"id": "seen", "features": x[83].tolist()}).status_code == 201
+        said = {"id": "said", "caption_features": [y[84].tolist()]}
+        assert client.post("/v1/items", json=said).json() == {"image": None, "captions": ["said#0"]}
+        for wrong in (
+            {"features": x[80, :11].tolist()},
+            {"features": x[80:82].tolist()},
+            {"features": x[80].tolist(), "captions": ["no encoder"]},
+            {"captions": ["one"], "caption_features": y[80:82].tolist()},
+            {"caption_features": [[1e39] * 9]},
+            {},
+        ):
+            assert client.post("/v1/items", json=wrong).status_code == 422, wrong
+    server.kill()
+    again = start(tmp_path / "model", "--writable", "--quiet")
+    with httpx.Client(base_url=again.url, timeout=60) as client:
+        assert client.get("/v1/model").json()["items"] == {"image": 82, "text": 83}
+        asked = {"features": y[80].tolist(), "k": 1, "where": {"new": True}}
+        assert client.post("/v1/search", json=asked).json()["results"][0]["hits"][0]["id"] == "whole"
+        hits = client.post("/v1/annotate", json={"features": x[80].tolist(), "where": {"new": True}})
+        found = hits.json()["results"][0]["hits"]
+        assert {hit["text"] for hit in found} == {"the first", "the second"}
+        # What was added is what a retriever adds.
+        alone = Retriever.load(tmp_path / "model")
+        alone.add(x[80:81], ids=["alone"])
+        wanted = alone.search(y[80], k=1, where=["alone"])[0].score
+        scores = client.post("/v1/search", json=asked).json()["results"][0]["hits"][0]["score"]
+        np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-6)
+    again.stop()
+    assert "whole#1" in Retriever.load(tmp_path / "model").collection.items
 
 
 def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folder):

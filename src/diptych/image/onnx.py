@@ -160,7 +160,13 @@ def _session(path: Path, threads: int | None) -> Any:
         options.intra_op_num_threads = threads
     try:
         return onnxruntime.InferenceSession(
-            str(path), options, providers=onnxruntime.get_available_providers()
+            str(path),
+            options,
+            providers=[
+                p
+                for p in ("CUDAExecutionProvider", "CPUExecutionProvider")
+                if p in onnxruntime.get_available_providers()
+            ],
         )
     except Exception as error:  # onnxruntime raises a class of its own for each kind of damage
         raise InputError(f"{path} could not be loaded as an ONNX model ({error}).") from None

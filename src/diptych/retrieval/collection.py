@@ -44,6 +44,10 @@ class UnavailableError(InputError):
     """A shared collection cannot be asked now; later it may."""
 
 
+class RefusedError(InputError):
+    """A shared collection refused what it was asked; the message names its user, host and schema."""
+
+
 class OtherEncodersError(UnavailableError):
     """A shared collection was filled anew, from features of other encoders than these queries come from.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any, TypeAlias
 
 from diptych.checks import InputError
@@ -31,11 +32,11 @@ def wanted(where: Mapping[str, Any]) -> dict[str, list[Plain]]:
     for name, value in where.items():
         values = list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
         if not isinstance(name, str) or not all(
-            isinstance(v, str | bool | int | float | None) for v in values
+            isinstance(v, str | bool | int | float | None) and v == v and v not in (inf, -inf) for v in values
         ):
             raise InputError(
-                f"the filter {name!r}: {value!r} holds no plain values; give a string, a number, true, false "
-                "or None, or a list of these."
+                f"the filter {name!r}: {value!r} holds no plain values; give a string, a finite number, "
+                "true, false or None, or a list of these."
             )
         found[name] = values
     return found

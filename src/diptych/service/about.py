@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from diptych.service.answers import Health, ModelOut
 from diptych.service.problems import Problem, documented
-from diptych.service.responses import Json
+from diptych.service.responses import Json, JsonRoute
 from diptych.service.schemas import SessionRequest
 from diptych.service.security import COOKIE, same, session_of
 from diptych.service.service import Service
@@ -29,7 +29,7 @@ TYPES = {
 
 def routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter(tags=["about"])
+    router = APIRouter(tags=["about"], route_class=JsonRoute)
 
     @router.get("/v1/model", response_model=ModelOut, responses=documented(401, 421))
     async def model() -> Json:
@@ -60,9 +60,11 @@ def routes(service: Service) -> APIRouter:
     )
     async def metrics() -> Response:
         """Counters for Prometheus."""
-        return Response(await service.look(service.meter.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(await service.counters(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @router.post("/v1/session", status_code=204, responses=documented(400, 401, 403, 413, 421, 422))
+    @router.post(
+        "/v1/session", status_code=204, responses=documented(400, 401, 403, 408, 413, 415, 421, 422, 503)
+    )
     async def session(asked: SessionRequest, request: Request) -> Response:
         """Give the token once, and have it remembered by a cookie: pictures carry no other proof."""
         answer = Response(status_code=204)

@@ -45,7 +45,7 @@ class PackOut(BaseModel):
 class Answers(BaseModel):
     """The answers to one query, best first."""
 
-    query: str | None = Field(description="The sentence, the id, or the name of the file.")
+    query: str | None = Field(description="The sentence, the id, the name of the file; of features, null.")
     hits: list[HitOut] | None = None
     packs: list[PackOut] | None = None
     ignored_words: list[str] | None = Field(
@@ -100,6 +100,9 @@ class ModelOut(BaseModel):
     spectrum: dict[str, Any] = Field(description="Canonical correlations of each task.")
     examples: dict[str, list[dict[str, Any]]]
     facets: dict[str, list[Any]] = Field(description="Metadata to filter by, and its values.")
+    features: dict[str, int | dict[str, int]] = Field(
+        description="Numbers in the features of each view; where they are made of named blocks, of each."
+    )
     can: dict[str, str | None] = Field(description="Why a view cannot be encoded here; null: it can.")
     card: str
     limits: dict[str, int]

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from diptych.service import about, asking, holding, problems
 from diptych.service.limits import Limits
-from diptych.service.security import Gate
+from diptych.service.security import App, Gate, Receive, Scope, Send
 from diptych.service.service import Service
 from diptych.service.watching import Watch
 from diptych.storage import library_version
@@ -23,6 +23,23 @@ A score is a cosine (or minus a distance, for some models), not a probability: i
 query. Errors are problem details (RFC 9457). Where the server asks for a token, send it as
 `Authorization: Bearer TOKEN`.
 """
+
+
+class ItemPaths:
+    """Leaves the ids of items in paths as they were sent, until a route has been chosen.
+
+    An id may hold ``/image`` or a line break; sent as ``%2F`` and ``%0A`` they are not the path's own.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        sent = scope.get("raw_path") or b""
+        if scope["type"] == "http" and sent.startswith(b"/v1/items/"):
+            scope["path"] = sent.decode("latin-1")
+        await self._app(scope, receive, send)
 
 
 def create_app(service: Service, *, log_queries: bool = False) -> FastAPI:
@@ -53,11 +70,15 @@ def create_app(service: Service, *, log_queries: bool = False) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for part in (asking, holding, about):
-        app.include_router(part.routes(service))
+    routers = [part.routes(service) for part in (asking, holding, about)]
+    known = list(app.routes)
+    for router in routers:
+        app.include_router(router)
+        known += router.routes
     problems.install(app)
     app.add_middleware(Gate, limits=service.limits, token=service.token, is_open=page.__contains__)
-    app.add_middleware(Watch, meter=service.meter, log_queries=log_queries)
+    app.add_middleware(Watch, meter=service.meter, routes=known, log_queries=log_queries)
+    app.add_middleware(ItemPaths)
     app.openapi = lambda: _description(app, service.limits)  # type: ignore[method-assign]
     return app
 
@@ -76,6 +97,8 @@ def _description(app: FastAPI, limits: Limits) -> dict[str, Any]:
             for operation in path.values()
             for content in operation.get("requestBody", {}).get("content", {}).values()
         ]
+        for schema in bodies:
+            schemas.update(schema.pop("$defs", {}))
         asked = [schema for name, schema in schemas.items() if name.endswith("Request")]
         for schema in (*asked, *bodies):
             _bound(schema.get("properties", {}), limits)

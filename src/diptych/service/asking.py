@@ -13,9 +13,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from diptych.retrieval import Hit, Pack
+from diptych.service.answering import Queries
 from diptych.service.answers import Found
 from diptych.service.problems import Problem, documented
-from diptych.service.responses import Json, body_of
+from diptych.service.responses import Json, JsonRoute, body_of, content_type
 from diptych.service.schemas import (
     AnnotateRequest,
     Asked,
@@ -23,6 +24,7 @@ from diptych.service.schemas import (
     SimilarRequest,
     check_packs,
     check_sizes,
+    count_rows,
 )
 from diptych.service.served import Served
 from diptych.service.service import Service
@@ -40,20 +42,24 @@ class UploadFields(Asked):
 
 def routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter(prefix="/v1", tags=["search"])
+    router = APIRouter(prefix="/v1", tags=["search"], route_class=JsonRoute)
 
     @router.post("/search", response_model=Found, responses=PROBLEMS)
     async def search(asked: SearchRequest, request: Request) -> Json:
-        """Pictures for sentences: the best of the index, and how well each fits."""
+        """Pictures for sentences, or for their features: the best of the index, and how well each fits."""
         start, served = time.perf_counter(), service.served
-        given = asked.text if asked.text is not None else asked.id
-        queries = [given] if isinstance(given, str) else list(given or [])
-        texts = queries if asked.text is not None else None
-        check_sizes(service.limits, k=asked.k, queries=len(queries), texts=texts)
+        queries = _queries(asked.features, asked.text if asked.text is not None else asked.id)
+        check_sizes(service.limits, k=asked.k, queries=len(queries), texts=queries if asked.text else None)
         request.state.queries = queries
-        if asked.text is not None and (missing := served.missing("text")) is not None:
+        rows: Queries
+        if asked.features is not None:
+            rows = served.rows("text", asked.features)
+        elif asked.text is None:
+            rows = await service.features_of(served, "text", queries)
+        elif (missing := served.missing("text")) is not None:
             raise Problem(422, "no-encoder", missing)
-        rows = queries if texts is not None else await service.features_of(served, "text", queries)
+        else:
+            rows = queries
         found = await service.found(served, "search", rows, asked.k, asked.where, asked.weighting)
         return await service.look(_answer, served, queries, found, asked.weighting, start)
 
@@ -64,22 +70,25 @@ def routes(service: Service) -> APIRouter:
         openapi_extra=body_of(AnnotateRequest, UploadFields, "image", "The picture, or several."),
     )
     async def annotate(request: Request) -> Json:
-        """Captions for pictures: uploaded as a form, or of the index by their ids."""
+        """Captions for pictures: uploaded as a form, of the index by their ids, or by their features."""
         start, served = time.perf_counter(), service.served
         asked: UploadFields | AnnotateRequest
         if is_form(request):
             async with request.form(max_files=service.limits.batch, max_fields=8) as form:
                 files = uploads(form)
                 asked = checked(UploadFields, fields(form, "image"))
-                queries = [file.filename or "" for file in files]
+                queries: list[Any] = [file.filename or "" for file in files]
                 _check(service, asked, len(files))
                 blocks = [await service.features(served, content=await file.read()) for file in files]
                 rows = np.concatenate(blocks)
         else:
             asked = checked(AnnotateRequest, await json_of(request))
-            queries = [asked.id] if isinstance(asked.id, str) else asked.id
+            queries = _queries(asked.features, asked.id)
             _check(service, asked, len(queries))
-            rows = await service.features_of(served, "image", queries)
+            if asked.features is not None:
+                rows = served.rows("image", asked.features)
+            else:
+                rows = await service.features_of(served, "image", queries)
         request.state.queries = queries
         if asked.packs:
             packs = await service.desk.run(served.retriever.annotate, rows, asked.k, packs=True)
@@ -89,22 +98,30 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/similar", response_model=Found, responses=PROBLEMS)
     async def similar(asked: SimilarRequest, request: Request) -> Json:
-        """Pictures like a picture of the index, or captions like a caption."""
+        """Pictures like a picture, or captions like a caption: of the index, or by its features."""
         start, served = time.perf_counter(), service.served
+        queries = _queries(asked.features, asked.id)
         check_sizes(service.limits, k=asked.k)
-        request.state.queries = [asked.id]
-        item = await service.look(served.item, asked.id)
-        view = item.view if item is not None else "image"
-        (row,) = await service.features_of(served, view, [asked.id])
-        found = await service.desk.run(served.retriever.similar, **{view: row}, k=asked.k, where=asked.where)
-        return await service.look(_answer, served, [asked.id], [found], None, start)
+        request.state.queries = queries
+        if len(queries) > 1:
+            raise Problem(422, "bad-request", "features: give those of one item.")
+        if asked.view is not None:
+            view, rows = asked.view, served.rows(asked.view, asked.features)
+        else:
+            item = await service.look(served.item, *queries)
+            view = item.view if item is not None else "image"
+            rows = await service.features_of(served, view, queries)
+        found = await service.desk.run(
+            served.retriever.similar, **{str(view): rows[0]}, k=asked.k, where=asked.where
+        )
+        return await service.look(_answer, served, queries, [found], None, start)
 
     return router
 
 
 def is_form(request: Request) -> bool:
     """Whether a request carries a form; anything but that and JSON is refused."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = content_type(request)
     if kind not in ("multipart/form-data", "application/json"):
         raise Problem(415, "wrong-type", "send multipart/form-data with a picture, or application/json.")
     return kind == "multipart/form-data"
@@ -148,6 +165,13 @@ def fields(form: FormData, *files: str, lists: tuple[str, ...] = ()) -> dict[str
     return said
 
 
+def _queries(features: Any, named: str | list[str] | None) -> list[Any]:
+    """What was asked, for the answer to repeat: sentences or ids; features have no name."""
+    if features is not None:
+        return [None] * count_rows(features)
+    return [named] if isinstance(named, str) else list(named or [])
+
+
 def _check(service: Service, asked: UploadFields | AnnotateRequest, queries: int) -> None:
     if queries < 1:
         raise Problem(422, "bad-request", "there is no picture; send one as the file field 'image'.")
@@ -159,7 +183,7 @@ def _check(service: Service, asked: UploadFields | AnnotateRequest, queries: int
 
 
 def _answer(
-    served: Served, queries: list[str], found: list[list[Hit]], weighting: str | None, start: float
+    served: Served, queries: list[Any], found: list[list[Hit]], weighting: str | None, start: float
 ) -> Json:
     results = [
         {
@@ -172,7 +196,7 @@ def _answer(
     return _said(served, results, weighting, start)
 
 
-def _packed(served: Served, queries: list[str], found: list[list[Pack]], start: float) -> Json:
+def _packed(served: Served, queries: list[Any], found: list[list[Pack]], start: float) -> Json:
     results = [
         {"query": query, "packs": [served.pack(pack) for pack in own]}
         for query, own in zip(queries, found, strict=True)

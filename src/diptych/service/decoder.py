@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import struct
 import sys
 from typing import IO, Any
@@ -92,12 +93,17 @@ def confine(max_pixels: int) -> None:
 
 def main() -> None:
     """Serve the process that started this one."""
+    # Ctrl+C is for the server, at whose end the orders end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     max_pixels, max_bytes = int(sys.argv[1]), int(sys.argv[2])
     # Whatever a library prints must not mix with the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     confine(max_pixels)
-    work(sys.stdin.buffer, answers, max_pixels, max_bytes)
+    try:
+        work(sys.stdin.buffer, answers, max_pixels, max_bytes)
+    except BrokenPipeError:  # whoever asked has ended
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,11 @@ class Limits:
     waiting
         Questions that may wait for a thread; more are told to come back.
     requests
-        Requests that are open at once, whatever they do.
+        Requests that have arrived and are open at once; as many again without the token.
+    unfinished, unfinished_per_address
+        Connections whose request has not arrived, in all and of one address; beyond, the oldest is closed.
+    header_seconds
+        To send the headers of a request.
     decode_seconds
         To open one picture.
     decoders
@@ -36,7 +40,7 @@ class Limits:
     thumbnail_bytes
         Of memory for thumbnails.
     body_seconds
-        To send a request.
+        To send a request, and to read some of its answer.
     text_characters
         Of one sentence.
     """
@@ -49,6 +53,9 @@ class Limits:
     concurrency: int = 8
     waiting: int = 256
     requests: int = 1024
+    unfinished: int = 1024
+    unfinished_per_address: int = 256
+    header_seconds: float = 10.0
     decode_seconds: float = 10.0
     decoders: int = 2
     thumbnail_bytes: int = 64 * 2**20

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -86,7 +87,14 @@ class Decoder:
                 raise busy("it is shutting down")
             largest = str(self._limits.upload_bytes + 2**16)
             command = [sys.executable, "-m", "diptych.service.decoder", str(self._limits.pixels), largest]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                # Ctrl+C is for the server, which ends it; in a group of its own it is not told.
+                start_new_session=True,
+            )
             assert self._process.stdout is not None
             # Starting is not part of the time that a picture may take.
             clock = threading.Timer(_START_SECONDS, self._process.kill)
@@ -189,6 +197,16 @@ class Pictures:
             return decoder.ask(order, content)
         finally:
             self._free.put(decoder)
+
+
+def _environment() -> dict[str, str]:
+    """What Python needs to start: no token or password goes where hostile files are opened."""
+    wanted = ("PYTHON", "LD_LIBRARY_PATH", "DYLD_", "LC_", "LANG", "SYSTEMROOT", "TEMP", "TMP", "VIRTUAL_ENV")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() == "PATH" or name.upper().startswith(wanted)
+    }
 
 
 def _end(process: subprocess.Popen[bytes], late: threading.Event) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -14,10 +16,14 @@ from starlette.exceptions import HTTPException
 
 from diptych.checks import InputError
 from diptych.image import UnreadableImage
-from diptych.retrieval.collection import UnavailableError
+from diptych.retrieval.collection import RefusedError, UnavailableError
+
+log = logging.getLogger("diptych.service")
 
 MEDIA_TYPE = "application/problem+json"
 TYPES = "urn:problem-type:diptych:"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""Disks that take no more."""
 
 
 class Problem(HTTPException):
@@ -73,6 +79,9 @@ def as_problem(error: Exception) -> Problem:
     if isinstance(error, UnavailableError):
         # The reason names a place that is nobody's business.
         return busy("what it searches is out of reach, or being replaced")
+    if isinstance(error, RefusedError):
+        log.warning("%s", error)
+        return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
     if isinstance(error, InputError):
         return Problem(422, "bad-input", str(error))
     if isinstance(error, RequestValidationError):
@@ -85,6 +94,8 @@ def as_problem(error: Exception) -> Problem:
         return Problem(422, "bad-request", f"{where}{first['detail']}.", errors=found)
     if isinstance(error, HTTPException):
         return Problem(error.status_code, "http", str(error.detail), error.headers)
+    if isinstance(error, OSError) and error.errno in FULL:
+        return Problem(507, "disk", f"it could not be written ({error.strerror}).")
     return Problem(500, "defect", "the server met an error of its own; its log says which.")
 
 
@@ -94,7 +105,8 @@ def install(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> Response:
         return as_problem(error).response()
 
-    for kind in (HTTPException, InputError, RequestValidationError, Exception):
+    # What is none of these is answered by the gate, whose headers an answer from further out would lack.
+    for kind in (HTTPException, InputError, RequestValidationError):
         app.add_exception_handler(kind, answer)
 
 

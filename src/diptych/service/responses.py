@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from fastapi import Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from diptych.service.problems import Problem
 from diptych.service.served import plain
+
+_PLACE = "#/components/schemas/{model}"
 
 
 class Json(Response):
@@ -24,11 +30,31 @@ class Json(Response):
             return json.dumps(plain(content), allow_nan=False, separators=(",", ":")).encode()
 
 
+class JsonRoute(APIRoute):
+    """A route whose body, if it takes one, is JSON; anything else is refused before it is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        answer = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            if self.body_field is not None and content_type(request) != "application/json":
+                raise Problem(415, "wrong-type", "send application/json.")
+            return await answer(request)
+
+        return checked
+
+
+def content_type(request: Request) -> str:
+    """What a request says it carries."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def body_of(
     kind: type[BaseModel], fields: type[BaseModel], file: str, about: str, *, needed: bool = True
 ) -> dict[str, Any]:
     """The body of a route that takes JSON of a ``kind``, or a form of ``fields`` with files."""
-    form = fields.model_json_schema()
+    form = fields.model_json_schema(ref_template=_PLACE)
     form.pop("examples", None)
     form["title"] = f"{kind.__name__} as a form"
     form["properties"] = {
@@ -37,7 +63,7 @@ def body_of(
     }
     form["required"] = [file] if needed else []
     content = {
-        "application/json": {"schema": kind.model_json_schema()},
+        "application/json": {"schema": kind.model_json_schema(ref_template=_PLACE)},
         "multipart/form-data": {"schema": form},
     }
     return {"requestBody": {"required": True, "content": content}}

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
+from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    model_validator,
+)
 
 from diptych.checks import InputError, count
 from diptych.service.limits import Limits
@@ -30,9 +40,64 @@ def _said(text: str) -> str:
     return _printable(text)
 
 
+Matrix: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def _matrix(given: Any) -> Matrix:
+    """A list of numbers, or several such lists, as rows of float32."""
+    rows = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
+    if not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
+        raise ValueError("it is no list of numbers, nor a list of such lists of one length")
+    if not all(type(value) in (int, float) for row in rows for value in row):
+        raise ValueError("it holds something that is no number")
+    try:
+        with np.errstate(over="ignore"):
+            matrix = np.array(rows, np.float64).astype(np.float32)
+    except OverflowError:
+        matrix = np.array([np.inf], np.float32)
+    if not np.isfinite(matrix).all():
+        raise ValueError("it holds NaN, infinity or a number beyond float32")
+    return matrix
+
+
+def _features(given: Any) -> Matrix | dict[str, Matrix] | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        return _matrix(given)
+    if not given:
+        raise ValueError("it names no block")
+    blocks = {str(name): _matrix(rows) for name, rows in given.items()}
+    if len({len(rows) for rows in blocks.values()}) > 1:
+        raise ValueError("its blocks differ in their number of rows")
+    return blocks
+
+
+_ROW: dict[str, Any] = {"type": "array", "items": {"type": "number"}, "minItems": 1}
+_ROWS: dict[str, Any] = {"type": "array", "items": _ROW, "minItems": 1}
+_BLOCKS: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"anyOf": [_ROW, _ROWS]},
+    "minProperties": 1,
+}
+
+# Checked as a whole: a list of errors for each of some thousand numbers helps nobody.
+Features = Annotated[
+    Any, AfterValidator(_features), WithJsonSchema({"anyOf": [_ROW, _ROWS, _BLOCKS, {"type": "null"}]})
+]
+"""Rows of numbers from the encoders that the model was made with, as one block or as named blocks."""
+
+ABOUT_FEATURES = (
+    "Numbers from the encoder that the model was made with: a list, or several. For a model of named blocks, "
+    "an object from their names to such lists. /v1/model tells how many numbers."
+)
+
 Text = Annotated[str, Field(min_length=1), AfterValidator(_said)]
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_printable)]
-Plain = str | bool | int | float | None
+ItemPath = Annotated[str, AfterValidator(unquote)]
+"""An id in the path of a request, as it was sent."""
+
+Plain = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None
 Where = Annotated[
     dict[
         Annotated[str, Field(max_length=MAX_ID)],
@@ -71,45 +136,72 @@ class SearchRequest(Asked):
                 {"text": "a red star at night", "k": 5},
                 {"text": ["two boats on the sea", "three blue umbrellas"], "where": {"split": "test"}},
                 {"id": "images/scene-000007.png#2", "weighting": "none"},
+                {"features": [0.12, -1.5, 0.7], "k": 5},
+                {"features": {"words": [0.12, -1.5], "tones": [0.7, 0.1, -0.3]}},
             ]
         },
     )
     text: Text | list[Text] | None = Field(None, description="A sentence, or several.")
     id: ItemId | list[ItemId] | None = Field(None, description="A caption of the index, or several.")
+    features: Features = Field(None, description=ABOUT_FEATURES)
 
     @model_validator(mode="after")
-    def one_of_two(self) -> Self:
-        """Sentences or ids."""
-        if (self.text is None) == (self.id is None):
-            raise ValueError("give text or id, one of them")
+    def one_query(self) -> Self:
+        """Sentences, ids or features."""
+        _one_of(text=self.text, id=self.id, features=self.features)
         return self
 
 
 class AnnotateRequest(Asked):
-    """Captions for pictures of the index."""
+    """Captions for pictures of the index, or for features."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"id": "images/scene-000007.png", "k": 5}]}
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"id": "images/scene-000007.png", "k": 5},
+                {"features": [[0.12, -1.5, 0.7], [0.3, 0.0, -2.0]]},
+                {"features": {"resnet": [0.12, -1.5], "dino": [0.7, 0.1, -0.3]}},
+            ]
+        },
     )
-    id: ItemId | list[ItemId] = Field(description="A picture of the index, or several.")
+    id: ItemId | list[ItemId] | None = Field(None, description="A picture of the index, or several.")
+    features: Features = Field(None, description=ABOUT_FEATURES)
     packs: bool = Field(False, description="Find all captions of one picture as a whole.")
 
     @model_validator(mode="after")
-    def packs_alone(self) -> Self:
-        """Packs are found among all pictures, as the model is."""
+    def one_query(self) -> Self:
+        """Ids or features; packs are found among all pictures, as the model is."""
+        _one_of(id=self.id, features=self.features)
         check_packs(self.packs, self.where, self.weighting)
         return self
 
 
 class SimilarRequest(Request):
-    """Pictures like a picture of the index, or captions like a caption."""
+    """Pictures like a picture, or captions like a caption: of the index, or by features."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"id": "images/scene-000007.png"}]}
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"id": "images/scene-000007.png"},
+                {"features": [0.12, -1.5, 0.7], "view": "image"},
+            ]
+        },
     )
-    id: ItemId = Field(description="An item of the index.")
+    id: ItemId | None = Field(None, description="An item of the index.")
+    features: Features = Field(None, description=ABOUT_FEATURES)
+    view: Literal["image", "text"] | None = Field(None, description="What the features are of.")
     k: Annotated[int, Field(ge=1)] = 12
     where: Where | None = None
+
+    @model_validator(mode="after")
+    def one_query(self) -> Self:
+        """An id, or features of a view."""
+        _one_of(id=self.id, features=self.features)
+        if (self.features is None) != (self.view is None):
+            raise ValueError("give view with features, and only then")
+        return self
 
 
 class Addition(Request):
@@ -133,19 +225,58 @@ class AdditionFields(Addition):
     captions: list[Text] = Field(default_factory=list, description="Its captions.")
 
 
-class CaptionsRequest(Addition):
-    """Captions to add without a picture."""
+class ItemRequest(Addition):
+    """Captions to add, with or without a picture, by themselves or by features."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"captions": ["a red star at night"]}]}
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"captions": ["a red star at night"]},
+                {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
+                {
+                    "id": "photo-18",
+                    "features": [0.12, -1.5, 0.7],
+                    "captions": ["a red star"],
+                    "caption_features": [[0.3, 0.1]],
+                },
+            ]
+        },
     )
-    captions: Annotated[list[Text], Field(min_length=1)]
+    captions: list[Text] = Field(default_factory=list, description="Captions.")
+    features: Features = Field(None, description=f"Of one picture. {ABOUT_FEATURES}")
+    caption_features: Features = Field(
+        None, description="Of the captions, one list for each, where the model cannot make them itself."
+    )
+
+    @model_validator(mode="after")
+    def something(self) -> Self:
+        """What is given together belongs together."""
+        if self.features is not None and count_rows(self.features) != 1:
+            raise ValueError("features are of one picture; add one at a time")
+        if self.caption_features is None:
+            return self
+        rows = count_rows(self.caption_features)
+        if self.captions and rows != len(self.captions):
+            raise ValueError(f"there are {rows} rows of caption_features for {len(self.captions)} captions")
+        return self
 
 
 class SessionRequest(Request):
     """The token, once; the page is given a cookie for it."""
 
     token: Annotated[str, Field(max_length=1024)]
+
+
+def count_rows(features: Matrix | dict[str, Matrix]) -> int:
+    """How many queries or items features are of."""
+    return len(features if isinstance(features, np.ndarray) else next(iter(features.values())))
+
+
+def _one_of(**given: Any) -> None:
+    if sum(value is not None for value in given.values()) != 1:
+        *names, last = given
+        raise ValueError(f"give {', '.join(names)} or {last}, one of them")
 
 
 def check_packs(packs: bool, where: object, weighting: object) -> None:

@@ -6,14 +6,20 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.requests import ClientDisconnect
 
 from diptych.checks import InputError
+from diptych.service.connections import TRUST
 from diptych.service.limits import Limits
-from diptych.service.problems import Problem, busy
+from diptych.service.problems import Problem, as_problem, busy
+
+log = logging.getLogger("diptych.service")
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -23,7 +29,9 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "diptych_session"
 MIN_TOKEN = 16
-OPEN = ("/healthz", "/v1/session")
+HEALTH, SESSION = "/healthz", "/v1/session"
+SESSION_BYTES = 8192
+"""Of a request to be let in: all that a stranger may send."""
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -95,51 +103,74 @@ class Gate:
     ) -> None:
         self._app, self._limits, self._token = app, limits, token
         self._is_open = is_open or (lambda path: False)
-        self._inside = 0
+        self._inside = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        sending = _with_headers(send, scope["path"])
-        try:
-            if self._inside >= self._limits.requests:
+        answer = _Answer(send, scope["path"])
+        trusted = counted = False
+
+        def enter() -> None:
+            """Count a request; strangers take no place from those who have proven the token."""
+            nonlocal counted
+            if counted or scope["path"] == HEALTH:
+                return
+            if self._inside[trusted] >= self._limits.requests:
                 raise busy("many requests are open")
-            self._check_origin(scope, headers)
-            if self._token is not None:
-                self._check_token(scope["path"], headers)
-            most = self._most(headers)
-        except Problem as problem:
-            return await problem.response()(scope, receive, sending)
-        self._inside += 1
+            self._inside[trusted] += 1
+            counted = True
+
         try:
-            await self._app(scope, _bounded(receive, most, self._limits.body_seconds), sending)
+            self._check_origin(scope, headers)
+            trusted = self._check_token(scope["path"], headers)
+            if trusted:
+                scope.get(TRUST, lambda: None)()
+            most = self._most(scope["path"], headers)
+            if trusted or not _carries(headers):
+                enter()
+            # A request that is still arriving takes nothing yet but its connection.
+            bounded = _bounded(receive, most, self._limits.body_seconds, enter)
+            await self._app(scope, bounded, answer.send)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            problem = as_problem(error)
+            if problem.status_code == 500:
+                log.exception("a request met a defect")
+            if answer.begun:
+                raise
+            await problem.response()(scope, receive, answer.send)
         finally:
-            self._inside -= 1
+            if counted:
+                self._inside[trusted] -= 1
 
     def _check_origin(self, scope: Scope, headers: dict[str, str]) -> None:
         """A page of somebody else's, in the browser of the user, is not the user."""
         host = headers.get("host", "")
-        if self._token is None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if self._token is None and not is_loopback(_split(f"//{host}").hostname or ""):
             raise Problem(421, "wrong-host", f"this server does not answer to the name {host[:100]!r}.")
         origin = headers.get("origin")
-        if origin is not None and scope["method"] not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+        if origin is not None and scope["method"] not in ("GET", "HEAD") and _split(origin).netloc != host:
             raise Problem(403, "other-origin", "requests from pages of other servers are not answered.")
 
-    def _check_token(self, path: str, headers: dict[str, str]) -> None:
-        assert self._token is not None
-        if path in OPEN or self._is_open(path):
-            return
+    def _check_token(self, path: str, headers: dict[str, str]) -> bool:
+        """Whether a request has proven the token; without it, most are refused."""
+        if self._token is None:
+            return False
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and same(given.strip(), self._token):
-            return
+            return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
             cookie = None
         if cookie is not None and same(cookie.value, session_of(self._token)):
-            return
+            return True
+        if path in (HEALTH, SESSION) or self._is_open(path):
+            return False
         raise Problem(
             401,
             "token-needed",
@@ -147,9 +178,12 @@ class Gate:
             {"WWW-Authenticate": "Bearer"},
         )
 
-    def _most(self, headers: dict[str, str]) -> int:
+    def _most(self, path: str, headers: dict[str, str]) -> int:
+        """How many bytes a request may carry."""
         carried = headers.get("content-type", "").partition(";")[0].strip().lower()
         most = self._limits.upload_bytes if carried == "multipart/form-data" else self._limits.json_bytes
+        if path == SESSION:
+            most = SESSION_BYTES
         given = headers.get("content-length", "0")
         if given.isdigit() and int(given) > most:
             raise too_large(most)
@@ -168,16 +202,26 @@ def session_of(token: str) -> str:
 
 def too_large(most: int) -> Problem:
     """More than was agreed."""
-    return Problem(
-        413,
-        "too-large",
-        f"the request is larger than {most:,} bytes; send less, or raise --max-upload-mb.",
-        {"Connection": "close"},
-    )
+    return Problem(413, "too-large", f"the request is larger than {most:,} bytes; send less at a time.")
 
 
-def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
-    """``receive``, for so many bytes and so long."""
+def _split(address: str) -> SplitResult:
+    """The parts of an address; of what is none, no parts."""
+    try:
+        parts = urlsplit(address)
+        _ = parts.hostname
+    except ValueError:
+        return urlsplit("")
+    return parts
+
+
+def _carries(headers: dict[str, str]) -> bool:
+    """Whether more follows the headers of a request."""
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _bounded(receive: Receive, most: int, seconds: float, arrived: Callable[[], None]) -> Receive:
+    """``receive``, for so many bytes and so long; says when all has ``arrived``."""
     taken, done = 0, False
     deadline: float | None = None
 
@@ -195,32 +239,32 @@ def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
                 408,
                 "too-slow",
                 f"the request took more than {seconds:g} seconds to arrive; send it again.",
-                {"Connection": "close"},
             ) from None
         taken += len(message.get("body", b""))
         done = message["type"] != "http.request" or not message.get("more_body", False)
         if taken > most:
             raise too_large(most)
+        if done:
+            arrived()
         return message
 
     return bounded
 
 
-def _with_headers(send: Send, path: str) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message["headers"]}
-            more = dict(HEADERS)
-            if path.startswith("/v1/") or path in ("/metrics", "/healthz"):
-                more["Cache-Control"] = "no-store"
-            message["headers"] = [
-                *message["headers"],
-                *(
-                    (name.lower().encode(), value.encode())
-                    for name, value in more.items()
-                    if name.lower().encode() not in there
-                ),
-            ]
-        await send(message)
+class _Answer:
+    """Sends an answer with the headers that every answer carries."""
 
-    return sending
+    def __init__(self, send: Send, path: str) -> None:
+        self._send, self.begun = send, False
+        self._more = dict(HEADERS)
+        if path.startswith("/v1/") or path in ("/metrics", HEALTH):
+            self._more["Cache-Control"] = "no-store"
+
+    async def send(self, message: Message) -> None:
+        """One message of it."""
+        if message["type"] == "http.response.start":
+            self.begun = True
+            there = {name.lower() for name, _ in message["headers"]}
+            more = [(name.lower().encode(), value.encode()) for name, value in self._more.items()]
+            message["headers"] = [*message["headers"], *(each for each in more if each[0] not in there)]
+        await self._send(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import sys
 import threading
@@ -19,12 +20,15 @@ import uvicorn
 from diptych import storage
 from diptych.checks import InputError, count
 from diptych.service.app import create_app
+from diptych.service.connections import ACCEPTED_AT_ONCE, protocol, raise_file_limit
 from diptych.service.limits import Limits
 from diptych.service.reload import Shelf
 from diptych.service.security import check_token
 from diptych.service.service import Service
 
 GRACE_SECONDS = 15
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,16 @@ def serve(
         run(service, listener, log_queries=settings.log_queries, browser=browser, say=say)
 
 
+class _Server(uvicorn.Server):
+    """A server that accepts a few connections at once, and lets many wait for that."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen: asyncio takes both numbers for one, and sets the second by the first."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
+
 def run(
     service: Service,
     listener: socket.socket,
@@ -113,8 +127,12 @@ def run(
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
+        http=protocol(service.limits, raise_file_limit()),
+        backlog=ACCEPTED_AT_ONCE,
+        # Anybody can write X-Forwarded-For: it is believed from those that the operator names, if any.
+        proxy_headers=bool(os.environ.get("FORWARDED_ALLOW_IPS")),
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     url = address(listener)
     counts = service.served.describe()["items"]
     say(f"{service.served.name}: {count(counts['image'], 'picture')}, {count(counts['text'], 'sentence')}")
@@ -133,7 +151,7 @@ def listening(host: str, port: int) -> socket.socket:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(

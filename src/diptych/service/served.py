@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,9 +16,19 @@ from diptych import storage
 from diptych.cca import AWCCA
 from diptych.cca.weighting import NAMES
 from diptych.checks import TASKS, InputError
+from diptych.fusion import Fusion
 from diptych.report.card import PICTURE
 from diptych.retrieval import Hit, Item, Pack, Retriever
-from diptych.retrieval.items import View
+from diptych.retrieval.embedding import layout_of
+from diptych.retrieval.items import VIEWS, View
+from diptych.service.schemas import Matrix
+
+log = logging.getLogger("diptych.service")
+
+UNABLE: dict[View, str] = {
+    "image": "This server has no image encoder for this model; choose a picture of the index instead.",
+    "text": "This server has no text encoder for this model; choose a caption of the index instead.",
+}
 
 CAPTIONS_SHOWN = 5
 EXAMPLES = 8
@@ -61,7 +72,11 @@ class Served:
         if card.is_file() and not card.is_symlink() and card.stat().st_size <= MAX_CARD_BYTES:
             text = card.read_text("utf-8", errors="replace")
         digest = storage.file_digest(place / storage.CONFIG)[:12]
-        return cls(retriever, Path(folder).absolute().name, digest, text)
+        served = cls(retriever, Path(folder).absolute().name, digest, text)
+        for view in VIEWS:
+            if (reason := served._unable(view)) is not None:
+                log.warning("%s", reason)
+        return served
 
     @property
     def version(self) -> str:
@@ -72,8 +87,40 @@ class Served:
         """The item of this id, if there is one."""
         return self.retriever.collection.items.find(item_id)
 
+    def widths(self, view: View) -> int | dict[str, int]:
+        """How many numbers the features of a view have; where they are made of named blocks, of each."""
+        model = self.retriever.collection.fitted.model
+        blocks = layout_of(model, view) if isinstance(model, Fusion) else {}
+        return blocks if len(blocks) > 1 else self.retriever.collection.embedding.features(view)
+
+    def rows(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
+        """Features that a request carries as rows that this model takes."""
+        widths = self.widths(view)
+        if isinstance(features, np.ndarray):
+            width = widths if isinstance(widths, int) else sum(widths.values())
+            if features.shape[1] != width:
+                raise InputError(
+                    f"the features have {features.shape[1]} numbers; this model's {view}s have {width}."
+                )
+            return features
+        if isinstance(widths, int):
+            raise InputError(f"the features of this model's {view}s are no named blocks; give one list.")
+        given = {name: rows.shape[1] for name, rows in features.items()}
+        if given != widths:
+            raise InputError(
+                f"the features have the blocks {_listed(given)}; those of this model's {view}s are "
+                f"{_listed(widths)}."
+            )
+        return np.concatenate([features[name] for name in widths], axis=1)
+
     def missing(self, view: View) -> str | None:
-        """Why queries of a view cannot be encoded here; None: they can."""
+        """Why queries of a view cannot be encoded here, for whoever asks; None: they can.
+
+        What to do about it is the operator's business, and is logged when the model is loaded.
+        """
+        return None if self._unable(view) is None else UNABLE[view]
+
+    def _unable(self, view: View) -> str | None:
         encoders = self.retriever.encoders
         if (encoders.image if view == "image" else encoders.text) is not None:
             return None
@@ -122,6 +169,7 @@ class Served:
             else {},
             "examples": _examples(found),
             "facets": _facets(found[:_LOOKED_AT]),
+            "features": {view: self.widths(view) for view in VIEWS},
             "can": {"text": self.missing("text"), "image": self.missing("image")},
             "card": self.card.replace(f"]({PICTURE})", "]()"),
         }
@@ -152,9 +200,14 @@ class Served:
         return [{"id": one.id, "text": one.text} for one in own]
 
 
+def _listed(widths: dict[str, int]) -> str:
+    """Some blocks and their widths, in words."""
+    return ", ".join(f"{name[:60]!r} ({width})" for name, width in list(widths.items())[:12])
+
+
 def links(item_id: str) -> dict[str, str]:
     """Where a picture of the index is shown."""
-    place = f"/v1/items/{quote(item_id, safe='')}"
+    place = f"/v1/items/{quote(item_id, safe='', errors='surrogatepass')}"
     return {"image_url": f"{place}/image", "thumbnail": f"{place}/thumbnail"}
 
 

@@ -27,6 +27,9 @@ from diptych.service.writing import unknown
 T = TypeVar("T")
 P = ParamSpec("P")
 
+COUNT_SECONDS = 1.0
+"""To count the items of a shared collection."""
+
 WORDS: dict[View, str] = {"image": "picture", "text": "caption"}
 
 
@@ -63,8 +66,9 @@ class Service:
         self._eyes = asyncio.Semaphore(self.limits.decoders)
         self._looking = 0
         self._folding: asyncio.Task[None] | None = None
+        self._items: asyncio.Future[int] | None = None
         for name, about, value in (
-            ("diptych_items", "Items of the index.", lambda: len(self.served.retriever.collection.items)),
+            ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._counted),
             ("diptych_questions_inside", "Questions that wait or are answered.", lambda: self.desk.inside),
             ("diptych_thumbnail_bytes", "Memory of kept thumbnails.", lambda: self.pictures.kept_bytes),
             ("diptych_reloads_loaded", "Versions put in service.", lambda: self.shelf.reloads["loaded"]),
@@ -101,6 +105,18 @@ class Service:
         if self.served.retriever.collection.shared:
             return await self.desk.run(ask, *args, **kwargs)
         return ask(*args, **kwargs)
+
+    async def counters(self) -> bytes:
+        """All counters, for Prometheus, which does not wait for a database that is away."""
+        if self._items is None or self._items.done():
+            self._items = asyncio.ensure_future(self.look(len, self.served.retriever.collection.items))
+        await asyncio.wait({self._items}, timeout=COUNT_SECONDS)
+        return self.meter.text()
+
+    def _counted(self) -> float:
+        if self._items is None or not self._items.done() or self._items.exception() is not None:
+            return float("nan")
+        return float(self._items.result())
 
     async def found(
         self,
@@ -154,7 +170,13 @@ class Service:
             raise Problem(422, "no-features", "the features of this item were not kept, nor is it itself.")
         if view == "text":
             return await self.desk.run(served.retriever.encoders.encode_texts, things)
-        return np.concatenate([await self.features(served, path=path) for path in things])
+        blocks = []
+        for item_id, path in zip(ids, things, strict=True):
+            try:
+                blocks.append(await self.features(served, path=path))
+            except UnreadableImage:
+                raise no_picture(item_id) from None
+        return np.concatenate(blocks)
 
     async def shown(self, item_id: str, side: int) -> Any:
         """A picture of the index for a browser."""
@@ -167,10 +189,7 @@ class Service:
         try:
             return await self.pictures.shown(served.version, item.id, item.path, side)
         except UnreadableImage:
-            # The reason names a place on this machine, which is nobody's business.
-            raise Problem(
-                404, "no-picture", f"the file of {item_id[:200]!r} is missing, or is no picture."
-            ) from None
+            raise no_picture(item_id) from None
 
     def fold_later(self) -> None:
         """Save what was added once there is much of it, while requests go on."""
@@ -183,6 +202,11 @@ class Service:
                 await asyncio.to_thread(self.shelf.fold)
 
         self._folding = asyncio.create_task(fold())
+
+
+def no_picture(item_id: str) -> Problem:
+    """A file that cannot be opened; the reason names a place on this machine, which is nobody's business."""
+    return Problem(404, "no-picture", f"the file of {item_id[:200]!r} is missing, or is no picture.")
 
 
 def _kept(served: Served, view: View, ids: list[str]) -> np.ndarray[Any, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.routing import BaseRoute, Match
 
 from diptych.service.security import App, Message, Receive, Scope, Send
 
@@ -60,12 +61,16 @@ class Watch:
         The application.
     meter
         Where they are counted.
+    routes
+        What a request that was turned away on its way may have asked for.
     log_queries
         Log what was asked as well, not only that something was.
     """
 
-    def __init__(self, app: App, meter: Meter, log_queries: bool = False) -> None:
-        self._app, self._meter, self._log_queries = app, meter, log_queries
+    def __init__(
+        self, app: App, meter: Meter, routes: Sequence[BaseRoute] = (), log_queries: bool = False
+    ) -> None:
+        self._app, self._meter, self._routes, self._log_queries = app, meter, routes, log_queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -87,13 +92,19 @@ class Watch:
         finally:
             self._meter.open.dec()
             taken = time.perf_counter() - start
-            # The pattern of a route, never its path: that would make a series of every id.
-            route = getattr(scope.get("route"), "path_format", "unmatched")
+            route = self._route(scope)
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._meter.requests.labels(route, method, str(status)).inc()
             self._meter.seconds.labels(route).observe(taken)
             if access.isEnabledFor(logging.INFO):
                 self._log(scope, route, status, size, taken)
+
+    def _route(self, scope: Scope) -> str:
+        """The pattern of a route, never its path: that would make a series of every id."""
+        route = scope.get("route") or next(
+            (each for each in self._routes if each.matches(scope)[0] is not Match.NONE), None
+        )
+        return str(getattr(route, "path_format", "unmatched"))
 
     def _log(self, scope: Scope, route: str, status: int, size: int, taken: float) -> None:
         who = scope["client"][0] if scope.get("client") else "-"

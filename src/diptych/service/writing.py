@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,31 +47,38 @@ class Writer:
     def add(
         self,
         retriever: Retriever,
-        picture: tuple[bytes, np.ndarray[Any, Any]] | None,
-        captions: list[str],
+        picture: tuple[bytes | None, np.ndarray[Any, Any]] | None,
+        captions: Sequence[str | None],
         item_id: str | None,
         metadata: dict[str, Any],
+        caption_rows: np.ndarray[Any, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take in a picture (its file and its features) with its captions, or captions alone."""
+        """Take in a picture with its captions, or either alone.
+
+        A picture is its file, if there is one, and its features. Captions that were given by their features
+        come with ``caption_rows``, and are None where nothing else is known of them.
+        """
         with self._lock:
             items = retriever.collection.items
             name = item_id or f"item-{uuid4().hex[:12]}"
-            entry: Entry = {"op": "add", "captions": captions, "metadata": metadata}
-            rows = None
-            if picture is not None:
-                content, rows = picture
-                entry["file"] = str(self.journal.keep(content))
-            entry["id"] = name
-            taken = [one for one in named(entry) if one in items]
+            entry: Entry = {"op": "add", "id": name, "captions": list(captions), "metadata": metadata}
+            content, rows = picture or (None, None)
+            has_picture = rows is not None
+            taken = [one for one in named(entry, has_picture) if one in items]
             if taken:
                 raise Problem(409, "taken", f"there is an item {taken[0]!r} already; choose another id.")
+            if content is not None:
+                entry["file"] = str(self.journal.keep(content))
+            elif rows is not None:
+                entry["features"] = _as_text(rows)
+            if caption_rows is not None:
+                entry["caption_features"] = _as_text(caption_rows)
             ids = put(retriever, entry, rows)
             try:
                 self._note(retriever, entry)
             except OSError:
                 retriever.remove([one for one in ids if one in items])
                 raise
-            has_picture = picture is not None
             return {"image": name if has_picture else None, "captions": ids[1:] if has_picture else ids}
 
     def remove(self, retriever: Retriever, item_id: str) -> int:
@@ -110,28 +118,34 @@ class Writer:
         items = retriever.collection.items
         if entry["op"] == "remove":
             return entry["id"] in items and retriever.remove(entry["id"]) > 0
-        if any(name in items for name in named(entry)):
+        if any(name in items for name in named(entry, "file" in entry or "features" in entry)):
             return False
         rows = None
         if "file" in entry:
             # It was opened within the limits when it was sent.
             rows = retriever.encoders.encode_images([open_image(entry["file"], max_pixels=2**31)])
+        elif "features" in entry:
+            rows = _as_rows(entry["features"], 1)
         put(retriever, entry, rows)
         return True
 
 
-def named(entry: Entry) -> list[str]:
+def named(entry: Entry, has_picture: bool) -> list[str]:
     """The ids of an addition: the picture's, then its captions'."""
     own = [f"{entry['id']}#{i}" for i in range(len(entry["captions"]))]
-    return [entry["id"], *own] if "file" in entry else own
+    return [entry["id"], *own] if has_picture else own
 
 
 def put(retriever: Retriever, entry: Entry, rows: np.ndarray[Any, Any] | None) -> list[str]:
     """Do what an addition says."""
-    names, texts = named(entry), entry["captions"]
+    names, texts = named(entry, rows is not None), entry["captions"]
     metadata: dict[str, Any] = entry["metadata"]
     about = dict.fromkeys(names, metadata)
-    of_captions = retriever.encoders.encode_texts(texts) if texts else None
+    of_captions = None
+    if "caption_features" in entry:
+        of_captions = _as_rows(entry["caption_features"], len(texts))
+    elif texts:
+        of_captions = retriever.encoders.encode_texts(texts)
     if rows is None:
         return retriever.add(captions=of_captions, texts=texts, caption_ids=names, metadata=about)
     return retriever.add(
@@ -141,9 +155,18 @@ def put(retriever: Retriever, entry: Entry, rows: np.ndarray[Any, Any] | None) -
         ids=names[:1],
         caption_ids=names[1:] if texts else None,
         texts=texts if texts else None,
-        paths=[entry["file"]],
+        paths=[entry.get("file")],
         metadata=about,
     )
+
+
+def _as_text(rows: np.ndarray[Any, Any]) -> str:
+    """Features as a journal keeps them: exactly, and in a quarter of the room of decimals."""
+    return base64.b64encode(rows.astype("<f4").tobytes()).decode("ascii")
+
+
+def _as_rows(text: str, count: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(base64.b64decode(text), "<f4").reshape(count, -1).astype(np.float32)
 
 
 def unknown(item_id: str) -> Problem:

@@ -16,7 +16,7 @@ from pgvector.psycopg import register_vector
 from psycopg.pq import TransactionStatus
 
 from diptych.checks import InputError
-from diptych.retrieval.collection import UnavailableError
+from diptych.retrieval.collection import RefusedError, UnavailableError
 from diptych.retrieval.postgres.address import Address
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -81,7 +81,7 @@ class Connections:
                 time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311, so that not all come back at once
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except psycopg.Error as error:
-                raise InputError(f"{self._name} refused: {self._said(error)}.") from None
+                raise RefusedError(f"{self._name} refused: {self._said(error)}.") from None
 
     def close(self) -> None:
         """Let go of the connections that nobody uses."""

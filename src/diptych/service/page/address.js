@@ -6,10 +6,8 @@ const FILTER = "where.";
 
 export function read(location) {
   const query = new URLSearchParams(location.search);
-  const where = {};
-  for (const [name, value] of query) {
-    if (name.startsWith(FILTER)) where[name.slice(FILTER.length)] = value;
-  }
+  const named = [...query].filter(([name]) => name.startsWith(FILTER));
+  const where = Object.fromEntries(named.map(([name, value]) => [name.slice(FILTER.length), value]));
   const k = Number.parseInt(query.get("k") ?? "", 10);
   return {
     model: location.hash === "#model",

@@ -4,7 +4,7 @@ import { api, Problem } from "./api.js";
 import { nothing, read, toCaption, toPicture, toWords, write } from "./address.js";
 import { ask, modeOf } from "./asking.js";
 import { columns } from "./compare.js";
-import { by, h, plural, show } from "./dom.js";
+import { by, h, isolated, plural, show } from "./dom.js";
 import { describe } from "./model.js";
 import { button, ignored, nothingFound, notice, samples, sentences, tokenForm, trouble } from "./notices.js";
 import { showQuery } from "./query.js";
@@ -13,6 +13,7 @@ import { listen } from "./gestures.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
+const TOKEN = "#token=";
 
 let state = { ...read(location), upload: null };
 let model = null;
@@ -41,7 +42,8 @@ function layOut(mode) {
   else desk.append(by("pictures"));
   by("toolbar").hidden = mode === "empty";
   by("compare").setAttribute("aria-pressed", String(state.compare));
-  by("compare").hidden = model?.weightings.length === 0;
+  by("compare").hidden = model.weightings.length === 0;
+  show(by("door"));
   by("search").hidden = state.model;
   by("model").hidden = !state.model;
   by(state.model ? "to-search" : "to-model").removeAttribute("aria-current");
@@ -60,8 +62,8 @@ function filters() {
       else delete where[name];
       go({ ...state, where }, { focus: false });
     } }, h("option", { value: "" }, "all"),
-    values.map((value) => h("option", { value: String(value), selected: state.where[name] === String(value) }, String(value))));
-    return h("span", { class: "filter" }, h("label", { for: id }, name), select);
+    values.map((value) => h("option", { value: String(value), dir: "auto", selected: state.where[name] === String(value) }, String(value))));
+    return h("span", { class: "filter" }, h("label", { for: id, dir: "auto" }, name), select);
   }));
 }
 
@@ -74,20 +76,21 @@ function more(mode, hits) {
 
 function said(mode, hits, seconds, item) {
   const what = mode === "search" ? plural(hits.length, "picture") : plural(hits.length, "sentence");
-  const query = mode === "search" ? `“${item?.text ?? (state.q.trim() || state.caption)}”` : "this picture";
-  const status = `${what} for ${query}`;
-  show(by("status"), h("span", {}, status), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
+  const words = mode === "search" ? item?.text ?? (state.q.trim() || state.caption) : null;
+  const query = words === null ? "this picture" : ["“", h("bdi", {}, words), "”"];
+  show(by("status"), h("span", {}, `${what} for `, query), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
+  const status = `${what} for ${words === null ? "this picture" : `“${isolated(words)}”`}`;
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
-  by("said").textContent = best ? `${status}. The best: ${best}` : status;
+  by("said").textContent = best ? `${status}. The best: ${isolated(best)}` : status;
 }
 
 async function render({ focus = true, restored = false } = {}) {
   running?.abort();
-  if (model?.weightings.length === 0) state.compare = false;
+  if (!model) return;
+  if (model.weightings.length === 0) state.compare = false;
   const mode = modeOf(state);
   layOut(mode);
-  document.title = state.model ? "Model · Diptych" : state.q ? `${state.q} · Diptych` : "Diptych";
-  if (!model) return;
+  document.title = state.model ? "Model · Diptych" : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
   if (state.model) {
     show(by("model"), describe(model));
     if (focus) by("model").querySelector("h1").focus({ preventScroll: true });
@@ -152,10 +155,17 @@ function failed(problem, place) {
   by("said").textContent = [...shown.querySelectorAll("p")].map((part) => part.textContent).join(". ");
 }
 
+/** Say something instead of the page, which stays as it is behind it. */
+function instead(shown) {
+  by("search").hidden = true;
+  by("model").hidden = true;
+  show(by("door"), shown);
+}
+
 function signIn() {
-  by("toolbar").hidden = true;
+  model = null;
   const form = tokenForm(enter);
-  show(by("desk"), form);
+  instead(form);
   form.querySelector("input").focus();
 }
 
@@ -169,9 +179,18 @@ async function enter(token) {
   return "";
 }
 
+/** A part of an address as it was meant; what is no such part, as it is. */
+function plainly(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 async function start() {
-  if (location.hash.startsWith("#token=")) {
-    const token = decodeURIComponent(location.hash.slice(7));
+  if (location.hash.startsWith(TOKEN)) {
+    const token = plainly(location.hash.slice(TOKEN.length));
     history.replaceState(null, "", location.pathname + location.search);
     await api.session(token).catch(() => null);
   }
@@ -179,10 +198,10 @@ async function start() {
     model = await api.model();
   } catch (problem) {
     if (problem.status === 401) signIn();
-    else show(by("desk"), notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
+    else instead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
     return;
   }
-  by("which").textContent = `${model.name} · ${plural(model.items.image, "picture")} · ${plural(model.items.text, "sentence")}`;
+  show(by("which"), h("bdi", {}, model.name), ` · ${plural(model.items.image, "picture")} · ${plural(model.items.text, "sentence")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
@@ -210,6 +229,10 @@ listen({
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
   section: (isModel) => go({ ...state, model: isModel }),
   moved: () => {
+    if (location.hash.startsWith(TOKEN)) {
+      start();
+      return;
+    }
     state = { ...read(location), upload: null };
     render({ focus: false, restored: true });
   },

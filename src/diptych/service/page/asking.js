@@ -13,7 +13,8 @@ function filter(state, model) {
   const names = Object.keys(state.where);
   if (!names.length) return null;
   return Object.fromEntries(names.map((name) => {
-    const known = (model.facets[name] ?? []).find((value) => String(value) === state.where[name]);
+    const values = Object.hasOwn(model.facets, name) ? model.facets[name] : [];
+    const known = values.find((value) => String(value) === state.where[name]);
     return [name, known ?? state.where[name]];
   }));
 }

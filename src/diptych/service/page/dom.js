@@ -21,6 +21,9 @@ export const by = (id) => document.getElementById(id);
 
 export const show = (element, ...children) => element.replaceChildren(...children.flat().filter(Boolean));
 
+/** Words of a user or a model within a plain string, so that their direction does not turn what is around. */
+export const isolated = (text) => `\u2068${text}\u2069`;
+
 export const number = (value) => new Intl.NumberFormat("en").format(value);
 
 export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;

@@ -18,7 +18,7 @@ function facts(model) {
     ["Weighting", model.weighting],
     ["Selected on", model.facts.selection?.pairs ?? "nothing"],
     ["Version", `${model.version}, diptych ${model.library}`],
-  ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", { dir: "auto" }, value))));
 }
 
 function recalls(metrics) {
@@ -66,7 +66,7 @@ function maps(model) {
 
 export function describe(model) {
   return [
-    h("h1", { class: "model-name", tabindex: "-1" }, model.name),
+    h("h1", { class: "model-name", tabindex: "-1", dir: "auto" }, model.name),
     facts(model),
     h("h2", {}, "How good it is"),
     h("p", { class: "note" }, model.facts.quality ?? "It was not measured."),

@@ -1,7 +1,7 @@
 // The states that are no results: nothing asked, nothing found, something wrong.
 
 import { toCaption, toPicture, write } from "./address.js";
-import { h } from "./dom.js";
+import { h, isolated } from "./dom.js";
 import { frame } from "./results.js";
 
 export function notice(title, detail, ...actions) {
@@ -22,7 +22,7 @@ export function trouble(problem, again, state, clear) {
   if (problem.kind === "bad-input" && problem.message.includes("no word")) {
     const words = problem.message.match(/knows: (.*?);/)?.[1];
     return notice("No word the model knows",
-      `It has not met ${words ?? "these words"} in the sentences it was fitted on. Try others, or begin with an example.`);
+      `It has not met ${words ? isolated(words) : "these words"} in the sentences it was fitted on. Try others, or begin with an example.`);
   }
   if (problem.kind === "bad-input" && problem.message.startsWith("where names")) return nothingFound(state, clear);
   if (problem.status === 0) return notice("The server does not answer", problem.message, button("Try again", again));
@@ -57,7 +57,7 @@ export function sentences(model, state) {
   return h("div", { class: "begin" },
     h("h3", {}, model.can.text === null ? "For example" : "Begin with a caption of the index"),
     h("ul", { class: "examples" }, some.slice(0, 6).map((one) =>
-      h("li", {}, h("a", { href: write(toCaption(state, one.id)), "data-caption": one.id }, one.text ?? one.id)))));
+      h("li", {}, h("a", { href: write(toCaption(state, one.id)), "data-caption": one.id, dir: "auto" }, one.text ?? one.id)))));
 }
 
 export function samples(model, state) {
@@ -66,7 +66,7 @@ export function samples(model, state) {
   return h("div", { class: "begin" },
     h("h3", {}, "Or begin with one of these"),
     h("ul", { class: "samples" }, some.map((one) =>
-      h("li", {}, h("a", { href: write(toPicture(state, one.id)), "data-image": one.id, "aria-label": `Sentences for the picture ${one.id}` },
+      h("li", {}, h("a", { href: write(toPicture(state, one.id)), "data-image": one.id, "aria-label": `Sentences for the picture ${isolated(one.id)}` },
         frame(one.id, true, one.id, { lazy: false }))))));
 }
 

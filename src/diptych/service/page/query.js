@@ -1,7 +1,7 @@
 // The side that asks: words in the box, or a picture and its name.
 
 import { by, h, show } from "./dom.js";
-import { sentence, sentences } from "./notices.js";
+import { sentences } from "./notices.js";
 import { frame } from "./results.js";
 
 let previewed = { file: null, url: "" };
@@ -30,7 +30,7 @@ function picture(state, item) {
     ? h("span", { class: "frame" }, h("img", { src: preview(state.upload), alt: "", onerror: (event) => event.target.remove() }))
     : frame(state.image, item.picture, item.captions?.[0]?.text ?? "", { lazy: false, whole: true });
   return h("figure", { class: "chosen" }, whole,
-    h("figcaption", {}, h("span", {}, name),
+    h("figcaption", {}, h("span", { dir: "auto" }, name),
       state.upload ? h("span", {}, "It stays in this window: the address does not hold it.") : null));
 }
 
@@ -44,10 +44,10 @@ export function showQuery(state, mode, model, item, restored = false) {
   by("clear").hidden = field.value === "";
   field.disabled = model.can.text !== null;
   grow(field);
-  by("words-note").textContent = model.can.text !== null ? sentence(model.can.text)
+  by("words-note").textContent = model.can.text !== null ? model.can.text
     : (mode === "search" && item?.image ? "A caption of the index; its own picture is marked." : "");
   if (mode === "annotate") show(by("pictures-body"), state.upload || item ? picture(state, item) : null);
   if (mode === "search") show(by("words-body"), h("div", { class: "aside" }, sentences(model, state)));
   by("drop").classList.toggle("off", model.can.image !== null);
-  if (model.can.image !== null) by("drop-text").textContent = sentence(model.can.image);
+  if (model.can.image !== null) by("drop-text").textContent = model.can.image;
 }

@@ -28,7 +28,7 @@ export function frame(id, hasPicture, words, { lazy = true, whole = false } = {}
   const inside = h("span", { class: "frame" });
   const fallback = () => {
     inside.classList.add("no-picture");
-    inside.replaceChildren(h("span", {}, words || id));
+    inside.replaceChildren(h("span", { dir: "auto" }, words || id));
   };
   if (!hasPicture) {
     fallback();
@@ -48,7 +48,7 @@ export function pictures(hits, state, own) {
       h("a", { class: "tile", href: write(toPicture(state, hit.id)), "data-image": hit.id },
         h("span", { class: "held" }, frame(hit.id, hit.picture, words, { lazy: place > 11 }),
           mine ? ownMark("its own") : null),
-        h("span", { class: "words-of" }, words || hit.id),
+        h("span", { class: "words-of", dir: "auto" }, words || hit.id),
         score(hit.score, bars[place])));
   }));
 }
@@ -62,7 +62,7 @@ export function captions(hits, state, own) {
       h("a", { class: "line", href: write(toCaption(state, hit.id)), "data-caption": hit.id },
         hit.thumbnail ? h("img", { src: hit.thumbnail, alt: "", loading: "lazy", width: 56, height: 56 })
           : seen && h("span", { class: "blank", "aria-hidden": "true" }),
-        h("span", { class: "sentence" }, hit.text ?? hit.id, mine ? ownMark("its own") : null),
+        h("span", { class: "sentence" }, h("bdi", {}, hit.text ?? hit.id), mine ? ownMark("its own") : null),
         score(hit.score, bars[place])));
   }));
 }

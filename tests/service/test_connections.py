@@ -1,0 +1,279 @@
+"""Clients that keep a server waiting: they are bounded, and nobody else notices them."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from diptych.service.connections import HEADER_BYTES, Waiting, raise_file_limit
+from diptych.service.limits import Limits
+from diptych.service.problems import Problem
+from diptych.service.security import Gate
+
+TOKEN = "0123456789abcdef0123"
+HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+
+
+def body_of(length):
+    return (
+        b"POST /v1/session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n{" % length
+    )
+
+
+def place(url):
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def send(url, content):
+    """A connection on which something was sent, and nothing else will be."""
+    connection = socket.create_connection(place(url), timeout=30)
+    connection.sendall(content)
+    return connection
+
+
+def is_closed(connection, seconds=0.0):
+    """Whether the server has closed a connection, or does so in time; what it sends before is read."""
+    connection.settimeout(max(seconds, 0.001))
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_half_sent_requests_shut_nobody_out(live_guarded, easy):
+    """1,100 half-sent headers and 300 unfinished bodies, all of one address, beside honest clients of it."""
+    raise_file_limit()
+    stop, took, wrong = threading.Event(), [], []
+
+    def ask(kept):
+        """Health without the token, then a search with it; on a connection that is kept, or on new ones."""
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(httpx.Client(base_url=live_guarded, timeout=20))
+            while not stop.is_set():
+                if not kept:
+                    client = stack.enter_context(httpx.Client(base_url=live_guarded, timeout=20))
+                start = time.monotonic()
+                try:
+                    answers = (
+                        client.get("/healthz"),
+                        client.post(
+                            "/v1/search",
+                            json={"text": easy.text, "k": 3},
+                            headers={"Authorization": f"Bearer {TOKEN}"},
+                        ),
+                    )
+                    wrong.extend(answer.text for answer in answers if answer.status_code != 200)
+                except httpx.TransportError as error:
+                    wrong.append(repr(error))
+                took.append(time.monotonic() - start)
+                time.sleep(0.02)
+
+    honest = [threading.Thread(target=ask, args=(kept,)) for kept in (True, True, False)]
+    for thread in honest:
+        thread.start()
+    slow = []
+    try:
+        for number in range(1400):
+            slow.append(send(live_guarded, body_of(100) if number % 14 < 3 else HALF))
+        before, until = len(took), time.monotonic() + 3
+        while time.monotonic() < until or len(took) < before + 20:
+            for connection in slow:
+                with contextlib.suppress(OSError):
+                    connection.send(b" ")
+            time.sleep(0.5)
+        closed = sum(map(is_closed, slow))
+    finally:
+        stop.set()
+        for thread in honest:
+            thread.join()
+        for connection in slow:
+            connection.close()
+    assert wrong == []
+    assert len(took) > 30
+    assert max(took) < 5
+    assert closed >= 1400 - Limits().unfinished_per_address
+
+
+def test_headers_have_a_clock(live_hurried):
+    slow = [send(live_hurried, HALF), send(live_hurried, b"")]
+    kept = send(live_hurried, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert b"200 OK" in kept.recv(65536)
+    kept.sendall(HALF)  # the next request on a connection that has answered one
+    for connection in (*slow, kept):
+        for _ in range(40):  # a byte now and then does not stop the clock
+            with contextlib.suppress(OSError):
+                connection.send(b"x")
+            if is_closed(connection, 0.1):
+                break
+        else:
+            raise AssertionError("it is still open")
+        connection.close()
+
+
+def test_endless_headers_are_cut_off(live_guarded):
+    with send(live_guarded, HALF) as connection:
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                connection.sendall(b"x" * (HEADER_BYTES // 8))
+        assert is_closed(connection, 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "status"),
+    [
+        ("/v1/search", b"", b"401"),
+        ("/v1/session", b"", b"413"),
+        ("/v1/annotate", b"Authorization: Bearer %s\r\n" % TOKEN.encode(), b"413"),
+    ],
+)
+def test_a_refused_body_is_answered_and_not_read_on(live_guarded, path, extra, status):
+    """The answer arrives although the body is still being sent; the connection takes no more after it."""
+    head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%s" % (
+        path.encode(),
+        extra,
+    )
+    with send(live_guarded, head + b"Content-Length: 8000000000\r\n\r\n" + b"x" * 100_000) as connection:
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < 400_000_000:
+                sent += connection.send(b"x" * 2**20)
+        assert sent < 100_000_000
+
+
+def test_a_reader_that_takes_nothing_is_let_go(live_hurried):
+    ask = b"GET /v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(place(live_hurried))
+        connection.settimeout(1)
+        closed, until = False, time.monotonic() + 30
+        while not closed and time.monotonic() < until:
+            try:
+                connection.sendall(ask * 200)
+            except TimeoutError:
+                pass  # neither side takes anything
+            except OSError:
+                closed = True
+        assert closed
+
+
+class Closing:
+    """A connection that can be closed, for the queue alone."""
+
+    def __init__(self):
+        self.transport, self.closed = self, False
+
+    def abort(self):
+        self.closed = True
+
+
+def test_the_oldest_of_an_address_gives_way_then_the_oldest_of_all():
+    waiting = Waiting(most=4, most_of_one=3)
+    busy = [Closing() for _ in range(4)]
+    for one in busy:
+        waiting.enter(one, "a")
+    assert [one.closed for one in busy] == [True, False, False, False]
+    waiting.enter(busy[1], "a")  # it waits already: its place is the same
+    others = [Closing() for _ in range(2)]
+    for one in others:
+        waiting.enter(one, "b")
+    assert [one.closed for one in busy] == [True, True, False, False]
+    assert len(waiting) == 4
+    waiting.leave(busy[2])
+    waiting.leave(busy[2])
+    assert len(waiting) == 3
+
+
+def asked(path, headers=(), method="POST"):
+    named = {"host": "127.0.0.1", "content-type": "application/json", **dict(headers)}
+    return {
+        "type": "http",
+        "path": path,
+        "method": method,
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+    }
+
+
+def test_unfinished_bodies_take_no_place_from_requests_that_have_arrived():
+    async def answer(scope, receive, send):
+        if scope["method"] == "POST":
+            while (await receive()).get("more_body"):
+                pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def run():
+        gate = Gate(answer, Limits(requests=2), TOKEN)
+        never = asyncio.Event()
+        statuses = []
+
+        async def unfinished():
+            await never.wait()
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        length = {"content-length": "100"}
+        slow = [asyncio.create_task(gate(asked("/v1/session", length), unfinished, send)) for _ in range(10)]
+        await asyncio.sleep(0.05)
+        assert statuses == []
+
+        async def whole():
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        known = {"authorization": f"Bearer {TOKEN}"}
+        await gate(asked("/healthz", method="GET"), whole, send)
+        await gate(asked("/v1/search", length | known), whole, send)
+        await gate(asked("/v1/session", length), whole, send)
+        assert statuses == [200, 200, 200]
+        # Requests of those who have proven the token are counted from the start, apart from strangers'.
+        trusted = [
+            asyncio.create_task(gate(asked("/v1/search", length | known), unfinished, send)) for _ in range(2)
+        ]
+        await asyncio.sleep(0.05)
+        await gate(asked("/v1/search", length | known), whole, send)
+        await gate(asked("/v1/session", length), whole, send)
+        await gate(asked("/healthz", method="GET"), whole, send)
+        for task in (*slow, *trusted):
+            task.cancel()
+        return statuses[3:]
+
+    assert asyncio.run(run()) == [503, 200, 200]
+
+
+def test_a_request_that_arrives_when_all_places_are_taken_is_told_to_come_back():
+    async def run():
+        found = []
+
+        async def answer(scope, receive, send):
+            try:
+                await receive()
+            except Problem as problem:
+                found.append(problem.status_code)
+                raise
+
+        async def send(message):
+            found.append(message.get("status"))
+
+        async def whole():
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        gate = Gate(answer, Limits(requests=1))
+        gate._inside[False] = 1
+        await gate(asked("/v1/search", {"content-length": "2"}), whole, send)
+        return found
+
+    assert asyncio.run(run())[:2] == [503, 503]
