@@ -18,7 +18,7 @@ from diptych.cca import persistence
 from diptych.cca.blocks import are_blocks
 from diptych.cca.canonical import CanonicalModel, regularized_cca
 from diptych.cca.engine import Engine
-from diptych.cca.filters import named_filters
+from diptych.cca.filters import SpectralFilter, check_filter, named_filters
 from diptych.cca.fitting import Fitting, Selected
 from diptych.cca.moments import PRECISIONS, Moments, Precision
 from diptych.cca.parameters import (
@@ -27,6 +27,7 @@ from diptych.cca.parameters import (
     check_alone,
     check_selection,
     grown,
+    grows_with_pairs,
     params_by_task,
     params_in_use,
 )
@@ -56,9 +57,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    filter : {"tikhonov", "tsvd", "guided"}
+    filter : {"tikhonov", "tsvd", "guided"}, SpectralFilter or callable
         Regularisation: Tikhonov (γ added to the squared singular values), truncated SVD (the first k
-        directions), or Tikhonov with γ = σ²_k at a truncated SVD's k.
+        directions), Tikhonov with γ = σ²_k at a truncated SVD's k, or a spectral filter of your own; see
+        ``diptych.cca.SpectralFilter``.
     params : pair, dict or None
         ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
         ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
@@ -69,7 +71,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         theory (Tikhonov), for when there is too little to select on. The last three take no validation.
     grid : int, pair
         Where the search looks: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ²
-        or in rank; or one array of parameters for each view. A plain number means ``"log"``.
+        or in rank; or one array of parameters for each view. A plain number means ``"log"``. Where the best
+        point lies on the edge, a grid that was not given as arrays is extended; see ``path_.extended``.
     metric : str or callable
         What the search maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
@@ -137,7 +140,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        filter: str = "tikhonov",
+        filter: str | SpectralFilter | Callable[[Any, float], Any] = "tikhonov",
         params: Any = None,
         grid: Any = 20,
         metric: str | Callable[[Array], float] = "r@1",
@@ -243,7 +246,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.filter == "guided":
             given = params_by_task(self.params) if self.params is not None else None
             chosen = given or {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
-        elif self.filter == "tikhonov":
+        elif grows_with_pairs(self.filter):
             chosen = grown(params_in_use(self.models_), moments.count / count)
         else:
             chosen = params_in_use(self.models_)
@@ -326,7 +329,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _check_parameters(self) -> None:
-        check_choice(self.filter, ("tikhonov", "tsvd", "guided"), "filter")
+        check_filter(self.filter)
         check_choice(self.solver, SOLVERS, "solver")
         check_choice(self.precision, PRECISIONS, "precision")
         check_similarity(self.similarity)

@@ -15,11 +15,12 @@ from diptych.cca.blocks import ArrayBlocks, Block, Preparation
 from diptych.cca.canonical import regularized_cca
 from diptych.cca.checkpoint import Checkpoint
 from diptych.cca.engine import Engine
-from diptych.cca.filters import as_number, named_filters
+from diptych.cca.filters import as_number, custom_filter, named_filters
 from diptych.cca.moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca.parameters import ByTask, Selection, grown, params_by_task
+from diptych.cca.parameters import ByTask, Selection, grown, grows_with_pairs, params_by_task
 from diptych.cca.progress import progress_bar
 from diptych.cca.selection import (
+    Kind,
     Path,
     best_dimension,
     held_out_size,
@@ -170,7 +171,7 @@ class Fitting:
                 f"{int(held[0].shape[0])} of {n_images} rows of X with their rows of Y "
                 f"(random_state={self.settings.random_state}); the model was refitted on all"
             )
-            if self.settings.filter == "tikhonov":
+            if grows_with_pairs(self.settings.filter):
                 params = grown(params, whole.count / part.count)
         return Selected(whole, params, found.dimensions, found.path)
 
@@ -193,7 +194,8 @@ class Fitting:
         fixed = settings.n_components if settings.n_components != "auto" else None
         chosen, path = None if settings.params is None else params_by_task(settings.params), None
         if chosen is None:
-            grid = make_grid("tikhonov" if settings.filter == "tikhonov" else "tsvd", settings.grid, spectra)
+            kind: Kind = "tikhonov" if settings.filter == "tikhonov" else "tsvd"
+            grid = make_grid(kind, settings.grid, spectra, custom_filter(settings.filter))
             with progress_bar(f"selecting {settings.filter}", settings.verbose) as progress:
                 path = regularization_path(
                     problem,
@@ -204,6 +206,7 @@ class Fitting:
                     n_components=fixed,
                     path_metrics=settings.path_metrics,
                     engine=self.engine,
+                    extend=True,
                     progress=progress,
                 )
             chosen = {task: path.params(task) for task in TASKS}

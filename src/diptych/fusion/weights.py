@@ -136,9 +136,7 @@ def _searched(
         p.scores - strength * nearest_means(p.bank, [k])[0].astype(p.scores.dtype) if corrected else p.scores
         for p in parts
     ]
-    value, weights = max(
-        ((judge.value(_mixed(own, w), sum(w)), w) for w in starts), key=lambda pair: pair[0]
-    )
+    value, weights = max(((judge.value(_mixed(own, w), sum(w)), w) for w in starts), key=lambda pair: pair[0])
     total = _mixed(own, weights)
     for _ in range(_SWEEPS):
         before = value

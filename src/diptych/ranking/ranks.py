@@ -128,9 +128,8 @@ def tie_slack(queries: Array, items: Array | float, dimension: int, similarity: 
     Summing the products of two vectors of length d in another order moves their inner product by about
     :math:`\varepsilon\sqrt d\,\|item\|\,\|query\|`, however small the inner product itself is. Division by
     a length adds the error of that length, which is of the same kind, and a few roundings whatever d is. So
-
-    an inner product has the slack :math:`\varepsilon\,(\sqrt d + 2)\,\|item\|\,\|query\|`. A cosine that leaves
-    out the length of the query has that divided by the length of the item; an ℓ2 score, which is
+    an inner product has the slack :math:`\varepsilon\,(\sqrt d + 2)\,\|item\|\,\|query\|`. A cosine that
+    leaves out the length of the query has that divided by the length of the item; an ℓ2 score, which is
     :math:`\langle item, query\rangle - \tfrac12\|item\|^2`, has that of both of its terms.
 
     Parameters

@@ -183,7 +183,7 @@ def _fit_awcca(
     spent = 0.0 if path is None else path.seconds
     facts["seconds"] = {"spectra and models": round(seconds - spent, 3)}
     if path is not None:
-        facts["selected_on"] = path.held_out
+        facts["selected_on"] = "; ".join(filter(None, (path.held_out, path.describe_extension())))
         if validation is None:
             best = {t: float(path.scores[t][path.metric][path.choice[t]]) for t in TASKS}
             facts["held_out"] = {"metric": path.metric, **best}

@@ -209,9 +209,7 @@ def _without_own_image(problem: Problem, captions: Mapped, rows: Array) -> Array
     return mixed
 
 
-def _slacks(
-    problem: Problem, images: Mapped, captions: Mapped, w_x: Array, w_y: Array
-) -> dict[Task, Array]:
+def _slacks(problem: Problem, images: Mapped, captions: Mapped, w_x: Array, w_y: Array) -> dict[Task, Array]:
     """The ``tie_slack`` of every query, by the lengths of what its scores compare."""
     xp = namespace(problem.a)
     pairing, n_images = problem.truth.pairing, problem.truth.n_images

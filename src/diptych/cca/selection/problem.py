@@ -124,6 +124,10 @@ def make_weights(problem: Problem, spectra: Spectra, grid: Grid) -> tuple[Weight
     def side(values: Array, singular: Array) -> Weights:
         top = float(singular[0])
         s = to_numpy(singular) / top
+        if grid.filter is not None:
+            squares = to_numpy(singular).astype(np.float64) ** 2
+            rows = np.stack([grid.filter.weigh(squares, float(value)) for value in values])
+            return Weights.of(rows * top**2, problem.a)
         if grid.kind == "tikhonov":
             return Weights.of(1.0 / (s * s + values[:, None] / top**2), problem.a)
         return Weights.of(np.where(np.arange(len(s)) < values[:, None], 1.0 / (s * s), 0.0), problem.a)
