@@ -23,6 +23,7 @@ from diptych.cca.selection import (
     Kind,
     Path,
     best_dimension,
+    check_widths,
     held_out_size,
     hold_out,
     leave_one_out_path,
@@ -66,6 +67,16 @@ class Selected:
     params: ByTask
     dimensions: Dimensions
     path: Path | None = None
+    unseen: Unseen | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Pairs that nothing was fitted on, as far as ``spectra`` and ``params`` go; normalised already."""
+
+    pairs: Pairs
+    spectra: Spectra
+    params: ByTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,18 +184,18 @@ class Fitting:
             )
             if grows_with_pairs(self.settings.filter):
                 params = grown(params, whole.count / part.count)
-        return Selected(whole, params, found.dimensions, found.path)
+        return Selected(whole, params, found.dimensions, found.path, found.unseen)
 
     def _selected(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> Selected:
         if not self._selects():
             params = params_by_task(self.settings.params)
-            return Selected(spectra, params, dict.fromkeys(TASKS, self.settings.n_components))  # type: ignore[arg-type]
+            dimensions = dict.fromkeys(TASKS, self.settings.n_components)
+            unseen = None
+            if validation is not None:
+                unseen = Unseen(self._validation(validation, spectra), spectra, params)
+            return Selected(spectra, params, dimensions, None, unseen)  # type: ignore[arg-type]
         assert validation is not None
-        if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
-            raise InputError(
-                "validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that."
-            )
-        return self._select(spectra, self._prepared(tuple(validation)))
+        return self._select(spectra, self._validation(validation, spectra))
 
     def _select(self, spectra: Spectra, validation: Pairs) -> Selected:
         """Parameters, unless they are given, and dimensions, on validation pairs."""
@@ -216,7 +227,17 @@ class Fitting:
                 filters = named_filters(settings.filter, chosen[task], spectra.s_x, spectra.s_y)
                 model = regularized_cca(spectra, *filters)
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
-        return Selected(spectra, chosen, dimensions, path)
+        return Selected(spectra, chosen, dimensions, path, Unseen(validation, spectra, chosen))
+
+    def _validation(self, validation: tuple[Any, ...], spectra: Spectra) -> Pairs:
+        """Validation pairs as given, checked and prepared."""
+        if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
+            raise InputError(
+                "validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that."
+            )
+        pairs = self._prepared(tuple(validation))
+        check_widths(spectra, *pairs[:2])
+        return pairs
 
     def _alone(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
         """What takes the place of validation pairs; None if there are some, or nothing is selected."""

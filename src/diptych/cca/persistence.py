@@ -18,6 +18,8 @@ from diptych.checks import TASKS, InputError, Task
 
 FORMAT_VERSION = 1
 KIND = "awcca"
+MEASURED = ("train_correlations", "validation_correlations")
+"""What a model may know of itself beside what it needs."""
 
 Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array, Path | None]
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -45,6 +47,9 @@ def pack(
             tensors[f"{task}.correlations"] = to_numpy(model.correlations)
             tensors[f"{task}.x_weights"] = to_numpy(model.x_weights)
             tensors[f"{task}.y_weights"] = to_numpy(model.y_weights)
+            for name in MEASURED:
+                if (measured := getattr(model, name)) is not None:
+                    tensors[f"{task}.{name}"] = to_numpy(measured)
     config = {
         "params": {name: _to_json(value) for name, value in params.items()},
         "models": stored,
@@ -77,6 +82,12 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loa
             storage.take(tensors, f"{name}.y_weights", (len(y_mean), len(correlations)), path),
             _filter_from_json(entry.get("filter_x")),
             _filter_from_json(entry.get("filter_y")),
+            *(
+                storage.take(tensors, f"{name}.{measured}", (None,), path)
+                if f"{name}.{measured}" in tensors
+                else None
+                for measured in MEASURED
+            ),
         )
     kept = {name: _from_json(value) for name, value in params.items() if not _is_unsaved(value)}
     if _is_unsaved(params.get("filter")):

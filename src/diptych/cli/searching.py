@@ -11,6 +11,7 @@ from rich.table import Table
 
 from diptych.checks import InputError
 from diptych.cli.console import (
+    correlation_lines,
     limited_to,
     model_lines,
     plain_console,
@@ -183,7 +184,7 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(
             f"refitted on {facts['refitted']['pairs']} pairs ({facts['refitted']['before']} before)"
         )
-    for line in model_lines(found):
+    for line in (*model_lines(found), *correlation_lines(found)):
         console.print(line)
     indexed = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")

@@ -11,7 +11,7 @@ from diptych.cca.selection.path import (
     leave_one_out_path,
     regularization_path,
 )
-from diptych.cca.selection.problem import Problem, make_problem, make_weights
+from diptych.cca.selection.problem import Problem, check_widths, make_problem, make_weights
 from diptych.cca.selection.textbook import textbook_ranks
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Path",
     "Problem",
     "best_dimension",
+    "check_widths",
     "choose_route",
     "components_path",
     "dimensions_up_to",

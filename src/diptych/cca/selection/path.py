@@ -202,7 +202,8 @@ def leave_one_out_path(
     def score(part: Grid, progress: Callable[[float], None]) -> Scored:
         return _collect(part.shape, leave_one_out_ranks(rows, part), metric, path_metrics, progress)
 
-    path = _searched(replace(grid, automatic=False), score, metric, rows.spectra, True, progress)
+    as_given, advice = replace(grid, automatic=False), "give validation pairs to look there"
+    path = _searched(as_given, score, metric, rows.spectra, True, progress, advice)
     path.grid, path.route, path.held_out = grid, "leave-one-out", rows.said
     return _finished(path, start)
 
@@ -249,6 +250,7 @@ def _searched(
     spectra: Spectra,
     extend: bool,
     progress: Callable[[float], None],
+    advice: str = "give a wider grid",
 ) -> Path:
     """Score ``grid``, choose, and extend the grid where that is wanted; only new points are scored."""
     found = score(grid, progress)
@@ -290,12 +292,14 @@ def _searched(
                 part = replace(grid, x=grid.x[rows], y=grid.y[columns])
                 wider.put(score(part, lambda share: None), rows, columns)
         found = wider
-    for side, end in sorted(edges) if extend and not grid.automatic else ():
-        if grid.is_limit(side, end, spectra):
-            continue
+    open_edges = [edge for edge in sorted(edges) if not grid.automatic and not grid.is_limit(*edge, spectra)]
+    if open_edges:
+        named = " and ".join(
+            f"the {end} of {side.upper()} ({grid.edge(side, end):.4g})" for side, end in open_edges
+        )
         warnings.warn(
-            f"the best point lies on the edge of the grid, at the {end} regularisation of {side.upper()} "
-            f"({grid.edge(side, end):.4g}); there may be a better one beyond: give a wider grid.",
+            f"the best point lies on the edge of the grid, at {named}; a better one may lie beyond: "
+            f"{advice}.",
             DataWarning,
             stacklevel=4,
         )

@@ -99,12 +99,7 @@ def make_problem(
         raise InputError("validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that.")
     x, y, pairing = check_pair_of_views(*validation)
     xp = namespace(x, y)
-    for view, mean, name in ((x, spectra.x_mean, "X"), (y, spectra.y_mean, "Y")):
-        if view.shape[1] != mean.shape[0]:
-            raise InputError(
-                f"validation {name} has {view.shape[1]} features, but training has {int(mean.shape[0])}; "
-                "encode both alike."
-            )
+    check_widths(spectra, x, y)
     dtype = xp.result_type(x.dtype, y.dtype) if dtype is None else dtype
     top_x, top_y = float(spectra.s_x[0]), float(spectra.s_y[0])
 
@@ -116,6 +111,16 @@ def make_problem(
     a = project(x, spectra.x_mean, spectra.v_x, top_x)
     b = project(y, spectra.y_mean, spectra.v_y, top_y)
     return Problem(a, b, t0, Truth.of(pairing, x.shape[0]), similarity)
+
+
+def check_widths(spectra: Spectra, x: Array, y: Array) -> None:
+    """Refuse validation views that have other features than the training views."""
+    for view, mean, name in ((x, spectra.x_mean, "X"), (y, spectra.y_mean, "Y")):
+        if view.shape[1] != mean.shape[0]:
+            raise InputError(
+                f"validation {name} has {view.shape[1]} features, but training has {int(mean.shape[0])}; "
+                "encode both alike."
+            )
 
 
 def make_weights(problem: Problem, spectra: Spectra, grid: Grid) -> tuple[Weights, Weights]:
