@@ -199,8 +199,9 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
     for task, view in zip(TASKS, (plain.training[1], plain.training[0]), strict=True):
         rows = len(next(iter(view.values())))
         banks[task] = taken(view, np.sort(rng.permutation(rows)[: config["bank"]]))
-    judges = {task: Judge(task, plain.validation[2], VALIDATION) for task in TASKS}
-    reported = {task: Judge(task, plain.reported[2], VALIDATION) for task in TASKS}
+    width = min(next(iter(view.values())).shape[1] for view in (x, y))
+    judges = {task: Judge(task, plain.validation[2], VALIDATION, width) for task in TASKS}
+    reported = {task: Judge(task, plain.reported[2], VALIDATION, width) for task in TASKS}
 
     def report(name: str, split: Split, maps: dict, seconds: float) -> None:
         asked = {task: Embedded(part, maps[task], task, split.reported, banks[task]) for task in TASKS}

@@ -291,7 +291,8 @@ def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
     here = AWCCA(grid=7, solver="gram", path_metrics="all", **options).fit(x, y, pairing, validation=held)
     blocks = cut(x, y, pairing, [100, 200])
     there = AWCCA(grid=7, path_metrics="all", **options).fit(blocks, validation=held, engine=engine)
-    assert engine.mapped == 3 + there.path_.grid.shape[0]
+    assert engine.mapped >= 3 + there.path_.grid.shape[0]
+    assert there.path_.extended == here.path_.extended
     assert there.path_.choice == here.path_.choice
     for task in ("search", "annotate"):
         for name, scores in here.path_.scores[task].items():

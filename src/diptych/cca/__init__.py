@@ -3,7 +3,7 @@
 from diptych.cca.awcca import AWCCA
 from diptych.cca.canonical import CanonicalModel, bjorck_golub, regularized_cca
 from diptych.cca.engine import Engine
-from diptych.cca.filters import Tikhonov, TruncatedSVD, g_hard, g_soft
+from diptych.cca.filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
 from diptych.cca.moments import Moments
 from diptych.cca.spectra import (
     Spectra,
@@ -20,6 +20,7 @@ __all__ = [
     "Engine",
     "Moments",
     "Spectra",
+    "SpectralFilter",
     "Tikhonov",
     "TruncatedSVD",
     "bjorck_golub",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,13 +15,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from diptych.arrays import Array, in_numpy
+from diptych.arrays import Array, in_numpy, to_numpy
 from diptych.cca import persistence
 from diptych.cca.blocks import are_blocks
-from diptych.cca.canonical import CanonicalModel, regularized_cca
+from diptych.cca.canonical import CanonicalModel, regularized_cca, variate_correlations
 from diptych.cca.engine import Engine
-from diptych.cca.filters import Tikhonov, TruncatedSVD, named_filters
-from diptych.cca.fitting import Fitting, Selected
+from diptych.cca.filters import SpectralFilter, Tikhonov, TruncatedSVD, check_filter, named_filters
+from diptych.cca.fitting import Fitting, Selected, Unseen
 from diptych.cca.moments import PRECISIONS, Moments, Precision
 from diptych.cca.parameters import (
     ByTask,
@@ -27,6 +29,7 @@ from diptych.cca.parameters import (
     check_alone,
     check_selection,
     grown,
+    grows_with_pairs,
     params_by_task,
     params_in_use,
 )
@@ -36,6 +39,7 @@ from diptych.cca.spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca.weighting import Weighting, check_weighting
 from diptych.checks import (
     TASKS,
+    DataWarning,
     InputError,
     Similarity,
     Task,
@@ -57,9 +61,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    filter : {"tikhonov", "tsvd", "guided"}
+    filter : {"tikhonov", "tsvd", "guided"}, SpectralFilter or callable
         Regularisation: Tikhonov (γ added to the squared singular values), truncated SVD (the first k
-        directions), or Tikhonov with γ = σ²_k at a truncated SVD's k.
+        directions), Tikhonov with γ = σ²_k at a truncated SVD's k, or a spectral filter of your own; see
+        ``diptych.cca.SpectralFilter``.
     params : pair, dict or None
         ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
         ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
@@ -70,7 +75,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         theory (Tikhonov), for when there is too little to select on. The last three take no validation.
     grid : int, pair
         Where the search looks: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ²
-        or in rank; or one array of parameters for each view. A plain number means ``"log"``.
+        or in rank; or one array of parameters for each view. A plain number means ``"log"``. Where the best
+        point lies on the edge, a grid that was not given as arrays is extended; see ``path_.extended``.
     metric : str or callable
         What the search maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
@@ -104,7 +110,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     models_ : dict
-        ``CanonicalModel`` of each task: correlations, x_weights, y_weights, filter_x, filter_y.
+        ``CanonicalModel`` of each task: correlations (of the regularised model, which weigh the search),
+        train_correlations and validation_correlations (of its variates), x_weights, y_weights, filter_x,
+        filter_y.
     x_mean_, y_mean_ : array
         Means over training pairs.
     spectra_ : Spectra
@@ -138,7 +146,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        filter: str = "tikhonov",
+        filter: str | SpectralFilter | Callable[[Any, float], Any] = "tikhonov",
         params: Any = None,
         grid: Any = 20,
         metric: str | Callable[[Array], float] = "r@1",
@@ -194,7 +202,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; nothing is fitted on them. None holds out a
-            share of the training rows. Not needed when ``params`` are given.
+            share of the training rows. Not needed when ``params`` are given; then they serve to measure
+            ``validation_correlations``.
         engine
             What sums the blocks, and scores the rows of the grid where screening does not serve (see
             ``docs/selection.md``); None is this process.
@@ -244,7 +253,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.filter == "guided":
             given = params_by_task(self.params) if self.params is not None else None
             chosen = given or {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
-        elif self.filter == "tikhonov":
+        elif grows_with_pairs(self.filter):
             chosen = grown(params_in_use(self.models_), moments.count / count)
         else:
             chosen = params_in_use(self.models_)
@@ -338,7 +347,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                 known[self.filter](value)
 
     def _check_parameters(self) -> None:
-        check_choice(self.filter, ("tikhonov", "tsvd", "guided"), "filter")
+        check_filter(self.filter)
         check_choice(self.solver, SOLVERS, "solver")
         check_choice(self.precision, PRECISIONS, "precision")
         check_similarity(self.similarity)
@@ -357,7 +366,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def _take(self, found: Selected, device: str | None = None) -> None:
         self.path_ = found.path
-        self._keep(found.spectra, found.params, found.dimensions, home=device is not None)
+        self._keep(found.spectra, found.params, found.dimensions, found.unseen, home=device is not None)
+        _warn_of_ones(self.models_, self.spectra_)
 
     def _projection(self, task: Task, view: str) -> Projection:
         model = self.models_[task]
@@ -369,19 +379,57 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return Projection(view, how, mean, weights, model.correlations, self.weighting, task)
 
     def _keep(
-        self, spectra: Spectra, params: ByTask, dimensions: Mapping[Task, int | None], *, home: bool = False
+        self,
+        spectra: Spectra,
+        params: ByTask,
+        dimensions: Mapping[Task, int | None],
+        unseen: Unseen | None = None,
+        *,
+        home: bool = False,
     ) -> None:
+        def fitted(where: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
+            filters = named_filters(self.filter, params[task], where.s_x, where.s_y)
+            return regularized_cca(where, *filters, dimension)
+
         models: dict[Task, CanonicalModel] = {}
         for task in TASKS:
-            filters = named_filters(self.filter, params[task], spectra.s_x, spectra.s_y)
-            key = (*filters, dimensions[task])
-            same = [m for t, m in models.items() if (m.filter_x, m.filter_y, dimensions[t]) == key]
-            models[task] = same[0] if same else regularized_cca(spectra, *filters, dimensions[task])
+            same = [t for t in models if (params[t], dimensions[t]) == (params[task], dimensions[task])]
+            if same:
+                models[task] = models[same[0]]
+                continue
+            model = fitted(spectra, params, dimensions[task])
+            if unseen is not None:
+                # The pairs may be among those that the model is fitted on in the end.
+                other = unseen.spectra is not spectra
+                without = fitted(unseen.spectra, unseen.params, None) if other else model
+                measured = variate_correlations(without, unseen.spectra, *unseen.pairs)
+                kept = int(model.correlations.shape[0])
+                model = replace(model, validation_correlations=measured[:kept])
+            models[task] = model
         if home:
             spectra, models = in_numpy(spectra), {task: in_numpy(model) for task, model in models.items()}
         self.spectra_, self.models_ = spectra, models
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
+
+
+def _warn_of_ones(models: Mapping[Task, CanonicalModel], spectra: Spectra) -> None:
+    """Warn of correlations that are 1 because there are more directions than pairs."""
+    for model in models.values():
+        directions = [
+            min(rank, getattr(own, "k", rank))
+            for own, rank in zip((model.filter_x, model.filter_y), spectra.ranks, strict=True)
+        ]
+        ones = int((to_numpy(model.correlations) > 1.0 - 1e-6).sum())
+        if ones and sum(directions) >= spectra.count:
+            warnings.warn(
+                f"{ones} of {int(model.correlations.shape[0])} canonical correlations are 1 whatever the "
+                f"data: {directions[0]} and {directions[1]} directions are too many for {spectra.count} "
+                "pairs; regularise more (params=None selects how much).",
+                DataWarning,
+                stacklevel=4,
+            )
+            return
 
 
 def _second_view(Y: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diptych.arrays import Array, namespace, svd
+from diptych.arrays import Array, count_groups, group_sum, move_like, namespace, svd
 from diptych.cca.filters import AnyFilter, TruncatedSVD
 from diptych.cca.spectra import Spectra
 from diptych.checks import InputError
@@ -17,11 +17,20 @@ class CanonicalModel:
     Attributes
     ----------
     correlations
-        Σ, descending, in [0, 1].
+        Σ, descending, in [0, 1]: the singular values of the regularised T, as in the paper. They weigh the
+        side that is searched. They are the correlations of no data: regularisation shrinks them (a true
+        correlation of 0.98 may stand as 0.49), chance raises them (views that have nothing to do with each
+        other may have 0.7), and without regularisation all are 1 as soon as features outnumber pairs.
     x_weights, y_weights
         U and V, features × components. The entry of largest magnitude in each column of U is positive.
     filter_x, filter_y
         The filters it was made with.
+    train_correlations
+        How each pair of canonical variates correlates over the training pairs; chance raises these too.
+    validation_correlations
+        The same over validation pairs, which the model has not seen: the correlations to believe. Where
+        training pairs were held out, those of the model without them, before it was refitted on all. None if
+        there were no such pairs.
     """
 
     correlations: Array
@@ -29,6 +38,8 @@ class CanonicalModel:
     y_weights: Array
     filter_x: AnyFilter
     filter_y: AnyFilter
+    train_correlations: Array | None = None
+    validation_correlations: Array | None = None
 
 
 def bjorck_golub(spectra: Spectra, n_components: int | None = None) -> CanonicalModel:
@@ -81,11 +92,42 @@ def regularized_cca(
                 f"n_components={n_components} is not possible here; give 1 to {int(sigma.shape[0])}, or None."
             )
         keep = min(keep, n_components)
-    x_weights = spectra.v_x[:, :k_x] @ (root_x[:, None] * p_x[:, :keep])
-    y_weights = spectra.v_y[:, :k_y] @ (root_y[:, None] * p_y[:keep, :].T)
+    inner_x, inner_y = root_x[:, None] * p_x[:, :keep], root_y[:, None] * p_y[:keep, :].T
+    x_weights, y_weights = spectra.v_x[:, :k_x] @ inner_x, spectra.v_y[:, :k_y] @ inner_y
     signs = _signs(x_weights)
-    correlations = xp.minimum(sigma[:keep], xp.ones_like(sigma[:keep]))
-    return CanonicalModel(correlations, x_weights * signs, y_weights * signs, filter_x, filter_y)
+    ones = xp.ones_like(sigma[:keep])
+    correlations = xp.minimum(sigma[:keep], ones)
+    # uᵀXᵀYv = σ, and ‖Xu‖ = ‖S_x D_x^-½ p‖.
+    lengths = [
+        xp.linalg.vector_norm(s[:k, None] * inner, axis=0)
+        for s, k, inner in ((spectra.s_x, k_x, inner_x), (spectra.s_y, k_y, inner_y))
+    ]
+    train = xp.minimum(sigma[:keep] / (lengths[0] * lengths[1]), ones)
+    return CanonicalModel(correlations, x_weights * signs, y_weights * signs, filter_x, filter_y, train)
+
+
+def variate_correlations(
+    model: CanonicalModel, spectra: Spectra, x: Array, y: Array, pairing: Array
+) -> Array:
+    """Return the correlation of each pair of canonical variates over the given pairs; 0 for a constant one.
+
+    ``spectra`` are those that ``model`` was made from; row j of ``y`` belongs to row ``pairing[j]`` of ``x``.
+    """
+    xp = namespace(x, y)
+    n_images, n = x.shape[0], y.shape[0]
+    counts = xp.astype(count_groups(pairing, n_images), x.dtype)
+    u, v = (
+        (view - move_like(mean, view, dtype=view.dtype)) @ move_like(weights, view, dtype=view.dtype)
+        for view, mean, weights in (
+            (x, spectra.x_mean, model.x_weights),
+            (y, spectra.y_mean, model.y_weights),
+        )
+    )
+    u, v = u - (counts @ u) / n, v - xp.mean(v, axis=0)
+    products = xp.sum(u * xp.astype(group_sum(v, pairing, n_images), u.dtype, copy=False), axis=0)
+    lengths = xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0)
+    found = xp.where(lengths > 0, products / xp.where(lengths > 0, lengths, xp.ones_like(lengths)), 0.0)
+    return xp.clip(found, -1.0, 1.0)
 
 
 def _signs(weights: Array) -> Array:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from diptych.arrays import Array, namespace
+import numpy as np
+
+from diptych.arrays import Array, move_like, namespace, to_numpy
 from diptych.checks import InputError
+
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+NAMES = ("tikhonov", "tsvd", "guided")
 
 
 def g_soft(sigma: Array, alpha: float) -> Array:
@@ -94,7 +101,134 @@ class TruncatedSVD:
             raise InputError(f"k={self.k} is beyond the rank of its view, {s.shape[0]}; give at most that.")
 
 
-AnyFilter: TypeAlias = Tikhonov | TruncatedSVD
+@dataclass(frozen=True)
+class SpectralFilter:
+    r"""A family of spectral filters, one for each value of a parameter (Theorem 1.3).
+
+    A regularised model has :math:`V g_p(S^2) V^\top` in the place of the inverse :math:`(X^\top X)^{-1} =
+    V S^{-2} V^\top`, and :math:`V \sqrt{g_p(S^2)}` in the place of its root. Tikhonov is
+    :math:`g_\gamma(\sigma^2) = 1/(\sigma^2+\gamma)`. ``AWCCA(filter=…)`` takes one of these, or the function
+    ``weights`` alone; everything but ``selection="leave-one-out"`` works with any of them.
+
+    Parameters
+    ----------
+    weights
+        ``weights(squares, parameter)`` gives :math:`g_p(\sigma^2)` for the squared singular values of a view
+        (NumPy, descending): finite numbers, 0 or above, not all of them 0.
+    grid
+        ``grid(squares, points)`` gives the parameters to try. Without it ``AWCCA(grid=…)`` needs one array of
+        parameters for each view.
+    name
+        What the filter is called in tables and in saved models; by default the name of ``weights``.
+    per_pair
+        Whether the parameter is in units of XᵀX, as γ is, and so has to grow with the number of pairs when a
+        model is refitted on more of them.
+
+    Notes
+    -----
+    A saved model keeps its canonical weights, the name and the parameters, but not the function: it
+    transforms and searches; to fit it again, give the filter again with ``set_params(filter=…)``.
+
+    Examples
+    --------
+    Landweber iteration, that is gradient descent on least squares, stopped after t steps of the size 1/σ₁²:
+
+    >>> import numpy as np
+    >>> from diptych import AWCCA
+    >>> from diptych.cca import SpectralFilter
+    >>> def landweber(squares, t):
+    ...     return (1 - (1 - squares / squares[0]) ** t) / squares
+    >>> early_stopping = SpectralFilter(landweber, grid=lambda squares, points: 2 ** np.arange(points))
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(100, 6))
+    >>> model = AWCCA(filter=early_stopping, grid=8).fit(x, x[:, :4] + 0.1)
+    >>> print(model.models_["search"].filter_x)  # doctest: +SKIP
+    landweber at 128
+    """
+
+    weights: Callable[[Floats, float], Any] | None
+    grid: Callable[[Floats, int], Any] | None = None
+    name: str = ""
+    per_pair: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no filter."""
+        if not all(each is None or callable(each) for each in (self.weights, self.grid)):
+            raise InputError("a SpectralFilter needs functions for weights and grid; see its documentation.")
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.weights, "__name__", "filter"))
+
+    def __str__(self) -> str:
+        """For tables."""
+        return self.name
+
+    def weigh(self, squares: Floats, parameter: float) -> Floats:
+        """Return the checked weights of a parameter."""
+        if self.weights is None:
+            raise InputError(
+                f"the function of the filter {self.name!r} is not saved with a model; to fit it again, give "
+                "the filter again: model.set_params(filter=…)."
+            )
+        found = np.asarray(self.weights(squares, parameter), dtype=np.float64)
+        if found.shape != squares.shape:
+            raise InputError(
+                f"the filter {self.name!r} gave weights of shape {found.shape} for {len(squares)} squared "
+                "singular values; give one weight for each."
+            )
+        if not np.all(np.isfinite(found)) or np.any(found < 0.0) or not np.any(found):
+            raise InputError(
+                f"the filter {self.name!r} at {parameter:g} gave weights that are negative, not finite or "
+                "all 0; a weight takes the place of 1/σ²."
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class CustomFilter:
+    """A ``SpectralFilter`` at one value of its parameter."""
+
+    filter: SpectralFilter
+    parameter: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a number."""
+        object.__setattr__(self, "parameter", as_number(self.parameter, f"the parameter of {self.filter}"))
+
+    def __str__(self) -> str:
+        """For tables."""
+        return f"{self.filter} at {self.parameter:.4g}"
+
+    def denominators(self, s: Array) -> Array:
+        """Return 1/g(σ²), infinite for a direction that is dropped."""
+        weights = self._weights(s)
+        infinite = np.full_like(weights, np.inf)
+        return move_like(np.divide(1.0, weights, out=infinite, where=weights > 0), s, dtype=s.dtype)
+
+    def response(self, s: Array) -> Array:
+        """Return σ·√g(σ²)."""
+        return s * move_like(np.sqrt(self._weights(s)), s, dtype=s.dtype)
+
+    def _weights(self, s: Array) -> Floats:
+        return self.filter.weigh(to_numpy(s).astype(np.float64) ** 2, self.parameter)
+
+
+AnyFilter: TypeAlias = Tikhonov | TruncatedSVD | CustomFilter
+
+
+def check_filter(given: Any) -> None:
+    """Refuse what is neither the name of a filter nor a filter."""
+    if not isinstance(given, SpectralFilter) and not callable(given) and given not in NAMES:
+        raise InputError(
+            f"filter={given!r} is unknown; choose one of {', '.join(map(repr, NAMES))}, or give a "
+            "SpectralFilter or a function of squared singular values and a parameter."
+        )
+
+
+def custom_filter(given: Any) -> SpectralFilter | None:
+    """Return ``AWCCA(filter=…)`` as a ``SpectralFilter``; None if it is a name."""
+    if isinstance(given, str):
+        return None
+    return given if isinstance(given, SpectralFilter) else SpectralFilter(given)
 
 
 def as_number(value: Any, name: str) -> float:
@@ -105,11 +239,14 @@ def as_number(value: Any, name: str) -> float:
         raise InputError(f"{name} is {value!r}; give a number.") from None
 
 
-def named_filters(name: str, params: tuple[Any, Any], s_x: Array, s_y: Array) -> tuple[AnyFilter, AnyFilter]:
-    """The filters of both views at ``params``, by the name of the regularisation.
+def named_filters(name: Any, params: tuple[Any, Any], s_x: Array, s_y: Array) -> tuple[AnyFilter, AnyFilter]:
+    """The filters of both views at ``params``, by the name of the regularisation, or of a ``SpectralFilter``.
 
     ``"guided"`` reads the γ that stands for a truncated SVD at k off the spectra: γ = σ²_k (Algorithm 4).
     """
+    custom = custom_filter(name)
+    if custom is not None:
+        return CustomFilter(custom, params[0]), CustomFilter(custom, params[1])
     if name == "tikhonov":
         return Tikhonov(params[0]), Tikhonov(params[1])
     hard = TruncatedSVD(params[0]), TruncatedSVD(params[1])

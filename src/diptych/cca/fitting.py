@@ -15,13 +15,15 @@ from diptych.cca.blocks import ArrayBlocks, Block, Preparation
 from diptych.cca.canonical import regularized_cca
 from diptych.cca.checkpoint import Checkpoint
 from diptych.cca.engine import Engine
-from diptych.cca.filters import as_number, named_filters
+from diptych.cca.filters import as_number, custom_filter, named_filters
 from diptych.cca.moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca.parameters import ByTask, Selection, grown, params_by_task
+from diptych.cca.parameters import ByTask, Selection, grown, grows_with_pairs, params_by_task
 from diptych.cca.progress import progress_bar
 from diptych.cca.selection import (
+    Kind,
     Path,
     best_dimension,
+    check_widths,
     held_out_size,
     hold_out,
     leave_one_out_path,
@@ -65,6 +67,16 @@ class Selected:
     params: ByTask
     dimensions: Dimensions
     path: Path | None = None
+    unseen: Unseen | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Pairs that nothing was fitted on, as far as ``spectra`` and ``params`` go; normalised already."""
+
+    pairs: Pairs
+    spectra: Spectra
+    params: ByTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,20 +182,20 @@ class Fitting:
                 f"{int(held[0].shape[0])} of {n_images} rows of X with their rows of Y "
                 f"(random_state={self.settings.random_state}); the model was refitted on all"
             )
-            if self.settings.filter == "tikhonov":
+            if grows_with_pairs(self.settings.filter):
                 params = grown(params, whole.count / part.count)
-        return Selected(whole, params, found.dimensions, found.path)
+        return Selected(whole, params, found.dimensions, found.path, found.unseen)
 
     def _selected(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> Selected:
         if not self._selects():
             params = params_by_task(self.settings.params)
-            return Selected(spectra, params, dict.fromkeys(TASKS, self.settings.n_components))  # type: ignore[arg-type]
+            dimensions = dict.fromkeys(TASKS, self.settings.n_components)
+            unseen = None
+            if validation is not None:
+                unseen = Unseen(self._validation(validation, spectra), spectra, params)
+            return Selected(spectra, params, dimensions, None, unseen)  # type: ignore[arg-type]
         assert validation is not None
-        if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
-            raise InputError(
-                "validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that."
-            )
-        return self._select(spectra, self._prepared(tuple(validation)))
+        return self._select(spectra, self._validation(validation, spectra))
 
     def _select(self, spectra: Spectra, validation: Pairs) -> Selected:
         """Parameters, unless they are given, and dimensions, on validation pairs."""
@@ -193,7 +205,8 @@ class Fitting:
         fixed = settings.n_components if settings.n_components != "auto" else None
         chosen, path = None if settings.params is None else params_by_task(settings.params), None
         if chosen is None:
-            grid = make_grid("tikhonov" if settings.filter == "tikhonov" else "tsvd", settings.grid, spectra)
+            kind: Kind = "tikhonov" if settings.filter == "tikhonov" else "tsvd"
+            grid = make_grid(kind, settings.grid, spectra, custom_filter(settings.filter))
             with progress_bar(f"selecting {settings.filter}", settings.verbose) as progress:
                 path = regularization_path(
                     problem,
@@ -204,6 +217,7 @@ class Fitting:
                     n_components=fixed,
                     path_metrics=settings.path_metrics,
                     engine=self.engine,
+                    extend=True,
                     progress=progress,
                 )
             chosen = {task: path.params(task) for task in TASKS}
@@ -213,7 +227,17 @@ class Fitting:
                 filters = named_filters(settings.filter, chosen[task], spectra.s_x, spectra.s_y)
                 model = regularized_cca(spectra, *filters)
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
-        return Selected(spectra, chosen, dimensions, path)
+        return Selected(spectra, chosen, dimensions, path, Unseen(validation, spectra, chosen))
+
+    def _validation(self, validation: tuple[Any, ...], spectra: Spectra) -> Pairs:
+        """Validation pairs as given, checked and prepared."""
+        if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
+            raise InputError(
+                "validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that."
+            )
+        pairs = self._prepared(tuple(validation))
+        check_widths(spectra, *pairs[:2])
+        return pairs
 
     def _alone(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
         """What takes the place of validation pairs; None if there are some, or nothing is selected."""

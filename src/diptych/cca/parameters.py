@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from diptych.cca.canonical import CanonicalModel
-from diptych.cca.filters import Tikhonov, TruncatedSVD
+from diptych.cca.filters import AnyFilter, CustomFilter, Tikhonov, custom_filter
 from diptych.cca.shrinkage import SHRINKAGES, Shrinkage
 from diptych.checks import TASKS, InputError, Task, check_choice
 
@@ -20,7 +20,7 @@ def check_selection(selection: Any) -> None:
     check_choice(selection, SELECTIONS, "selection")
 
 
-def check_alone(selection: str, filter: str, weighting: Any, n_components: Any) -> None:
+def check_alone(selection: str, filter: Any, weighting: Any, n_components: Any) -> None:
     """Refuse what cannot be selected without validation pairs."""
     if filter != "tikhonov" or n_components == "auto":
         raise InputError(
@@ -45,15 +45,23 @@ def params_by_task(params: Any) -> ByTask:
     return {task: tuple(given[task]) for task in TASKS}
 
 
+def grows_with_pairs(filter: Any) -> bool:
+    """Whether the parameters of ``AWCCA(filter=…)`` are in units of a sum over pairs."""
+    custom = custom_filter(filter)
+    return filter == "tikhonov" if custom is None else custom.per_pair
+
+
 def grown(params: ByTask, factor: float) -> ByTask:
     """γ's for ``factor`` times as many pairs: γ is in units of a sum over pairs."""
     return {task: (params[task][0] * factor, params[task][1] * factor) for task in TASKS}
 
 
 def params_in_use(models: Mapping[Task, CanonicalModel]) -> ByTask:
-    """What the filters of fitted models hold: γ's or k's."""
+    """What the filters of fitted models hold: γ's, k's or parameters of a filter of one's own."""
     return {task: (_value(models[task].filter_x), _value(models[task].filter_y)) for task in TASKS}
 
 
-def _value(chosen: Tikhonov | TruncatedSVD) -> float:
+def _value(chosen: AnyFilter) -> float:
+    if isinstance(chosen, CustomFilter):
+        return chosen.parameter
     return chosen.gamma if isinstance(chosen, Tikhonov) else chosen.k

@@ -12,12 +12,14 @@ import numpy as np
 from diptych import storage
 from diptych.arrays import Array, to_numpy
 from diptych.cca.canonical import CanonicalModel
-from diptych.cca.filters import AnyFilter, Tikhonov, TruncatedSVD
+from diptych.cca.filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca.selection import Grid, Path
 from diptych.checks import TASKS, InputError, Task
 
 FORMAT_VERSION = 1
 KIND = "awcca"
+MEASURED = ("train_correlations", "validation_correlations")
+"""What a model may know of itself beside what it needs."""
 
 Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array, Path | None]
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -45,6 +47,9 @@ def pack(
             tensors[f"{task}.correlations"] = to_numpy(model.correlations)
             tensors[f"{task}.x_weights"] = to_numpy(model.x_weights)
             tensors[f"{task}.y_weights"] = to_numpy(model.y_weights)
+            for name in MEASURED:
+                if (measured := getattr(model, name)) is not None:
+                    tensors[f"{task}.{name}"] = to_numpy(measured)
     config = {
         "params": {name: _to_json(value) for name, value in params.items()},
         "models": stored,
@@ -77,8 +82,19 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loa
             storage.take(tensors, f"{name}.y_weights", (len(y_mean), len(correlations)), path),
             _filter_from_json(entry.get("filter_x")),
             _filter_from_json(entry.get("filter_y")),
+            *(
+                storage.take(tensors, f"{name}.{measured}", (None,), path)
+                if f"{name}.{measured}" in tensors
+                else None
+                for measured in MEASURED
+            ),
         )
     kept = {name: _from_json(value) for name, value in params.items() if not _is_unsaved(value)}
+    if _is_unsaved(params.get("filter")):
+        chosen = models["search"].filter_x
+        if not isinstance(chosen, CustomFilter):
+            raise InputError(f"{folder / storage.CONFIG} contradicts itself about the filter; save it again.")
+        kept["filter"] = chosen.filter
     path_ = None if config.get("path") is None else _path_from_json(config["path"], folder / storage.CONFIG)
     return kept, models, x_mean, y_mean, path_
 
@@ -109,6 +125,8 @@ def _path_to_json(path: Path) -> dict[str, Any]:
         "seconds": path.seconds,
         "failed": [list(point) for point in path.failed],
         "held_out": path.held_out,
+        "extended": {side: list(counts) for side, counts in path.extended.items()},
+        "automatic": path.grid.automatic,
     }
 
 
@@ -120,7 +138,10 @@ def _grid_to_json(values: np.ndarray[Any, Any]) -> list[list[float | None]]:
 def _path_from_json(stored: Any, path: Any) -> Path:
     try:
         grid = Grid(
-            stored["kind"], np.asarray(stored["x"], dtype=float), np.asarray(stored["y"], dtype=float)
+            stored["kind"],
+            np.asarray(stored["x"], dtype=float),
+            np.asarray(stored["y"], dtype=float),
+            automatic=bool(stored["automatic"]),
         )
 
         def whole(values: Any, dtype: type) -> np.ndarray[Any, Any]:
@@ -139,6 +160,7 @@ def _path_from_json(stored: Any, path: Any) -> Path:
             float(stored["seconds"]),
             [(int(i), int(j)) for i, j in stored["failed"]],
             str(stored["held_out"]),
+            {s: (int(stored["extended"][s][0]), int(stored["extended"][s][1])) for s in ("x", "y")},
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InputError(
@@ -146,7 +168,9 @@ def _path_from_json(stored: Any, path: Any) -> Path:
         ) from None
 
 
-def _filter_to_json(chosen: AnyFilter) -> dict[str, float]:
+def _filter_to_json(chosen: AnyFilter) -> dict[str, Any]:
+    if isinstance(chosen, CustomFilter):
+        return {"name": chosen.filter.name, "parameter": chosen.parameter, "per_pair": chosen.filter.per_pair}
     return {"gamma": chosen.gamma} if isinstance(chosen, Tikhonov) else {"k": chosen.k}
 
 
@@ -155,6 +179,10 @@ def _filter_from_json(stored: Any) -> AnyFilter:
         return Tikhonov(stored["gamma"])
     if isinstance(stored, dict) and set(stored) == {"k"}:
         return TruncatedSVD(stored["k"])
+    if isinstance(stored, dict) and set(stored) == {"name", "parameter", "per_pair"}:
+        # The name is for people: nothing is looked up or run by it.
+        family = SpectralFilter(None, name=str(stored["name"]), per_pair=stored["per_pair"] is True)
+        return CustomFilter(family, stored["parameter"])
     raise InputError(f"a saved model names the filter {stored!r}; expected {{'gamma': …}} or {{'k': …}}.")
 
 
@@ -168,7 +196,7 @@ def _to_json(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     # A function cannot be stored without storing code; the name says what it was.
-    return {"unsaved": getattr(value, "__name__", type(value).__name__)}
+    return {"unsaved": getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__)}
 
 
 def _is_unsaved(value: Any) -> bool:

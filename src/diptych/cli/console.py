@@ -129,6 +129,20 @@ def model_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def correlation_lines(found: dict[str, Any]) -> list[str]:
+    """The first canonical correlations of each task: of the regularised model, and of its variates."""
+    names = {"correlations": "Σ", "train_correlations": "training", "validation_correlations": "validation"}
+    lines = []
+    for task, kinds in found.get("correlations", {}).items():
+        shown = [
+            f"{names[kind]} {' '.join(f'{value:.3f}' for value in values)}"
+            for kind, values in kinds.items()
+            if values
+        ]
+        lines.append(f"{task}, first canonical correlations: {'; '.join(shown)}")
+    return lines
+
+
 def recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
     """Recalls of both tasks."""
     table = Table(title=title, title_justify="left")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from diptych.checks import DataWarning, InputError, count
 from diptych.cli.console import (
+    correlation_lines,
     exit_if_unreadable,
     limited_to,
     model_lines,
@@ -218,7 +219,7 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(
             f"refitted on {count(facts['refitted']['pairs'], 'pair')} ({facts['refitted']['before']} before)"
         )
-    for line in model_lines(found):
+    for line in (*model_lines(found), *correlation_lines(found)):
         console.print(line)
     indexed = " and ".join(count(n, view) for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")

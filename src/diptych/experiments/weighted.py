@@ -22,7 +22,7 @@ from diptych.cca.selection.exact import Row, count_others, own_scores
 from diptych.cca.selection.problem import Problem, Weights
 from diptych.checks import Task
 from diptych.experiments.sources import Floats
-from diptych.ranking import Truth, tie_floor
+from diptych.ranking import Truth, tie_slack
 
 Pair = tuple[float, float]
 
@@ -58,10 +58,13 @@ def weighted_ranks(
     )
     own_annotate = own * annotate_scale
     best = np.stack([group_max(line, truth.pairing, truth.n_images) for line in own_annotate])
-    best = np.where(best == -np.inf, np.inf, tie_floor(best))
-    search_truth = tie_floor(own * search_scale[:, truth.pairing])
+    best = np.where(best == -np.inf, np.inf, best)
+    # The lengths of the queries are those that the scales divide by in the other task.
+    search_slack = tie_slack(1.0 / annotate_scale, 1.0, u.shape[1])
+    annotate_slack = tie_slack(1.0 / search_scale, 1.0, u.shape[1])
+    search_truth = own * search_scale[:, truth.pairing]
     finite = np.ones(len(pairs), dtype=bool)
-    row = Row(u, search_scale, annotate_scale, search_truth, best, finite)
+    row = Row(u, search_scale, annotate_scale, search_truth, search_slack, best, annotate_slack, finite)
     search, annotate = count_others(problem, row, weights)
     back = np.argsort(order)
     return {"search": 1 + search[back], "annotate": 1 + annotate[back][:, truth.described]}

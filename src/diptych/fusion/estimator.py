@@ -334,7 +334,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self, task: Task, fitted: list[FittedPart], training: Pairs, held: Pairs, settings: dict[str, Any]
     ) -> tuple[list[Use], Chosen, dict[str, Any]]:
         """For every part the best way to use it, then weights and a correction for them together."""
-        judge = Judge(task, held[2], _rows(held[0]))
+        judge = Judge(task, held[2], _rows(held[0]), max(min(one.spectra.ranks) for one in fitted))
         queries, items = held[1], held[0]
         if task == "annotate":
             queries, items = taken(held[0], judge.truth.described), held[1]

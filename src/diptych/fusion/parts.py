@@ -202,13 +202,14 @@ def fit_part(
     moments = Moments.of(x, y, training[2], precision=precision)
     part, moments = _rescaled(part, moments, training, validation, scales)
     spectra = spectra_from_moments(moments)
-    return FittedPart(part, moments, spectra, path_of(part, spectra, validation, grid))
+    return FittedPart(part, moments, spectra, path_of(part, spectra, validation, grid, extend=True))
 
 
-def path_of(part: Part, spectra: Spectra, validation: Pairs, grid: Any) -> Path:
+def path_of(part: Part, spectra: Spectra, validation: Pairs, grid: Any, *, extend: bool = False) -> Path:
     """The regularisation path of r@1, at full dimension."""
     problem = make_problem(spectra, (*part.views(*validation[:2]), validation[2]), dtype=np.float32)
-    return regularization_path(problem, spectra, make_grid("tikhonov", grid, spectra), metric("r@1"))
+    chosen = make_grid("tikhonov", grid, spectra)
+    return regularization_path(problem, spectra, chosen, metric("r@1"), extend=extend)
 
 
 def level(path: Path) -> float:

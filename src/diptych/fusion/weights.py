@@ -16,7 +16,7 @@ import numpy as np
 from diptych.checks import Task
 from diptych.fusion.blocks import Floats
 from diptych.fusion.hubness import Correction, inverted_softmax_offsets, nearest_means
-from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, search_ranks
+from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, search_ranks, tie_slack
 
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """What a weight may be, beside the largest."""
@@ -49,21 +49,32 @@ class Chosen:
 
 
 class Judge:
-    """Ranks score matrices of one task against the truth."""
+    """Ranks score matrices of one task against the truth.
 
-    def __init__(self, task: Task, pairing: np.ndarray[Any, np.dtype[np.int64]], n_images: int) -> None:
+    ``dimension`` is that of the embeddings whose cosines are judged, the largest where there are several.
+    """
+
+    def __init__(
+        self, task: Task, pairing: np.ndarray[Any, np.dtype[np.int64]], n_images: int, dimension: int
+    ) -> None:
         self.truth = Truth.of(pairing, n_images)
         self.task = task
+        self.dimension = dimension
 
-    def ranks(self, scores: Floats) -> Any:
-        """Rank of the truth for each query; rows of ``scores`` are captions, or images that have captions."""
+    def ranks(self, scores: Floats, total: float = 1.0) -> Any:
+        """Rank of the truth for each query; rows of ``scores`` are captions, or images that have captions.
+
+        ``scores`` are cosines, or sums of cosines with weights of this ``total``.
+        """
+        lengths = np.full(scores.shape[0], total, dtype=scores.dtype)
+        slack = tie_slack(lengths, 1.0, self.dimension)
         if self.task == "search":
-            return search_ranks(scores, self.truth.pairing)
-        return annotate_ranks(scores, self.truth, self.truth.described)
+            return search_ranks(scores, self.truth.pairing, slack)
+        return annotate_ranks(scores, self.truth, self.truth.described, slack)
 
-    def value(self, scores: Floats) -> float:
+    def value(self, scores: Floats, total: float = 1.0) -> float:
         """The criterion."""
-        return mean_recall(self.ranks(scores))
+        return mean_recall(self.ranks(scores, total))
 
     def recall(self, scores: Floats) -> dict[str, float]:
         """r@1, r@5 and r@10."""
@@ -125,7 +136,7 @@ def _searched(
         p.scores - strength * nearest_means(p.bank, [k])[0].astype(p.scores.dtype) if corrected else p.scores
         for p in parts
     ]
-    value, weights = max(((judge.value(_mixed(own, w)), w) for w in starts), key=lambda pair: pair[0])
+    value, weights = max(((judge.value(_mixed(own, w), sum(w)), w) for w in starts), key=lambda pair: pair[0])
     total = _mixed(own, weights)
     for _ in range(_SWEEPS):
         before = value
@@ -136,7 +147,7 @@ def _searched(
                 if weight == weights[i] or not any(moved):
                     continue
                 changed = total + np.float32(weight - weights[i]) * scores
-                if (reached := judge.value(changed)) > value + _GAIN:
+                if (reached := judge.value(changed, sum(moved))) > value + _GAIN:
                     value, weights, total = reached, moved, changed
         if value == before:
             break

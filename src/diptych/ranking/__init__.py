@@ -1,7 +1,7 @@
 """How good a ranking is: ranks by counting, recall, median rank; arrays only."""
 
 from diptych.ranking.metrics import Metric, mean_recall, metric
-from diptych.ranking.ranks import Truth, annotate_ranks, ranks, search_ranks, tie_floor
+from diptych.ranking.ranks import Truth, annotate_ranks, ranks, search_ranks, tie_slack
 from diptych.ranking.scores import mean_rank, median_rank, recall_at_k, retrieval_scores, summary
 
 __all__ = [
@@ -17,5 +17,5 @@ __all__ = [
     "retrieval_scores",
     "search_ranks",
     "summary",
-    "tie_floor",
+    "tie_slack",
 ]

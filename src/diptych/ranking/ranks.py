@@ -3,7 +3,8 @@
 The protocol is the one of the paper's appendix (``eval_rank`` of skip-thoughts), for any number of
 captions per image. The rank of the truth is 1 plus the number of *other* items that score at least as
 high: ties count against us, so a constant score never gives a hit. Scores that differ by rounding alone are
-ties (the same caption under two images, say), so that no order of summation decides a rank.
+ties (the same caption under two images, say), so that no order of summation decides a rank. How much that is
+follows from the vectors and not from the score, which near zero is all rounding; see ``tie_slack``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from diptych.arrays import Array, count_groups, count_true, group_max, group_sum
 from diptych.checks import InputError, check_pair_of_views, check_similarity, check_task
 
 DEFAULT_BLOCK_BYTES = 64 * 2**20
-TIE_ROUNDINGS = 64
-"""Scores within so many rounding errors of the truth's are ties with it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,15 @@ def ranks(
     truth = Truth.of(pairing, x.shape[0])
     queries, items = (y, x) if task == "search" else (x[truth.described, :], y)
     _check_range(queries, items)
-    queries, items, offset = _prepared(queries, items, similarity)
+    # The lengths of the true items; of an image, that of its longest caption.
+    norms = xp.linalg.vector_norm(items, axis=1)
+    if task == "search":
+        own_norms = xp.take(norms, pairing, axis=0)
+    else:
+        own_norms = group_max(norms, pairing, x.shape[0])[truth.described]
+    query_norms = xp.linalg.vector_norm(queries, axis=1)
+    slack = tie_slack(query_norms, own_norms, items.shape[1], similarity)
+    queries, items, offset = _prepared(queries, items, norms, similarity)
     # Beside the scores stands one boolean matrix of comparisons.
     rows = max(1, block_bytes // (items.shape[0] * (items.dtype.itemsize + 1)))
     parts = []
@@ -94,47 +101,76 @@ def ranks(
         scores = queries[start : start + rows, :] @ items.T
         scores = scores if offset is None else scores + offset
         if task == "search":
-            parts.append(search_ranks(scores, truth.pairing[start : start + rows]))
+            own = truth.pairing[start : start + rows]
+            parts.append(search_ranks(scores, own, slack[start : start + rows]))
         else:
-            parts.append(annotate_ranks(scores, truth, truth.described[start : start + rows]))
+            images = truth.described[start : start + rows]
+            parts.append(annotate_ranks(scores, truth, images, slack[start : start + rows]))
     return xp.concat(parts)
 
 
-def _prepared(queries: Array, items: Array, similarity: str) -> tuple[Array, Array, Array | None]:
+def _prepared(
+    queries: Array, items: Array, norms: Array, similarity: str
+) -> tuple[Array, Array, Array | None]:
     """``queries, items, offset`` such that ``queries @ items.T + offset`` ranks by ``similarity``.
 
     What is constant for a query changes no ranking and is left out: the query's own norm.
     """
     xp = namespace(queries, items)
     if similarity == "cosine":
-        norms = xp.linalg.vector_norm(items, axis=1, keepdims=True)
-        return queries, items / xp.where(norms > 0, norms, 1.0), None
+        return queries, items / xp.where(norms > 0, norms, 1.0)[:, None], None
     return queries, items, -0.5 * xp.sum(items * items, axis=1)[None, :]
 
 
-def tie_floor(truth: Array) -> Array:
-    """The smallest score that ties with ``truth``."""
-    xp = namespace(truth)
-    return truth - TIE_ROUNDINGS * float(xp.finfo(truth.dtype).eps) * xp.abs(truth)
+def tie_slack(queries: Array, items: Array | float, dimension: int, similarity: str = "cosine") -> Array:
+    r"""Return how far below the truth's score another score still ties with it.
+
+    Summing the products of two vectors of length d in another order moves their inner product by about
+    :math:`\varepsilon\sqrt d\,\|item\|\,\|query\|`, however small the inner product itself is. Division by
+    a length adds the error of that length, which is of the same kind, and a few roundings whatever d is. So
+    an inner product has the slack :math:`\varepsilon\,(\sqrt d + 2)\,\|item\|\,\|query\|`. A cosine that
+    leaves out the length of the query has that divided by the length of the item; an ℓ2 score, which is
+    :math:`\langle item, query\rangle - \tfrac12\|item\|^2`, has that of both of its terms.
+
+    Parameters
+    ----------
+    queries
+        Lengths of the queries.
+    items
+        Lengths of their true items; an item that equals the truth is as long. Cosines do not need them.
+    dimension
+        How many products were summed up.
+    similarity
+        ``"cosine"`` or ``"l2"``.
+    """
+    xp = namespace(queries)
+    scale = queries if similarity == "cosine" else items * (queries + 0.5 * items)
+    return scale * (float(xp.finfo(queries.dtype).eps) * (dimension**0.5 + 2.0))
 
 
-def search_ranks(scores: Array, own: Array) -> Array:
-    """Ranks in a block of ``scores`` (queries × images) whose true images are ``own``."""
+def search_ranks(scores: Array, own: Array, slack: Array) -> Array:
+    """Ranks in a block of ``scores`` (queries × images) whose true images are ``own``.
+
+    ``slack`` is the ``tie_slack`` of each query.
+    """
     xp = namespace(scores)
-    true = tie_floor(xp.take_along_axis(scores, own[:, None], axis=1))
+    true = xp.take_along_axis(scores, own[:, None], axis=1) - slack[:, None]
     # The truth itself is among those that reach its score: that one is the 1 of "1 + others".
     return count_true(scores >= true, axis=1)
 
 
-def annotate_ranks(scores: Array, truth: Truth, images: Array) -> Array:
-    """Ranks in a block of ``scores`` (``images`` × all captions); each image's best own caption counts."""
+def annotate_ranks(scores: Array, truth: Truth, images: Array, slack: Array) -> Array:
+    """Ranks in a block of ``scores`` (``images`` × all captions); each image's best own caption counts.
+
+    ``slack`` is the ``tie_slack`` of each image.
+    """
     xp = namespace(scores)
     row_of = xp.full((truth.n_images,), -1, dtype=xp.int64, device=device(scores))
     row_of[images] = xp.arange(images.shape[0], dtype=xp.int64, device=device(scores))
     captions = xp.nonzero(row_of[truth.pairing] >= 0)[0]
     rows = row_of[truth.pairing[captions]]
     own = scores[rows, captions]
-    best = tie_floor(group_max(own, rows, images.shape[0]))
+    best = group_max(own, rows, images.shape[0]) - slack
     reached = xp.astype(own >= best[rows], scores.dtype)
     own_reached = group_sum(reached[:, None], rows, images.shape[0])[:, 0]
     everyone = count_true(scores >= best[:, None], axis=1)

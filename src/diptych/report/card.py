@@ -23,6 +23,11 @@ FEW_PAIRS = 50
 SHOWN_CORRELATIONS = 5
 PICTURE = "regularization.png"
 
+CORRELATIONS = {
+    "correlations": "of the regularised model (Σ)",
+    "train_correlations": "of its variates on the training pairs",
+    "validation_correlations": "of its variates on validation pairs",
+}
 COLUMNS = {
     "r@1": "r@1",
     "r@5": "r@5",
@@ -49,13 +54,16 @@ class EncoderFacts:
 class TaskFacts:
     """One task's model: the filters of both views in words, and its canonical correlations.
 
-    ``correlations`` may be the first few; ``components`` counts them all.
+    ``correlations`` are those of the regularised model, the others those of its variates on training and on
+    validation pairs, as far as they were measured. All may be the first few; ``components`` counts them.
     """
 
     filter_x: str
     filter_y: str
     components: int
     correlations: Sequence[float] = ()
+    train_correlations: Sequence[float] = ()
+    validation_correlations: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,8 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
         found = facts["selection"]
         scores = ", ".join(f"{task} {found[task]:.1f}" for task in TASKS)
         sentences.append(f"Selected on {found['pairs']}; {found['metric']} there: {scores}.")
+        if "grid" in found:
+            sentences.append(f"{found['grid'][0].upper()}{found['grid'][1:]}.")
         sentences.append("Those pairs chose the settings, so the figures are slightly optimistic.")
     elif "theory" in facts:
         sentences.append(f"The regularisation was taken from theory ({facts['theory']}), not selected.")
@@ -274,14 +284,23 @@ def _regularization(facts: Card) -> Iterator[str]:
     yield "## Regularisation"
     if facts.selected_on is not None:
         yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
+    tasks = [(TITLES[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
     yield _table(
-        ("task", "images", "sentences", "components", "first canonical correlations"),
-        (
-            (TITLES[task], of.filter_x, of.filter_y, _count(of.components), _correlations(of))
-            for task in TASKS
-            if (of := facts.tasks.get(task)) is not None
-        ),
+        ("task", "images", "sentences", "components"),
+        ((title, of.filter_x, of.filter_y, _count(of.components)) for title, of in tasks),
     )
+    if any(len(of.correlations) for _, of in tasks):
+        yield _table(
+            ("first canonical correlations", *(title for title, _ in tasks)),
+            (
+                (name, *(_correlations(getattr(of, where), of.components) for _, of in tasks))
+                for where, name in CORRELATIONS.items()
+            ),
+        )
+        yield (
+            "Those of the regularised model weigh what is searched; they are shrunk by regularisation and "
+            "raised by chance. Those on validation pairs are the ones to believe."
+        )
     if facts.params:
         yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
     if facts.has_picture:
@@ -357,9 +376,11 @@ def _metric(name: str, value: float | None) -> str:
     return f"{value:g}" if name == "median_rank" else f"{value:.1f}"
 
 
-def _correlations(of: TaskFacts) -> str:
-    shown = ", ".join(f"{value:.3f}" for value in of.correlations[:SHOWN_CORRELATIONS])
-    return f"{shown}, …" if shown and of.components > SHOWN_CORRELATIONS else shown
+def _correlations(values: Sequence[float], components: int) -> str:
+    shown = ", ".join(f"{value:.3f}" for value in values[:SHOWN_CORRELATIONS])
+    if not shown:
+        return "not measured"
+    return f"{shown}, …" if components > SHOWN_CORRELATIONS else shown
 
 
 def _value(value: object) -> str:

@@ -10,14 +10,20 @@ import numpy as np
 
 from diptych.cca.selection import Path
 from diptych.checks import TASKS, InputError
-from diptych.report.drawing import new_figure, write_figure
+from diptych.report.drawing import new_figure, text_width, write_figure
 from diptych.report.wording import TITLES
+
+_WIDTH = 2.4
+"""Inches that a map is wide and high, at least."""
 
 
 def draw_regularization_path(
     path: Path, file: str | os.PathLike[str] | None = None, *, metric: str | None = None
 ) -> Any:
     """Draw heat maps of ``path`` and return the matplotlib figure; write it to ``file`` if one is given.
+
+    Parameters grow to the right and upwards. Only exact scores are drawn: where the path holds bounds (see
+    ``Path.exact``; ``AWCCA(path_metrics="all")`` scores every point exactly) or failed, the map is hatched.
 
     Parameters
     ----------
@@ -35,16 +41,26 @@ def draw_regularization_path(
             f"the path holds no {name!r}; it holds {known} (fit with path_metrics='all' for more)."
         )
     figure = new_figure(9.0, 3.9)
-    symbol = "k" if path.grid.kind == "tsvd" else "γ"
+    symbol = {"tsvd": "k", "tikhonov": "γ"}.get(path.grid.kind, "parameter")
+    # The grid begins with the strongest regularisation, which is the largest γ and the smallest k.
+    order = np.argsort(path.grid.x), np.argsort(path.grid.y)
+    hatched = False
     for axes, task in zip(figure.subplots(1, 2), TASKS, strict=True):
-        scores = path.scores[task][name]
-        image = _draw_map(axes, scores)
-        _mark(axes, path.choice[task])
-        best = scores[path.choice[task]]
-        axes.set_title(f"{TITLES[task]}\nchosen {_label(path, *path.choice[task])}: {best:.1f}", fontsize=9)
-        for side, values in (("x", path.grid.x), ("y", path.grid.y)):
+        exact = path.exact[task] & np.isfinite(path.scores[task][name])
+        scores = np.where(exact, path.scores[task][name], np.nan)
+        image = _draw_map(axes, scores[np.ix_(*order)])
+        if not exact.all():
+            hatched = True
+            axes.patch.set(facecolor="0.94", edgecolor="0.75", hatch="////", linewidth=0)
+        i, j = path.choice[task]
+        _mark(axes, (int(np.flatnonzero(order[0] == i)[0]), int(np.flatnonzero(order[1] == j)[0])))
+        best = scores[i, j]
+        axes.set_title(f"{TITLES[task]}\nchosen {_label(path, i, j)}: {best:.1f}", fontsize=9)
+        for side, values in (("x", path.grid.x[order[0]]), ("y", path.grid.y[order[1]])):
             _label_side(axes, side, [_number(path, value) for value in values], f"{symbol} of {side.upper()}")
         _add_bar(figure, image, [axes], name)
+    if hatched:
+        figure.supxlabel(f"hatched: not scored exactly, as {name} is below the best there", fontsize=8)
     if file is not None:
         write_figure(figure, file)
     return figure
@@ -79,7 +95,6 @@ def draw_regularization_maps(found: Mapping[str, Any]) -> Any:
 
 
 def _draw_map(axes: Any, scores: Any, low: float | None = None) -> Any:
-    # Strong regularisation at the lower left, as in the paper.
     return axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low)
 
 
@@ -98,7 +113,11 @@ def _mark(axes: Any, place: Sequence[int]) -> None:
 
 
 def _label_side(axes: Any, side: str, labels: Sequence[str], title: str) -> None:
-    ticks = np.unique(np.linspace(0, len(labels) - 1, min(6, len(labels))).round().astype(int))
+    # Evenly many cells apart, and as many as there is room for: _WIDTH inches and labels side by side on the
+    # one side, lines on the other.
+    room = max(text_width(label, 8) for label in labels) + 0.12 if side == "x" else 0.3
+    most = max(1, min(6, int(_WIDTH / room)))
+    ticks = range(0, len(labels), -(-len(labels) // most))
     getattr(axes, f"set_{side}ticks")(ticks, [labels[t] for t in ticks], fontsize=8)
     getattr(axes, f"set_{side}label")(title, fontsize=9)
 

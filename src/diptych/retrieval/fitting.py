@@ -212,6 +212,8 @@ def _fit_awcca(
         if model.selection == "validation":
             pairs = _held_out(training, validation, model.validation_fraction)
         facts["selection"] = {"pairs": pairs, "metric": path.metric, **best}
+        if extension := path.describe_extension():
+            facts["selection"]["grid"] = extension
     elif model.params is None:
         facts["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
     if path is not None:

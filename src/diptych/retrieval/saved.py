@@ -23,11 +23,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych import storage
-from diptych.cca import AWCCA
+from diptych.cca import AWCCA, CanonicalModel
 from diptych.checks import TASKS, InputError, Task
 from diptych.fusion import Fusion
 from diptych.report import draw_regularization_path, model_card
-from diptych.report.card import PICTURE, Card, EncoderFacts, IndexFacts, TaskFacts
+from diptych.report.card import (
+    CORRELATIONS,
+    PICTURE,
+    SHOWN_CORRELATIONS,
+    Card,
+    EncoderFacts,
+    IndexFacts,
+    TaskFacts,
+)
 from diptych.retrieval import index_files, model_files
 from diptych.retrieval.collection import Content
 from diptych.retrieval.embedding import embedding_of
@@ -144,6 +152,17 @@ def _models(model: AWCCA | Fusion) -> dict[str, Any]:
     return {
         "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
         "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
+        "correlations": {task: _correlations(models[task]) for task in TASKS},
+    }
+
+
+def _correlations(model: CanonicalModel) -> dict[str, list[float] | None]:
+    """The first few canonical correlations of each kind; None where they were not measured."""
+    return {
+        name: None
+        if (values := getattr(model, name)) is None
+        else [round(float(value), 6) for value in values[:SHOWN_CORRELATIONS]]
+        for name in CORRELATIONS
     }
 
 
@@ -242,7 +261,7 @@ def _task_facts(model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
     return {
         task: TaskFacts(
             *(found["filters"][task][0], found["filters"][task][1], found["components"][task]),
-            [float(c) for c in model.models_[task].correlations[:5]],
+            *(found["correlations"][task][name] or () for name in CORRELATIONS),
         )
         for task in TASKS
     }

@@ -92,12 +92,16 @@ class ModelOut(BaseModel):
     encoders: dict[str, Any]
     filters: dict[str, list[str]]
     components: dict[str, int]
+    correlations: dict[str, dict[str, list[float] | None]] = Field(
+        description="The first of each task: of the regularised model, and of its variates on training and "
+        "on validation pairs, null where they were not measured."
+    )
     index: dict[str, str]
     weighting: str
     weightings: list[str] = Field(description="What may be asked for instead.")
     facts: dict[str, Any] = Field(description="Pairs of each split, recalls, seconds of fitting.")
     path: dict[str, Any] | None = Field(description="Scores over the grid of regularisation parameters.")
-    spectrum: dict[str, Any] = Field(description="Canonical correlations of each task.")
+    spectrum: dict[str, Any] = Field(description="Canonical correlations of each task's regularised model.")
     examples: dict[str, list[dict[str, Any]]]
     facets: dict[str, list[Any]] = Field(description="Metadata to filter by, and its values.")
     features: dict[str, int | dict[str, int]] = Field(

@@ -158,6 +158,7 @@ class Served:
             "encoders": info["encoders"],
             "filters": info["filters"],
             "components": info["components"],
+            "correlations": info.get("correlations", {}),
             "index": info["index"],
             "weighting": self.weighting,
             # A fusion has several, which it chose itself: there is nothing to compare.
@@ -237,7 +238,12 @@ def _path(path: Any) -> dict[str, Any] | None:
         "metric": path.metric,
         "x": path.grid.x.tolist(),
         "y": path.grid.y.tolist(),
-        "scores": {task: path.scores[task][path.metric].tolist() for task in TASKS},
+        # Bounds are no scores: only what is exact is shown.
+        "scores": {
+            task: np.where(path.exact[task], path.scores[task][path.metric], np.nan).tolist()
+            for task in TASKS
+        },
+        "bounds": {task: int((~path.exact[task]).sum()) for task in TASKS},
         "choice": {task: list(path.choice[task]) for task in TASKS},
     }
 

@@ -110,8 +110,11 @@ def test_the_route_is_chosen_in_one_place(trained):
 def test_ties_go_to_recall_then_to_regularisation():
     signed = np.array([[3.0, 5.0], [5.0, 5.0]])
     recalls = np.array([[9.0, 1.0], [1.0, 2.0]])
-    assert _choose(signed, recalls) == (1, 1)
-    assert _choose(signed, np.zeros((2, 2))) == (0, 1)
+    zeros = np.zeros((2, 2))
+    assert _choose(signed, recalls, zeros) == (1, 1)
+    assert _choose(signed, zeros, zeros) == (0, 1)
+    # A value that was added to the grid has to be better, not only equal.
+    assert _choose(signed, zeros, np.array([[1, 1], [0, 0]])) == (1, 0)
 
 
 def test_a_point_that_fails_is_reported_and_never_chosen(trained, monkeypatch):

@@ -1,7 +1,7 @@
 """Model selection: every regularisation on a grid, scored by retrieval, exactly and fast."""
 
 from diptych.cca.selection.components import best_dimension, components_path, dimensions_up_to
-from diptych.cca.selection.grids import Grid, make_grid
+from diptych.cca.selection.grids import Grid, Kind, make_grid
 from diptych.cca.selection.holdout import HoldOut, held_out_size, hold_out
 from diptych.cca.selection.leave_one_out import LeftOut, left_out
 from diptych.cca.selection.path import (
@@ -11,17 +11,19 @@ from diptych.cca.selection.path import (
     leave_one_out_path,
     regularization_path,
 )
-from diptych.cca.selection.problem import Problem, make_problem, make_weights
+from diptych.cca.selection.problem import Problem, check_widths, make_problem, make_weights
 from diptych.cca.selection.textbook import textbook_ranks
 
 __all__ = [
     "Grid",
     "HoldOut",
+    "Kind",
     "LeftOut",
     "NumericalFailureWarning",
     "Path",
     "Problem",
     "best_dimension",
+    "check_widths",
     "choose_route",
     "components_path",
     "dimensions_up_to",

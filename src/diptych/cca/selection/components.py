@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from diptych.arrays import Array, move_like, namespace, to_numpy
+from diptych.arrays import Array, group_max, move_like, namespace, to_numpy
 from diptych.cca.canonical import CanonicalModel
 from diptych.cca.selection.grids import Floats
 from diptych.cca.selection.problem import Problem, Weights, products
 from diptych.cca.spectra import Spectra
 from diptych.cca.weighting import Weighting, maps
 from diptych.checks import Task
-from diptych.ranking import Metric, Truth, annotate_ranks, search_ranks
+from diptych.ranking import Metric, Truth, annotate_ranks, search_ranks, tie_slack
 
 BLOCK_BYTES = 2**26
 
@@ -63,6 +63,12 @@ def components_path(
     kept = np.arange(x.shape[1]) < np.asarray(dimensions)[:, None]
     weights = Weights.of(kept.astype(np.float64), x)
     norms = weights.rows @ (items * items).T
+    lengths = xp.sqrt(weights.rows @ (queries * queries).T)
+    if task == "search":
+        own = xp.take(norms, pairing, axis=1)
+    else:
+        own = xp.stack([group_max(line, pairing, x.shape[0])[truth.described] for line in norms])
+    slack = [tie_slack(lengths[d, :], xp.sqrt(own[d, :]), k, similarity) for d, k in enumerate(dimensions)]
     if similarity == "cosine":
         scale = 1.0 / xp.sqrt(xp.where(norms > 0, norms, 1.0))
     found: list[list[Array]] = [[] for _ in dimensions]
@@ -70,8 +76,9 @@ def components_path(
     for start in range(0, queries.shape[0], rows):
         for d, product in products(queries[start : start + rows, :], weights, items.T):
             scores = product * scale[d, :] if similarity == "cosine" else product - 0.5 * norms[d, :]
+            at = slice(start, start + rows)
             if task == "search":
-                found[d].append(search_ranks(scores, pairing[start : start + rows]))
+                found[d].append(search_ranks(scores, pairing[at], slack[d][at]))
             else:
-                found[d].append(annotate_ranks(scores, truth, truth.described[start : start + rows]))
+                found[d].append(annotate_ranks(scores, truth, truth.described[at], slack[d][at]))
     return np.asarray([metric(to_numpy(xp.concat(parts))) for parts in found])

@@ -15,7 +15,7 @@ from array_api_compat import device, is_numpy_array
 from diptych.arrays import Array, count_true, group_max, namespace
 from diptych.cca.parallel import in_parallel
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
-from diptych.ranking import tie_floor
+from diptych.ranking import tie_slack
 
 CPU_TILE_BYTES = 2**19
 DEVICE_TILE_BYTES = 2**29
@@ -28,8 +28,10 @@ class Row:
     mapped: Array  # images mapped into the eigenbasis of the captions
     search_scale: Array  # y values × images
     annotate_scale: Array  # y values × captions
-    search_truth: Array  # y values × captions
+    search_truth: Array  # y values × captions: the truth's score
+    search_slack: Array  # y values × captions: how far below it a score still ties with it
     annotate_truth: Array  # y values × images; +∞ for an image without captions
+    annotate_slack: Array  # y values × images
     finite: Array  # y values: whether all of it is finite
 
 
@@ -42,19 +44,23 @@ def exact_rows(
     """
     xp = namespace(problem.a)
     norms = annotate_norms(problem, w_x, w_y) if norms is None else norms
+    lengths = caption_lengths(problem, w_y)
     for i, mapped in products(problem.a, w_x, problem.t0):
-        row = make_row(problem, mapped, norms[i, :, :], w_y)
+        row = make_row(problem, mapped, norms[i, :, :], w_y, lengths)
         search, annotate = count_others(problem, row, w_y)
         yield i, 1 + search, 1 + xp.take(annotate, problem.truth.described, axis=1), row.finite
 
 
-def make_row(problem: Problem, mapped: Array, norms: Array, w_y: Weights, own: Array | None = None) -> Row:
+def make_row(
+    problem: Problem, mapped: Array, norms: Array, w_y: Weights, lengths: Array, own: Array | None = None
+) -> Row:
     """The truth's scores and both tasks' scales, for one x value and every y value.
 
-    ``own`` are the ``own_scores``, where they are known already.
+    ``lengths`` are the ``caption_lengths``; ``own`` the ``own_scores``, where they are known already.
     """
     xp = namespace(problem.a)
     pairing = problem.truth.pairing
+    dimension = sum(int(size) for size in problem.t0.shape)
     own = own_scores(problem, mapped, w_y) if own is None else own
     image_norms = w_y.rows @ (mapped * mapped).T
     if problem.similarity == "cosine":
@@ -65,13 +71,35 @@ def make_row(problem: Problem, mapped: Array, norms: Array, w_y: Weights, own: A
         search_scale, annotate_scale = 0.5 * image_norms, 0.5 * norms
         search_truth = own - xp.take(search_scale, pairing, axis=1)
         own_annotate = own - annotate_scale
-    best = xp.stack(
-        [group_max(own_annotate[j, :], pairing, problem.truth.n_images) for j in range(own.shape[0])]
-    )
+    own_lengths = xp.sqrt(xp.take(image_norms, pairing, axis=1))
+    search_slack = tie_slack(lengths, own_lengths, dimension, problem.similarity)
+    # The same numerator, hence the same rounding, over another length.
+    roots = xp.sqrt(norms)
+    queries = own_lengths * lengths / xp.where(roots > 0, roots, xp.ones_like(roots))
+    annotate_slack = tie_slack(queries, roots, dimension, problem.similarity)
+    best, slack = (_best(problem, values) for values in (own_annotate, annotate_slack))
     # By Cauchy-Schwarz finite norms bound every score.
     finite = xp.isfinite(xp.sum(own, axis=1) + xp.sum(image_norms, axis=1) + xp.sum(norms, axis=1))
-    best = xp.where(best == -xp.inf, xp.inf, tie_floor(best))
-    return Row(mapped, search_scale, annotate_scale, tie_floor(search_truth), best, finite)
+    undescribed = best == -xp.inf
+    best, slack = xp.where(undescribed, xp.inf, best), xp.where(undescribed, 0.0, slack)
+    return Row(mapped, search_scale, annotate_scale, search_truth, search_slack, best, slack, finite)
+
+
+def _best(problem: Problem, values: Array) -> Array:
+    """The largest value among each image's captions: y values × images."""
+    xp = namespace(values)
+    truth = problem.truth
+    return xp.stack([group_max(values[j, :], truth.pairing, truth.n_images) for j in range(values.shape[0])])
+
+
+def caption_lengths(problem: Problem, w_y: Weights) -> Array:
+    """Lengths of the captions as queries, ‖Vᵀy‖: y values × captions."""
+    xp = namespace(problem.b)
+    # Squares of extreme values would be infinite where the values are not.
+    largest = xp.max(xp.abs(problem.b), axis=1)
+    largest = xp.where(largest > 0, largest, xp.ones_like(largest))
+    unit = problem.b / largest[:, None]
+    return xp.sqrt(w_y.rows @ (unit * unit).T) * largest
 
 
 def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:
@@ -89,6 +117,8 @@ def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array
     xp = namespace(problem.a)
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
     n_y = w_y.rows.shape[0]
+    search_floor = row.search_truth - row.search_slack
+    annotate_floor = row.annotate_truth - row.annotate_slack
 
     def tile(start: int, stop: int) -> tuple[Array, Array]:
         own = problem.truth.pairing[start:stop]
@@ -98,9 +128,9 @@ def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array
             # Nested products build on this one: minus infinity stays minus infinity.
             numerator[lines, own] = -xp.inf
             scores = rescale(problem, numerator, row.search_scale[j, None, :])
-            searched.append(count_true(scores >= row.search_truth[j, start:stop, None], axis=1))
+            searched.append(count_true(scores >= search_floor[j, start:stop, None], axis=1))
             scores = rescale(problem, numerator, row.annotate_scale[j, start:stop, None])
-            annotated.append(count_true(scores >= row.annotate_truth[j, None, :], axis=0))
+            annotated.append(count_true(scores >= annotate_floor[j, None, :], axis=0))
         return xp.stack(searched), xp.stack(annotated)
 
     size = CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES

@@ -8,23 +8,36 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from diptych.arrays import Array, to_numpy
-from diptych.cca.filters import Tikhonov, TruncatedSVD, as_number
+from diptych.cca.filters import SpectralFilter, Tikhonov, TruncatedSVD, as_number
 from diptych.cca.spectra import Spectra
 from diptych.checks import InputError
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-Kind: TypeAlias = Literal["tikhonov", "tsvd"]
+Kind: TypeAlias = Literal["tikhonov", "tsvd", "custom"]
 
 SPACINGS = ("log", "rank")
+
+LIMIT = 1e3
+"""γ's beyond σ²₁ or below the smallest σ² by this factor change no direction's weight by more than 0.1 %, but
+for a factor that all directions share."""
+
+MOST_ADDED = 5
+"""Values that one extension adds to a side at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The grid of one regularisation: its parameters on both sides, weakest regularisation last."""
+    """The grid of one regularisation: its parameters on both sides, weakest regularisation last.
+
+    ``automatic`` says that the values were drawn from the spectra and not given; ``filter`` is the one of the
+    kind ``"custom"``.
+    """
 
     kind: Kind
     x: Floats
     y: Floats
+    automatic: bool = False
+    filter: SpectralFilter | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -37,25 +50,84 @@ class Grid:
             return int(self.x[i]), int(self.y[j])
         return float(self.x[i]), float(self.y[j])
 
+    def edge(self, side: str, end: str) -> float:
+        """The ``"strongest"`` or ``"weakest"`` value of ``"x"`` or ``"y"``."""
+        values = self.x if side == "x" else self.y
+        return float(values[0 if end == "strongest" else -1])
 
-def make_grid(kind: Kind, grid: Any, spectra: Spectra) -> Grid:
+    def beyond(self, side: str, end: str, spectra: Spectra) -> Floats:
+        """Return values to add beyond an end of a side, in their order; none where they could change nothing.
+
+        For Tikhonov one decade, spaced as the values are there, up to ``LIMIT`` times σ²₁, where the model is
+        that of partial least squares but for 0.1 %, and down to the smallest σ² over ``LIMIT``, where it is
+        that of no regularisation. For a truncated SVD everything down to 2 directions, or up to the rank.
+        """
+        values, s = (self.x, spectra.s_x) if side == "x" else (self.y, spectra.s_y)
+        squares = to_numpy(s).astype(np.float64) ** 2
+        strongest, last = end == "strongest", self.edge(side, end)
+        if self.kind == "custom" or len(values) < 2:
+            return np.empty(0)
+        if self.kind == "tsvd":
+            limit = min(2, len(squares)) if strongest else len(squares)
+            ks = np.unique(np.geomspace(last, limit, MOST_ADDED + 1).round())
+            return np.asarray(ks[ks != last])
+        limit = squares[0] * LIMIT if strongest else squares[-1] / LIMIT
+        if (last >= limit * (1 - 1e-9)) if strongest else (last <= limit * (1 + 1e-9)):
+            return np.empty(0)
+        reached = min(10 * last, limit) if strongest else max(last / 10, limit)
+        spacing = abs(np.log(values[0] / values[1] if strongest else values[-1] / values[-2]))
+        count = int(np.clip(np.round(abs(np.log(reached / last)) / spacing), 1, MOST_ADDED))
+        new = np.asarray(np.geomspace(last, reached, count + 1)[1:])
+        return new[::-1] if strongest else new
+
+    def is_limit(self, side: str, end: str, spectra: Spectra) -> bool:
+        """Whether values beyond that end could change nothing."""
+        return self.kind != "custom" and len(self.beyond(side, end, spectra)) == 0
+
+
+def make_grid(kind: Kind, grid: Any, spectra: Spectra, filter: SpectralFilter | None = None) -> Grid:
     """The grid that ``AWCCA(grid=…)`` asks for.
 
     ``grid`` is a number of points per side, a pair ``("log", n)`` or ``("rank", n)`` that says how they
     are spaced, or a pair of arrays. ``"log"`` spaces σ² evenly on a logarithmic scale between the largest
     and the smallest, ``"rank"`` takes the σ² of evenly spaced ranks, as the paper does. A plain number
-    means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``).
+    means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``). A ``filter``
+    of the kind ``"custom"`` spaces its own values, and orders all by how much they let through.
     """
     sides = to_numpy(spectra.s_x), to_numpy(spectra.s_y)
     check_grid(grid)
+    if filter is not None:
+        x, y = _custom(filter, grid, sides)
+        return Grid("custom", x, y, filter=filter)
     if _is_spaced(grid):
         spacing, points = grid
         x, y = (_spaced(kind, s, spacing, _points(points)) for s in sides)
     elif isinstance(grid, (tuple, list)) and len(grid) == 2:
         x, y = (_explicit(kind, values, s) for values, s in zip(grid, sides, strict=True))
+        return Grid(kind, x, y)
     else:
         x, y = (_spaced(kind, s, "log", _points(grid)) for s in sides)
-    return Grid(kind, x, y)
+    return Grid(kind, x, y, automatic=True)
+
+
+def _custom(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]) -> tuple[Floats, Floats]:
+    """The parameters of both views, strongest regularisation first: what lets the least through."""
+    if isinstance(grid, (tuple, list)) and len(grid) == 2 and not _is_spaced(grid):
+        given = [_numbers(values) for values in grid]
+    elif filter.grid is None:
+        raise InputError(
+            f"grid={grid!r} says nothing about the filter {filter.name!r}; give one array of parameters for "
+            "each view, or a SpectralFilter with a grid function."
+        )
+    else:
+        points = _points(grid)
+        given = [_numbers(filter.grid(s.astype(np.float64) ** 2, points)) for s in sides]
+    found = []
+    for values, s in zip(given, sides, strict=True):
+        squares = s.astype(np.float64) ** 2
+        passed = [float(np.sum(filter.weigh(squares, float(value)) * squares)) for value in values]
+        found.append(values[np.argsort(passed, kind="stable")])
+    return found[0], found[1]
 
 
 def check_grid(grid: Any) -> None:
@@ -96,13 +168,18 @@ def _spaced(kind: Kind, s: Array, spacing: str, points: int) -> Floats:
     return np.unique(above.clip(min(2, rank), rank)).astype(np.float64)
 
 
-def _explicit(kind: Kind, values: Any, s: Array) -> Floats:
+def _numbers(values: Any) -> Floats:
     try:
         given = np.unique(np.asarray(values, dtype=np.float64).reshape(-1))
     except (TypeError, ValueError):
         given = np.empty(0)
     if given.size == 0:
         raise InputError(f"grid holds {values!r}; give numbers, one array of parameters for each view.")
+    return given
+
+
+def _explicit(kind: Kind, values: Any, s: Array) -> Floats:
+    given = _numbers(values)
     for value in given:
         if kind == "tikhonov":
             Tikhonov(float(value))

@@ -36,13 +36,13 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import device
 
-from diptych.arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych.arrays import Array, count_groups, group_max, group_sum, move_like, namespace, to_numpy
 from diptych.cca.selection.grids import Grid
 from diptych.cca.selection.holdout import taken_with_captions
 from diptych.cca.selection.problem import Problem, make_problem, make_weights
 from diptych.cca.spectra import Spectra
 from diptych.checks import InputError, Task
-from diptych.ranking import annotate_ranks, search_ranks
+from diptych.ranking import annotate_ranks, search_ranks, tie_slack
 
 SAMPLE = 500
 """Images that are left out in turn: as queries and gallery they cost about what a validated path costs."""
@@ -115,9 +115,10 @@ def leave_one_out_ranks(rows: LeftOut, grid: Grid) -> Iterator[tuple[int, int, d
             if not bool(_finite(search)) or not bool(_finite(annotate)):
                 yield i, j, {}
                 continue
+            slack = _slacks(problem, mapped, captions, w_x.rows[i, :], w_y.rows[j, :])
             found: dict[Task, Array] = {
-                "search": to_numpy(search_ranks(search, truth.pairing)),
-                "annotate": to_numpy(annotate_ranks(annotate, truth, truth.described)),
+                "search": to_numpy(search_ranks(search, truth.pairing, slack["search"])),
+                "annotate": to_numpy(annotate_ranks(annotate, truth, truth.described, slack["annotate"])),
             }
             yield i, j, found
 
@@ -194,12 +195,35 @@ def search_scores(problem: Problem, images: Mapped, captions: Mapped, w_y: Array
     lesson = images.pull.T[pairing, :] * taught[:, None]
     lesson[xp.arange(pairing.shape[0], device=device(pairing)), pairing] = 0.0
     scores = scores - lesson
+    return _compared(problem, _without_own_image(problem, captions, scores), images.rows, w_y)
+
+
+def _without_own_image(problem: Problem, captions: Mapped, rows: Array) -> Array:
+    """``rows``, one per caption, times the :math:`(I - H_{gg})^{-1}` of each image's captions."""
+    xp = namespace(rows)
     # (I − H)⁻¹ = I + (I − H)⁻¹H, and the latter stands in the captions' pull.
-    mixed = scores + 0.0
+    mixed = rows + 0.0
     for at in groups(problem):
         own = captions.pull[at[:, :, None], at[:, None, :]]
-        mixed[xp.reshape(at, (-1,)), :] += xp.reshape(own @ scores[at, :], (-1, scores.shape[1]))
-    return _compared(problem, mixed, images.rows, w_y)
+        mixed[xp.reshape(at, (-1,)), :] += xp.reshape(own @ rows[at, :], (-1, rows.shape[1]))
+    return mixed
+
+
+def _slacks(problem: Problem, images: Mapped, captions: Mapped, w_x: Array, w_y: Array) -> dict[Task, Array]:
+    """The ``tie_slack`` of every query, by the lengths of what its scores compare."""
+    xp = namespace(problem.a)
+    pairing, n_images = problem.truth.pairing, problem.truth.n_images
+    dimension = sum(int(size) for size in problem.t0.shape)
+
+    def lengths(rows: Array, weights: Array) -> Array:
+        return xp.sqrt((rows * rows) @ weights)
+
+    asked = lengths(_without_own_image(problem, captions, problem.b), w_y)
+    own = xp.take(lengths(images.rows, w_y), pairing, axis=0)
+    search = tie_slack(asked, own, dimension, problem.similarity)
+    own = group_max(lengths(captions.rows, w_x), pairing, n_images)
+    annotate = tie_slack(lengths(problem.a, w_x), own, dimension, problem.similarity)
+    return {"search": search, "annotate": annotate[problem.truth.described]}
 
 
 def annotate_scores(problem: Problem, captions: Mapped, w_x: Array) -> Array:

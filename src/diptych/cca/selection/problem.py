@@ -99,12 +99,7 @@ def make_problem(
         raise InputError("validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that.")
     x, y, pairing = check_pair_of_views(*validation)
     xp = namespace(x, y)
-    for view, mean, name in ((x, spectra.x_mean, "X"), (y, spectra.y_mean, "Y")):
-        if view.shape[1] != mean.shape[0]:
-            raise InputError(
-                f"validation {name} has {view.shape[1]} features, but training has {int(mean.shape[0])}; "
-                "encode both alike."
-            )
+    check_widths(spectra, x, y)
     dtype = xp.result_type(x.dtype, y.dtype) if dtype is None else dtype
     top_x, top_y = float(spectra.s_x[0]), float(spectra.s_y[0])
 
@@ -118,12 +113,26 @@ def make_problem(
     return Problem(a, b, t0, Truth.of(pairing, x.shape[0]), similarity)
 
 
+def check_widths(spectra: Spectra, x: Array, y: Array) -> None:
+    """Refuse validation views that have other features than the training views."""
+    for view, mean, name in ((x, spectra.x_mean, "X"), (y, spectra.y_mean, "Y")):
+        if view.shape[1] != mean.shape[0]:
+            raise InputError(
+                f"validation {name} has {view.shape[1]} features, but training has {int(mean.shape[0])}; "
+                "encode both alike."
+            )
+
+
 def make_weights(problem: Problem, spectra: Spectra, grid: Grid) -> tuple[Weights, Weights]:
     """Inverse denominators of a grid, scaled as the problem is."""
 
     def side(values: Array, singular: Array) -> Weights:
         top = float(singular[0])
         s = to_numpy(singular) / top
+        if grid.filter is not None:
+            squares = to_numpy(singular).astype(np.float64) ** 2
+            rows = np.stack([grid.filter.weigh(squares, float(value)) for value in values])
+            return Weights.of(rows * top**2, problem.a)
         if grid.kind == "tikhonov":
             return Weights.of(1.0 / (s * s + values[:, None] / top**2), problem.a)
         return Weights.of(np.where(np.arange(len(s)) < values[:, None], 1.0 / (s * s), 0.0), problem.a)

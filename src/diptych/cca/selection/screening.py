@@ -3,9 +3,9 @@
 The images that can beat the truth of a sentence are much the same all over the grid. So the numerator is
 made whole only at a few *anchor* points, where the strongest rivals of every query are noted; those pairs
 alone are then scored at every grid point. A rival that reaches the truth proves that the rank is larger,
-so what comes out is an upper bound on recall, everywhere, and almost always recall itself. Points are then
-verified in the order of their bounds, with every item counted, until no bound is left that reaches the
-best verified value: what is selected is what the exact path selects.
+so what comes out is an upper bound on recall, everywhere. Far from the anchors and where recall is low it is
+well above recall itself. Points are then verified in the order of their bounds, with every item counted,
+until no bound is left that reaches the best verified value: what is selected is what the exact path selects.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych.cca.parallel import in_parallel
-from diptych.cca.selection.exact import Row, count_others, make_row, rescale
+from diptych.cca.selection.exact import Row, caption_lengths, count_others, make_row, rescale
 from diptych.cca.selection.problem import Problem, Weights, annotate_norms, products
 from diptych.checks import TASKS, Task
-from diptych.ranking.ranks import TIE_ROUNDINGS
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[float], None]
@@ -33,12 +32,16 @@ TILE_BYTES = 2**21
 
 @dataclass(frozen=True, eq=False)
 class Screen:
-    """Upper bounds on recall at every grid point, and the means to know it exactly at any."""
+    """Upper bounds on recall at every grid point, and the means to know it exactly at any.
+
+    A bound is NaN where the arithmetic is not finite; there is nothing to know there.
+    """
 
     problem: Problem
     w_y: Weights
     mapped: list[Floats]
     norms: Floats
+    lengths: Floats
     own: Floats
     bounds: dict[Task, Floats]
 
@@ -46,7 +49,9 @@ class Screen:
         """Exact ranks of both tasks at one grid point."""
         alone = Weights.of(np.asarray(self.w_y.rows[j : j + 1, :], dtype=np.float64), self.problem.a)
         at = slice(j, j + 1)
-        row = make_row(self.problem, self.mapped[i], self.norms[i, at], alone, self.own[i, at])
+        row = make_row(
+            self.problem, self.mapped[i], self.norms[i, at], alone, self.lengths[at], self.own[i, at]
+        )
         search, annotate = count_others(self.problem, row, alone)
         return {"search": 1 + search[0], "annotate": 1 + annotate[0, self.problem.truth.described]}
 
@@ -68,13 +73,14 @@ def screen(
     progress(0.35)
     mapped = [product.copy() for _, product in products(problem.a, w_x, problem.t0)]
     progress(0.45)
-    images, captions = _candidates(problem, mapped, norms, w_x, w_y, cutoff)
+    lengths = caption_lengths(problem, w_y)
+    images, captions = _candidates(problem, mapped, norms, lengths, w_x, w_y, cutoff)
     progress(0.75)
     numerators = _pair_numerators(problem, mapped, w_y, images, captions)
     progress(0.95)
     own = np.swapaxes(numerators[:, _own_pairs(problem, images, captions), :], 1, 2)
-    bounds = _bounds(problem, mapped, norms, w_y, numerators, own, images, captions, cutoff)
-    return Screen(problem, w_y, mapped, norms, own, bounds)
+    bounds = _bounds(problem, mapped, norms, lengths, w_y, numerators, own, images, captions, cutoff)
+    return Screen(problem, w_y, mapped, norms, lengths, own, bounds)
 
 
 def _anchors(weights: Weights) -> list[int]:
@@ -85,7 +91,13 @@ def _anchors(weights: Weights) -> list[int]:
 
 
 def _candidates(
-    problem: Problem, mapped: list[Floats], norms: Floats, w_x: Weights, w_y: Weights, cutoff: int
+    problem: Problem,
+    mapped: list[Floats],
+    norms: Floats,
+    lengths: Floats,
+    w_x: Weights,
+    w_y: Weights,
+    cutoff: int,
 ) -> tuple[Floats, Floats]:
     """Pairs (image, caption) to score everywhere: every caption with its own image, and rivals."""
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
@@ -98,7 +110,7 @@ def _candidates(
     for i in _anchors(w_x):
         # Rivals are compared with each other, not with the truth: its scores are not needed yet.
         unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
-        row = make_row(problem, mapped[i], norms[i, columns, :], anchors, unknown)
+        row = make_row(problem, mapped[i], norms[i, columns, :], anchors, lengths[columns, :], unknown)
         parts = in_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
         best = np.concatenate([scores for _, scores, _ in parts], axis=2)
@@ -176,6 +188,7 @@ def _bounds(
     problem: Problem,
     mapped: list[Floats],
     norms: Floats,
+    lengths: Floats,
     w_y: Weights,
     numerators: Floats,
     own: Floats,
@@ -188,19 +201,21 @@ def _bounds(
     grouped = captions[by_caption]
     found: dict[Task, Floats] = {task: np.empty((len(mapped), w_y.rows.shape[0])) for task in TASKS}
 
-    def reached(i: int, scale: Floats, truth: Floats, items: Floats, queries: Floats) -> Floats:
+    def reached(i: int, scale: Floats, floor: Floats, items: Floats, queries: Floats) -> Floats:
         # Rows of a few numbers are gathered fast: pairs × y values.
         scores = rescale(problem, numerators[i], np.ascontiguousarray(scale.T)[items])
-        return np.asarray((scores >= np.ascontiguousarray(_raised(truth).T)[queries]) & rival)
+        return np.asarray((scores >= np.ascontiguousarray(floor.T)[queries]) & rival)
 
     def of_row(i: int) -> None:
-        row = make_row(problem, mapped[i], norms[i], w_y, own[i])
-        beaten = reached(i, row.search_scale, row.search_truth, images, captions)
+        row = make_row(problem, mapped[i], norms[i], w_y, lengths, own[i])
+        # Half of the slack: these scores are summed in another way than the exact ones, and a rival that
+        # counts here must count there.
+        beaten = reached(i, row.search_scale, row.search_truth - row.search_slack / 2, images, captions)
         others = _count_by(beaten[by_caption], grouped, problem.b.shape[0])
-        found["search"][i] = 100.0 * (others < cutoff).mean(axis=0)
-        beaten = reached(i, row.annotate_scale, row.annotate_truth, captions, images)
+        found["search"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
+        beaten = reached(i, row.annotate_scale, row.annotate_truth - row.annotate_slack / 2, captions, images)
         others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
-        found["annotate"][i] = 100.0 * (others < cutoff).mean(axis=0)
+        found["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
 
     in_parallel(of_row, list(range(len(mapped))), problem.a)
     return found
@@ -210,12 +225,6 @@ def _own_pairs(problem: Problem, images: Floats, captions: Floats) -> Floats:
     """Where each caption stands with its own image among the pairs, in the order of captions."""
     own = np.flatnonzero(problem.truth.pairing[captions] == images)
     return own[np.argsort(captions[own], kind="stable")]
-
-
-def _raised(truth: Floats) -> Floats:
-    # ``truth`` is the floor of its ties; a rival a quarter of the way above it is one whatever the rounding.
-    slack: float = TIE_ROUNDINGS / 4 * float(np.finfo(truth.dtype).eps)
-    return np.asarray(truth + slack * np.abs(truth))
 
 
 def _count_by(reached: Floats, groups: Floats, n_groups: int) -> Floats:

@@ -66,7 +66,7 @@ def textbook_path(
 
 def _kept(weights: Array) -> Array:
     xp = namespace(weights)
-    return weights[: int(xp.count_nonzero(weights))]
+    return weights[: int(xp.nonzero(weights)[0][-1]) + 1]
 
 
 def _tolerance(sigma: Array, k_x: int, k_y: int) -> float:

@@ -21,24 +21,38 @@ function short(value, kind) {
   return `${digit}·10${[...String(Number(power))].map((sign) => RAISED[sign]).join("")}`;
 }
 
+// At most five, evenly many cells apart, so that no two of them touch.
 function ticks(values) {
-  const count = Math.min(5, values.length);
-  return Array.from({ length: count }, (_, i) => Math.round((i * (values.length - 1)) / Math.max(1, count - 1)));
+  const step = Math.ceil(values.length / 5);
+  return Array.from({ length: Math.ceil(values.length / step) }, (_, i) => i * step);
 }
 
-export function heatMap(path, task, title) {
+// The grid begins with the strongest regularisation, the largest γ; axes grow to the right and upwards.
+function ascending(found) {
+  const order = (values) => values.map((_, i) => i).sort((a, b) => values[a] - values[b]);
+  const [xs, ys] = [order(found.x), order(found.y)];
+  const turned = (table) => xs.map((i) => ys.map((j) => table[i][j]));
+  return {
+    ...found, x: xs.map((i) => found.x[i]), y: ys.map((j) => found.y[j]),
+    scores: Object.fromEntries(Object.entries(found.scores).map(([task, table]) => [task, turned(table)])),
+    choice: Object.fromEntries(Object.entries(found.choice).map(([task, [i, j]]) => [task, [xs.indexOf(i), ys.indexOf(j)]])),
+  };
+}
+
+export function heatMap(found, task, title) {
+  const path = ascending(found);
   const scores = path.scores[task];
   const [nx, ny] = [path.x.length, path.y.length];
   const flat = scores.flat().filter((value) => value !== null);
   const [low, high] = [Math.min(...flat), Math.max(...flat)];
   const [cx, cy] = path.choice[task];
-  const symbol = path.kind === "tsvd" ? "k" : "γ";
+  const symbol = { tsvd: "k", tikhonov: "γ" }[path.kind] ?? "parameter";
   const [left, top, size] = [70, 8, 300];
   const [w, t] = [size / nx, size / ny];
   const cells = scores.flatMap((row, i) => row.map((value, j) => svg("rect", {
     x: left + i * w, y: top + size - (j + 1) * t, width: w, height: t, "shape-rendering": "crispEdges",
     fill: value === null ? "none" : colour(high > low ? (value - low) / (high - low) : 1),
-  }, svg("title", {}, `${symbol} ${short(path.x[i], path.kind)} on images, ${short(path.y[j], path.kind)} on texts: ${value === null ? "failed" : value.toFixed(1)}`))));
+  }, svg("title", {}, `${symbol} ${short(path.x[i], path.kind)} on images, ${short(path.y[j], path.kind)} on texts: ${value === null ? "below the best, or failed" : value.toFixed(1)}`))));
   const [mx, my] = [left + (cx + 0.5) * w, top + size - (cy + 0.5) * t];
   const labels = [
     ...ticks(path.x).map((i) => svg("text", { x: left + (i + 0.5) * w, y: top + size + 16, "text-anchor": "middle" }, short(path.x[i], path.kind))),

@@ -50,11 +50,25 @@ function regularised(model) {
   }
   const chosen = (task) => `${model.filters[task][0]} on images, ${model.filters[task][1]} on texts`;
   return [h("h2", {}, "How it was regularised"),
-    h("p", { class: "note" }, `Every point of the grid, scored by retrieval. Chosen for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
+    h("p", { class: "note" }, `Points of the grid, scored by retrieval; a blank one was found to be below the best without its exact score. Chosen for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
     maps(model),
     h("h2", {}, "Canonical spectrum"),
-    h("p", { class: "note" }, "How strongly each pair of canonical directions agrees on the training pairs. Query generation weighs what is searched by these."),
-    spectrum(model.spectrum, TASKS)];
+    h("p", { class: "note" }, "The singular values Σ of the regularised model. Query generation weighs what is searched by these; regularisation shrinks them and chance raises them."),
+    spectrum(model.spectrum, TASKS),
+    correlations(model.correlations)];
+}
+
+const KINDS = { correlations: "regularised (Σ)", train_correlations: "on training pairs", validation_correlations: "on validation pairs" };
+
+/** How the first canonical variates correlate, beside Σ: what validation pairs say is what to believe. */
+function correlations(found) {
+  const rows = Object.entries(found ?? {}).flatMap(([task, kinds]) => Object.entries(KINDS).map(([kind, name]) =>
+    h("tr", {}, h("th", { scope: "row" }, TASKS[task] ?? task), h("td", { class: "left" }, name),
+      h("td", { class: "left" }, kinds[kind] ? kinds[kind].map((value) => value.toFixed(3)).join(", ") : "not measured"))));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Canonical correlations" },
+    h("table", {},
+      h("thead", {}, h("tr", {}, ["task", "correlations", "the first"].map((name, i) => h("th", { scope: "col", class: i ? "left" : "" }, name)))),
+      h("tbody", {}, rows)));
 }
 
 function maps(model) {
