@@ -107,7 +107,7 @@ def _say(
         print_json(content)
     elif not quiet:
         console = plain_console()
-        console.print("claims: " + ", ".join(f"{count} {words}" for words, count in verdicts.items()))
+        console.print("claims: " + ", ".join(f"{words} {count}" for words, count in verdicts.items()))
         if found.caveat:
             console.print(found.caveat)
         console.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in found.seconds.items()))

@@ -106,7 +106,7 @@ def _open(path: Path, name: str, dataset: PairedDataset, kept: Kept | None) -> t
         kind = "text"
     if kind is None:
         return None, (
-            f"{path.name} has {len(array):,} rows; expected {dataset.n_images:,}, one per image, or "
+            f"{len(array):,} rows; expected {dataset.n_images:,}, one per image, or "
             f"{dataset.n_captions:,}, one per caption"
         )
     if _is_store(path):
@@ -115,7 +115,7 @@ def _open(path: Path, name: str, dataset: PairedDataset, kept: Kept | None) -> t
         places = FeatureStore.open(path).rows_of(ids)
         if np.any(places < 0):
             missing = np.count_nonzero(places < 0)
-            return None, f"{path.name} lacks {missing:,} of the {len(places):,} {kind} rows"
+            return None, f"it lacks {missing:,} of the {len(places):,} {kind} rows"
         return Stored(name, lambda: array, kept=places), kind
     rows = kept.rows if kind == "text" and kept is not None and len(array) == kept.in_file else None
     return Stored(name, lambda: array, kept=rows), kind

@@ -17,7 +17,7 @@ from diptych import storage
 from diptych.checks import InputError
 from diptych.experiments.approximation import APPROXIMATION
 from diptych.experiments.cache import plain
-from diptych.experiments.claims import INTERVALS, VERDICTS, Claim, all_claims
+from diptych.experiments.claims import INTERVALS, RULE, VERDICTS, Claim, all_claims
 from diptych.experiments.examples import EXAMPLES_SHOWN
 from diptych.experiments.experiment import Experiment, Part, Results, Table
 from diptych.experiments.filters import FILTERS
@@ -235,11 +235,11 @@ class Reproduction:
             ]
             for claim in claims
         ]
-        summary = ", ".join(f"{count} {words}" for words, count in counts.items())
+        summary = ", ".join(f"{words}: {count}" for words, count in counts.items())
         return [
-            f"{summary}. Each verdict is computed from the numbers below by the rule that stands beside it. "
-            f"Behind each difference of recalls, in brackets, its interval ({INTERVALS}: both methods on "
-            "the same images, which are drawn with all their captions). A single interval is wrong in one "
+            f"{summary}. Each verdict is computed from the numbers below: a claim {RULE}, unless another "
+            f"rule stands beside it. Behind each difference of recalls, in brackets, its interval "
+            f"({INTERVALS}: both methods on the same images, which are drawn with all their captions). A single interval is wrong in one "
             "case of twenty.",
             *([paragraph(self.caveat, note=True)] if self.caveat else []),
             ReportTable("claims", ["claim", "here", "numbers"], rows, note=self.caveat),
@@ -258,7 +258,7 @@ class Reproduction:
     def _run_words(self, command: str) -> str:
         """What the tables are from, as a paragraph for a document."""
         total, counts = sum(self.seconds.values()), [c.verdict for c in self.claims()]
-        verdicts = ", ".join(f"{counts.count(words)} {words}" for words in VERDICTS)
+        verdicts = ", ".join(f"{words} {counts.count(words)}" for words in VERDICTS)
         lines = [
             f"`{command}`, diptych {storage.library_version()}, {platform.machine()}, {blas_threads()} "
             f"thread{'s' if blas_threads() > 1 else ''}: {total / 60:.1f} minutes. Claims: {verdicts}.",
@@ -269,7 +269,10 @@ class Reproduction:
 
 
 def _rule(claim: Claim) -> Html:
-    return Html(f'<br><span class="note">{join("rule: ", claim.rule)}</span>') if claim.rule else Html("")
+    """The rule of a claim, where it is not the common one."""
+    if claim.rule in ("", RULE):
+        return Html("")
+    return Html(f'<br><span class="note">{join("rule: ", claim.rule)}</span>')
 
 
 def _vector_notes(setting: Setting) -> list[str]:
