@@ -144,7 +144,7 @@ class Reproduction:
         sections = self._sections(command)
         files = {
             REPORT: self._html(sections),
-            f"{TABLES}/run.md": self._run_words(command),
+            f"{TABLES}/run.md": self._run_words(),
         }
         for _, parts in sections:
             for part in parts:
@@ -238,9 +238,9 @@ class Reproduction:
         summary = ", ".join(f"{words}: {count}" for words, count in counts.items())
         return [
             f"{summary}. Each verdict is computed from the numbers below: a claim {RULE}, unless another "
-            f"rule stands beside it. Behind each difference of recalls, in brackets, its interval "
-            f"({INTERVALS}: both methods on the same images, which are drawn with all their captions). A single interval is wrong in one "
-            "case of twenty.",
+            "rule stands beside it. Behind each difference of recalls, in brackets, is its interval "
+            f"({INTERVALS}: both methods on the same images, which are drawn with all their captions). A "
+            "single interval misses in one case of twenty.",
             *([paragraph(self.caveat, note=True)] if self.caveat else []),
             ReportTable("claims", ["claim", "here", "numbers"], rows, note=self.caveat),
         ]
@@ -255,13 +255,17 @@ class Reproduction:
             ReportTable("times", ["experiment", "seconds"], rows),
         ]
 
-    def _run_words(self, command: str) -> str:
+    def _run_words(self) -> str:
         """What the tables are from, as a paragraph for a document."""
-        total, counts = sum(self.seconds.values()), [c.verdict for c in self.claims()]
+        options, threads = self.setting.options, blas_threads()
+        command = f"diptych reproduce {self.setting.materials.name}" + (" --quick" if options.quick else "")
+        command += f" --seeds {options.seeds}" if options.seeds > 1 else ""
+        counts = [claim.verdict for claim in self.claims()]
         verdicts = ", ".join(f"{words} {counts.count(words)}" for words in VERDICTS)
         lines = [
-            f"`{command}`, diptych {storage.library_version()}, {platform.machine()}, {blas_threads()} "
-            f"thread{'s' if blas_threads() > 1 else ''}: {total / 60:.1f} minutes. Claims: {verdicts}.",
+            f"`{command}`, diptych {storage.library_version()}, {platform.machine()}, {threads} "
+            f"thread{'s' if threads > 1 else ''}: {sum(self.seconds.values()) / 60:.1f} minutes. Claims: "
+            f"{verdicts}.",
             *_vector_notes(self.setting),
             *([self.caveat] if self.caveat else []),
         ]
