@@ -131,6 +131,44 @@ def test_the_papers_flickr30k_protocol_is_disjoint_and_seeded():
         plan("flickr30k-paper", with_sizes(6000, 1000, 1000))
 
 
+def test_the_first_captions_of_each_image():
+    given = PairedDataset(
+        ("a", "b", "c"),
+        ("a0", "b0", "a1", "a2", "b1"),
+        np.array([0, 1, 0, 0, 1]),
+        ("1", "2", "3", "4", "5"),
+        ("train", "val", "test"),
+        tokens=(("a0",), ("b0",), ("a1",), ("a2",), ("b1",)),
+    )
+    found = given.first_captions(2)
+    assert found.captions == ("a0", "b0", "a1", "b1")
+    assert found.pairing.tolist() == [0, 1, 0, 1]
+    assert found.caption_ids == ("1", "2", "3", "5")
+    assert found.tokens == (("a0",), ("b0",), ("a1",), ("b1",))
+    assert (found.image_ids, found.splits) == (given.image_ids, given.splits)
+    assert given.first_caption_rows(2).tolist() == [0, 1, 2, 4]
+    assert given.first_captions(9).captions == given.captions
+    with pytest.raises(InputError, match="below 1"):
+        given.first_captions(0)
+
+
+@pytest.mark.parametrize("name", ["coco-5k", "coco-1k"])
+def test_coco_has_five_captions_per_image(name):
+    sizes = {"train": 113_287, "val": 5000, "test": 5000}
+    splits = [split for split, size in sizes.items() for _ in range(size)]
+    images = [
+        (str(i), ["A dog."] * (7 if i % 1000 == 0 else 5) if split == "test" else [])
+        for i, split in enumerate(splits)
+    ]
+    dataset = PairedDataset.of(images, splits=splits)
+    assert len(dataset.caption_rows(dataset.image_rows("test"))) == 25_010
+    with pytest.raises(InputError, match=r"first_captions\(5\)"):
+        plan(name, dataset)
+    dataset = dataset.first_captions(5)
+    tested = np.concatenate([run.test for run in plan(name, dataset).runs])
+    assert len(dataset.caption_rows(tested)) == 25_000
+
+
 def test_unknown_protocols_are_refused():
     with pytest.raises(InputError, match=PROTOCOLS[0]):
         plan("flickr9k", pairs())

@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 from typer.testing import CliRunner
 
 from diptych import InputError
 from diptych.cli import app
-from diptych.experiments import gather
+from diptych.experiments import Options, Setting, gather
 from diptych.experiments.gaps import gaps
 
 SIZES = {"train": 6000, "val": 1000, "test": 1000}
@@ -47,7 +48,7 @@ def folder(tmp_path):
 def test_features_are_told_by_their_rows(folder):
     for given in (folder, folder.parent):
         found = gather("flickr8k", given)
-        assert [source.name for source in found.images] == ["ResNet-50", "another"]
+        assert [source.name for source in found.images] == ["ResNet-50", "another (yours)"]
         assert [source.name for source in found.texts] == ["MiniLM"]
     uses = {each.file: each.use for each in found.found}
     assert uses["part.npy"].startswith("not used")
@@ -59,7 +60,75 @@ def test_word_vectors_in_the_parent_are_found(folder):
     (folder.parent / "word2vec-small.txt").write_text("2 2\ndog 1 0\na 0 1\n")
     found = gather("flickr8k", folder)
     assert found.vectors_kind == "word2vec-small.txt"
-    assert set(found.read_vectors(["A dog."]).words) == {"a", "dog"}
+    assert set(found.read_vectors([], ["A dog."]).words) == {"a", "dog"}
+
+
+def test_words_that_only_test_captions_have_keep_their_vectors(folder):
+    (folder.parent / "word2vec-small.txt").write_text("2 2\ndog 1 0\nquokka 0 1\n")
+    content = json.loads((folder / "dataset_flickr8k.json").read_text())
+    content["images"][-1]["sentences"][0]["raw"] = "A quokka."
+    (folder / "dataset_flickr8k.json").write_text(json.dumps(content))
+    setting = Setting(gather("flickr8k", folder))
+    assert set(setting.words.vectors.words) == {"dog", "quokka"}
+    assert "quokka" not in " ".join(setting.words.training_captions)
+    last = [setting.materials.dataset.n_captions - 2]
+    np.testing.assert_allclose(setting.mean_words.take(np.array(last)), [[0.0, 1.0]])
+    # Learned vectors come from the training captions alone.
+    (folder.parent / "word2vec-small.txt").unlink()
+    assert "quokka" not in Setting(gather("flickr8k", folder)).words.vectors
+
+
+def test_karpathys_vgg_features_are_called_what_they_are(folder):
+    savemat(folder / "vgg_feats.mat", {"feats": np.ones((3, 8000))})
+    materials = gather("flickr8k", folder)
+    assert "VGG-16 (vgg_feats.mat)" in [source.name for source in materials.images]
+    # The paper's ten-crop VGG-19 is still missing, and this is not the feature of the single experiments.
+    assert "VGG-19" in {gap.what.split(" ")[0] for gap in gaps(materials)}
+    assert materials.images[0].name == "ResNet-50"
+    use = next(each.use for each in materials.found if each.file == "vgg_feats.mat")
+    assert "not the paper's VGG-19" in use
+
+
+def test_own_features_are_marked_rows(folder, tmp_path):
+    np.save(tmp_path / "mine.npy", np.full((8000, 5), 2.0, np.float32))
+    np.save(tmp_path / "words.npy", np.full((16000, 6), 3.0, np.float32))
+    given = [f"my net={tmp_path / 'mine.npy'}", f"my words={tmp_path / 'words.npy'}"]
+    materials = gather("flickr8k", folder, features=given)
+    assert materials.images[-1].name == "my net (yours)"
+    assert materials.texts[-1].name == "my words (yours)"
+    setting = Setting(materials, Options.for_dataset("flickr8k", quick=True))
+    # A quick run leaves other image features out, but not the user's own.
+    names = {image.name for _, image, _ in setting.pairs_of_features()}
+    assert names == {"ResNet-50", "another (yours)", "my net (yours)"}
+
+
+@pytest.mark.parametrize("given", ["mine.npy", "=mine.npy", "mine=", "mine=nowhere.npy", "mine={short}"])
+def test_wrong_own_features_are_one_sentence(folder, tmp_path, given):
+    np.save(tmp_path / "short.npy", np.ones((7, 2)))
+    arguments = ["reproduce", "flickr8k", "--data", str(folder), "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, [*arguments, "--features", given.format(short=tmp_path / "short.npy")])
+    assert found.exit_code == 2
+    assert found.stderr.startswith("error: ")
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_coco_keeps_five_captions_and_their_features(tmp_path):
+    images, total = [], 0
+    for i, count in enumerate([5, 7, 5, 6]):
+        sentences = [{"raw": f"image {i} caption {n}", "sentid": total + n} for n in range(count)]
+        total += count
+        images.append({"filename": f"{i}.jpg", "split": "test", "sentences": sentences})
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
+    np.save(tmp_path / "resnet101.npy", np.ones((4, 3), np.float32))
+    np.save(tmp_path / "skipthoughts.npy", np.arange(total, dtype=np.float32)[:, None])
+    materials = gather("coco", tmp_path)
+    dataset = materials.dataset
+    assert dataset.n_captions == 20
+    assert np.bincount(dataset.pairing).tolist() == [5, 5, 5, 5]
+    # Features have a row for every caption of the file; each kept caption finds its own.
+    rows = materials.texts[0].take(np.arange(20))[:, 0].astype(int)
+    assert rows.tolist() == [int(number) for number in dataset.caption_ids]
+    assert any("the other 3 are left out" in each.use for each in materials.found)
 
 
 def test_gaps_say_what_is_missing_and_how_to_get_it(folder):
@@ -129,7 +198,10 @@ def test_the_command_on_scenes(tmp_path, monkeypatch):
     told = json.loads(found.stdout)
     assert told["report"] == str(out / "report.html")
     assert told["computed"] > 0
-    assert (out / "csv" / "similarity.csv").is_file()
+    assert "indicative" in told["caveat"]
+    assert set(told["seconds_by_experiment"]) == {"filters", "similarity"}
+    assert set(told["claims"].values()) <= {"holds", "does not hold", "undecided"}
+    assert (out / "tables" / "similarity.csv").is_file()
     again = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert again["computed"] == 0
 

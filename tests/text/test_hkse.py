@@ -229,6 +229,17 @@ def test_two_side_by_side_are_a_feature_union(table, captions):
     assert not np.allclose(weights[0][:7], weights[1][:7])
 
 
+def test_halves_side_by_side_do_not_share_draws_where_m_is_the_width_of_the_vectors(table, captions):
+    width = table.matrix.shape[1]
+    halves = [
+        HKSE(table, word=word, word_features=width, sentence_features=32).fit(captions)
+        for word in ("lin", "rbf")
+    ]
+    first, second = (half.sentence_weights_ for half in halves)
+    assert first.shape == second.shape
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5 / np.sqrt(first.size)
+
+
 def test_the_seed_decides(table, captions):
     first = small(table, random_state=1).fit_transform(captions)
     np.testing.assert_array_equal(first, small(table, random_state=1).fit_transform(captions))

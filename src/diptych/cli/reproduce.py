@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from diptych.experiments import (
     CACHE,
     EXPERIMENTS,
     REPORT,
+    VERDICTS,
     Cache,
     Options,
     Reproduction,
@@ -44,14 +45,22 @@ def reproduce(
     only: Annotated[str | None, typer.Option(help=f"Some of: {','.join(EXPERIMENTS)}.")] = None,
     vectors: Annotated[Path | None, typer.Option(help="Word vectors, if not beside the data.")] = None,
     images: ImagesFolder = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Your own image or text features, a row per image or caption in the order of the split "
+            "file; repeatable. They appear as marked rows.",
+        ),
+    ] = None,
     threads: Threads = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every table and figure of the paper, and set the numbers beside the published ones.
 
-    Writes one self-contained report.html, results.json and a folder of CSV files. Results are kept: a second
-    run computes only what changed.
+    Writes one self-contained report.html, results.json, and every table as CSV, LaTeX and Markdown. Results
+    are kept: a second run computes only what changed.
 
     Example: `diptych reproduce flickr8k --data flickr8k --out reproduction`
     """
@@ -60,7 +69,9 @@ def reproduce(
         if out.exists() and not out.is_dir():
             raise InputError(f"{out} is a file; give a folder for the report.")
         names = chosen_names(None if only is None else [name.strip() for name in only.split(",")])
-        materials = gather(dataset, data, vectors=vectors, images=images, quick=quick)
+        materials = gather(
+            dataset, data, vectors=vectors, images=images, features=features or (), quick=quick
+        )
         options = Options.for_dataset(materials.name, quick=quick, seeds=seeds)
         cache = Cache(out / CACHE)
         found = Reproduction(Setting(materials, options, cache))
@@ -81,11 +92,7 @@ def _say(
     found: Reproduction, out: Path, cache: Cache, seconds: float, files: int, quiet: bool, as_json: bool
 ) -> None:
     claims = found.claims()
-    verdicts: dict[str, Any] = {
-        "holds here": sum(claim.holds is True for claim in claims),
-        "does not hold here": sum(claim.holds is False for claim in claims),
-        "not measured": sum(claim.holds is None for claim in claims),
-    }
+    verdicts = {words: sum(claim.verdict == words for claim in claims) for words in VERDICTS}
     if as_json:
         content = {
             "report": str(out / REPORT),
@@ -93,15 +100,20 @@ def _say(
             "computed": len(cache.computed),
             "found": len(cache.found),
             "verdicts": verdicts,
-            "claims": {claim.claim: claim.holds for claim in claims},
+            "caveat": found.caveat or None,
+            "claims": {claim.claim: claim.verdict for claim in claims},
+            "seconds_by_experiment": found.seconds,
         }
         print_json(content)
     elif not quiet:
         console = plain_console()
         console.print("claims: " + ", ".join(f"{words} {count}" for words, count in verdicts.items()))
+        if found.caveat:
+            console.print(found.caveat)
+        console.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in found.seconds.items()))
         console.print(
             f"{len(cache.computed)} results computed, {len(cache.found)} found; {seconds:.0f} s; wrote "
-            f"{out / REPORT} and {files - 1} files of numbers"
+            f"{out / REPORT} and {files - 1} files of numbers and tables"
         )
 
 

@@ -154,6 +154,32 @@ class PairedDataset:
             None if self.tokens is None else tuple(self.tokens[j] for j in captions),
         )
 
+    def first_captions(self, count: int) -> PairedDataset:
+        """Keep the first ``count`` captions of each image; images with fewer keep theirs.
+
+        >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
+        >>> pets.first_captions(1).captions
+        ('A cat.', 'A dog.')
+        """
+        kept = self.first_caption_rows(count)
+        return replace(
+            self,
+            captions=tuple(self.captions[j] for j in kept),
+            pairing=self.pairing[kept],
+            caption_ids=tuple(self.caption_ids[j] for j in kept),
+            tokens=None if self.tokens is None else tuple(self.tokens[j] for j in kept),
+        )
+
+    def first_caption_rows(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of the first ``count`` captions of each image, ascending."""
+        if count < 1:
+            raise InputError(f"count={count} is below 1; keep at least one caption per image.")
+        # A stable sort by image numbers each image's captions in the order of the file.
+        order = np.argsort(self.pairing, kind="stable")
+        images = self.pairing[order]
+        number = np.arange(len(order)) - np.searchsorted(images, images)
+        return np.sort(order[number < count])
+
     def with_splits(self, splits: Sequence[str]) -> PairedDataset:
         """The same pairs, split otherwise."""
         return replace(self, splits=tuple(splits))

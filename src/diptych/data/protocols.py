@@ -20,6 +20,8 @@ _SIZES = {
     "coco-5k": (113_287, 5_000, 5_000),
     "coco-1k": (113_287, 5_000, 5_000),
 }
+CAPTIONS_PER_IMAGE = 5
+"""So many captions of each image the protocols use; some images of COCO have six or seven."""
 _FOLD = 1_000
 _PAPER_RUNS = 3
 
@@ -65,7 +67,8 @@ def plan(name: str, dataset: PairedDataset, *, random_state: int = 0) -> Plan:
     ``"flickr30k-karpathy"``
         The split file's own 29,000 / 1,014 / 1,000.
     ``"coco-5k"``
-        113,287 / 5,000 / 5,000.
+        113,287 / 5,000 / 5,000, five captions each: 25,000 search queries. COCO's file has six or seven
+        for some images; take the first five with ``dataset.first_captions(5)``.
     ``"coco-1k"``
         The same, tested on five folds of 1,000 in the order of the file, averaged.
 
@@ -87,6 +90,12 @@ def plan(name: str, dataset: PairedDataset, *, random_state: int = 0) -> Plan:
         raise InputError(
             f"protocol {name!r} has {_SIZES[name]} training, validation and test images, and these pairs "
             f"have {found}; read the split file it was made for."
+        )
+    most = int(np.bincount(dataset.pairing, minlength=1).max())
+    if name.startswith("coco") and most > CAPTIONS_PER_IMAGE:
+        raise InputError(
+            f"protocol {name!r} uses {CAPTIONS_PER_IMAGE} captions per image, and these pairs have up to "
+            f"{most}; take the first ones with dataset.first_captions({CAPTIONS_PER_IMAGE})."
         )
     train, validation, test = (dataset.image_rows(split) for split in ("train", "val", "test"))
     if name == "coco-1k":

@@ -1,7 +1,7 @@
 """The paper's experiments: what was published beside what comes out here."""
 
 from diptych.experiments.cache import Cache
-from diptych.experiments.claims import Claim
+from diptych.experiments.claims import VERDICTS, Claim
 from diptych.experiments.materials import Materials, gather
 from diptych.experiments.options import Options
 from diptych.experiments.published import published
@@ -12,6 +12,7 @@ __all__ = [
     "CACHE",
     "EXPERIMENTS",
     "REPORT",
+    "VERDICTS",
     "Cache",
     "Claim",
     "Materials",

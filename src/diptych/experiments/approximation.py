@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from diptych.experiments.cache import Result
-from diptych.experiments.experiment import Experiment, Job, Results, Table
+from diptych.experiments.experiment import Experiment, Job, Part, Results, Table
 from diptych.experiments.setting import Setting
 from diptych.experiments.sources import Floats
+from diptych.experiments.tables import ReportTable
 from diptych.report.approximation import draw_approximation
-from diptych.report.page import Html, figure, table
+from diptych.report.page import figure
 from diptych.text import hkse_dimensions, hkse_factor, sentence_kernel, tokenize, word_kernel
 from diptych.text.bags import Corpus, mean_rows
 from diptych.text.fourier import draw_fourier, fourier_features, median_gamma, stream
@@ -111,7 +112,7 @@ def slope(rows: list[Result]) -> float:
     return float(np.polyfit(counts, errors, 1)[0])
 
 
-def _show(setting: Setting, results: Results) -> list[str | Html]:
+def _show(setting: Setting, results: Results) -> list[Part]:
     found = results["approximation: errors"]
     body: list[list[Any]] = [
         [
@@ -140,7 +141,7 @@ def _show(setting: Setting, results: Results) -> list[str | Html]:
             "A bound that lies below the largest error does not hold.",
             "Errors of random features against their number, with bounds",
         ),
-        table(columns, body),
+        ReportTable("approximation", columns, body),
     ]
 
 

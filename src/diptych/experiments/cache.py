@@ -7,6 +7,7 @@ step that was running and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -21,6 +22,7 @@ from diptych import storage
 from diptych.checks import InputError
 
 Result: TypeAlias = dict[str, Any]
+TIMES = "seconds.json"
 
 
 @dataclass
@@ -33,12 +35,34 @@ class Cache:
         Where they are; None keeps them in memory only.
     computed, found
         The names that were computed and those that were read, in order.
+    seconds
+        How long each job took when it was computed, in this run or before.
     """
 
     folder: Path | None = None
     computed: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
     _memory: dict[str, Result] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Read how long jobs took before."""
+        path = self._times
+        if path is not None and path.is_file():
+            with contextlib.suppress(InputError):
+                content = storage.read_json(path)
+                self.seconds = {str(k): float(v) for k, v in content.items() if isinstance(v, (int, float))}
+
+    def note_seconds(self, label: str, seconds: float) -> None:
+        """Keep how long a job took."""
+        self.seconds[label] = seconds
+        if self._times is not None:
+            with storage.replacing_file(self._times) as staged:
+                storage.write_json(staged, self.seconds)
+
+    @property
+    def _times(self) -> Path | None:
+        return None if self.folder is None else self.folder / TIMES
 
     def remember(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Result]) -> Result:
         """What ``compute`` gave for these ``inputs``, now or at any time before."""

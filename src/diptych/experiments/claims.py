@@ -1,124 +1,212 @@
-"""What the paper claims, each set beside the numbers of this run; the numbers decide."""
+"""What the paper claims, each set beside the numbers of this run; the numbers and their errors decide.
+
+A claim about recalls compares two methods on the same test images: the difference of r@1, r@5 and r@10 in
+both tasks, each with the interval that a paired bootstrap over images gives. It *holds* when every interval
+lies on the claimed side, *does not hold* when one of them lies wholly on the other side, and is *undecided*
+otherwise. The intervals are of 95 % each; they are not widened for their number.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from diptych.checks import TASKS
-from diptych.experiments import approximation, main, maps
-from diptych.experiments.cache import Result
+import numpy as np
+from scipy.stats import binomtest
+
+from diptych.checks import TASKS, Task
+from diptych.experiments import approximation, maps
+from diptych.experiments.bootstrap import LEVEL, RESAMPLES, Answers, Interval, compare_recall
+from diptych.experiments.cache import Result, digest
 from diptych.experiments.experiment import Results
+from diptych.experiments.setting import Setting
+from diptych.experiments.sources import Rows
+
+Verdict: TypeAlias = Literal["holds", "does not hold", "undecided", "not measured"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured")
+CUTS = (1, 5, 10)
 
 SAME_REGION = 90.0
 """Percent of Tikhonov's map that must lie below T-SVD's choice for the two to point to one region."""
-ON_PAR_ERRORS = 2.0
-"""Guided is on par with Tikhonov when it loses less than so many standard errors of its recall."""
-
-
+ON_PAR_POINTS = 2.0
+"""Guided is on par with Tikhonov when it loses less than so many points of recall."""
 RATE_SLACK = 0.15
 """A few draws give the exponent of an error no better than this."""
+
+INTERVALS = f"{LEVEL:g} % intervals of a paired bootstrap over images, {RESAMPLES:,} resamples"
+RULE = (
+    "holds if the differences of r@1, r@5 and r@10 of both tasks are all above 0, interval and all; does not "
+    "hold if one interval is wholly below 0; else undecided"
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference that a claim rests on: recall of the first method minus that of the second, in points."""
+
+    against: str
+    task: Task
+    metric: str
+    first: float
+    second: float
+    interval: Interval
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and what became of it: ``holds`` is None where nothing was measured."""
+    """A claim and what became of it."""
 
     claim: str
-    holds: bool | None
+    verdict: Verdict
     evidence: str
     rule: str = ""
+    differences: tuple[Difference, ...] = ()
 
 
-def all_claims(results: Mapping[str, Results], test_images: int) -> list[Claim]:
+Method: TypeAlias = Mapping[Task, Mapping[str, Answers]]
+"""Answers of one method for each task and each set of test images, by the digest of the images."""
+
+
+def all_claims(results: Mapping[str, Results], setting: Setting) -> list[Claim]:
     """Every claim that these experiments speak to."""
     found: list[Claim] = []
+    tests = [run.test for run in _plan_of_run(setting).runs]
     if "weighting" in results:
-        found += weighting_claims(results["weighting"]["weighting: test"]["rows"], test_images)
+        rows = results["weighting"]["weighting: test"]["rows"]
+        found += weighting_claims(
+            {name: read_method(setting, [setting.run.test], [row]) for name, row in rows.items()}
+        )
     if "generation" in results:
-        found += generation_claims(results["generation"]["generation: curve"]["curve"])
+        found += generation_claims(*_curve_methods(setting, results["generation"]["generation: curve"]))
     if "regularization" in results:
         for spacing in ("rank", "log"):
             rows = results["regularization"][f"regularization: {spacing}"]["rows"]
-            found += regularization_claims(rows, test_images, spacing)
+            methods = {name: read_method(setting, tests, [row]) for name, row in rows.items()}
+            found += regularization_claims(methods, spacing)
     if "timing" in results:
         found.append(timing_claim({k: v["rows"] for k, v in results["timing"].items()}))
     if "maps" in results:
-        found.append(region_claim({k: maps.agreement(v) for k, v in maps.all_maps(results["maps"]).items()}))
+        shares = {name: Interval(**each["above"]) for name, each in maps.all_maps(results["maps"]).items()}
+        found.append(region_claim(shares))
     if "main" in results:
-        found += feature_claims(main.merged(results["main"]), test_images)
+        found += feature_claims(_feature_methods(setting, results["main"]))
     if "similarity" in results:
         rows = {k.removeprefix("similarity: "): v["rows"]["guided"] for k, v in results["similarity"].items()}
-        found += similarity_claims(rows, test_images)
+        found += similarity_claims({name: read_method(setting, tests, [row]) for name, row in rows.items()})
     if "approximation" in results:
         found += approximation_claims(results["approximation"]["approximation: errors"])
     return found
 
 
-def weighting_claims(rows: Mapping[str, Result], images: int) -> list[Claim]:
+def _plan_of_run(setting: Setting) -> Any:
+    return next(plan for plan in setting.plans.values() if any(run is setting.run for run in plan.runs))
+
+
+def read_method(setting: Setting, tests: Sequence[Rows], rows: Sequence[Result]) -> Method:
+    """Answers of one method, whose ``rows`` are its seeds on the same ``tests``."""
+    dataset = setting.materials.dataset
+    found: dict[Task, dict[str, Answers]] = {task: {} for task in TASKS}
+    for run, test in enumerate(tests):
+        owners = np.searchsorted(test, dataset.pairing[dataset.caption_rows(test)])
+        for task in TASKS:
+            ranks = np.array([row["query_ranks"][task][run] for row in rows])
+            queries = owners if task == "search" else np.unique(owners)
+            found[task][digest(test)] = Answers(ranks, queries, len(test))
+    return found
+
+
+def _curve_methods(setting: Setting, result: Result) -> tuple[list[float], list[Method]]:
+    alphas = list(result["curve"]["alpha"])
+    rows = [
+        {"query_ranks": {task: [result["query_ranks"][task][i]] for task in TASKS}}
+        for i in range(len(alphas))
+    ]
+    return alphas, [read_method(setting, [setting.run.validation], [row]) for row in rows]
+
+
+Place: TypeAlias = tuple[str, str, str, str]
+"""Protocol, filter, images and text of a row of the main tables."""
+
+
+def _feature_methods(setting: Setting, results: Results) -> dict[Place, Method]:
+    """Methods of the main tables for features as they are; seeds on the same test images stand together."""
+    seeds: dict[Place, dict[int, Result]] = {}
+    for row in (row for result in results.values() for row in result["rows"]):
+        if row.get("features") == "as they are" and row["method"] in ("guided", "Tikhonov"):
+            place = row["protocol"], row["method"], row["images"], row["text"]
+            seeds.setdefault(place, {})[row["seed"]] = row
+    found: dict[Place, Method] = {}
+    for place, rows in seeds.items():
+        by_test: dict[str, tuple[list[Rows], list[Result]]] = {}
+        for seed, row in rows.items():
+            tests = [run.test for run in setting.with_seed(seed).plans[place[0]].runs]
+            by_test.setdefault(digest(tests), (tests, []))[1].append(row)
+        parts = [read_method(setting, tests, same) for tests, same in by_test.values()]
+        found[place] = {task: {k: v for part in parts for k, v in part[task].items()} for task in TASKS}
+    return found
+
+
+def weighting_claims(methods: Mapping[str, Method]) -> list[Claim]:
     """Asymmetric against every symmetric weighting, plain CCA included, and against search generation."""
-    asymmetric = rows["asymmetric (task dependent)"]
-    symmetric = {name: row for name, row in rows.items() if name.startswith("symmetric")}
-    best = {task: max(row[task]["r@1"] for row in symmetric.values()) for task in TASKS}
-    cca = next(row for name, row in symmetric.items() if "CCA" in name)
+    asymmetric = methods["asymmetric (task dependent)"]
+    symmetric = {name: method for name, method in methods.items() if name.startswith("symmetric")}
+    cca = {name: method for name, method in symmetric.items() if "CCA" in name}
+    generation = {"search generation": methods["search generation"]}
     return [
-        _greater("Asymmetric weighting outperforms plain CCA.", asymmetric, cca, images),
-        _greater(
+        better("Asymmetric weighting outperforms plain CCA.", asymmetric, cca),
+        better(
             "Asymmetric weighting outperforms every symmetric weighting Σ^α, α = 0 to 6.",
             asymmetric,
-            {task: {"r@1": best[task]} for task in TASKS},
-            images,
+            symmetric,
         ),
-        _greater(
+        better(
             "Mapping search items to the query (query generation) outperforms search generation.",
             asymmetric,
-            rows["search generation"],
-            images,
+            generation,
         ),
     ]
 
 
-def generation_claims(curve: Mapping[str, Sequence[float]]) -> list[Claim]:
-    """α = 1 is best for search and α = 0 for annotation."""
+def generation_claims(alphas: Sequence[float], methods: Sequence[Method]) -> list[Claim]:
+    """α = 1 is best for search and α = 0 for annotation, on validation images as in the paper."""
     found = []
-    for task, special in (("search", 1.0), ("annotate", 0.0)):
-        values = curve[task]
-        at = list(curve["alpha"]).index(special)
-        best = max(range(len(values)), key=lambda i: (values[i], i == at))
+    ends: tuple[tuple[Task, float], ...] = (("search", 1.0), ("annotate", 0.0))
+    for task, special in ends:
+        at = list(alphas).index(special)
+        others = {f"α = {a:g}": method for a, method in zip(alphas, methods, strict=True) if a != special}
         found.append(
-            Claim(
+            better(
                 f"α = {special:g} is the best point of (Σ^α, Σ^(1−α)) for {task}.",
-                values[at] >= values[best],
-                f"validation r@10 {values[at]:.2f} at α = {special:g}; best {values[best]:.2f} at "
-                f"α = {curve['alpha'][best]:g}",
+                methods[at],
+                others,
+                tasks=(task,),
+                rule="holds if r@1, r@5 and r@10 on the validation images are all above those of every "
+                "other α, interval and all; does not hold if one interval is wholly below 0; else undecided",
             )
         )
     return found
 
 
-def regularization_claims(rows: Mapping[str, Result], test_images: int, spacing: str = "rank") -> list[Claim]:
+def regularization_claims(methods: Mapping[str, Method], spacing: str = "rank") -> list[Claim]:
     """Guided is on par with Tikhonov; T-SVD loses to it."""
     where = {"rank": "grid even in rank", "log": "grid even in log σ²"}[spacing]
-    parts, holds = [], True
-    for task in TASKS:
-        guided, full = rows["guided"][task]["r@1"], rows["Tikhonov"][task]["r@1"]
-        allowed = ON_PAR_ERRORS * standard_error(full, test_images)
-        holds &= full - guided <= allowed
-        parts.append(f"{task} r@1 {guided:.1f} against {full:.1f} (allowed loss {allowed:.1f})")
-    par = Claim(
-        f"Guided Tikhonov is on par with full Tikhonov ({where}).",
-        holds,
-        "; ".join(parts),
-        f"loses at most {ON_PAR_ERRORS:g} standard errors of a recall over the test images, in both tasks",
-    )
-    behind = _greater(
-        f"T-SVD alone is less accurate than Tikhonov ({where}).",
-        rows["Tikhonov"],
-        rows["T-SVD"],
-        test_images,
-    )
-    return [par, behind]
+    return [
+        better(
+            f"Guided Tikhonov is on par with full Tikhonov ({where}).",
+            methods["guided"],
+            {"Tikhonov": methods["Tikhonov"]},
+            margin=ON_PAR_POINTS,
+            rule=f"holds if guided loses less than {ON_PAR_POINTS:g} points at r@1, r@5 and r@10 of both "
+            f"tasks, interval and all; does not hold if one interval is wholly below −{ON_PAR_POINTS:g}; "
+            "else undecided",
+        ),
+        better(
+            f"T-SVD alone is less accurate than Tikhonov ({where}).",
+            methods["Tikhonov"],
+            {"T-SVD": methods["T-SVD"]},
+        ),
+    ]
 
 
 def timing_claim(timings: Mapping[str, Mapping[str, Result]]) -> Claim:
@@ -129,23 +217,29 @@ def timing_claim(timings: Mapping[str, Mapping[str, Result]]) -> Claim:
     }
     return Claim(
         "T-SVD is faster to cross-validate than Tikhonov (textbook routes).",
-        all(ratio > 1 for ratio in ratios.values()),
+        "holds" if all(ratio > 1 for ratio in ratios.values()) else "does not hold",
         "; ".join(f"{ratio:.1f}× with {name}" for name, ratio in ratios.items()),
         "the ratio of the textbook's times exceeds 1 with every text",
     )
 
 
-def region_claim(agreements: Mapping[str, Mapping[str, float]]) -> Claim:
+def region_claim(shares: Mapping[str, Interval]) -> Claim:
     """T-SVD's and Tikhonov's maps point to the same region."""
     return Claim(
         "T-SVD and Tikhonov select the same region.",
-        all(each["above"] >= SAME_REGION for each in agreements.values()),
-        "; ".join(
-            f"{name}: T-SVD's choice is above {each['above']:.0f} % of Tikhonov's map, "
-            f"{each['loss']:.1f} below its best"
-            for name, each in agreements.items()
+        decide(
+            [
+                Interval(s.value - SAME_REGION, s.low - SAME_REGION, s.high - SAME_REGION)
+                for s in shares.values()
+            ]
         ),
-        f"T-SVD's choice lies above {SAME_REGION:g} % of Tikhonov's map, for every task",
+        "; ".join(
+            f"{name}: T-SVD's choice is above {s.value:.0f} % [{s.low:.0f}, {s.high:.0f}] of Tikhonov's map"
+            for name, s in shares.items()
+        ),
+        f"holds if T-SVD's choice lies above {SAME_REGION:g} % of Tikhonov's map for every task, interval "
+        "and all; does not hold if one interval is wholly below; else undecided. Both maps and the choice "
+        "are made anew in each resample of the validation images",
     )
 
 
@@ -165,29 +259,34 @@ COMPARED = (
 """What is compared, the better and the worse by the paper, and the claim."""
 
 
-def feature_claims(rows: Sequence[Result], images: int) -> list[Claim]:
+def feature_claims(methods: Mapping[Place, Method]) -> list[Claim]:
     """One feature against another, all else equal, for features as they are."""
     found: list[Claim] = []
-    kept = [r for r in rows if r.get("features") == "as they are" and r["method"] in ("guided", "Tikhonov")]
-    for what, better, worse, words in COMPARED:
-        other = "images" if what == "text" else "text"
-        places = {(r["protocol"], r["method"], r[other], r[what]): r for r in kept}
+    for what, first, second, words in COMPARED:
         before = len(found)
-        for protocol, method, fixed in dict.fromkeys(place[:3] for place in places):
-            pair = [places.get((protocol, method, fixed, name)) for name in (better, worse)]
-            if pair[0] is not None and pair[1] is not None:
-                where = f"{words} ({fixed}, {method}, {protocol})."
-                found.append(_greater(where, pair[0], pair[1], images))
+        for protocol, filter_name, images, text in methods:
+            if (text if what == "text" else images) != first:
+                continue
+            rival = (images, second) if what == "text" else (second, text)
+            if (protocol, filter_name, *rival) in methods:
+                fixed = images if what == "text" else text
+                found.append(
+                    better(
+                        f"{words} ({fixed}, {filter_name}, {protocol}).",
+                        methods[protocol, filter_name, images, text],
+                        {second: methods[protocol, filter_name, *rival]},
+                    )
+                )
         if len(found) == before:
-            found.append(Claim(f"{words}.", None, "the features are not at hand"))
+            found.append(Claim(f"{words}.", "not measured", "the features are not at hand"))
     return found
 
 
-def similarity_claims(rows: Mapping[str, Result], images: int) -> list[Claim]:
+def similarity_claims(methods: Mapping[str, Method]) -> list[Claim]:
     """Cosine outperforms ℓ2."""
-    texts = dict.fromkeys(name.rsplit(", ", 1)[0] for name in rows)
+    texts = dict.fromkeys(name.rsplit(", ", 1)[0] for name in methods)
     return [
-        _greater(f"Cosine outperforms ℓ2 ({text}).", rows[f"{text}, cosine"], rows[f"{text}, l2"], images)
+        better(f"Cosine outperforms ℓ2 ({text}).", methods[f"{text}, cosine"], {"ℓ2": methods[f"{text}, l2"]})
         for text in texts
     ]
 
@@ -199,19 +298,24 @@ def approximation_claims(found: Result) -> list[Claim]:
         for name, words in (("paper", "the published constants"), ("hoeffding", "Hoeffding's constants")):
             violated = sum(row["violations"][name] for row in found[level])
             drawn = found["draws"] * len(found[level])
+            most = binomtest(violated, drawn, alternative="less").proportion_ci(LEVEL / 100).high
+            least = binomtest(violated, drawn, alternative="greater").proportion_ci(LEVEL / 100).low
             claims.append(
                 Claim(
                     f"Proposition 1's bound holds at the level of {level} with {words}.",
-                    violated <= approximation.EPSILON * drawn,
+                    _side(most <= approximation.EPSILON, least > approximation.EPSILON),
                     f"violated in {violated} of {drawn} draws",
-                    f"at most {approximation.EPSILON:.0%} of the draws violate it",
+                    f"holds if at most {approximation.EPSILON:.0%} of all draws violate it, by the exact "
+                    f"{LEVEL:g} % upper limit of that share; does not hold if the lower limit is above; else "
+                    "undecided",
                 )
             )
     slopes = {level: approximation.slope(found[level]) for level in approximation.LEVELS}
+    right = all(abs(value + 0.5) <= RATE_SLACK for value in slopes.values())
     claims.append(
         Claim(
             "The error falls like 1/√m.",
-            all(abs(value + 0.5) <= RATE_SLACK for value in slopes.values()),
+            "holds" if right else "does not hold",
             "; ".join(f"{level}: m^{value:.2f}" for level, value in slopes.items()),
             f"the fitted exponent is −½ to within {RATE_SLACK}",
         )
@@ -219,23 +323,65 @@ def approximation_claims(found: Result) -> list[Claim]:
     return claims
 
 
-def standard_error(recall: float, queries: int) -> float:
-    """Of a recall in percent over independent queries.
-
-    >>> round(standard_error(25.0, 1000), 2)
-    1.37
-    """
-    share = min(max(recall / 100, 0.0), 1.0)
-    return 100 * math.sqrt(share * (1 - share) / max(queries, 1))
-
-
-def _greater(claim: str, better: Mapping[str, Result], worse: Mapping[str, Result], images: int) -> Claim:
-    pairs = {task: (better[task]["r@1"], worse[task]["r@1"]) for task in TASKS}
-    near = all(abs(a - b) < standard_error(max(a, b), images) for a, b in pairs.values())
-    evidence = "; ".join(f"{task} r@1 {a:.1f} against {b:.1f}" for task, (a, b) in pairs.items())
+def better(
+    claim: str,
+    first: Method,
+    others: Mapping[str, Method],
+    *,
+    tasks: Sequence[Task] = TASKS,
+    margin: float = 0.0,
+    rule: str = RULE,
+) -> Claim:
+    """A claim that one method's recalls are above those of all others, or less than ``margin`` below."""
+    differences = []
+    for name, other in others.items():
+        for task in tasks:
+            shared = [key for key in first[task] if key in other[task]]
+            ours, theirs = ([method[task][key] for key in shared] for method in (first, other))
+            for k in CUTS:
+                interval = compare_recall(ours, theirs, k)
+                differences.append(
+                    Difference(name, task, f"r@{k}", _recall(ours, k), _recall(theirs, k), interval)
+                )
     return Claim(
         claim,
-        all(first > second for first, second in pairs.values()),
-        evidence + (" (within one standard error)" if near else ""),
-        "higher r@1 in both tasks",
+        decide(each.interval for each in differences) if not margin else _decide_margin(differences, margin),
+        _evidence(differences, several=len(others) > 1),
+        rule,
+        tuple(differences),
     )
+
+
+def decide(intervals: Iterable[Interval]) -> Verdict:
+    """Whether all of these differences are above 0.
+
+    >>> decide([Interval(2.0, 0.5, 3.0), Interval(1.0, -0.5, 2.0)])
+    'undecided'
+    """
+    given = list(intervals)
+    return _side(all(each.low > 0 for each in given), any(each.high < 0 for each in given))
+
+
+def _decide_margin(differences: Sequence[Difference], margin: float) -> Verdict:
+    moved = [each.interval for each in differences]
+    return decide(Interval(each.value + margin, each.low + margin, each.high + margin) for each in moved)
+
+
+def _side(holds: bool, fails: bool) -> Verdict:
+    return "holds" if holds else "does not hold" if fails else "undecided"
+
+
+def _recall(runs: Sequence[Answers], k: int) -> float:
+    return float(np.mean([100.0 * each.hits(k).sum() / each.queries().sum() for each in runs]))
+
+
+def _evidence(differences: Sequence[Difference], several: bool) -> str:
+    """Each difference with its interval; of several rivals, the one that comes nearest at each recall."""
+    parts: dict[str, list[str]] = {}
+    for task, metric in dict.fromkeys((each.task, each.metric) for each in differences):
+        same = [each for each in differences if (each.task, each.metric) == (task, metric)]
+        nearest = min(same, key=lambda each: each.interval.value)
+        words = f"{metric} {nearest.first:.1f} against {nearest.second:.1f}"
+        words += f" ({nearest.against})" if several else ""
+        parts.setdefault(task, []).append(f"{words}, {nearest.interval}")
+    return "; ".join(f"{task}: {'; '.join(words)}" for task, words in parts.items())

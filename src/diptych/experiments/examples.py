@@ -10,7 +10,7 @@ import numpy as np
 from diptych.checks import TASKS
 from diptych.experiments.cache import Result, digest
 from diptych.experiments.embedding import Embedder, embedder, first
-from diptych.experiments.experiment import Experiment, Job, Results, Table
+from diptych.experiments.experiment import Experiment, Job, Part, Results, Table
 from diptych.experiments.setting import Setting
 from diptych.report.page import Html, Picture, bullets, heading, join, paragraph, pictures, text
 
@@ -119,9 +119,9 @@ def _strip(setting: Setting, words: str | Html, items: list[tuple[int, str, bool
     return pictures([(words, [Picture(data, caption, right) for data, caption, right, _ in shown if data])])
 
 
-def _show_examples(setting: Setting, results: Results) -> list[str | Html]:
+def _show_examples(setting: Setting, results: Results) -> list[Part]:
     found = results["examples: answers"]
-    parts: list[str | Html] = [
+    parts: list[Part] = [
         f"Test queries drawn at random: {EXAMPLES} that are answered right and {EXAMPLES} that are not "
         f"({setting.image.name}, {setting.hkse.name}, guided). Numbers are cosines, not probabilities.",
         heading("Search: a sentence, and the first pictures for it"),

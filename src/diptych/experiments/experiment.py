@@ -9,11 +9,14 @@ from typing import Any, TypeAlias
 from diptych.checks import TASKS
 from diptych.experiments.cache import Result
 from diptych.experiments.setting import Setting
-from diptych.report.page import Best, Html, Row, table
+from diptych.experiments.tables import ReportTable
+from diptych.report.page import Best, Html, Row
 
 Results: TypeAlias = dict[str, Result]
 """Results of an experiment's jobs, by label."""
 Table: TypeAlias = list[dict[str, Any]]
+Part: TypeAlias = str | Html | ReportTable
+"""What a section of the report is made of; its tables are written as files too."""
 
 RECALL_NAMES = ("r@1", "r@5", "r@10", "med r")
 
@@ -47,18 +50,19 @@ class Experiment:
     name: str
     title: str
     jobs: Callable[[Setting], list[Job]]
-    show: Callable[[Setting, Results], list[str | Html]]
+    show: Callable[[Setting, Results], list[Part]]
     tables: Callable[[Results], dict[str, Table]]
 
 
 def recall_table(
+    name: str,
     first: Sequence[str],
     rows: Sequence[Row | Sequence[Any]],
     *,
     median: bool = True,
     bold: bool = True,
     caption: str = "",
-) -> Html:
+) -> ReportTable:
     """A table with ``first`` columns, then the recalls of search and of annotate under their names."""
     names = RECALL_NAMES if median else RECALL_NAMES[:3]
     best: dict[int, Best] = {
@@ -66,7 +70,7 @@ def recall_table(
     }
     groups = [*(("", 1) for _ in first), *((task, len(names)) for task in TASKS)]
     columns = [*first, *(names * len(TASKS))]
-    return table(columns, rows, groups=groups, best=best if bold else None, caption=caption)
+    return ReportTable(name, columns, rows, caption=caption, best=best if bold else None, groups=groups)
 
 
 def recall_cells(scores: Mapping[str, Any], *, median: bool = True) -> list[float | None]:
@@ -86,6 +90,12 @@ def mean_scores(runs: Sequence[Mapping[str, Any]]) -> Result:
         task: {name: sum(run[task][name] for run in runs) / len(runs) for name in runs[0][task]}
         for task in TASKS
     }
+
+
+def mean_runs(runs: Sequence[Mapping[str, Any]]) -> Result:
+    """The mean scores of runs, and the ranks of each run's queries for comparisons."""
+    ranks = {task: [run["query_ranks"][task] for run in runs] for task in TASKS}
+    return {**mean_scores(runs), "query_ranks": ranks}
 
 
 def published_row(names: Sequence[str], values: Sequence[float | None]) -> Row:

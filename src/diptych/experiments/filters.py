@@ -10,11 +10,12 @@ from diptych.cca import Tikhonov
 from diptych.cca.filters import named_filters
 from diptych.checks import TASKS
 from diptych.experiments.cache import Result
-from diptych.experiments.experiment import Experiment, Job, Results, Table
+from diptych.experiments.experiment import Experiment, Job, Part, Results, Table
 from diptych.experiments.selecting import Kind, select
 from diptych.experiments.setting import Setting
+from diptych.experiments.tables import ReportTable
 from diptych.report.filters import draw_chosen_filters, draw_filters
-from diptych.report.page import Html, figure, table
+from diptych.report.page import figure
 
 VERSION = 1
 ALPHA = 20.0
@@ -55,7 +56,7 @@ def _filter_jobs(setting: Setting) -> list[Job]:
     return [Job("filters: chosen", lambda: _filtered(setting))]
 
 
-def _show_filters(setting: Setting, results: Results) -> list[str | Html]:
+def _show_filters(setting: Setting, results: Results) -> list[Part]:
     found = results["filters: chosen"]
     columns = ["view", "task", "k (T-SVD)", "γ (guided)", "γ (Tikhonov)"]
     rows: list[list[Any]] = [
@@ -81,7 +82,7 @@ def _show_filters(setting: Setting, results: Results) -> list[str | Html]:
             f"{setting.hkse.name}), beside the singular values (grey, relative to the largest).",
             "Singular values and the selected filters",
         ),
-        table(columns, rows),
+        ReportTable("filters", columns, rows),
     ]
 
 

@@ -26,7 +26,8 @@ def gaps(materials: Materials) -> list[Gap]:
             Gap(
                 "VGG-19 image features (4096 numbers, mean of ten crops): the rows “VGG-19” were not run",
                 f"diptych encode images {split} --images PHOTOS --encoder vgg19.onnx "
-                "--recipe vgg-ten-crops -o DATA/vgg19, or Karpathy's vgg_feats.mat put into the data folder",
+                "--recipe vgg-ten-crops -o DATA/vgg19 (Karpathy's vgg_feats.mat is no substitute: it holds "
+                "VGG-16 on one view of each image)",
             )
         )
     if "ResNet-101" not in images:

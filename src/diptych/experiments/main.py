@@ -9,12 +9,15 @@ import numpy as np
 
 from diptych.checks import TASKS
 from diptych.experiments.cache import Result, digest
+from diptych.experiments.discovery import YOURS
 from diptych.experiments.experiment import (
     Experiment,
     Job,
+    Part,
     Results,
     Table,
     head_row,
+    mean_runs,
     mean_scores,
     published_row,
     recall_record,
@@ -24,10 +27,11 @@ from diptych.experiments.published import PublishedRow, published
 from diptych.experiments.selecting import selected_and_tested
 from diptych.experiments.setting import OURS, Setting
 from diptych.experiments.sources import Rows, Source
+from diptych.experiments.tables import ReportTable
 from diptych.ranking import ranks, summary
-from diptych.report.page import Html, Row, paragraph
+from diptych.report.page import Row, paragraph
 
-VERSION = 1
+VERSION = 2
 METHODS = (
     ("guided", "guided", "rank"),
     ("guided, k even in log σ²", "guided", "log"),
@@ -84,7 +88,7 @@ def _scores(setting: Setting, image: Source, text: Source) -> Iterator[Result]:
                     setting, image, text, validation, tests, filter_name, spacing
                 )
             ]
-            yield {"protocol": protocol, "method": name, **mean_scores(runs)}
+            yield {"protocol": protocol, "method": name, **mean_runs(runs)}
 
 
 def chance(setting: Setting) -> Result:
@@ -128,10 +132,10 @@ def merged(results: Results) -> list[Result]:
     return found
 
 
-def show(setting: Setting, results: Results) -> list[str | Html]:
+def show(setting: Setting, results: Results) -> list[Part]:
     """One table per protocol and set of features, published rows beside ours."""
     rows = merged(results)
-    parts: list[str | Html] = []
+    parts: list[Part] = []
     for protocol, plan in setting.plans.items():
         run, count = plan.runs[0], len(plan.runs)
         parts.append(
@@ -154,14 +158,26 @@ def show(setting: Setting, results: Results) -> list[str | Html]:
     parts.append(
         paragraph(
             "Italic rows are published figures, not ours. One standard error of a recall near 25 % over "
-            f"1,000 images is about 1.4 points.{spread}",
+            f"1,000 images is about 1.4 points; differences and their intervals are with the claims.{spread}"
+            + _marks(setting),
             note=True,
         )
     )
     return parts
 
 
-def _table(protocol: str, features: str, rows: list[Result], title: str) -> Html:
+def _marks(setting: Setting) -> str:
+    names = [source.name for source in (*setting.materials.images, *setting.materials.texts)]
+    words = f" {YOURS} marks your own features." if any(name.endswith(YOURS) for name in names) else ""
+    if any(name.startswith("VGG-16") for name in names):
+        words += (
+            " VGG-16 on one view of each image is not the paper's VGG-19 with ten crops: its rows are not "
+        )
+        words += "comparable with the published ones."
+    return words
+
+
+def _table(protocol: str, features: str, rows: list[Result], title: str) -> ReportTable:
     theirs = list(published(PUBLISHED[protocol]).rows) if protocol in PUBLISHED else []
     mine = [row for row in rows if row.get("features") == features]
     beside = theirs if features == "as they are" else []
@@ -180,7 +196,8 @@ def _table(protocol: str, features: str, rows: list[Result], title: str) -> Html
         body += [_published(row) for row in beside if not _is_aw(row)]
     body.append(head_row("Chance"))
     body += [["", row["method"], *_cells(row)] for row in rows if row["method"] == "random embeddings"]
-    return recall_table(["images", "filter or method"], body, caption=title)
+    name = f"main_{protocol}" + ("_ours" if features == OURS else "")
+    return recall_table(name.replace("-", "_"), ["images", "filter or method"], body, caption=title)
 
 
 def _is_aw(row: PublishedRow) -> bool:

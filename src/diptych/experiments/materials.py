@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,17 +11,20 @@ from pathlib import Path
 from diptych.checks import InputError, check_choice
 from diptych.data import PROTOCOLS, PairedDataset, read_pairs, scenes
 from diptych.data.flickr import FLICKR8K_TOKENS, FLICKR30K_TOKENS
+from diptych.data.protocols import CAPTIONS_PER_IMAGE
 from diptych.experiments.discovery import (
     Found,
+    Kept,
     Picture,
     Reader,
     find_features,
     find_pictures,
     find_vectors,
+    learn_vectors,
+    open_own_features,
 )
 from diptych.experiments.sources import Stored
 from diptych.image import PyramidDescriptor
-from diptych.text import learn_word_vectors
 
 DATASETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "flickr8k": ("Flickr8K", ("flickr8k",)),
@@ -53,7 +56,7 @@ class Materials:
     images, texts
         Features that were given, the one nearest to the paper's first.
     read_vectors
-        Gives vectors of the words of captions, read or learned.
+        Gives vectors of words: read for all captions, or learned from the training captions.
     vectors_kind
         Where those come from, in words.
     picture
@@ -80,6 +83,7 @@ def gather(
     *,
     vectors: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
+    features: Sequence[str] = (),
     quick: bool = False,
 ) -> Materials:
     """Find what there is of a dataset.
@@ -92,18 +96,31 @@ def gather(
         Holds the split file and features (or is the parent of such a folder); not needed for scenes.
     vectors, images
         Word vectors and the folder of pictures, where they lie elsewhere.
+    features
+        The user's own features, each as NAME=PATH; rows in the order of the split file.
     quick
         Fewer scenes.
     """
     name, title, protocols = _named(name)
     if name == "scenes":
-        return _drawn(title, QUICK_SCENES if quick else SCENES, vectors)
+        return _drawn(title, QUICK_SCENES if quick else SCENES, vectors, features)
     if folder is None:
         raise InputError(f"{title} is not part of this library; say with --data where {FILES[name]} lies.")
     base, pairs_file = _split_file(name, Path(folder))
     dataset = read_pairs(pairs_file)
     found = [Found(pairs_file.name, f"{dataset.n_images:,} images, {dataset.n_captions:,} captions, splits")]
-    pictured, texts = find_features(base, dataset, found)
+    kept = None
+    rows = dataset.first_caption_rows(CAPTIONS_PER_IMAGE)
+    if len(rows) < dataset.n_captions:
+        kept = Kept(rows, dataset.n_captions)
+        dataset = dataset.first_captions(CAPTIONS_PER_IMAGE)
+        words = (
+            f"the first {CAPTIONS_PER_IMAGE} captions of each image; the other {kept.in_file - len(rows):,}"
+        )
+        found.append(Found(pairs_file.name, f"{words} are left out"))
+    pictured, texts = find_features(base, dataset, found, kept)
+    own_images, own_texts = open_own_features(features, dataset, found, kept)
+    pictured, texts = [*pictured, *own_images], [*texts, *own_texts]
     if not pictured:
         raise InputError(
             f"{base} holds no image features: no file of {dataset.n_images:,} rows. Make them with: diptych "
@@ -138,7 +155,9 @@ def _split_file(name: str, folder: Path) -> tuple[Path, Path]:
     )
 
 
-def _drawn(title: str, number: int, vectors: str | os.PathLike[str] | None) -> Materials:
+def _drawn(
+    title: str, number: int, vectors: str | os.PathLike[str] | None, features: Sequence[str]
+) -> Materials:
     drawn = scenes(number)
     encoder = PyramidDescriptor()
     encoded = cache(lambda: encoder.encode(list(drawn.pictures)))
@@ -147,17 +166,18 @@ def _drawn(title: str, number: int, vectors: str | os.PathLike[str] | None) -> M
         Found("(none)", f"{number:,} pictures drawn here, with five captions each, split 70 / 15 / 15"),
         Found("(none)", "image features: pyramid, colours and edges, no network"),
     ]
+    own_images, own_texts = open_own_features(features, drawn.dataset, found)
     if vectors is not None:
         read, kind = find_vectors(Path(vectors).parent, vectors, found)
     else:
-        read, kind = learn_word_vectors, "learned from the training captions"
+        read, kind = learn_vectors, "learned from the training captions"
     return Materials(
         "scenes",
         title,
         ("scenes",),
         drawn.dataset,
-        images,
-        [],
+        [*images, *own_images],
+        own_texts,
         read,
         kind,
         lambda row: drawn.pictures[row],

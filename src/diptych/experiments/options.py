@@ -29,6 +29,8 @@ class Options:
         Pictures in a panel of the plane.
     seeds
         How many seeds the main tables are run with.
+    quick
+        Whether this is the small version, whose verdicts are indicative.
     """
 
     grid: int = 20
@@ -44,6 +46,7 @@ class Options:
     feature_counts: tuple[int, ...] = (125, 250, 500, 1000, 2000, 4000, 8000)
     neighbours: int = 40
     seeds: int = 1
+    quick: bool = False
 
     @classmethod
     def for_dataset(cls, name: str, *, quick: bool = False, seeds: int = 1) -> Options:
@@ -63,5 +66,6 @@ class Options:
                 feature_counts=(125, 500, 2000),
                 neighbours=24,
                 seeds=seeds,
+                quick=True,
             )
         return cls(sentence_features=3000 if name == "coco" else 2000, seeds=seeds)

@@ -6,12 +6,12 @@ import numpy as np
 
 from diptych.experiments.cache import Result, digest
 from diptych.experiments.embedding import Embedder, first
-from diptych.experiments.experiment import Experiment, Job, Results, Table
+from diptych.experiments.experiment import Experiment, Job, Part, Results, Table
 from diptych.experiments.setting import Setting
 from diptych.experiments.sources import Floats, Rows
 from diptych.experiments.weighted import Pair
 from diptych.experiments.weighting import sweep
-from diptych.report.page import Html, figure
+from diptych.report.page import figure
 from diptych.report.plane import draw_planes
 
 VERSION = 1
@@ -68,25 +68,31 @@ def _sentence(embedded: dict[str, tuple[Floats, Floats, Rows]], count: int, seed
     return int(order[0])
 
 
+def perplexity(points: int) -> float:
+    """Of t-SNE: 12, or a quarter of the points where there are few."""
+    return min(12.0, max(2.0, (points - 1) / 4))
+
+
 def in_the_plane(points: Floats, seed: int) -> Floats:
     """t-SNE of unit vectors by cosine."""
     from sklearn.manifold import TSNE
 
-    perplexity = min(12.0, max(2.0, (len(points) - 1) / 4))
     found = TSNE(
-        2, perplexity=perplexity, metric="cosine", init="random", random_state=seed, n_jobs=1
+        2, perplexity=perplexity(len(points)), metric="cosine", init="random", random_state=seed, n_jobs=1
     ).fit_transform(points.astype(np.float64))
     return np.asarray(found, dtype=np.float64)
 
 
-def _show_planes(setting: Setting, results: Results) -> list[str | Html]:
+def _show_planes(setting: Setting, results: Results) -> list[Part]:
     found = results["plane: t-SNE"]
     count = len(next(iter(found["panels"].values()))["rows"])
     return [
         f"“{found['sentence']}” (★) and the {count} nearest test pictures under three embeddings, laid out "
         f"by t-SNE on cosines ({setting.image.name}, {setting.hkse.name}; each embedding with its own best "
-        "truncated SVD, guided Tikhonov there). The sentence is the first of a random order whose right "
-        "picture, boxed in blue, is among the nearest under all three.",
+        f"truncated SVD by r@1 on the validation images over a {PLANE_GRID} × {PLANE_GRID} grid even in "
+        f"log σ², guided Tikhonov there; perplexity {perplexity(count + 1):g}, random start, seed "
+        f"{setting.seed}). The sentence is the first of a random order whose right picture, boxed in blue, "
+        "is among the nearest under all three.",
         figure(
             draw_planes(found["panels"], setting.materials.picture),
             "Distances in the plane are those that t-SNE keeps: near neighbours, not lengths.",

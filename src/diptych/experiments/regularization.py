@@ -8,10 +8,11 @@ from diptych.experiments.cache import Result
 from diptych.experiments.experiment import (
     Experiment,
     Job,
+    Part,
     Results,
     Table,
     head_row,
-    mean_scores,
+    mean_runs,
     published_row,
     recall_cells,
     recall_record,
@@ -21,9 +22,9 @@ from diptych.experiments.published import published
 from diptych.experiments.selecting import selected_and_tested
 from diptych.experiments.setting import Setting
 from diptych.experiments.sources import Source
-from diptych.report.page import Html, Row
+from diptych.report.page import Row
 
-VERSION = 1
+VERSION = 2
 FILTERS = {"Tikhonov": "tikhonov", "T-SVD": "tsvd", "guided": "guided"}
 SPACINGS = {"rank": "evenly spaced in rank, as in the paper", "log": "evenly spaced in log σ², our default"}
 
@@ -43,7 +44,7 @@ def _compared(
                 )[0]
                 for run in plan.runs
             ]
-            rows[name] = mean_scores(runs)
+            rows[name] = mean_runs(runs)
         return {"rows": rows}
 
     inputs = {"filters": filters, "spacing": spacing, "similarity": similarity, "grid": setting.options.grid}
@@ -60,7 +61,7 @@ def _jobs(setting: Setting) -> list[Job]:
     ]
 
 
-def _show(setting: Setting, results: Results) -> list[str | Html]:
+def _show(setting: Setting, results: Results) -> list[Part]:
     theirs = published("regularization/flickr30k")
     body: list[Row | list[Any]] = []
     for spacing, words in SPACINGS.items():
@@ -73,7 +74,7 @@ def _show(setting: Setting, results: Results) -> list[str | Html]:
         "Mean word vectors, asymmetric weighting. Guided Tikhonov takes γ = σ²_k at the k that truncated SVD "
         f"chose. Each is selected by r@1 on a {setting.options.grid} × {setting.options.grid} grid of "
         "validation scores.",
-        recall_table(["filter"], body, median=False),
+        recall_table("regularization", ["filter"], body, median=False),
     ]
 
 
@@ -99,7 +100,7 @@ def _similarity_jobs(setting: Setting) -> list[Job]:
     ]
 
 
-def _show_similarity(setting: Setting, results: Results) -> list[str | Html]:
+def _show_similarity(setting: Setting, results: Results) -> list[Part]:
     body: list[Row | list[Any]] = []
     for text in (setting.mean_words, setting.hkse):
         body.append(head_row(f"{setting.image.name}, {text.name}, guided"))
@@ -109,7 +110,7 @@ def _show_similarity(setting: Setting, results: Results) -> list[str | Html]:
     return [
         "The same embeddings compared by cosine or by Euclidean distance (Remark 1), each with filters that "
         "were selected for it. The paper gives no figures.",
-        recall_table(["compared by"], body, bold=False),
+        recall_table("similarity", ["compared by"], body, bold=False),
     ]
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import io
+import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from diptych import storage
 from diptych.checks import InputError
 from diptych.experiments.approximation import APPROXIMATION
 from diptych.experiments.cache import plain
-from diptych.experiments.claims import Claim, all_claims
+from diptych.experiments.claims import INTERVALS, RULE, VERDICTS, Claim, all_claims
 from diptych.experiments.examples import EXAMPLES_SHOWN
-from diptych.experiments.experiment import Experiment, Results, Table
+from diptych.experiments.experiment import Experiment, Part, Results, Table
 from diptych.experiments.filters import FILTERS
 from diptych.experiments.gaps import gaps
 from diptych.experiments.main import MAIN
@@ -23,10 +27,13 @@ from diptych.experiments.maps import MAPS
 from diptych.experiments.plane import PLANE
 from diptych.experiments.published import source
 from diptych.experiments.regularization import REGULARIZATION, SIMILARITY
+from diptych.experiments.selecting import blas_threads
 from diptych.experiments.setting import Setting
+from diptych.experiments.tables import ReportTable
 from diptych.experiments.timing import TIMING
 from diptych.experiments.weighting import GENERATION, WEIGHTING
-from diptych.report.page import Html, Row, Section, bullets, code, join, page, section, table, verdict
+from diptych.report.page import Html, Row, bullets, code, join, page, paragraph, section, verdict
+from diptych.text import tokenize
 
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
@@ -44,7 +51,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         SIMILARITY,
     )
 }
-REPORT, RESULTS, TABLES, CACHE = "report.html", "results.json", "csv", "cache"
+REPORT, RESULTS, TABLES, CACHE = "report.html", "results.json", "tables", "cache"
+QUICK = (
+    "This is a quick run, with coarse grids and few random features: its verdicts are indicative and may "
+    "differ from those of a full run."
+)
 
 
 @dataclass(frozen=True)
@@ -67,85 +78,131 @@ class Reproduction:
     results
         By experiment and by job.
     seconds
-        Time that each experiment took in this run; next to nothing where results were there.
+        Time that each experiment took when it was computed, in this run or before.
     """
 
     setting: Setting
     results: dict[str, Results] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    _decided: tuple[int, list[Claim]] | None = field(default=None, repr=False)
 
     def run(self, names: Sequence[str] | None = None) -> Iterator[Step]:
         """Run the experiments of these names (None: all), yielding before every step."""
+        cache = self.setting.cache
         jobs = [(name, job) for name in chosen_names(names) for job in EXPERIMENTS[name].jobs(self.setting)]
         for done, (name, job) in enumerate(jobs):
             yield Step(done, len(jobs), job.label)
-            start = time.perf_counter()
+            start, computed = time.perf_counter(), len(cache.computed)
             self.results.setdefault(name, {})[job.label] = job.compute()
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            if len(cache.computed) > computed or job.label not in cache.seconds:
+                cache.note_seconds(job.label, time.perf_counter() - start)
+            self.seconds[name] = self.seconds.get(name, 0.0) + cache.seconds[job.label]
 
     def claims(self) -> list[Claim]:
         """What became of the paper's claims."""
-        return all_claims(self.results, len(self.setting.run.test))
+        done = sum(map(len, self.results.values()))
+        if self._decided is None or self._decided[0] != done:
+            self._decided = done, all_claims(self.results, self.setting)
+        return self._decided[1]
+
+    @property
+    def caveat(self) -> str:
+        """What to keep in mind about the verdicts; empty for a full run."""
+        return QUICK if self.setting.options.quick else ""
 
     def tables(self) -> dict[str, Table]:
         """Every number as named tables of plain rows."""
-        found = {"claims": [asdict(claim) for claim in self.claims()]}
+        claims = self.claims()
+        found: dict[str, Table] = {
+            "claims": [
+                {"claim": c.claim, "verdict": c.verdict, "evidence": c.evidence, "rule": c.rule}
+                | ({"caveat": self.caveat} if self.caveat else {})
+                for c in claims
+            ],
+            "claim_differences": [
+                {
+                    "claim": claim.claim,
+                    "against": each.against,
+                    "task": each.task,
+                    "metric": each.metric,
+                    "first": each.first,
+                    "second": each.second,
+                    "difference": each.interval.value,
+                    "low": each.interval.low,
+                    "high": each.interval.high,
+                }
+                for claim in claims
+                for each in claim.differences
+            ],
+        }
         for name, results in self.results.items():
             found |= EXPERIMENTS[name].tables(results)
         return found
 
     def write(self, folder: Path, command: str) -> list[Path]:
-        """Write the report, every number as JSON and as CSV; each file appears whole."""
-        written = [folder / REPORT, folder / RESULTS]
-        with storage.replacing_file(written[0]) as staged:
-            staged.write_text(self.html(command), "utf-8")
+        """Write the report, every number as JSON, and every table as CSV, LaTeX and Markdown."""
+        sections = self._sections(command)
+        files = {
+            REPORT: self._html(sections),
+            f"{TABLES}/run.md": self._run_words(),
+        }
+        for _, parts in sections:
+            for part in parts:
+                if isinstance(part, ReportTable):
+                    files[f"{TABLES}/{part.name}.csv"] = part.csv()
+                    files[f"{TABLES}/{part.name}.tex"] = part.latex()
+                    files[f"{TABLES}/{part.name}.md"] = part.markdown()
+        # Where the same numbers are there in full, they take the place of the rounded ones.
+        files |= {f"{TABLES}/{name}.csv": _csv(rows) for name, rows in self.tables().items()}
+        for name, words in files.items():
+            with storage.replacing_file(folder / name) as staged:
+                staged.write_text(words, "utf-8")
         content = {
             "command": command,
             "library": storage.library_version(),
             **self.setting.described(),
+            "caveat": self.caveat,
+            "seconds": self.seconds,
             "claims": [asdict(claim) for claim in self.claims()],
             "gaps": [asdict(gap) for gap in gaps(self.setting.materials)],
-            "results": self.results,
+            "results": without_ranks(self.results),
         }
-        with storage.replacing_file(written[1]) as staged:
+        with storage.replacing_file(folder / RESULTS) as staged:
             storage.write_json(staged, plain(content))
-        for name, rows in self.tables().items():
-            path = folder / TABLES / f"{name}.csv"
-            with (
-                storage.replacing_file(path) as staged,
-                open(staged, "w", encoding="utf-8", newline="") as file,
-            ):
-                columns = list(dict.fromkeys(key for row in rows for key in row))
-                writer = csv.DictWriter(file, columns)
-                writer.writeheader()
-                writer.writerows(rows)
-            written.append(path)
-        return written
+        return [folder / name for name in (*files, RESULTS)]
 
     def html(self, command: str) -> str:
         """The whole report as one page."""
-        setting = self.setting
-        title = f"The paper on {setting.materials.title}"
+        return self._html(self._sections(command))
+
+    def _html(self, sections: Sequence[tuple[str, list[Part]]]) -> str:
+        title = f"The paper on {self.setting.materials.title}"
         lead = (
             "Asymmetric Regularized CCA and Hierarchical Kernel Sentence Embedding for Image & Text "
             "Retrieval (Mroueh, Marcheret, Goel, 2016): every table and figure, run again, beside the "
             "published numbers."
         )
-        sections = [self._materials(command), self._claims()]
+        made = [
+            section(title, *(part.html() if isinstance(part, ReportTable) else part for part in parts))
+            for title, parts in sections
+        ]
+        footer = f"diptych {storage.library_version()}. Published figures: {source()}."
+        return page(title, lead, made, footer=footer)
+
+    def _sections(self, command: str) -> list[tuple[str, list[Part]]]:
+        found = [("What was run", self._materials(command)), ("What the paper claims", self._claims_shown())]
         for number, (name, results) in enumerate(self.results.items(), start=1):
             experiment = EXPERIMENTS[name]
-            sections.append(section(f"{number}. {experiment.title}", *experiment.show(setting, results)))
-        spent = ", ".join(f"{name} {value:.0f} s" for name, value in self.seconds.items())
-        footer = f"diptych {storage.library_version()}. Published figures: {source()}. This run: {spent}."
-        return page(title, lead, sections, footer=footer)
+            found.append((f"{number}. {experiment.title}", experiment.show(self.setting, results)))
+        return [*found, ("How long it took", self._times())]
 
-    def _materials(self, command: str) -> Section:
+    def _materials(self, command: str) -> list[Part]:
         setting = self.setting
         options = setting.options
         notes = [
             f"HKSE: m = {options.word_features:,} word features, m′ = {options.sentence_features:,} sentence "
-            f"features, η = 0.01, γ from the median distance of words; word vectors: "
-            f"{setting.materials.vectors_kind}.",
+            "features, η = 0.01, γ from the median distance of words.",
+            *_vector_notes(setting),
             f"Single experiments (2 to 11) use {setting.image.name} as it is"
             + (
                 f" and the first of the protocol's {len(next(iter(setting.plans.values())).runs)} runs."
@@ -153,35 +210,106 @@ class Reproduction:
                 else "."
             ),
             f"Seeds: {options.seeds}.",
+            *([self.caveat] if self.caveat else []),
         ]
-        return section(
-            "What was run",
+        missing = [[gap.what, gap.how] for gap in gaps(setting.materials)]
+        return [
             code(command, block=True),
-            table(["file", "used as"], [[each.file, each.use] for each in setting.materials.found]),
-            bullets(notes),
-            table(
-                ["not run", "how to get it"],
-                [[gap.what, gap.how] for gap in gaps(setting.materials)],
-                caption="Honest gaps",
+            ReportTable(
+                "files", ["file", "used as"], [[each.file, each.use] for each in setting.materials.found]
             ),
-        )
-
-    def _claims(self) -> Section:
-        claims = self.claims()
-        counts = [sum(claim.holds is value for claim in claims) for value in (True, False, None)]
-        rows: list[Row | list[Any]] = [
-            [claim.claim, verdict(claim.holds), join(claim.evidence, _rule(claim))] for claim in claims
+            bullets(notes),
+            ReportTable("gaps", ["not run", "how to get it"], missing, caption="What is missing"),
         ]
-        return section(
-            "What the paper claims",
-            f"{counts[0]} hold here, {counts[1]} do not, {counts[2]} could not be measured. Each verdict is "
-            "computed from the numbers below by the rule that stands beside it.",
-            table(["claim", "here", "numbers"], rows),
-        )
+
+    def _claims_shown(self) -> list[Part]:
+        claims = self.claims()
+        counts = {words: sum(claim.verdict == words for claim in claims) for words in VERDICTS}
+        colours = {"holds": True, "does not hold": False}
+        mark = " (quick run)" if self.caveat else ""
+        rows: list[Row | list[Any]] = [
+            [
+                claim.claim,
+                verdict(colours.get(claim.verdict), claim.verdict + mark),
+                join(claim.evidence, _rule(claim)),
+            ]
+            for claim in claims
+        ]
+        summary = ", ".join(f"{words}: {count}" for words, count in counts.items())
+        return [
+            f"{summary}. Each verdict is computed from the numbers below: a claim {RULE}, unless another "
+            "rule stands beside it. Behind each difference of recalls, in brackets, is its interval "
+            f"({INTERVALS}: both methods on the same images, which are drawn with all their captions). A "
+            "single interval misses in one case of twenty.",
+            *([paragraph(self.caveat, note=True)] if self.caveat else []),
+            ReportTable("claims", ["claim", "here", "numbers"], rows, note=self.caveat),
+        ]
+
+    def _times(self) -> list[Part]:
+        rows: list[Row | list[Any]] = [[name, float(value)] for name, value in self.seconds.items()]
+        rows.append(["all", float(sum(self.seconds.values()))])
+        return [
+            f"Each part as it was computed, in this run or in the one that it continued; {blas_threads()} "
+            f"thread{'s' if blas_threads() > 1 else ''}. Selections are kept: the experiment that comes "
+            "first takes the time, and later ones find them.",
+            ReportTable("times", ["experiment", "seconds"], rows),
+        ]
+
+    def _run_words(self) -> str:
+        """What the tables are from, as a paragraph for a document."""
+        options, threads = self.setting.options, blas_threads()
+        command = f"diptych reproduce {self.setting.materials.name}" + (" --quick" if options.quick else "")
+        command += f" --seeds {options.seeds}" if options.seeds > 1 else ""
+        counts = [claim.verdict for claim in self.claims()]
+        verdicts = ", ".join(f"{words} {counts.count(words)}" for words in VERDICTS)
+        lines = [
+            f"`{command}`, diptych {storage.library_version()}, {platform.machine()}, {threads} "
+            f"thread{'s' if threads > 1 else ''}: {sum(self.seconds.values()) / 60:.1f} minutes. Claims: "
+            f"{verdicts}.",
+            *_vector_notes(self.setting),
+            *([self.caveat] if self.caveat else []),
+        ]
+        return "\n\n".join(lines) + "\n"
 
 
 def _rule(claim: Claim) -> Html:
-    return Html(f'<br><span class="note">{join("rule: ", claim.rule)}</span>') if claim.rule else Html("")
+    """The rule of a claim, where it is not the common one."""
+    if claim.rule in ("", RULE):
+        return Html("")
+    return Html(f'<br><span class="note">{join("rule: ", claim.rule)}</span>')
+
+
+def _vector_notes(setting: Setting) -> list[str]:
+    """Where the word vectors are from, and how much of the captions they know."""
+    words, materials = setting.words, setting.materials
+    dataset = materials.dataset
+    length = "each of unit length" if words.have_unit_length else "not of unit length, used as they are"
+    whole = words.coverage(np.arange(dataset.n_captions))
+    test = dataset.caption_rows(setting.run.test)
+    lost = sum(any(word not in words.vectors for word in tokenize(dataset.captions[j])) for j in test)
+    return [
+        f"Word vectors: {materials.vectors_kind}, {length}; {whole.known_words:,} of the {whole.words:,} "
+        f"different words of all captions (training, validation and test) have one, and "
+        f"{100 * (1 - whole.unknown_share):.1f} % of all words. {lost:,} of the {len(test):,} test "
+        "captions have a word without a vector, which is skipped.",
+    ]
+
+
+def without_ranks(value: Any) -> Any:
+    """``value`` without the ranks of single queries, which stay in the folder of kept results."""
+    if isinstance(value, Mapping):
+        return {key: without_ranks(each) for key, each in value.items() if key != "query_ranks"}
+    return [without_ranks(each) for each in value] if isinstance(value, list) else value
+
+
+def _csv(rows: Table) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(
+        stream, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
 
 
 def chosen_names(names: Sequence[str] | None) -> list[str]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import threadpoolctl
 
 from diptych.cca import Spectra, Tikhonov
 from diptych.cca.filters import named_filters
-from diptych.cca.selection import Grid, Path, Problem, make_grid, regularization_path
-from diptych.checks import TASKS
+from diptych.cca.selection import Grid, Path, Problem, make_grid, make_weights, regularization_path
+from diptych.cca.selection.rows import exact_points
+from diptych.checks import TASKS, InputError, Task
 from diptych.experiments.cache import Result, digest
 from diptych.experiments.setting import Setting
-from diptych.experiments.sources import Rows, Source
-from diptych.ranking import metric
+from diptych.experiments.sources import Floats, Rows, Source
+from diptych.ranking import metric, summary
 
 Kind: TypeAlias = Literal["tikhonov", "tsvd"]
 
-VERSION = 1
-METRICS = ("r@1", "r@5", "r@10", "median_rank")
+VERSION = 2
 
 
 def select(
@@ -37,7 +38,7 @@ def select(
         problem = setting.problem(image, text, validation, similarity=similarity)
         grid = make_grid(kind, (spacing, setting.options.grid), spectra)
         path = regularization_path(problem, spectra, grid, metric("r@1"))
-        return {"seconds": path.seconds, "route": path.route, **chosen(path)}
+        return {"seconds": path.seconds, "threads": blas_threads(), "route": path.route, **chosen(path)}
 
     inputs = {
         "kind": kind,
@@ -49,6 +50,12 @@ def select(
     return setting.remember(f"select {kind} {spacing}", VERSION, (image, text), inputs, compute)
 
 
+def blas_threads() -> int:
+    """How many threads matrix products may use."""
+    libraries = threadpoolctl.threadpool_info()
+    return max((each["num_threads"] for each in libraries if each["user_api"] == "blas"), default=1)
+
+
 def chosen(path: Path) -> Result:
     """Parameters, place on the grid and score of each task's choice."""
     return {
@@ -57,12 +64,13 @@ def chosen(path: Path) -> Result:
     }
 
 
-def scores_at(problem: Problem, spectra: Spectra, name: str, params: Any) -> Result:
-    """All metrics of both tasks for one filter; exact, by the identity that needs no SVD."""
-    path = regularization_path(
-        problem, spectra, point(spectra, name, params), metric("r@1"), path_metrics="all", route="exact"
-    )
-    return {task: {key: float(path.scores[task][key][0, 0]) for key in METRICS} for task in TASKS}
+def ranks_at(problem: Problem, spectra: Spectra, name: str, params: Any) -> dict[Task, Floats]:
+    """Ranks of every query of both tasks for one filter; exact, by the identity that needs no SVD."""
+    weights = make_weights(problem, spectra, point(spectra, name, params))
+    _, _, ranks = next(exact_points(problem, weights))
+    if not ranks:
+        raise InputError(f"{name} at {params} gives numbers that are not finite; check the features.")
+    return ranks
 
 
 def point(spectra: Spectra, name: str, params: Any) -> Grid:
@@ -83,18 +91,20 @@ def selected_and_tested(
     spacing: str,
     similarity: str = "cosine",
 ) -> list[Result]:
-    """Select a filter for each task on validation images; scores on each set of test images."""
+    """Select a filter for each task on validation images; scores and ranks on each set of test images."""
     kind: Kind = "tikhonov" if name == "tikhonov" else "tsvd"
     choice = select(setting, image, text, validation, kind, spacing, similarity)
     spectra = setting.spectra(image, text)
     found = []
     for rows in tests:
         problem = setting.problem(image, text, rows, similarity=similarity)
-        by_task: Result = {}
-        at: dict[str, Result] = {}
+        at: dict[str, dict[Task, Floats]] = {}
+        by_task: Result = {"query_ranks": {}}
         for task in TASKS:
             params = choice[task]["params"]
-            at.setdefault(str(params), scores_at(problem, spectra, name, params))
-            by_task[task] = at[str(params)][task]
+            if str(params) not in at:
+                at[str(params)] = ranks_at(problem, spectra, name, params)
+            ranks = at[str(params)][task]
+            by_task[task], by_task["query_ranks"][task] = summary(ranks), ranks
         found.append(by_task)
     return found

@@ -15,6 +15,7 @@ from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
 from diptych.data import PairedViews, Plan, Run, plan
 from diptych.experiments.cache import Cache, Result, digest
+from diptych.experiments.discovery import YOURS
 from diptych.experiments.materials import Materials
 from diptych.experiments.options import Options
 from diptych.experiments.sources import Embedded, Floats, Rows, Source, Stored, Words
@@ -28,7 +29,7 @@ VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
     "[HKSE(lin, rbf) || HKSE(rbf, rbf)]": (("lin", "rbf"), ("rbf", "rbf")),
 }
 BLOCK_IMAGES = 2000
-SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT = 2, 8, 2
+SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT, PROBLEMS_KEPT = 2, 8, 2, 3
 """So many are held in memory; the others are computed again when they are asked for."""
 OURS = "square root, unit length"
 
@@ -80,6 +81,7 @@ class Setting:
     seed: int = 0
     _spectra: OrderedDict[tuple[str, str], Spectra] = field(default_factory=OrderedDict, repr=False)
     _halves: OrderedDict[str, Half] = field(default_factory=OrderedDict, repr=False)
+    _problems: OrderedDict[tuple[Any, ...], Problem] = field(default_factory=OrderedDict, repr=False)
     _embedded: list[Embedded] = field(default_factory=list, repr=False)
     _seeded: dict[int, Setting] = field(default_factory=dict, repr=False)
 
@@ -149,7 +151,12 @@ class Setting:
 
     def pairs_of_features(self) -> list[tuple[str, Source, Source]]:
         """(kind, image, text) of the main tables; texts outermost, so that each is embedded once."""
-        images = self.materials.images if self.options.all_images else self.materials.images[:1]
+        everything = self.materials.images
+        images = [
+            each
+            for position, each in enumerate(everything)
+            if self.options.all_images or position == 0 or each.name.endswith(YOURS)
+        ]
         found: list[tuple[str, Source, Source]] = []
         for text in self.texts.values():
             found += [("as they are", image, text) for image in images]
@@ -225,8 +232,14 @@ class Setting:
         packs: bool = False,
     ) -> Problem:
         """Some images and their captions, or packs of captions, in the eigenbases of the training pairs."""
-        views = (self.packs if packs else self.views)(image, text, rows)
-        return make_problem(self.spectra(image, text), views, similarity)
+        key = image.fingerprint, text.fingerprint, digest(rows), packs
+        if key not in self._problems:
+            views = (self.packs if packs else self.views)(image, text, rows)
+            while len(self._problems) >= PROBLEMS_KEPT:
+                self._problems.popitem(last=False)
+            self._problems[key] = make_problem(self.spectra(image, text), views)
+        self._problems.move_to_end(key)
+        return replace(self._problems[key], similarity=similarity)
 
     def remember(
         self,

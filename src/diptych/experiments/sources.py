@@ -12,6 +12,7 @@ import numpy as np
 from diptych.experiments.cache import digest, digest_array
 from diptych.normalize import normalize
 from diptych.text import HKSE, WordVectors
+from diptych.text.bags import Corpus, Coverage
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,6 +58,8 @@ class Stored:
     normalization: str = "none"
     origin: str = ""
     seeded: bool = False
+    kept: Rows | None = None
+    """Rows of the array that are used, where the file has more captions than the protocol."""
 
     @cached_property
     def _array(self) -> Floats:
@@ -65,7 +68,8 @@ class Stored:
     @cached_property
     def fingerprint(self) -> str:
         """The origin where it determines the numbers; else the numbers themselves."""
-        return digest([self.origin or digest_array(self._array), self.normalization])
+        kept = [] if self.kept is None else [self.kept]
+        return digest([self.origin or digest_array(self._array), self.normalization, *kept])
 
     @property
     def dimension(self) -> int:
@@ -74,6 +78,7 @@ class Stored:
 
     def take(self, rows: Rows) -> Floats:
         """Rows, normalised."""
+        rows = rows if self.kept is None else self.kept[rows]
         return np.asarray(normalize(np.asarray(self._array[rows], dtype=np.float32), self.normalization))
 
 
@@ -83,7 +88,7 @@ class Words:
 
     captions: Sequence[str]
     training: Rows
-    read: Callable[[Sequence[str]], WordVectors]
+    read: Callable[[Sequence[str], Sequence[str]], WordVectors]
     kind: str
 
     @cached_property
@@ -93,8 +98,18 @@ class Words:
 
     @cached_property
     def vectors(self) -> WordVectors:
-        """Vectors of the words of the training captions."""
-        return self.read(self.training_captions)
+        """Vectors of the words of all captions, or learned from the training captions."""
+        return self.read(self.training_captions, self.captions)
+
+    def coverage(self, rows: Rows) -> Coverage:
+        """How many words of some captions have a vector."""
+        return Corpus.of([self.captions[j] for j in rows]).coverage(self.vectors.index)
+
+    @cached_property
+    def have_unit_length(self) -> bool:
+        """Whether every vector has length 1."""
+        norms = np.linalg.norm(np.asarray(self.vectors.matrix, dtype=np.float64), axis=1)
+        return bool(np.all(np.abs(norms - 1) < 1e-3))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -39,7 +39,7 @@ def draw_chosen_filters(found: Mapping[str, Any], task: str = "search") -> Any:
     task
         Which task's filters.
     """
-    figure = new_figure(7.6, 3.1)
+    figure = new_figure(7.6, 3.9)
     both = figure.subplots(1, 2, sharey=True)
     for axes, view in zip(both, ("images", "texts"), strict=True):
         ranks, values = np.array(found[view]["ranks"]), np.array(found[view]["values"])
@@ -60,7 +60,8 @@ def draw_chosen_filters(found: Mapping[str, Any], task: str = "search") -> Any:
         axes.set_xlabel("singular direction", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.set_ylim(-0.03, 1.06)
-        axes.legend(fontsize=7.5, frameon=False, loc="upper right")
+        # Below the axes, where no curve runs.
+        axes.legend(fontsize=7.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
         tidy(axes)
     both[0].set_ylabel("let through", fontsize=9)
     return figure

@@ -150,20 +150,17 @@ def table(
     wanted = [row if isinstance(row, Row) else Row(row) for row in rows]
     plain = [row for row in wanted if row.kind != "head"]
     words = [_is_words([row.cells[i] for row in plain if i < len(row.cells)]) for i in range(len(columns))]
-    top = {
-        c: _extreme([r.cells[c] for r in plain if r.kind == "plain"], way) for c, way in (best or {}).items()
-    }
+    bold = best_cells(wanted, best)
     head = "".join(
         f"<th{_class('words' if words[i] else '')}>{text(name)}</th>" for i, name in enumerate(columns)
     )
     body = []
-    for row in wanted:
+    for row, marked in zip(wanted, bold, strict=True):
         if row.kind == "head":
             body.append(f'<tr class="head"><td colspan="{len(columns)}">{text(row.cells[0])}</td></tr>')
             continue
-        marks = [row.kind == "plain" and _same(cell, top.get(i)) for i, cell in enumerate(row.cells)]
         cells = "".join(
-            f"<td{_class('words' if words[i] else '', 'best' if marks[i] else '')}>{number(cell)}</td>"
+            f"<td{_class('words' if words[i] else '', 'best' if i in marked else '')}>{number(cell)}</td>"
             for i, cell in enumerate(row.cells)
         )
         body.append(f"<tr{_class('quiet' if row.kind == 'quiet' else '')}>{cells}</tr>")
@@ -175,6 +172,15 @@ def table(
         f'<div class="scroll"><table>{title}<thead>{head}</thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>{foot}"
     )
+
+
+def best_cells(rows: Sequence[Row], best: Mapping[int, Best] | None) -> list[set[int]]:
+    """For each row, the columns in which it has the best number; only plain rows are compared."""
+    compared = [row for row in rows if row.kind == "plain"]
+    top = {c: _extreme([r.cells[c] for r in compared], way) for c, way in (best or {}).items()}
+    return [
+        {c for c, value in top.items() if row.kind == "plain" and _same(row.cells[c], value)} for row in rows
+    ]
 
 
 def number(value: Any) -> Html:

@@ -44,7 +44,7 @@ UNKNOWN: tuple[Unknown, ...] = ("error", "mean")
 
 BLOCK_ROWS = 2048
 
-_GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM = range(3)
+_GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
 
 
 class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -260,8 +260,11 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         self.word_table_ = self._word_level(vectors)
         width = self.word_table_.shape[1]
         if self.sentence == "rbf":
+            # HKSE(lin, rbf) beside HKSE(rbf, rbf) must not share draws, even where m equals the width of
+            # the vectors.
+            key = _SENTENCE_STREAM if self.word == "rbf" else _SENTENCE_OF_LINEAR_WORDS_STREAM
             self.sentence_weights_, self.sentence_offsets_ = self._draw(
-                vectors, width, self.sentence_features, float(self.eta), _SENTENCE_STREAM
+                vectors, width, self.sentence_features, float(self.eta), key
             )
         # The mean of all sentences' means is one weighted sum of the table: no sentence is embedded for it.
         rows, ends = corpus.known(self.vectors_.index)
@@ -289,7 +292,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     def _draw(
         self, like: Array, n_inputs: int, n_features: int, gamma: float, key: int
     ) -> tuple[Array, Array]:
-        # The width is part of the key, so that two embeddings side by side do not share their draws.
+        # The width is part of the key, so that embeddings of different widths do not share their draws.
         seed = stream(self.random_state, key, n_inputs)
         weights, offsets = draw_fourier(n_inputs, n_features, gamma, seed)
         return move_like(weights, like), move_like(offsets, like)
