@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """Ctrl+C reaches these tests and the programs they start, although a shell's background job ignores it."""
+    """Ctrl+C reaches the tests and the programs they start; a shell's background job would ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

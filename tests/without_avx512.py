@@ -1,4 +1,4 @@
-"""Run pytest as on a processor without AVX-512: once with OpenBLAS's kernels for such a one, once with NumPy's.
+"""Run pytest as on a processor without AVX-512: first with OpenBLAS's kernels for it, then with NumPy's.
 
 ``python tests/without_avx512.py -n auto tests/cca``: arguments are pytest's.
 """
