@@ -63,7 +63,8 @@ def write_zarr(place, array, version=3, **more):
     place = f"{place}.zarr"
     local = place.removeprefix("file://")
     shape = {"shape": array.shape, "dtype": array.dtype, "chunks": (8, 3)}
-    zarr.create_array(local, zarr_format=version, **shape, **more)[:] = array
+    store = zarr.storage.FsspecStore.from_url(local) if "://" in local else local
+    zarr.create_array(store, zarr_format=version, **shape, **more)[:] = array
     return place
 
 
