@@ -44,10 +44,10 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory):
+def database():
     """A real PostgreSQL."""
     Database = pytest.importorskip("database").Database
-    database = Database(tmp_path_factory.mktemp("postgresql"))
+    database = Database()
     yield database
     database.stop()
 

