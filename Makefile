@@ -1,18 +1,31 @@
-# Everything below sets itself up: `make demo` and `make test` need Python 3.11 and make, nothing else.
+# Everything below sets itself up: `make demo` and `make test` need Python 3.11 or newer and make, nothing else.
+# `make test PYTHON=python3.13` tests with another Python, in an environment of its own (.venv-3.13).
 PYTHON ?= python3
+ifeq ($(PYTHON),python3)
 VENV := .venv
+else
+VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One BLAS thread per test process: the processes share the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test check format clean
+# What computes; not the browser, the databases, the service and the commands.
+NUMERICAL := tests/cca tests/data tests/experiments tests/fusion tests/image tests/ranking tests/retrieval \
+	tests/text tests/test_normalize.py
+
+.PHONY: demo test test-avx2 check format clean
 
 demo: $(VENV)/core
 	$(BIN)/python -m diptych demo
 
 test: $(VENV)/test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n auto $(PYTEST)
+
+# The numerical tests once more, with the kernels of a processor without AVX-512.
+test-avx2: $(VENV)/test
+	$(ONE_THREAD) $(BIN)/python tests/without_avx512.py -n auto -q -m "not slow" -k "not postgres" $(NUMERICAL) $(PYTEST)
 
 check: $(VENV)/test $(VENV)/check
 	$(BIN)/ruff check
@@ -24,7 +37,7 @@ format: $(VENV)/check
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV)
+	rm -rf .venv .venv-*
 
 $(VENV)/core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

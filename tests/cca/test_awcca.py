@@ -5,6 +5,7 @@ from diptych import AWCCA, InputError
 from diptych.arrays import to_numpy
 from diptych.cca import Moments, TruncatedSVD, regularized_cca, spectra
 from diptych.ranking import ranks, recall_at_k
+from tolerance import assert_close
 
 
 def pairs(rng, n=60, captions=3, m_x=12, m_y=9, noise=0.3):
@@ -219,7 +220,9 @@ def test_moments_select_what_rows_select(rng, filter):
     moments = AWCCA(filter=filter, grid=5).fit_moments(Moments.of(x, y, pairing), validation=validation)
     for task in ("search", "annotate"):
         assert moments.path_.choice[task] == rows.path_.choice[task]
-        np.testing.assert_array_equal(moments.models_[task].correlations, rows.models_[task].correlations)
+        assert_close(
+            moments.models_[task].correlations, rows.models_[task].correlations, len(y), condition=100
+        )
     with pytest.raises(InputError, match="give validation pairs, or params"):
         AWCCA().fit_moments(Moments.of(x, y, pairing))
 

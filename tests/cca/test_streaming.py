@@ -16,6 +16,7 @@ from diptych.cca import Moments
 from diptych.cca.blocks import ArrayBlocks, Preparation, are_blocks
 from diptych.cca.checkpoint import Checkpoint
 from diptych.cca.streaming import moments_of_blocks
+from tolerance import assert_close
 
 
 def pairs(n=300, seed=0):
@@ -105,7 +106,9 @@ def test_what_was_written_to_a_map_stays(tmp_path, mode):
     whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
     found = AWCCA(params=(2.0, 3.0), solver="gram").fit(mapped, y, pairing)
     np.testing.assert_array_equal(mapped, x)
-    np.testing.assert_array_equal(found.models_["search"].x_weights, whole.models_["search"].x_weights)
+    # Another way to read may sum in other blocks; singular vectors enlarge what that rounds.
+    mine, its = found.models_["search"].x_weights, whole.models_["search"].x_weights
+    assert_close(mine, its, len(y), condition=1e4)
 
 
 def test_holding_out_in_one_pass_equals_two_fits():

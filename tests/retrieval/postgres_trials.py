@@ -101,9 +101,9 @@ def refit_forever(address, said, number):
         retriever.refit()
 
 
-def killed(place, times, seed, loads):
+def killed(times, seed, loads):
     """The server is killed while a process loads or refits; what it then holds is checked."""
-    database, rng = Database(place), random.Random(seed)
+    database, rng = Database(), random.Random(seed)
     address, query = database.address(schema="trial"), np.ones(WIDTHS["text"])
     reader = fitted("one", 60, address)
     for view in WIDTHS:  # remembered, so that it is the loading that takes time
@@ -185,7 +185,7 @@ def learn(address, until):
 
 def shared(place, seconds):
     """Processes add, remove, search and refit at the same time; then it is counted."""
-    database = Database(place / "server")
+    database = Database()
     os.environ["TRIAL"] = str(place)
     address = database.address(schema="trial")
     first = fitted("one", 60, address)
@@ -204,5 +204,5 @@ def shared(place, seconds):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     what, place, amount, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    result = shared(place, amount) if what == "shares" else killed(place, amount, seed, what == "loads")
+    result = shared(place, amount) if what == "shares" else killed(amount, seed, what == "loads")
     print(json.dumps(result))

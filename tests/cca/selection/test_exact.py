@@ -116,8 +116,13 @@ def test_every_rank_on_every_backend_and_tile(trained, backend, monkeypatch, kin
             for task, found in (("search", search), ("annotate", annotate)):
                 x_map, y_map = maps(model, "asymmetric", task)
                 embedded = (x - fitted.x_mean) @ x_map, (y - fitted.y_mean) @ y_map
+                scores = long_way_scores(fitted, (x, y, pairing), filters_at(grid, i, j), task, similarity)
+                low, high = rank_interval(scores, pairing, task, 1e-8 * np.abs(scores).max())
                 expected = ranks(*embedded, pairing, task=task, similarity=similarity)
-                np.testing.assert_array_equal(to_numpy(found[j]), expected)
+                for ranked in (to_numpy(found[j]), expected):
+                    assert (low <= ranked).all()
+                    assert (ranked <= high).all()
+                assert np.mean(low == high) > 0.99  # hardly any rank is left to rounding
 
 
 def test_nested_steps_touch_only_what_they_add(trained):

@@ -32,9 +32,11 @@ class ZarrArray(Matrix):
     def _read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
         place = _place(self.name, self.key)
         _checked(place, self.options, self.max_bytes)  # it may have changed since
-        options = dict(self.options or {}) if is_remote(place) else None
-        array = _library(self.name).open_array(place, mode="r", storage_options=options)
-        return np.asarray(array[start:stop])
+        zarr, store = _library(self.name), place
+        if is_remote(place):  # by fsspec, as everything else: Zarr would take some URLs for stores of its own
+            options = dict(self.options or {})
+            store = zarr.storage.FsspecStore.from_url(place, storage_options=options, read_only=True)
+        return np.asarray(zarr.open_array(store, mode="r")[start:stop])
 
 
 def open_array(name: str, key: str | None, options: Options, max_bytes: int) -> ZarrArray:
