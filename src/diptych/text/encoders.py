@@ -14,7 +14,7 @@ import numpy as np
 
 from diptych.arrays import Array
 from diptych.checks import InputError, check_view
-from diptych.storage import file_digest
+from diptych.storage import file_digest, map_npy
 from diptych.text.bags import Corpus, check_known
 from diptych.text.hkse import HKSE
 from diptych.text.saved import hkse_fingerprint
@@ -59,7 +59,7 @@ def sentence_encoder(
            [8.]])
     """
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".npy":
-        return PrecomputedEncoder(_read_features(Path(source)), _needed(sentences, source))
+        return PrecomputedEncoder(map_npy(Path(source)), _needed(sentences, source))
     if isinstance(source, str | os.PathLike):
         return SentenceTransformersEncoder(source, device=device)
     if isinstance(source, HKSE):
@@ -177,14 +177,6 @@ class PrecomputedEncoder:
 def _weights_digest(folder: Path) -> str:
     weights = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
     return hashlib.sha256("".join(map(file_digest, weights)).encode()).hexdigest()[:32] if weights else ""
-
-
-def _read_features(path: Path) -> Any:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "unreadable"
-        raise InputError(f"{path} could not be read as a NumPy array ({reason}); give a .npy file.") from None
 
 
 def _needed(sentences: Sequence[str] | None, source: object) -> Sequence[str]:
