@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError, requires
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -83,10 +84,40 @@ def check_similarity(similarity: object) -> Similarity:
     return cast(Similarity, check_choice(similarity, SIMILARITIES, "similarity"))
 
 
+def check_count(count: object, name: str) -> int:
+    """``count`` if it is a whole number of at least 1."""
+    if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1:
+        return int(count)
+    raise InputError(f"{name}={count!r}; give a whole number of at least 1.")
+
+
+def check_seed(random_state: object) -> int | None:
+    """``random_state`` if it can seed a generator: a whole number of at least 0, or None."""
+    if random_state is None:
+        return None
+    if isinstance(random_state, Integral) and not isinstance(random_state, bool) and int(random_state) >= 0:
+        return int(random_state)
+    raise InputError(f"random_state={random_state!r}; give a whole number of at least 0, or None.")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether ``text`` can be written as UTF-8; a file name of other bytes, or half a pair, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
     """``view`` as a matrix with rows and columns; its entries are not looked at. Lists become NumPy."""
     if scipy.sparse.issparse(view):
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
+    if isinstance(view, np.ma.MaskedArray):
+        raise InputError(
+            f"{name} is a masked array, and masked values would be used as if they were known; fill them "
+            f"({name}.filled(...)) or leave those rows out."
+        )
     if not is_array_api_obj(view):
         try:
             view = np.asarray(view)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +34,12 @@ TENSORS = "model.safetensors"
 
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
+
+READ_ERRORS = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, NotImplementedError),
+    *(OverflowError, MemoryError, RuntimeError, SyntaxError, tokenize.TokenError),
+)
+"""What NumPy and its kin raise on damaged files."""
 
 Blocks = Iterable[np.ndarray[Any, Any]]
 
@@ -329,9 +337,30 @@ def _held(path: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
+    """The array in a ``.npy`` file, memory-mapped and read-only; pickled objects are refused."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except READ_ERRORS as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} could not be read as a .npy array ({reason}); make it again.") from None
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """What JSON text says; NaN and infinity, which JSON does not know, are a ``ValueError``."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is not a JSON number")
+
+    def number(text: str) -> float:
+        return value if math.isfinite(value := float(text)) else refuse(text)
+
+    return json.loads(raw, parse_constant=refuse, parse_float=number)
+
+
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(raw)
+        content = parse_json(raw)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); save the model again.") from None
     if not isinstance(content, dict):

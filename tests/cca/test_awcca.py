@@ -142,6 +142,9 @@ def test_float32_moments_are_close(rng):
         ({"similarity": "dot"}, "'cosine', 'l2'"),
         ({"metric": "recall"}, "metric"),
         ({"n_components": 0}, "n_components=0"),
+        ({"n_components": 2.5}, "n_components=2.5; give a whole number"),
+        ({"random_state": -1}, "random_state=-1; give a whole number of at least 0"),
+        ({"random_state": 1.5, "params": None}, "random_state=1.5"),
         ({"solver": "fast"}, "solver"),
         ({"precision": "half"}, "precision"),
         ({"normalize": "unit"}, "not a pair"),
@@ -169,12 +172,25 @@ def test_bad_parameters_are_one_sentence(rng, parameters, words):
         (lambda x, y, p: (x[:, :0], y, p), "0 feature"),
         (lambda x, y, p: ([["a"]] * 60, y, p), "not numbers"),
         (lambda x, y, p: ([[1, 2], [3]], y, p), "could not be read"),
+        (lambda x, y, p: (np.ma.masked_array(x, x > 1), y, p), "X is a masked array"),
+        (lambda x, y, p: (x * 1e300, y * 1e300, p), "X has values so large that their squares overflow"),
+        (lambda x, y, p: (x, y * 1e160, p), "Y has values so large"),
     ],
 )
 def test_bad_data_is_one_sentence(rng, spoil, words):
     with pytest.raises(InputError, match=words) as caught:
         AWCCA(params=(1.0, 1.0)).fit(*spoil(*pairs(rng)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("solver", ["gram", "svd"])
+def test_selection_on_values_near_the_end_of_the_range(rng, solver):
+    x, y, pairing = pairs(rng)
+    model = AWCCA(grid=3, solver=solver)
+    with pytest.raises(InputError, match="X has values so large that their squares overflow"):
+        model.fit(x * 1e160, y, pairing)
+    model.fit(x * 1e130, y * 1e130, pairing)
+    assert np.all(np.isfinite(model.transform(x * 1e130)))
 
 
 def test_normalisation_is_part_of_the_model(rng, tmp_path):

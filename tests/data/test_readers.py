@@ -1,11 +1,15 @@
 import json
+import os
 import sys
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from diptych import InputError
+from diptych.checks import DataWarning
 from diptych.data import (
     read_coco,
     read_flickr8k,
@@ -270,6 +274,36 @@ def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
     )
     with pytest.raises(InputError, match="unpacks to"):
         read_table(path, max_bytes=path.stat().st_size + 1000)
+
+
+def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path):
+    long = "x" * 1_000_000
+    for name, cell in (("one", long), ("several", [long, "short"])):
+        path = write_table(tmp_path / f"{name}.parquet", [{"image": "a.png", "caption": cell}] * 3000)
+        assert path.stat().st_size < 1_000_000
+        tracemalloc.start()
+        with pytest.raises(InputError, match="unpacks to more than 2,147,483,648 bytes"):
+            read_table(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+        tracemalloc.stop()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file names are Unicode there")
+def test_file_names_that_are_not_utf8_are_left_out_with_a_note(tmp_path):
+    for name in (b"good.png", b"caf\xe9.png"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"")
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name[:-4] + b".txt")).write_text("a caption")
+    with pytest.warns(DataWarning, match="file name that is not UTF-8"):
+        assert read_folder(tmp_path).image_ids == ("good.png",)
+
+
+@pytest.mark.parametrize(
+    "row", [{"image": "\ud800.png", "caption": "a"}, {"image": "a.png", "caption": "\udc80"}]
+)
+def test_texts_that_are_not_unicode_are_refused(tmp_path, row):
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    with pytest.raises(InputError, match="not valid Unicode"):
+        read_table(tmp_path / "t.jsonl")
 
 
 def test_parquet_without_pyarrow_is_explained(tmp_path, monkeypatch):

@@ -355,6 +355,11 @@ class TestZarrMetadata:
         with pytest.raises(InputError, match=r"packed with 'pickle', which is not read"):
             shards(name, name)
 
+    def test_a_known_name_does_not_hide_the_id_that_is_used(self, tmp_path):
+        name = self.written(tmp_path, 2, filters=[{"name": "zstd", "id": "pickle"}])
+        with pytest.raises(InputError, match=r"packed with 'pickle'"):
+            shards(name, name)
+
     def test_also_inside_of_another(self, tmp_path):
         inner = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
         name = self.written(tmp_path, 3, codecs=[{"name": "sharding_indexed", "configuration": inner}])

@@ -179,6 +179,20 @@ def test_features_that_do_not_fit_together(views, change, words):
     refused(words, lambda: Retriever.from_features(**given))
 
 
+@pytest.mark.parametrize("size", [1e25, 1e39])
+def test_features_beyond_float32_are_refused(made, size):
+    retriever, x, y = made
+    before = retriever.info()["items"]
+    for ask in (
+        lambda: retriever.search(y[0].astype(float) * size),
+        lambda: retriever.annotate(x[:3].astype(float) * size),
+        lambda: retriever.similar(image=x[0].astype(float) * size),
+        lambda: retriever.add(images=x[:2].astype(float) * size),
+    ):
+        refused("too large for float32", ask)
+    assert retriever.info()["items"] == before
+
+
 def test_tasks_that_are_none(made):
     retriever, x, y = made
     refused("task='find' is unknown", lambda: retriever.embed_images(x, task="find"))

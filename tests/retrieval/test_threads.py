@@ -1,6 +1,9 @@
 """Many threads at once: what is found was there, whole, while it was looked for."""
 
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -228,3 +231,28 @@ def test_an_item_that_goes_between_being_found_and_being_named_makes_room(make_h
     where = iter(expected) if filtered else None
     found = [hit.id for hit in made.retriever.search(made.y[0], k=5, where=where)]
     assert found == [expected[0], *expected[2:]]
+
+
+FORKING = """
+import os, numpy as np
+from diptych import AWCCA, Retriever
+rows = np.random.default_rng(0).normal(size=(2000, 32)).astype(np.float32)
+retriever = Retriever.from_features(rows, rows + 0.1, model=AWCCA(params=(1.0, 1.0)))
+first = [hits[0].id for hits in retriever.search(rows)]
+child = os.fork()
+if child == 0:
+    os._exit(0 if [hits[0].id for hits in retriever.search(rows)] == first else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_searches_too():
+    found = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stdout.strip() == "0", found.stderr

@@ -244,6 +244,8 @@ def npy_with_header(header):
         (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (8, 999999999), }"), "rows of"),
         (npy_with_header("{'descr': '|O', 'fortran_order': False, 'shape': (8, 5), }"), "holds object"),
         (npy_with_header("__import__('os').abort()"), "header is damaged"),
+        (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (8, 5"), "header is damaged"),
+        (npy_with_header("{'descr': '''<f4"), "header is damaged"),
     ],
 )
 def test_a_damaged_or_hostile_npy_is_refused(write, content, message):

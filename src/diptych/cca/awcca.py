@@ -44,7 +44,9 @@ from diptych.checks import (
     Similarity,
     Task,
     check_choice,
+    check_count,
     check_matrix,
+    check_seed,
     check_similarity,
     check_task,
 )
@@ -357,6 +359,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.selection != "validation" and self.params is None:
             check_alone(self.selection, self.filter, self.weighting, self.n_components)
         metric(self.metric)
+        check_seed(self.random_state)
+        if self.n_components not in (None, "auto"):
+            check_count(self.n_components, "n_components")
         if not isinstance(self.normalize, (tuple, list)) or len(self.normalize) != 2:
             raise InputError(
                 f"normalize={self.normalize!r} is not a pair; give one name for X and one for Y."

@@ -175,6 +175,7 @@ class Moments:
         """``update`` by a block that is known to be right."""
         self.merge(products(x, y, pairing, self.precision))
 
+    @np.errstate(over="ignore", invalid="ignore")
     def merge(self, block: Products) -> None:
         """Add the products of a block, in place."""
         self.check_widths(block.x_mean.shape[0], block.y_mean.shape[0])
@@ -216,6 +217,7 @@ class Products:
     y_rest: Array
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the spectra refuse sums that overflowed
 def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Products:
     """The products of a checked block; a float64 view of float32 data is never made for ``"float32"``."""
     xp = namespace(x, y)

@@ -93,6 +93,8 @@ def spectra_from_moments(moments: Moments) -> Spectra:
     dtype = getattr(xp, moments.precision)
     epsilon = float(xp.finfo(dtype).eps)
     xx, yy, xy = (xp.astype(gram, dtype, copy=False) for gram in (moments.xx, moments.yy, moments.xy))
+    for gram, name in ((xx, "X"), (yy, "Y")):
+        _check_range(float(xp.max(xp.abs(gram))) ** 0.5, gram, name)
     s_x, v_x = _from_gram(xx, epsilon, "X")
     s_y, v_y = _from_gram(yy, epsilon, "Y")
     t0 = (v_x.T @ xy) @ v_y
@@ -120,6 +122,8 @@ def spectra_from_arrays(x: Any, y: Any, pairing: Any = None) -> Spectra:
     xp = namespace(x, y)
     x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
     n_images, n = x.shape[0], y.shape[0]
+    for view, name in ((x, "X"), (y, "Y")):
+        _check_range(float(xp.max(xp.abs(view))), view, name)
     weights = xp.astype(count_groups(pairing, n_images), xp.float64)
     described = weights > 0
     x_mean, y_mean = (weights @ x) / n, xp.mean(y, axis=0)
@@ -156,6 +160,16 @@ def _from_view(view: Array, mean: Array, name: str) -> tuple[Array, Array, Array
     _check_varies(top if top > 4 * noise else 0.0, name)
     rank = int(xp.count_nonzero(s > max(max(view.shape) * epsilon * top, 4 * noise)))
     return u[:, :rank], s[:rank], vt[:rank, :].T
+
+
+def _check_range(largest: float, like: Array, name: str) -> None:
+    # Singular values are squared, multiplied with the other view's and divided by: leave them room.
+    limit = 1e-8 * float(namespace(like).finfo(like.dtype).max) ** 0.5
+    if not largest < limit:
+        raise InputError(
+            f"{name} has values so large that their squares overflow; keep them below {limit:.0e}, for "
+            "example by dividing the whole view by a constant."
+        )
 
 
 def _check_varies(top: float, name: str) -> None:

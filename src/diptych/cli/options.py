@@ -14,7 +14,7 @@ import typer
 from diptych.checks import InputError
 from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
 from diptych.image import ImageEncoder, image_encoder
-from diptych.storage import CONFIG
+from diptych.storage import CONFIG, map_npy
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that fit wrote.")]
@@ -226,12 +226,7 @@ def _stored(path: Path) -> Any:
 
 
 def _pairing(path: Path, n: int) -> np.ndarray[Any, Any]:
-    try:
-        pairing: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InputError(
-            f"{path} is not an array of row numbers ({error}); write it with numpy.save."
-        ) from None
+    pairing = map_npy(path)
     if pairing.shape != (n,) or pairing.dtype.kind not in "iu" or (n and pairing.min() < 0):
         raise InputError(
             f"{path} holds {pairing.dtype}{list(pairing.shape)}; expected {n} row numbers, one for each text."

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError, not_installed
-from diptych.data.files import READ_ERRORS, check_file, map_npy, npy_header
+from diptych.data.files import check_file, npy_header
 from diptych.data.matlab import matrices
 from diptych.data.store import FeatureStore
-from diptych.storage import map_tensors
+from diptych.storage import READ_ERRORS, map_npy, map_tensors
 
 DEFAULT_MAX_BYTES = 16 * 2**30
 """The most that is read into memory from a file that cannot be mapped."""

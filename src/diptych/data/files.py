@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,21 +14,6 @@ from diptych.checks import InputError
 
 DEFAULT_MAX_BYTES = 2 * 2**30
 """The largest file of pairs that is read; the largest published one has 0.15 GiB."""
-
-
-# What NumPy and its kin raise on damaged files.
-READ_ERRORS = (
-    *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, NotImplementedError),
-    *(OverflowError, MemoryError, RuntimeError, SyntaxError, tokenize.TokenError),
-)
-
-
-def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
-    """The array in a ``.npy`` file, memory-mapped and read-only; pickled objects are refused."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except READ_ERRORS as error:
-        raise InputError(f"{path} could not be read as a .npy array ({error}); make it again.") from None
 
 
 def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
-from diptych.checks import InputError, count
+from diptych.checks import DataWarning, InputError, count, is_unicode
 from diptych.data.coco import parse_coco
 from diptych.data.files import DEFAULT_MAX_BYTES, check_folder, read_json_object, read_lines
 from diptych.data.flickr import (
@@ -89,6 +90,15 @@ def read_folder(folder: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_
         for name in names
         if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")
     )
+    unwritable = [path for path in paths if not is_unicode(path.relative_to(folder).as_posix())]
+    if unwritable:
+        warnings.warn(
+            f"{len(unwritable)} image(s) have a file name that is not UTF-8 and are left out (the first: "
+            f"{unwritable[0].name!r}); rename them.",
+            DataWarning,
+            stacklevel=3,
+        )
+        paths = [path for path in paths if path not in unwritable]
     found = []
     for path in paths:
         text = path.with_suffix(".txt")

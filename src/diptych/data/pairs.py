@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checks import InputError, count
+from diptych.checks import InputError, count, is_unicode
 
 SPLITS = ("train", "val", "test")
 _SPLIT_NAMES = {
@@ -79,6 +79,10 @@ class PairedDataset:
                     f"{count(len(twice), f'{name} id')} used more than once ({', '.join(twice[:3])}); "
                     "each must be listed once."
                 )
+        for name, texts in (("image id", self.image_ids), ("caption", self.captions)):
+            broken = next((text for text in texts if not is_unicode(text)), None)
+            if broken is not None:
+                raise InputError(f"the {name} {broken!r} is not valid Unicode text; correct or rename it.")
         unknown = sorted(set(self.splits or ()) - {*SPLITS, ""})
         if unknown:
             raise InputError(f"the split {unknown[0]!r} is unknown; expected one of {', '.join(SPLITS)}.")

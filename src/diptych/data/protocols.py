@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych.checks import InputError, check_choice
+from diptych.checks import InputError, check_choice, check_seed
 from diptych.data.pairs import PairedDataset
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -111,7 +111,7 @@ def _drawn(name: str, dataset: PairedDataset, random_state: int) -> Plan:
             f"protocol {name!r} is for Flickr30k's 31,014 to 31,783 images, and these pairs have "
             f"{dataset.n_images}; split smaller data with split_by_image()."
         )
-    order = np.random.default_rng(random_state).permutation(dataset.n_images)
+    order = np.random.default_rng(check_seed(random_state)).permutation(dataset.n_images)
     validation, test = order[:held_out], order[held_out : 2 * held_out]
     runs = tuple(
         Run(np.sort(validation[i : i + _FOLD]), np.sort(test[i : i + _FOLD]))

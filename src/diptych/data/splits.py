@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.checks import InputError
+from diptych.checks import InputError, check_seed
 from diptych.data.pairs import PairedDataset
 
 
@@ -39,7 +39,7 @@ def split_by_image(
             f"{n_val} validation and {n_test} test images leave none of {dataset.n_images} for training; "
             "ask for fewer."
         )
-    order = np.random.default_rng(random_state).permutation(dataset.n_images)
+    order = np.random.default_rng(check_seed(random_state)).permutation(dataset.n_images)
     splits = np.full(dataset.n_images, "train", dtype="<U5")
     splits[order[:n_val]] = "val"
     splits[order[n_val : n_val + n_test]] = "test"

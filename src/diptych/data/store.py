@@ -17,7 +17,8 @@ import numpy as np
 
 from diptych import storage
 from diptych.checks import InputError
-from diptych.data.files import map_npy, read_lines
+from diptych.data.files import read_lines
+from diptych.storage import map_npy
 
 KIND, FORMAT_VERSION = "features", 1
 DTYPES = ("float32", "float16")

@@ -210,24 +210,47 @@ def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple
     except ImportError:
         raise not_installed("Parquet files need", "parquet") from None
     try:
+        # Repeated texts stay codes of a dictionary, so that their size is known before they are unpacked.
         file = pyarrow.parquet.ParquetFile(path)
+        leaves = [file.schema.column(i) for i in range(len(file.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        file = pyarrow.parquet.ParquetFile(path, read_dictionary=texts)
         columns = list(file.schema_arrow.names)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} could not be read as Parquet ({error}).") from None
-    size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-    if size > max_bytes:
-        raise InputError(
-            f"{path} unpacks to {size:,} bytes; at most {max_bytes:,} are read. Raise max_bytes."
-        )
+    packed = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+    too_large = InputError(
+        f"{path} unpacks to more than {max_bytes:,} bytes, the limit; raise max_bytes, or split the table."
+    )
+    if packed > max_bytes:
+        raise too_large
 
     def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
-        number = 0
+        number = size = 0
         try:
             for batch in file.iter_batches():
+                size += sum(map(_unpacked_bytes, batch.columns))
+                if size > max_bytes:
+                    raise too_large
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
+        except InputError:
+            raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{path} could not be read as Parquet ({error}).") from None
 
     return columns, rows()
+
+
+def _unpacked_bytes(column: Any) -> int:
+    """What the values of an Arrow array take once each stands by itself."""
+    import pyarrow
+    import pyarrow.compute
+
+    if isinstance(column, pyarrow.ListArray | pyarrow.LargeListArray):
+        return _unpacked_bytes(column.flatten())
+    if isinstance(column, pyarrow.DictionaryArray):
+        sizes = pyarrow.compute.binary_length(column.dictionary).cast("int64")
+        return int(pyarrow.compute.sum(sizes.take(column.indices)).as_py() or 0)
+    return int(column.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -159,11 +160,14 @@ class CanonicalEmbedding(Embedding):
         return wide[:, :-1] if self._euclidean else wide * norms[:, None]
 
     def _embedded(self, features: Any, task: Task, view: View) -> Floats:
-        rows = check_view(to_numpy(features), f"{view} features", n_features=self.features(view))
-        rows = normalize(rows.astype(np.float32, copy=False), self._normalize[view])
-        coordinates = (rows - self._mean[view]) @ self._weights[task, view]
-        found: Floats = weighted(coordinates, self._correlations[task], self._weighting, task, _LETTER[view])
-        return found
+        rows = check_view(features, f"{view} features", n_features=self.features(view))
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = normalize(to_numpy(rows).astype(np.float32, copy=False), self._normalize[view])
+            coordinates = (rows - self._mean[view]) @ self._weights[task, view]
+            found: Floats = weighted(
+                coordinates, self._correlations[task], self._weighting, task, _LETTER[view]
+            )
+            return check_lengths(found, view)
 
     def _finished(self, embedded: Floats) -> tuple[Floats, Floats]:
         if self._euclidean:
@@ -198,12 +202,12 @@ class FusedEmbedding(Embedding):
 
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
         """Vectors of what a task looks through."""
-        vectors = self._model.items(self._blocks(features, SEARCHED[task]), task)
-        return np.asarray(vectors, np.float32), np.ones(len(vectors), np.float32)
+        vectors = self._embedded(self._model.items, features, task, SEARCHED[task])
+        return vectors, np.ones(len(vectors), np.float32)
 
     def queries(self, features: Any, task: Task) -> Floats:
         """Vectors of queries."""
-        return np.asarray(self._model.queries(self._blocks(features, _asked(task)), task), np.float32)
+        return self._embedded(self._model.queries, features, task, _asked(task))
 
     def as_queries(self, vectors: Floats) -> Floats:
         """Vectors of items, to ask for their like; the correction is for queries of the other view."""
@@ -227,14 +231,26 @@ class FusedEmbedding(Embedding):
         """Refused, as ``under`` is."""
         raise InputError("a fusion has no other weighting.")
 
-    def _blocks(self, features: Any, view: View) -> dict[str, Any]:
-        rows = check_view(to_numpy(features), f"{view} features", n_features=self.features(view))
-        return in_blocks(rows, self._layout[view])
+    def _embedded(self, embed: Callable[..., Any], features: Any, task: Task, view: View) -> Floats:
+        rows = to_numpy(check_view(features, f"{view} features", n_features=self.features(view)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            vectors = embed(in_blocks(rows, self._layout[view]), task)
+            return check_lengths(np.asarray(vectors, np.float32), view)
 
 
 def embedding_of(model: AWCCA | Fusion) -> Embedding:
     """The embedding of a fitted model."""
     return FusedEmbedding(model) if isinstance(model, Fusion) else CanonicalEmbedding(model)
+
+
+def check_lengths(vectors: Floats, view: View) -> Floats:
+    """``vectors`` if float32 can hold them and their lengths; features that are too large give others."""
+    if not np.all(np.isfinite(np.linalg.norm(vectors, axis=1))):
+        raise InputError(
+            f"{view} features hold values too large for float32, in which vectors are compared; divide all "
+            f"{view} features, those of the training pairs too, by one constant."
+        )
+    return vectors
 
 
 def layout_of(model: Fusion, view: View) -> Layout:

@@ -7,6 +7,7 @@ of a memory-mapped file, removing an item copies one chunk only, and FAISS searc
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -23,6 +24,10 @@ Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 DTYPES = ("float32", "float16")
 CHUNK_BYTES = 2**24
 """Of float32: large enough for FAISS to run at full speed, small enough to copy when an item goes."""
+
+if hasattr(os, "register_at_fork"):
+    # GNU's OpenMP does not survive a fork: a child that asks for its threads waits for them for ever.
+    os.register_at_fork(after_in_child=lambda: faiss.omp_set_num_threads(1))
 
 _MERGE_AT = 32  # chunks whose best are kept before they are merged
 _FEW = 0.1  # share of items allowed by a filter below which all of them are looked at, graph or not

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from diptych.checks import InputError, count
+from diptych.storage import parse_json
 
 View: TypeAlias = Literal["image", "text"]
 VIEWS: tuple[View, ...] = ("image", "text")
@@ -252,7 +253,7 @@ def read_items(path: Path, expected: int) -> list[Item]:
 
 def _parsed(line: str, path: Path, number: int) -> Item:
     try:
-        content = json.loads(line)
+        content = parse_json(line)
     except (ValueError, RecursionError):
         content = None
     texts = ("path", "text", "image")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych.checks import InputError, check_pairing
+from diptych.checks import InputError, check_pairing, is_unicode
 from diptych.data import PairedDataset
 from diptych.retrieval.items import Item, View
 
@@ -46,6 +46,9 @@ def image_items(
     paths = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things]
     names = ids if ids is not None else [path or next(unused) for path in paths]
     _check_length(len(things), names, "ids")
+    for name in (*names, *(path for path in paths if path is not None)):
+        if not is_unicode(str(name)):
+            raise InputError(f"the name {str(name)!r} is not valid Unicode text; rename the file or the id.")
     return [
         Item(str(name), "image", path=path, metadata=plain(metadata.get(str(name), {}), name))
         for name, path in zip(names, paths, strict=True)

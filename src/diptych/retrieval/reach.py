@@ -39,6 +39,11 @@ class Reach:
         if len(features) > _SAMPLE:
             rows = np.random.default_rng(random_state).choice(len(features), _SAMPLE, replace=False)
             features = features[np.sort(rows)]
+        with np.errstate(over="ignore", invalid="ignore"):  # the embedding refuses what is too large
+            return cls._of(features, how)
+
+    @classmethod
+    def _of(cls, features: Floats, how: str) -> Reach:
         sample: Floats = normalize(np.asarray(features, np.float64), how)
         mean, variance = sample.mean(axis=0), sample.var(axis=0)
         # A feature that never varied would make any other value infinitely far.

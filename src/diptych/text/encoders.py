@@ -14,7 +14,7 @@ import numpy as np
 
 from diptych.arrays import Array, namespace
 from diptych.checks import InputError, check_view, not_installed
-from diptych.storage import file_digest
+from diptych.storage import file_digest, map_npy
 from diptych.text.bags import Corpus, blocks, no_known_word, sentence_lengths
 from diptych.text.hkse import BLOCK_ROWS, HKSE
 from diptych.text.saved import hkse_fingerprint
@@ -60,7 +60,7 @@ def sentence_encoder(
            [8.]])
     """
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".npy":
-        return PrecomputedEncoder(_read_features(Path(source)), _needed(sentences, source))
+        return PrecomputedEncoder(map_npy(Path(source)), _needed(sentences, source))
     if isinstance(source, str | os.PathLike):
         return SentenceTransformersEncoder(source, device=device)
     if isinstance(source, HKSE):
@@ -198,14 +198,6 @@ def folder_fingerprint(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
     listed = "".join(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n" for path in files)
     return f"sentence-transformers:{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
-
-
-def _read_features(path: Path) -> Any:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "unreadable"
-        raise InputError(f"{path} could not be read as a NumPy array ({reason}); give a .npy file.") from None
 
 
 def _needed(sentences: Sequence[str] | None, source: object) -> Sequence[str]:

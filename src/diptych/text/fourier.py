@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from diptych.arrays import Array, move_like, namespace, to_numpy
-from diptych.checks import InputError, check_view
+from diptych.checks import InputError, check_count, check_view
 
 EXACT_MEDIAN_ROWS = 2048
 """Up to this many rows the median is over all pairs; beyond, over a seeded sample of as many rows."""
@@ -77,13 +77,6 @@ def check_gamma(gamma: object, name: str = "gamma", *, median: bool = True) -> f
     if isinstance(gamma, Real) and not isinstance(gamma, bool) and 0.0 < float(gamma) < float("inf"):
         return float(gamma)
     raise InputError(f"{name}={gamma!r}; give a positive number{' or median' if median else ''}.")
-
-
-def check_count(count: object, name: str) -> int:
-    """``count`` if it is a whole number of at least 1."""
-    if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1:
-        return int(count)
-    raise InputError(f"{name}={count!r}; give a whole number of at least 1.")
 
 
 def stream(random_state: Any, *key: int) -> np.random.Generator:

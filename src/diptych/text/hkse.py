@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from diptych.arrays import Array, move_like, namespace
-from diptych.checks import InputError, check_choice, not_installed
+from diptych.checks import InputError, check_choice, check_count, not_installed
 from diptych.text.bags import (
     Corpus,
     Coverage,
@@ -25,7 +25,6 @@ from diptych.text.bags import (
     token_weights,
 )
 from diptych.text.fourier import (
-    check_count,
     check_gamma,
     draw_fourier,
     fourier_features,

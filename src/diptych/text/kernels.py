@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from array_api_compat import device
 
 from diptych.arrays import Array, group_sum, move_like, namespace
-from diptych.checks import InputError, check_choice, check_view
-from diptych.text.fourier import check_count, check_gamma
+from diptych.checks import InputError, check_choice, check_count, check_view
+from diptych.text.fourier import check_gamma
 
 Kind: TypeAlias = Literal["lin", "rbf"]
 KINDS: tuple[Kind, ...] = ("lin", "rbf")

@@ -9,9 +9,9 @@ import numpy as np
 import scipy.sparse
 from sklearn.utils.extmath import randomized_svd
 
-from diptych.checks import InputError
+from diptych.checks import InputError, check_count
 from diptych.text.bags import Corpus
-from diptych.text.fourier import check_count, stream
+from diptych.text.fourier import stream
 from diptych.text.tokens import Tokenizer, tokenize
 from diptych.text.vectors import WordVectors
 

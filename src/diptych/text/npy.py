@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError
+from diptych.storage import READ_ERRORS
 from diptych.text.bytestream import ByteStream
 
 MAX_VOCABULARY_BYTES = 2**30
@@ -90,7 +91,7 @@ def _header(stream: ByteStream) -> tuple[tuple[int, ...], np.dtype[Any]]:
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         shape, fortran, dtype = read(opening, max_header_size=_MAX_HEADER_BYTES)
-    except (ValueError, KeyError, SyntaxError, TypeError) as error:
+    except READ_ERRORS as error:
         reason = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"{stream.path}, byte 6: the .npy header is damaged ({reason}); write the array again."

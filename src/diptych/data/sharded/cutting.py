@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from diptych.checks import InputError
-from diptych.data.files import map_npy
 from diptych.data.sharded.matrices import open_matrix
 from diptych.data.sharded.matrix import DEFAULT_MAX_BYTES, Matrix
 from diptych.data.sharded.remote import Names, Options, expanded, is_remote, read_bytes, reading
 from diptych.data.sharded.shard import Piece, Shard
+from diptych.storage import map_npy
 
 BLOCK_BYTES = 2**27
 """Of a block in float32, unless the caller says how many rows."""

@@ -99,7 +99,8 @@ def _metadata(place: str, options: Options) -> Any:
 def _names(codecs: Any) -> Iterator[Any]:
     """Every codec that is named, those inside of others too."""
     for codec in codecs:
-        yield codec.get("name", codec.get("id"))
+        # Format 2 names a codec by its id and format 3 by its name; whatever both say must be known.
+        yield from {codec[key] for key in ("name", "id") if key in codec} or {None}
         inner = codec.get("configuration") or {}
         for part in ("codecs", "index_codecs"):
             yield from _names(inner.get(part) or ())

@@ -98,8 +98,9 @@ class PostgresCollection(Collection):
             stored.check_storable(everything, self._address.max_item)
             stored.check_new(connection, now.tables, everything)
             for view, own in new.items():
-                task, features = TASK_OF[view], np.asarray(rows[view], np.float32)
+                task = TASK_OF[view]
                 embedded = now.embedding.items(rows[view], task)
+                features = np.asarray(rows[view], np.float32)
                 keys = stored.reserve(connection, now.tables, len(own))
                 stored.copy_items(connection, now.tables, keys, own)
                 if keep and now.keeps_features:
