@@ -44,7 +44,8 @@ def test_k_is_a_whole_number_from_one(made, k):
         (np.ones((2, 2, 2)), "3 dimension"),
         (np.float64(3), "0 dimension"),
         (np.ones((0, 7)), "is empty"),
-        (np.array(["a", "b"]), "not numbers"),
+        (np.array([["a", "b"]]), "not numbers|has 2 features"),
+        (np.array(["a", "b"]), "encoder here"),
         ([], "no queries"),
         (None, "no picture, sentence|an image or a text"),
         (5, "no picture, sentence"),
@@ -177,6 +178,41 @@ def test_features_that_do_not_fit_together(views, change, words):
         pytest.importorskip("torch")
     given = {"X": x, "Y": y, "pairing": pairing, "model": AWCCA(params=(1.0, 1.0)), **change}
     refused(words, lambda: Retriever.from_features(**given))
+
+
+def test_masked_features_are_refused(made):
+    retriever, x, y = made
+    refused("masked array", lambda: retriever.search(np.ma.masked_array(y[0], y[0] > 0)))
+    refused("masked array", lambda: retriever.annotate(np.ma.masked_array(x[:2], x[:2] > 0)))
+    refused("masked array", lambda: retriever.add(images=np.ma.masked_array(x[:2], x[:2] > 0)))
+
+
+class Table:
+    """As a data frame: columns, and an array on request; going through it gives the columns' names."""
+
+    def __init__(self, rows):
+        self.rows, self.columns = rows, [f"feature {i}" for i in range(rows.shape[1])]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.rows, dtype)
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+def test_a_table_of_features_is_features(made):
+    retriever, x, y = made
+    for ask, rows in ((retriever.search, y[:3]), (retriever.annotate, x[:3])):
+        assert [[h.id for h in hits] for hits in ask(Table(rows))] == [
+            [h.id for h in hits] for hits in ask(rows)
+        ]
+
+
+def test_an_array_of_strings_is_sentences(fitted):
+    sentences = [hit.text for hit in fitted.annotate(next(iter(fitted.search("red", k=1))).path, k=2)]
+    found = fitted.search(np.array(sentences))
+    assert [len(hits) for hits in found] == [10, 10]
+    assert [h.id for h in found[0]] == [h.id for h in fitted.search(sentences[0])]
 
 
 @pytest.mark.parametrize("size", [1e25, 1e39])

@@ -343,10 +343,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.params is None:
             check_grid(self.grid)
             return
-        known = {"tikhonov": Tikhonov, "tsvd": TruncatedSVD, "guided": TruncatedSVD}
-        for pair in params_by_task(self.params).values():
-            for value in pair if isinstance(self.filter, str) else ():
-                known[self.filter](value)
+        pairs = params_by_task(self.params).values()
+        if isinstance(self.filter, str):
+            for value in (value for pair in pairs for value in pair):
+                Tikhonov(value) if self.filter == "tikhonov" else TruncatedSVD(value)
 
     def _check_parameters(self) -> None:
         check_filter(self.filter)

@@ -234,8 +234,13 @@ class Encoders:
 
 
 def is_array(given: Any) -> bool:
-    """Whether this is an array of features, rather than something to encode."""
-    return hasattr(given, "ndim") and hasattr(given, "dtype") and not isinstance(given, str | bytes)
+    """Whether this is an array or a table of features, rather than something to encode."""
+    if isinstance(given, str | bytes):
+        return False
+    if hasattr(given, "ndim") and hasattr(given, "dtype"):
+        texts = given.ndim == 1 and getattr(given.dtype, "kind", "f") in "OUT"
+        return not (texts and all(isinstance(each, str) for each in given))
+    return hasattr(given, "columns") and hasattr(given, "__array__")
 
 
 def as_list(given: Any) -> tuple[list[Any], bool]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych.arrays import to_numpy
 from diptych.cca import AWCCA
-from diptych.checks import DataWarning, InputError, check_view, count
+from diptych.checks import DataWarning, InputError, check_matrix, check_view, count
 from diptych.fusion import Fusion
 from diptych.normalize import normalize
 from diptych.retrieval.embedding import Layout, layout_of
@@ -47,8 +47,7 @@ class Queries:
 def queries_of(encoders: Encoders, view: View, given: Any) -> Queries:
     """Features of queries."""
     if is_array(given):
-        rows = to_numpy(given)
-        return Queries(rows[None, :], True) if rows.ndim == 1 else Queries(rows, False)
+        return Queries(*_rows(given, view))
     things, single = as_list(given)
     if not things:
         raise InputError("there are no queries; give at least one.")
@@ -58,13 +57,18 @@ def queries_of(encoders: Encoders, view: View, given: Any) -> Queries:
     return Queries(encoders.encode_images(things), single)
 
 
+def _rows(given: Any, view: View) -> tuple[Floats, bool]:
+    """Features as a matrix, and whether they were a single row."""
+    single = getattr(given, "ndim", 2) == 1
+    return to_numpy(check_matrix(given[None, :] if single else given, f"{view} features")), single
+
+
 def items_given(
     encoders: Encoders, view: View, given: Any, shown: Sequence[Any] | None, width: int
 ) -> tuple[list[Any], Floats]:
     """New items as they are to be shown, and their features."""
     if is_array(given):
-        rows = to_numpy(given)
-        rows = check_view(rows[None, :] if rows.ndim == 1 else rows, f"{view} features", n_features=width)
+        rows = check_view(_rows(given, view)[0], f"{view} features", n_features=width)
         things = list(shown) if shown is not None else [None] * len(rows)
         if len(things) != len(rows):
             raise InputError(
