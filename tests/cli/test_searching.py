@@ -67,12 +67,12 @@ def test_words_that_were_ignored_are_named(place):
 def test_one_of_a_kind_is_singular(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(40, 3))
-    splits = ["train"] * 38 + ["val", "test"]
+    x = rng.normal(size=(60, 3))
+    splits = ["train"] * 58 + ["val", "test"]
     Retriever.from_features(x, x[:, :1] + x[:, 1:], splits=splits, model=AWCCA(params=(1.0, 1.0))).save("m")
     shown = run("info", "m").stdout
     assert "val 1 image and 1 caption" in shown
-    assert "40 images and 40 texts" in shown
+    assert "60 images and 60 texts" in shown
     assert "removed 2 items; wrote m" in run("remove", "m", "0").stdout
     assert "removed 1 item; wrote m" in run("remove", "m", "1#0").stdout
 
