@@ -27,7 +27,7 @@ FEWEST_IMAGES = 20
 CHANCE = 1.0
 """Points of mean recall that on so few images mean nothing: within them the more usual recipe is taken."""
 
-LONGEST_SIDE = 256
+LONGEST_SIDE = 192
 """Of the images that a network of any size sees while a recipe is chosen: a bound on the time it takes."""
 
 _BATCH = 16
