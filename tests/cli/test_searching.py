@@ -169,7 +169,7 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
         (["annotate", "model", "letter.jpg"], "letter.jpg"),
         (["annotate", "model", "new.png", "--image-encoder", "letter.onnx"], "letter.onnx"),
         (["add", "model", "letter.jpg"], "letter.jpg"),
-        (["add", "model", "a.txt", "b.txt", "c.txt"], "no mixture"),
+        (["add", "model", "a.txt", "b.txt", "c.txt"], "not a mixture"),
         (["info", "hollow"], "config.json"),
     ],
 )
