@@ -1,7 +1,6 @@
 """The API as programs use it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -393,18 +392,17 @@ def test_any_id_can_be_asked_for(served, tmp_path, rng):
             assert client.get(f"{place}/{size}").headers["content-type"] == "image/webp"
 
 
-def test_an_answer_never_names_a_file(served, drawn, tmp_path, easy):
+def test_an_answer_never_names_a_file(served, drawn, tmp_path, easy, path_of):
     """Features are made anew from files; one of them is gone."""
     retriever = Retriever.load(drawn / "model")
     retriever.collection.features.clear()
     retriever.keep_features = False
-    items = retriever.collection.items
-    gone = replace(items.find(easy.image), path=str(tmp_path / "secret" / "gone.png"))
-    items._items[items.key(easy.image)] = gone
+    rows = retriever.encoders.encode_images([path_of(easy.image)])
+    retriever.add(rows, ids=["gone"], paths=[tmp_path / "secret" / "gone.png"])
     client = served(drawn / "model")
     client.service.shelf.current = Served(retriever, "model", "1")
     for path in ("/v1/annotate", "/v1/similar"):
-        answer = client.post(path, json={"id": easy.image})
+        answer = client.post(path, json={"id": "gone"})
         assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-picture")
         assert "secret" not in answer.text
 

@@ -65,7 +65,7 @@ def test_no_request_finds_a_defect(described, label, mode):
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("label", list(OPERATIONS[:4]))
+@pytest.mark.parametrize("label", OPERATIONS[:4])
 def test_no_request_finds_a_defect_in_a_model_of_features(described_of_features, label, mode):
     attempt(described_of_features[label], mode)
 
