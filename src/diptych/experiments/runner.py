@@ -293,8 +293,8 @@ def _vector_notes(setting: Setting) -> list[str]:
         f"Word vectors: {materials.vectors_kind}, {length}; {whole.known_words:,} of the {whole.words:,} "
         "different words of all captions (training, validation and test) have one, and "
         f"{100 * (1 - whole.unknown_share):.1f} % of all words; the others are skipped. {len(unseen):,} of "
-        f"the known words are in no training caption, and {kept:,} of the {len(test):,} test captions have one "
-        "of these.",
+        f"the known words are in no training caption, and {kept:,} of the {len(test):,} test captions have "
+        "one of these.",
     ]
 
 
