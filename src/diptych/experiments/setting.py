@@ -29,7 +29,7 @@ VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
     "[HKSE(lin, rbf) || HKSE(rbf, rbf)]": (("lin", "rbf"), ("rbf", "rbf")),
 }
 BLOCK_IMAGES = 2000
-SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT, PROBLEMS_KEPT = 2, 8, 2, 3
+SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT, PROBLEMS_KEPT = 2, 10, 2, 3
 """So many are held in memory; the others are computed again when they are asked for."""
 OURS = "square root, unit length"
 
