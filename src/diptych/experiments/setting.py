@@ -151,12 +151,9 @@ class Setting:
 
     def pairs_of_features(self) -> list[tuple[str, Source, Source]]:
         """(kind, image, text) of the main tables; texts outermost, so that each is embedded once."""
-        everything = self.materials.images
-        images = [
-            each
-            for position, each in enumerate(everything)
-            if self.options.all_images or position == 0 or each.name.endswith(YOURS)
-        ]
+        every, images = self.materials.images, self.materials.images
+        if not self.options.all_images:
+            images = [*every[:1], *(each for each in every[1:] if each.name.endswith(YOURS))]
         found: list[tuple[str, Source, Source]] = []
         for text in self.texts.values():
             found += [("as they are", image, text) for image in images]
