@@ -96,6 +96,8 @@ def test_own_features_are_marked_rows(folder, tmp_path):
     materials = gather("flickr8k", folder, features=given)
     assert materials.images[-1].name == "my net (yours)"
     assert materials.texts[-1].name == "my words (yours)"
+    with pytest.raises(InputError, match=r"two files of features are called my net \(yours\)"):
+        gather("flickr8k", folder, features=[given[0], given[0]])
     setting = Setting(materials, Options.for_dataset("flickr8k", quick=True))
     # A quick run leaves other image features out, but not the user's own.
     names = {image.name for _, image, _ in setting.pairs_of_features()}

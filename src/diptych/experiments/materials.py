@@ -11,6 +11,7 @@ from pathlib import Path
 from diptych.checks import InputError, check_choice
 from diptych.data import PROTOCOLS, PairedDataset, read_pairs, scenes
 from diptych.data.flickr import FLICKR8K_TOKENS, FLICKR30K_TOKENS
+from diptych.data.pairs import repeated
 from diptych.data.protocols import CAPTIONS_PER_IMAGE
 from diptych.experiments.discovery import (
     Found,
@@ -121,6 +122,8 @@ def gather(
     pictured, texts = find_features(base, dataset, found, kept)
     own_images, own_texts = open_own_features(features, dataset, found, kept)
     pictured, texts = [*pictured, *own_images], [*texts, *own_texts]
+    for name in repeated(source.name for source in (*pictured, *texts)):
+        raise InputError(f"two files of features are called {name}; give each a name of its own.")
     if not pictured:
         raise InputError(
             f"{base} holds no image features: no file of {dataset.n_images:,} rows. Make them with: diptych "

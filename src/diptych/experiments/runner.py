@@ -285,13 +285,16 @@ def _vector_notes(setting: Setting) -> list[str]:
     dataset = materials.dataset
     length = "each of unit length" if words.have_unit_length else "not of unit length, used as they are"
     whole = words.coverage(np.arange(dataset.n_captions))
-    test = dataset.caption_rows(setting.run.test)
-    lost = sum(any(word not in words.vectors for word in tokenize(dataset.captions[j])) for j in test)
+    trained = {word for caption in words.training_captions for word in tokenize(caption)}
+    unseen = {word for word in words.vectors.words if word not in trained}
+    test = [set(tokenize(dataset.captions[j])) for j in dataset.caption_rows(setting.run.test)]
+    kept = sum(not each.isdisjoint(unseen) for each in test)
     return [
         f"Word vectors: {materials.vectors_kind}, {length}; {whole.known_words:,} of the {whole.words:,} "
-        f"different words of all captions (training, validation and test) have one, and "
-        f"{100 * (1 - whole.unknown_share):.1f} % of all words. {lost:,} of the {len(test):,} test "
-        "captions have a word without a vector, which is skipped.",
+        "different words of all captions (training, validation and test) have one, and "
+        f"{100 * (1 - whole.unknown_share):.1f} % of all words; the others are skipped. {len(unseen):,} of "
+        f"the known words are in no training caption, and {kept:,} of the {len(test):,} test captions have "
+        "one of these.",
     ]
 
 

@@ -29,7 +29,7 @@ VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
     "[HKSE(lin, rbf) || HKSE(rbf, rbf)]": (("lin", "rbf"), ("rbf", "rbf")),
 }
 BLOCK_IMAGES = 2000
-SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT, PROBLEMS_KEPT = 2, 8, 2, 3
+SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT, PROBLEMS_KEPT = 2, 10, 2, 3
 """So many are held in memory; the others are computed again when they are asked for."""
 OURS = "square root, unit length"
 
@@ -151,12 +151,9 @@ class Setting:
 
     def pairs_of_features(self) -> list[tuple[str, Source, Source]]:
         """(kind, image, text) of the main tables; texts outermost, so that each is embedded once."""
-        everything = self.materials.images
-        images = [
-            each
-            for position, each in enumerate(everything)
-            if self.options.all_images or position == 0 or each.name.endswith(YOURS)
-        ]
+        every, images = self.materials.images, self.materials.images
+        if not self.options.all_images:
+            images = [*every[:1], *(each for each in every[1:] if each.name.endswith(YOURS))]
         found: list[tuple[str, Source, Source]] = []
         for text in self.texts.values():
             found += [("as they are", image, text) for image in images]
