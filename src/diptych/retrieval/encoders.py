@@ -53,7 +53,7 @@ class Known:
         weights = self.origin.get("weights")
         place = str(source if weights is None else weights)
         if source == "pyramid":
-            return image_encoder(source)
+            return self._same(image_encoder(source), source)
         if not os.path.isabs(place):
             raise InputError(
                 f"{source} may have to be downloaded, which is not done because a model names it"
@@ -61,12 +61,20 @@ class Known:
         if not (os.path.isdir if view == "text" else os.path.isfile)(place):
             raise InputError(f"{place} is not there any more")
         if weights is not None:  # arrays, which can be read before they are compared
-            return image_encoder(source, recipe, weights=weights)
+            return self._same(image_encoder(source, recipe, weights=weights), place)
         path = Path(place)
         found = folder_fingerprint(path) if view == "text" else network_fingerprint(path, recipe or Recipe())
         if found != self.fingerprint:
-            raise InputError(f"{place} is not the same any more (its digest differs)")
-        return sentence_encoder(place) if view == "text" else image_encoder(place, recipe)
+            raise self._changed(place)
+        return self._same(sentence_encoder(place) if view == "text" else image_encoder(place, recipe), place)
+
+    def _same(self, encoder: Any, place: str) -> Any:
+        if encoder.fingerprint != self.fingerprint:
+            raise self._changed(place)
+        return encoder
+
+    def _changed(self, place: str) -> InputError:
+        return InputError(f"{place} is not the same any more (its digest differs)")
 
 
 class Encoders:
@@ -201,9 +209,7 @@ class Encoders:
         known = self.known.get(view, Known())
         if self._open[view] is None and view not in self._lost and known.origin and self._unfitted is None:
             try:
-                encoder = known.reopen(view)
-                self._check(view, encoder)
-                self._open[view] = encoder
+                self._open[view] = known.reopen(view)
             except InputError as error:
                 self._lost[view] = str(error).rstrip(".")
         return self._open[view]
