@@ -1,6 +1,8 @@
 """The API as programs use it."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -414,3 +416,20 @@ def test_a_model_without_its_encoder_says_so_plainly(served, of_features, caplog
         assert told[view].startswith(f"This server has no {view} encoder")
         assert not any(word in told[view] for word in ("Python", "=", "--", ":"))
     assert "--image-encoder" in caplog.text  # for whoever runs it
+
+
+def test_counters_do_not_wait_for_items_that_cannot_be_counted(served, monkeypatch):
+    client = served()
+    away = threading.Event()
+    monkeypatch.setattr(type(client.service.served.retriever.collection), "shared", True)
+    monkeypatch.setattr(
+        type(client.service.served.retriever.collection.items), "__len__", lambda _: away.wait(60)
+    )
+    start = time.monotonic()
+    assert "diptych_items NaN" in client.get("/metrics").text
+    assert time.monotonic() - start < 10
+    monkeypatch.undo()
+    away.set()
+    until = time.monotonic() + 20
+    while "diptych_items 960.0" not in client.get("/metrics").text:
+        assert time.monotonic() < until
