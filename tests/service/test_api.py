@@ -433,3 +433,17 @@ def test_counters_do_not_wait_for_items_that_cannot_be_counted(served, monkeypat
     until = time.monotonic() + 20
     while "diptych_items 960.0" not in client.get("/metrics").text:
         assert time.monotonic() < until
+
+
+def test_the_model_does_not_say_where_its_encoder_lies(served, monkeypatch):
+    client, known = served(), Retriever.info
+    where = {"origin": {"source": "/home/someone/network.onnx"}}
+
+    def info(retriever):
+        told = known(retriever)
+        return told | {"encoders": {view: one | where for view, one in told["encoders"].items()}}
+
+    monkeypatch.setattr(Retriever, "info", info)
+    answer = client.get("/v1/model")
+    assert set(answer.json()["encoders"]["image"]) == {"name", "fingerprint", "dimension"}
+    assert "/home/someone" not in answer.text

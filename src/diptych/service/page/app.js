@@ -4,7 +4,7 @@ import { api, Problem } from "./api.js";
 import { nothing, read, toCaption, toPicture, toWords, write } from "./address.js";
 import { ask, modeOf } from "./asking.js";
 import { columns } from "./compare.js";
-import { by, h, isolated, number, plural, show } from "./dom.js";
+import { by, h, isolated, plural, show } from "./dom.js";
 import { describe } from "./model.js";
 import { button, nothingFound, notice, samples, sentences, tokenForm, trouble } from "./notices.js";
 import { showQuery } from "./query.js";
@@ -198,7 +198,7 @@ async function start() {
     else instead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
     return;
   }
-  show(by("which"), h("bdi", {}, model.name), ` · ${number(model.items.image)} pictures · ${number(model.items.text)} sentences`);
+  show(by("which"), h("bdi", {}, model.name), ` · ${plural(model.items.image, "picture")} · ${plural(model.items.text, "sentence")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
