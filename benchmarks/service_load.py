@@ -4,12 +4,17 @@ A server process holds 100,000 items of 512 dimensions; 50 clients ask it for a 
 its next question as soon as the last is answered. Before that, in the same process and on the same threads,
 the index is asked directly. Texts are encoded by a table, so that what is measured is the service and the
 index, not an encoder.
+
+With ``--slow 1400`` the same clients ask twice: first alone, then beside that many connections, opened by
+another process, which send half of their headers, or all of them and the beginning of a body, then a byte a
+second; each that the server closes is opened again five seconds later.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -27,8 +32,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--slow", type=int, default=0, help="Connections that send next to nothing.")
     parser.add_argument("--no-record", action="store_true")
     parser.add_argument("--as-server", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--as-slow", metavar="URL", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -120,14 +127,71 @@ async def client(
     writer.close()
 
 
+async def hold(address: tuple[str, int], number: int, until: float) -> None:
+    """One connection that keeps the server waiting."""
+    head = f"POST /v1/session HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nX-Slow: ".encode()
+    if number % 14 < 3:
+        head += b"yes\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n\r\n{"
+    while time.perf_counter() < until:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(head)
+            while time.perf_counter() < until:
+                with contextlib.suppress(TimeoutError):
+                    if not await asyncio.wait_for(reader.read(4096), 1.0):
+                        break
+                writer.write(b" ")
+            writer.close()
+        await asyncio.sleep(5.0)
+
+
+async def hold_all(url: str, asked: argparse.Namespace) -> None:
+    """All slow connections at once, a few hundred new ones a second."""
+    until = time.perf_counter() + asked.seconds
+    holding = []
+    for number in range(asked.slow):
+        holding.append(asyncio.create_task(hold(place(url), number, until)))
+        await asyncio.sleep(0.003)
+    await asyncio.gather(*holding)
+
+
+def place(url: str) -> tuple[str, int]:
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
+    return host, int(port)
+
+
 async def load(url: str, asked: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """All clients at once."""
-    host, port = url.removeprefix("http://").rstrip("/").split(":")
     seen: dict[str, Any] = {"seconds": [], "errors": 0, "read": 0, "right": 0}
     start = time.perf_counter()
-    clients = [client((host, int(port)), i, asked, start + seconds, seen) for i in range(asked.clients)]
+    clients = [client(place(url), i, asked, start + seconds, seen) for i in range(asked.clients)]
     await asyncio.gather(*clients)
     return seen | {"took": time.perf_counter() - start}
+
+
+def load_beside(url: str, asked: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    """The same clients, beside slow ones of another process."""
+    ramp = 3.0 + asked.slow * 0.004  # until all of them are there
+    seconds = f"--seconds={asked.seconds + ramp + 5}"
+    with subprocess.Popen([sys.executable, __file__, "--as-slow", url, seconds, *flags]) as slow:
+        time.sleep(ramp)
+        seen = asyncio.run(load(url, asked, asked.seconds))
+        assert slow.poll() is None, "the slow connections ended before the others did"
+        slow.terminate()
+    return seen
+
+
+def row(what: str, seen: dict[str, Any], bare_rate: float) -> dict[str, Any]:
+    """One load as a row of the table."""
+    times, rate = sorted(seen["seconds"]), len(seen["seconds"]) / seen["took"]
+    return {
+        "what": what,
+        "per second": f"{rate:.0f}",
+        "p50": f"{1000 * times[len(times) // 2]:.0f} ms",
+        "p99": f"{1000 * times[int(len(times) * 0.99)]:.0f} ms",
+        "errors": seen["errors"],
+        "share of the bare index": f"{rate / bare_rate:.2f}",
+    }
 
 
 def main() -> None:
@@ -136,7 +200,10 @@ def main() -> None:
     if asked.as_server:
         serve(asked)
         return
-    names = ("items", "dimensions", "clients", "threads", "k")
+    if asked.as_slow:
+        asyncio.run(hold_all(asked.as_slow, asked))
+        return
+    names = ("items", "dimensions", "clients", "threads", "k", "slow")
     flags = [f"--{name}={getattr(asked, name)}" for name in names]
     command = [sys.executable, __file__, "--as-server", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -145,21 +212,17 @@ def main() -> None:
         time.sleep(2)
         asyncio.run(load(told["url"], asked, 3.0))  # threads and connections are warm from here on
         seen = asyncio.run(load(told["url"], asked, asked.seconds))
+        beside = load_beside(told["url"], asked, flags) if asked.slow else None
         server.terminate()
-    times = sorted(seen["seconds"])
-    rate = len(times) / seen["took"]
+    times = seen["seconds"]
+    what = f"POST /v1/search, {asked.clients} clients, {asked.seconds:g} s"
     rows = [
         {"what": "bare index, one query at a time", "per second": f"{told['alone']:.0f}"},
         {"what": f"bare index, {asked.clients} at a time", "per second": f"{told['together']:.0f}"},
-        {
-            "what": f"POST /v1/search, {asked.clients} clients, {asked.seconds:g} s",
-            "per second": f"{rate:.0f}",
-            "p50": f"{1000 * times[len(times) // 2]:.0f} ms",
-            "p99": f"{1000 * times[int(len(times) * 0.99)]:.0f} ms",
-            "errors": seen["errors"],
-            "share of the bare index": f"{rate / told['together']:.2f}",
-        },
+        row(what, seen, told["together"]),
     ]
+    if beside is not None:
+        rows.append(row(f"the same beside {asked.slow:,} slow connections", beside, told["together"]))
     rows = [{key: row.get(key, "") for key in rows[-1]} for row in rows]
     note = (
         f"{asked.items:,} items × {asked.dimensions} dimensions, k = {asked.k}, exact search in float32; "
@@ -169,7 +232,7 @@ def main() -> None:
     if asked.no_record:
         print(rows, note)
     else:
-        record("service_load", rows, note)
+        record("service_slow_clients" if asked.slow else "service_load", rows, note)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from diptych.image import (
     StagedEncoder,
     TorchEncoder,
     image_encoder,
+    onnx,
     open_image,
     timm_encoder,
     torchvision_encoder,
@@ -324,3 +325,17 @@ def test_heavy_libraries_are_imported_only_when_used():
         "sys.exit(', '.join(heavy) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_networks_run_on_the_cpu_or_cuda_and_on_nothing_else(tmp_path, monkeypatch):
+    """Other providers that an installation brings may compile for minutes, or send images elsewhere."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    there = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider"]
+    there.append("CPUExecutionProvider")
+    asked = []
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: there)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *args, providers: asked.append(providers))
+    onnx._session(tmp_path / "network.onnx", None)
+    there.remove("CUDAExecutionProvider")
+    onnx._session(tmp_path / "network.onnx", None)
+    assert asked == [["CUDAExecutionProvider", "CPUExecutionProvider"], ["CPUExecutionProvider"]]

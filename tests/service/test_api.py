@@ -1,6 +1,8 @@
 """The API as programs use it."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -432,3 +434,34 @@ def test_a_model_without_its_encoder_says_so_plainly(served, of_features, caplog
         assert told[view].startswith(f"This server has no {view} encoder")
         assert not any(word in told[view] for word in ("Python", "=", "--", ":"))
     assert "--image-encoder" in caplog.text  # for whoever runs it
+
+
+def test_counters_do_not_wait_for_items_that_cannot_be_counted(served, monkeypatch):
+    client = served()
+    away = threading.Event()
+    monkeypatch.setattr(type(client.service.served.retriever.collection), "shared", True)
+    monkeypatch.setattr(
+        type(client.service.served.retriever.collection.items), "__len__", lambda _: away.wait(60)
+    )
+    start = time.monotonic()
+    assert "diptych_items NaN" in client.get("/metrics").text
+    assert time.monotonic() - start < 10
+    monkeypatch.undo()
+    away.set()
+    until = time.monotonic() + 20
+    while "diptych_items 960.0" not in client.get("/metrics").text:
+        assert time.monotonic() < until
+
+
+def test_the_model_does_not_say_where_its_encoder_lies(served, monkeypatch):
+    client, known = served(), Retriever.info
+    where = {"origin": {"source": "/home/someone/network.onnx"}}
+
+    def info(retriever):
+        told = known(retriever)
+        return told | {"encoders": {view: one | where for view, one in told["encoders"].items()}}
+
+    monkeypatch.setattr(Retriever, "info", info)
+    answer = client.get("/v1/model")
+    assert set(answer.json()["encoders"]["image"]) == {"name", "fingerprint", "dimension"}
+    assert "/home/someone" not in answer.text

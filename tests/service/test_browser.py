@@ -424,3 +424,80 @@ def test_a_fusion_shows_what_it_is_made_of(visit, start, fused_folder):
     assert not page.locator("#compare").is_visible()
     page.get_by_role("link", name="Model").click()
     assert page.locator(".members li").count() >= 2
+
+
+def test_the_right_token_in_the_address_after_a_wrong_one(visit, start, folder, easy):
+    token = "0123456789abcdef0123"
+    server = start(folder, "--quiet", DIPTYCH_TOKEN=token)
+    page = visit(f"/?q={easy.text}#token=not-the-token-at-all", base=server.url)
+    page.get_by_label("Whoever started it can tell you.").wait_for()
+    page.evaluate("(token) => { location.hash = `token=${token}`; }", token)
+    assert first_picture(page) == easy.image
+    assert page.locator("#door").inner_text() == ""
+    assert "null" not in page.locator("main").inner_text()
+    assert token not in page.url
+
+
+def test_words_of_any_direction_turn_nothing_around_them(visit):
+    arabic = "نجمة حمراء (2)"
+    page = visit()
+    page.route(
+        "**/v1/search",
+        lambda route: route.fulfill(
+            json={
+                "version": "1",
+                "weighting": "asymmetric",
+                "seconds": 0.004,
+                "results": [{"query": arabic, "hits": [picture_of(arabic)]}],
+            }
+        ),
+    )
+    page.locator("#q").fill(arabic)
+    page.locator(".tile").first.wait_for()
+    heading = page.locator("#status bdi")
+    assert heading.inner_text() == arabic
+    assert page.locator("#status").inner_text().startswith(f"1 picture for “{arabic}”")
+    # The heading reads from left to right around the query: what follows it lies to the right of it.
+    assert page.locator("#status .note").bounding_box()["x"] > heading.bounding_box()["x"]
+    for selector in ("#q", ".words-of"):
+        direction = page.locator(selector).first.evaluate("element => getComputedStyle(element).direction")
+        assert direction == "rtl"
+
+
+def picture_of(text):
+    """A hit without a picture, whose caption is ``text``."""
+    return {
+        "id": "x",
+        "view": "image",
+        "score": 0.5,
+        "captions": [{"id": "x#0", "text": text}],
+        "picture": False,
+        "metadata": {},
+    }
+
+
+@pytest.mark.parametrize("name", ["constructor", "__proto__", "toString"])
+def test_a_filter_may_have_any_name(visit, easy, name):
+    """What matters is that no script fails: ``visit`` looks for that."""
+    page = visit(f"/?q={easy.text}&where.{name}=x")
+    page.locator(".notice-title").wait_for()
+
+
+@pytest.mark.parametrize("width", [1360, 390])
+def test_a_model_without_an_encoder_shows_a_sentence_where_the_box_was(visit, start, tmp_path, rng, width):
+    hidden = rng.normal(size=(60, 3))
+    y = hidden + 0.1 * rng.normal(size=hidden.shape)
+    Retriever.from_features(hidden, y).save(tmp_path / "features")
+    server = start(tmp_path / "features", "--quiet")
+    page = visit(base=server.url, viewport={"width": width, "height": 844})
+    page.locator("#drop-text", has_text="This server has no image encoder for this model").wait_for()
+    assert page.locator("#choose").count() == 0
+    shown = page.locator("main").inner_text()
+    assert not any(word in shown for word in ("Python", "image_encoder", "--", "sha256"))
+
+
+@pytest.mark.parametrize("width", [1360, 390])
+def test_a_model_with_its_encoder_offers_the_box(visit, width):
+    page = visit(viewport={"width": width, "height": 844})
+    page.locator("#choose").wait_for()
+    assert page.locator("#choose").is_visible()

@@ -8,8 +8,10 @@ import pytest
 from PIL import Image
 
 from commands import refused, run, run_json
-from diptych import HKSE, Retriever
+from diptych import HKSE, InputError, Retriever
 from diptych.data import read_pairs
+from diptych.retrieval.collection import RefusedError
+from diptych.service.problems import as_problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
 
@@ -102,6 +104,27 @@ def test_a_model_of_other_encoders_is_served_after_a_moment(pointing, served, dr
     assert ids(answer) == [hit.id for hit in newer.search("a red star", k=5)]
 
 
+def test_what_the_database_refuses_does_not_name_it(pointing, served, caplog):
+    from diptych.retrieval.postgres.address import Address
+    from diptych.retrieval.postgres.connecting import Connections
+
+    folder, address = pointing
+    client = served(folder, writable=True)
+    for where in ('{"split": NaN}', '{"split": [1, Infinity]}'):
+        body = f'{{"text": "a red star", "where": {where}}}'
+        answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 422, answer.text
+        assert "postgres" not in answer.text
+    # Whatever else it may refuse: the sentence for whoever runs the server is logged, not sent.
+    with pytest.raises(RefusedError, match="postgresql://") as refused:
+        Connections(Address.parse(address), lambda one: None).run(lambda one: one.execute("SELECT nothing"))
+    told = as_problem(refused.value)
+    assert (told.status_code, "postgres" in told.detail) == (422, False)
+    assert "the database postgresql://" in caplog.text
+    with pytest.raises(InputError, match="finite"):
+        Retriever.connect(address).search("a red star", where={"split": float("nan")})
+
+
 @pytest.mark.slow
 def test_a_database_that_is_away_is_a_503_and_comes_back(pointing, served, database):
     client = served(pointing[0])
@@ -112,6 +135,9 @@ def test_a_database_that_is_away_is_a_503_and_comes_back(pointing, served, datab
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "postgresql" not in answer.text
         assert client.get("/healthz").status_code == 200
+        start = time.monotonic()
+        assert "diptych_items NaN" in client.get("/metrics").text
+        assert time.monotonic() - start < 1.9  # less than the database is given to come back
     finally:
         database.start()
     assert ids(client.post("/v1/search", json={"text": "a star"}))

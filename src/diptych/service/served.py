@@ -122,13 +122,9 @@ class Served:
 
     def _unable(self, view: View) -> str | None:
         encoders = self.retriever.encoders
-        if (encoders.image if view == "image" else encoders.text) is not None:
-            return None
         try:
-            if view == "image":
-                encoders.encode_images([])
-            else:
-                encoders.encode_texts([])
+            if (encoders.image if view == "image" else encoders.text) is None:
+                (encoders.encode_images if view == "image" else encoders.encode_texts)([])
         except InputError as error:
             return str(error)
         return None
@@ -155,7 +151,11 @@ class Served:
             "name": self.name,
             "version": self.version,
             "library": info["library"],
-            "encoders": info["encoders"],
+            # Where an encoder lies on this machine is nobody's business.
+            "encoders": {
+                view: {name: one[name] for name in ("name", "fingerprint", "dimension") if name in one}
+                for view, one in info["encoders"].items()
+            },
             "filters": info["filters"],
             "components": info["components"],
             "correlations": info.get("correlations", {}),
