@@ -191,7 +191,8 @@ def _fit_awcca(
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
         facts["seconds"][grid] = round(spent, 3)
     # Without its spectra, which are as large as the moments.
-    return AWCCA.unpacked(unpack(*model.packed(), Path("model"))), moments
+    kept = AWCCA.unpacked(unpack(*model.packed(), Path("model")))
+    return kept.set_params(filter=model.filter), moments
 
 
 def _fit_fusion(
