@@ -47,8 +47,10 @@ def make_card(**changes):
         image_encoder=EncoderFacts("ResNet-50", "onnx:1f2e", 2048),
         text_encoder=EncoderFacts("HKSE(rbf, rbf)", "hkse:77", 2000),
         tasks={
-            "search": TaskFacts("γ = 12.3", "γ = 0.45", 1999, (0.98, 0.97, 0.95, 0.93, 0.91, 0.9)),
-            "annotate": TaskFacts("k = 12", "k = 40", 3, np.array([0.5, 0.25, 0.125])),
+            "search": TaskFacts(
+                "γ = 12.3", "γ = 0.45", 1999, (0.98, 0.97, 0.95, 0.93, 0.91, 0.9), (0.99,) * 6, (0.7, 0.6)
+            ),
+            "annotate": TaskFacts("k = 12", "k = 40", 3, np.array([0.5, 0.25, 0.125]), (0.8, 0.7, 0.6)),
         },
         params={"filter": "tikhonov", "normalize": ("unit", "none"), "metric": "r@1"},
         selected_on="the given validation pairs",
@@ -91,7 +93,7 @@ def kinds(text):
 
 
 def test_the_tables_hold_the_numbers():
-    pairs, views, recalls, selected, params, files = tables(model_card(make_card()))
+    pairs, views, recalls, selected, correlations, params, files = tables(model_card(make_card()))
     assert pairs[1:] == [["train", "6,000", "30,000"], ["test", "1,000", "5,000"]]
     assert views[1:] == [
         ["images", "ResNet-50", "onnx:1f2e", "2,048"],
@@ -102,8 +104,14 @@ def test_the_tables_hold_the_numbers():
         ["test", "search: sentence → images", "21.6", "49.5", "63.0", "6", "31.3"],
         ["test", "annotate: image → sentences", "30.7", "57.2", "70.6", "4", "18.0"],
     ]
-    assert selected[1][1:] == ["γ = 12.3", "γ = 0.45", "1,999", "0.980, 0.970, 0.950, 0.930, 0.910, …"]
-    assert selected[2][1:] == ["k = 12", "k = 40", "3", "0.500, 0.250, 0.125"]
+    assert selected[1][1:] == ["γ = 12.3", "γ = 0.45", "1,999"]
+    assert selected[2][1:] == ["k = 12", "k = 40", "3"]
+    # Those of the regularised model are never shown without those of its variates.
+    assert [row[1:] for row in correlations[1:]] == [
+        ["0.980, 0.970, 0.950, 0.930, 0.910, …", "0.500, 0.250, 0.125"],
+        ["0.990, 0.990, 0.990, 0.990, 0.990, …", "0.800, 0.700, 0.600"],
+        ["0.700, 0.600, …", "not measured"],
+    ]
     assert params[1:] == [["filter", "tikhonov"], ["normalize", "unit, none"], ["metric", "r@1"]]
     assert [row[0] for row in files[1:]] == ["README.md", "config.json", "regularization.png"]
 

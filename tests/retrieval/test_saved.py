@@ -53,6 +53,42 @@ def test_a_model_that_was_selected_comes_back_with_its_path_and_card(views, same
     json.dumps(loaded.info(), allow_nan=False)
 
 
+def test_correlations_of_unseen_pairs_stand_beside_those_of_the_model(views, tmp_path):
+    from typer.testing import CliRunner
+
+    from diptych.cli import app
+
+    x, y, pairing = views(n=90)
+    retriever = Retriever.from_features(x, y, pairing, model=AWCCA(grid=5))
+    kinds = retriever.info()["correlations"]["search"]
+    own = retriever.collection.fitted.model.models_["search"]
+    for name in ("correlations", "train_correlations", "validation_correlations"):
+        np.testing.assert_allclose(kinds[name], getattr(own, name)[:5], atol=1e-6)
+    retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model")
+    assert loaded.info()["correlations"]["search"] == kinds
+    card = (tmp_path / "model" / "README.md").read_text("utf-8")
+    said = CliRunner().invoke(app, ["info", str(tmp_path / "model")]).output
+    for name, values in kinds.items():
+        assert f"{values[0]:.3f}" in card, name
+        assert f"{values[0]:.3f}" in said, name
+    assert "on validation pairs" in card
+
+
+def test_a_filter_of_ones_own_is_asked_for_before_a_refit(views, tmp_path):
+    x, y, pairing = views()
+    model = AWCCA(filter=lambda squares, t: (1 - (1 - squares / squares[0]) ** t) / squares, params=(9, 9))
+    retriever = Retriever.from_features(x, y, pairing, model=model)
+    retriever.save(tmp_path / "model")
+    retriever.refit()  # where the function is at hand it is used
+    loaded = Retriever.load(tmp_path / "model")
+    assert [hit.id for hit in loaded.search(y[0])] == [hit.id for hit in retriever.search(y[0])]
+    with pytest.raises(InputError, match="give the filter again"):
+        loaded.refit()
+    loaded.collection.fitted.model.set_params(filter=model.filter)
+    loaded.refit()
+
+
 def test_what_came_and_went_before_saving_comes_back(make_here, same_answers, tmp_path):
     made = make_here(metadata={"4": {"colour": "red"}})
     made.retriever.add(made.x[:5] + 0.1, made.y[:5], ids=[f"new {i}" for i in range(5)])

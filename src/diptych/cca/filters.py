@@ -162,14 +162,19 @@ class SpectralFilter:
         """For tables."""
         return self.name
 
-    def weigh(self, squares: Floats, parameter: float) -> Floats:
-        """Return the checked weights of a parameter."""
+    def function(self) -> Callable[[Floats, float], Any]:
+        """Return ``weights``, which a loaded model does not have."""
         if self.weights is None:
             raise InputError(
                 f"the function of the filter {self.name!r} is not saved with a model; to fit it again, give "
                 "the filter again: model.set_params(filter=…)."
             )
-        found = np.asarray(self.weights(squares, parameter), dtype=np.float64)
+        return self.weights
+
+    def weigh(self, squares: Floats, parameter: float) -> Floats:
+        """Return the checked weights of a parameter."""
+        weights = self.function()
+        found = np.asarray(weights(squares, parameter), dtype=np.float64)
         if found.shape != squares.shape:
             raise InputError(
                 f"the filter {self.name!r} gave weights of shape {found.shape} for {len(squares)} squared "

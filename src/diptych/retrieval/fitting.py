@@ -192,11 +192,12 @@ def fit_model(
 def _fit_awcca(
     model: AWCCA, training: Part, validation: Part | None, facts: dict[str, Any], where: Whereabouts
 ) -> tuple[AWCCA, Moments]:
-    selecting = (model.params is None and model.selection == "validation") or model.n_components == "auto"
+    # Where parameters are given, validation pairs still measure the correlations.
+    uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
     begun = time.perf_counter()
     model.fit(
         *training,
-        validation=validation if selecting else None,
+        validation=validation if uses else None,
         engine=where.engine,
         device=None if where.device == "cpu" else where.device,
         checkpoint=where.checkpoint,
@@ -220,7 +221,8 @@ def _fit_awcca(
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
         facts["seconds"][grid] = round(spent, 3)
     # Without its spectra, which are as large as the moments.
-    return AWCCA.unpacked(unpack(*model.packed(), Path("model"))), moments
+    kept = AWCCA.unpacked(unpack(*model.packed(), Path("model")))
+    return kept.set_params(filter=model.filter), moments
 
 
 def _fit_fusion(

@@ -112,4 +112,6 @@ def known_encoders(config: Mapping[str, Any], folder: Path | None = None) -> dic
 
 def copied(model: AWCCA) -> Loaded:
     """The parts of a model, apart from the model itself."""
-    return unpack(*model.packed(), Path("model"))
+    params, models, x_mean, y_mean, path = unpack(*model.packed(), Path("model"))
+    # A file cannot hold the function of a filter; a copy in memory can.
+    return {**params, "filter": model.filter}, models, x_mean, y_mean, path

@@ -112,6 +112,7 @@ def make_grid(kind: Kind, grid: Any, spectra: Spectra, filter: SpectralFilter | 
 
 def _custom(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]) -> tuple[Floats, Floats]:
     """The parameters of both views, strongest regularisation first: what lets the least through."""
+    filter.function()
     if isinstance(grid, (tuple, list)) and len(grid) == 2 and not _is_spaced(grid):
         given = [_numbers(values) for values in grid]
     elif filter.grid is None:

@@ -53,7 +53,8 @@ class Path:
         For each task and metric, x values × y values; NaN where a point failed.
     exact
         For each task, where ``scores`` are exact. Elsewhere they are upper bounds below the best exact value
-        (the screened route): enough to choose by, and otherwise often well above the exact value.
+        (the screened route): enough to choose by, and often above the exact value, for truncated SVDs above
+        all.
     choice
         For each task, the chosen point (x index, y index).
     route

@@ -3,9 +3,9 @@
 The images that can beat the truth of a sentence are much the same all over the grid. So the numerator is
 made whole only at a few *anchor* points, where the strongest rivals of every query are noted; those pairs
 alone are then scored at every grid point. A rival that reaches the truth proves that the rank is larger,
-so what comes out is an upper bound on recall, everywhere. Far from the anchors and where recall is low it is
-well above recall itself. Points are then verified in the order of their bounds, with every item counted,
-until no bound is left that reaches the best verified value: what is selected is what the exact path selects.
+so what comes out is an upper bound on recall, everywhere, and often above recall itself, for truncated SVDs
+above all. Points are then verified in the order of their bounds, with every item counted, until no bound is
+left that reaches the best verified value: what is selected is what the exact path selects.
 """
 
 from __future__ import annotations
