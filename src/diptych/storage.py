@@ -343,6 +343,8 @@ def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except READ_ERRORS as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if "pickle" in reason:
+            reason = "it is no array of plain numbers"
         raise InputError(f"{path} could not be read as a .npy array ({reason}); make it again.") from None
 
 

@@ -82,7 +82,7 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
     assert result.exit_code == 0, result.output
     for words in (
         "r@1 there: search",
-        "selection (4 × 4 grid",
+        " grid, exact)",
         "spectra and models",
         "of the exact ten best",
     ):
@@ -111,7 +111,7 @@ def test_quiet_says_nothing(files):
         ("fit none.npy y.npy -o m", "none.npy"),
         ("fit x.npy y.npy -o m", "--pairs"),
         ("fit x.npy y.npy -o m --pairs x.npy", "row numbers"),
-        ("fit x.npy y.npy -o m --pairs words.npy", "row numbers"),
+        ("fit x.npy y.npy -o m --pairs words.npy", "no array of plain numbers"),
         ("fit x.npy words.npy -o m --pairs pairing.npy", "words.npy"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --grid fine", "--grid"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --params 1", "two numbers"),
