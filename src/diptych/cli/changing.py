@@ -28,7 +28,6 @@ from diptych.cli.options import (
 from diptych.data import PairedDataset
 from diptych.image.decoding import EXTENSIONS
 from diptych.retrieval import Retriever
-from diptych.storage import alone
 
 
 def add(
@@ -55,7 +54,7 @@ def add(
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
-    with said_plainly(), limited_to(threads), alone(model):
+    with said_plainly(), limited_to(threads):
         retriever = Retriever.load(
             model,
             given_image_encoder(image_encoder, recipe, weights),
@@ -80,7 +79,7 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
-    with said_plainly(), limited_to(threads), alone(model):
+    with said_plainly(), limited_to(threads):
         retriever = Retriever.load(model)
         gone = retriever.remove(ids)
         retriever.save(model)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diptych import storage
+from diptych import folders, storage
 from diptych.arrays import to_numpy
 from diptych.checks import InputError
 from diptych.text.bags import Coverage
@@ -28,12 +29,15 @@ _PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma"
 
 
 def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
-    """Write a fitted model."""
+    """Write a fitted model to a model folder."""
+    with folders.new_version(folder, KIND) as draft:
+        write_hkse(model, draft.path)
+
+
+def write_hkse(model: HKSE, folder: Path) -> None:
+    """Write the files of a fitted model."""
     seed = model.random_state
     config = {
-        "format": f"diptych-{KIND}",
-        "version": FORMAT_VERSION,
-        "library": storage.library_version(),
         "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
         "random_state": int(seed) if isinstance(seed, Integral) else None,
         "tokenizer": "diptych" if model.tokenizer is tokenize else "custom",
@@ -41,9 +45,8 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
         "vocabulary_size": len(model.vocabulary_),
         "coverage": model.coverage_.as_dict(),
     }
-    with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / TENSORS, _tensors(model), {})
-        storage.write_json(staged / storage.CONFIG, config)
+    storage.write_tensors(folder / TENSORS, _tensors(model), {})
+    folders.write_config(folder, KIND, FORMAT_VERSION, config)
 
 
 def hkse_fingerprint(model: HKSE) -> str:
@@ -56,16 +59,18 @@ def hkse_fingerprint(model: HKSE) -> str:
 
 def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
     """Read a model that ``save_hkse`` wrote."""
-    path = storage.existing_folder(folder)
-    config = storage.read_json(path / storage.CONFIG)
-    storage.check_format(config, KIND, FORMAT_VERSION, path / storage.CONFIG)
+    return folders.read_current(folder, lambda version: read_hkse(kind, version.path, tokenizer))
+
+
+def read_hkse(kind: type[HKSE], path: Path, tokenizer: Tokenizer | None = None) -> HKSE:
+    """Read the files that ``write_hkse`` wrote."""
+    tensors, config, _ = folders.read_files(path, KIND, FORMAT_VERSION, TENSORS)
     if config.get("tokenizer") != "diptych" and tokenizer is None:
         raise InputError(
             f"{path} was fitted with a tokenizer of its own, which is not stored; "
             "give it again: HKSE.load(folder, tokenizer=...)."
         )
     file = path / TENSORS
-    tensors = storage.read_tensors(file)
     table = table_from_tensors(tensors, file)
     try:
         parameters = {name: config["parameters"][name] for name in _PARAMETERS}
