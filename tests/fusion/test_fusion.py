@@ -12,6 +12,7 @@ from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
 
 TASKS = ("search", "annotate")
+from saved_files import files_of, seal_config
 
 
 def blocks(seed=0, n=240):
@@ -205,10 +206,11 @@ def _broken(config, way):
 )  # fmt: skip
 def test_a_damaged_model_is_an_input_error(fitted, tmp_path, way):
     fitted.save(tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
+    path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
     _broken(config, way)
     path.write_text(json.dumps(config).replace("Infinity", "1e999"), "utf-8")
+    seal_config(tmp_path / "model")
     with pytest.raises(InputError):
         Fusion.load(tmp_path / "model")
 

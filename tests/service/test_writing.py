@@ -13,9 +13,10 @@ from PIL import Image
 
 from diptych import InputError, Retriever
 from diptych.checks import DataWarning
-from diptych.service.journal import Journal
+from diptych.service.journal import Journal, read_entries
 from diptych.service.reload import Shelf
 from diptych.service.writing import Writer
+from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
 
@@ -69,7 +70,7 @@ def test_bad_additions_leave_nothing_behind(served, own_folder, said):
     client = served(own_folder, writable=True)
     assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 422
     assert client.get("/v1/model").json()["items"]["image"] == 160
-    assert not list(own_folder.parent.glob("*.uploads/*"))
+    assert not list(own_folder.glob("uploads/*"))
 
 
 def test_stopping_folds_the_journal_into_the_model(served, own_folder):
@@ -77,10 +78,11 @@ def test_stopping_folds_the_journal_into_the_model(served, own_folder):
     client.post("/v1/items", files={"image": picture()}, data={"id": "kept", "captions": "a red star"})
     client.post("/v1/items", files={"image": picture("blue")}, data={"id": "dropped"})
     client.delete("/v1/items/dropped")
-    assert len(client.service.shelf.writer.journal) == 3
+    assert client.service.shelf.writer.pending == 3
     served.stop()
-    assert (own_folder.parent / "model.journal").stat().st_size == 0
-    assert len(list((own_folder.parent / "model.uploads").iterdir())) == 1
+    # What is gone again leaves no trace; the rest is kept for a model that is fitted anew.
+    assert [entry["id"] for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["kept"]
+    assert len(list((own_folder / "uploads").iterdir())) == 1
     retriever = Retriever.load(own_folder)
     assert "kept#0" in retriever.collection.items
     assert "dropped" not in retriever.collection.items
@@ -92,7 +94,7 @@ def test_a_long_journal_is_folded_while_requests_go_on(served, own_folder):
     for name in ("one", "two"):
         client.post("/v1/items", json={"captions": ["a star"], "id": name})
     until = time.monotonic() + 30
-    while len(client.service.shelf.writer.journal) and time.monotonic() < until:
+    while client.service.shelf.writer.pending and time.monotonic() < until:
         client.get("/healthz")
         time.sleep(0.02)
     assert "two#0" in Retriever.load(own_folder).collection.items
@@ -118,6 +120,7 @@ def test_a_crash_between_saving_and_forgetting_changes_nothing(own_folder):
 
 
 def test_a_line_cut_short_was_never_acknowledged(tmp_path):
+    (tmp_path / "model").mkdir()
     journal = Journal(tmp_path / "model")
     journal.append({"op": "remove", "id": "a"})
     journal.close()
@@ -131,7 +134,9 @@ def test_a_line_cut_short_was_never_acknowledged(tmp_path):
 
 
 def test_a_damaged_journal_is_not_passed_over(tmp_path):
-    (tmp_path / "model.journal").write_text('{"op": "remove", "id": "a"}\nnonsense\n{"op": "add"}\n')
+    (tmp_path / "model").mkdir()
+    lines = '{"op": "remove", "id": "a", "n": 1}\nnonsense\n{"op": "add", "n": 2}\n'
+    (tmp_path / "model" / "journal.jsonl").write_text(lines)
     with pytest.raises(InputError, match="line 2"):
         Journal(tmp_path / "model")
 
@@ -186,8 +191,10 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folde
     code, logged = again.stop()
     assert code in (0, -signal.SIGTERM), logged
     assert "replayed" in logged
-    assert (own_folder.parent / "model.journal").stat().st_size == 0
-    items = Retriever.load(own_folder).collection.items
+    retriever = Retriever.load(own_folder)
+    entries = read_entries(own_folder / "journal.jsonl")[0]
+    assert entries[-1]["n"] == retriever.base.journal
+    items = retriever.collection.items
     assert all(name in items for name in acknowledged)
 
 
@@ -220,7 +227,9 @@ def test_a_new_version_is_served_without_dropping_requests(served, own_folder, e
 
 def test_a_version_that_cannot_be_read_is_not_served(served, own_folder, easy):
     client = served(own_folder)
-    (own_folder / "config.json").write_text("{}")
+    (files_of(own_folder) / "config.json").write_text("{}")
+    pointer = json.loads((own_folder / "current.json").read_text())
+    (own_folder / "current.json").write_text(json.dumps({**pointer, "version": "000009-00000000"}))
     until = time.monotonic() + 30
     while not client.service.shelf.reloads["failed"] and time.monotonic() < until:
         time.sleep(0.02)

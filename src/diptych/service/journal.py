@@ -25,7 +25,7 @@ class Journal:
     line that was cut short by a crash was never acknowledged, and is dropped.
 
     Entries have ascending numbers, and a version of the model tells the last one that it contains. Entries
-    stay when they are part of a version: a model that is fitted anew contains none of them, and gets them all.
+    stay when they are part of a version: a model that is fitted anew has none of them, and gets them all.
 
     Parameters
     ----------
