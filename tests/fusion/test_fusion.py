@@ -10,9 +10,9 @@ from diptych.fusion import Block, Fusion, Part
 from diptych.fusion.parts import leading_components
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
+from saved_files import files_of, seal_config
 
 TASKS = ("search", "annotate")
-from saved_files import files_of, seal_config
 
 
 def blocks(seed=0, n=240):

@@ -1,6 +1,7 @@
 """Retrievers on disk: what comes back, what is asked for, and what is refused."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -236,7 +237,7 @@ def test_captions_that_are_no_strings_are_stored_as_such(make_here, tmp_path):
     loaded = Retriever.load(tmp_path / "model")
     found = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
     assert (found["0#0"], found["0#1"], found["five"], found["six"]) == (None, "0", "5", "six")
-    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {None, "0.png"}
+    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {None, os.path.abspath("0.png")}
 
 
 def test_what_could_not_be_read_again_is_not_written(make_here, same_answers, tmp_path):

@@ -72,10 +72,11 @@ class Shelf:
 
     async def refresh(self) -> bool:
         """Load the version on disk if it is another one than before; returns whether it is served now."""
-        found = self._new_version()
-        if self._load is None or found is None:
+        if self._load is None or self._new_version() is None:
             return False
         async with self.writing:
+            if (found := self._new_version()) is None:  # this server has saved it itself
+                return False
             try:
                 served = await asyncio.to_thread(self._loaded)
             except (InputError, OSError) as error:
