@@ -91,8 +91,8 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
     made = make_here()
     made.retriever.save(tmp_path / "model")
     digested = []
-    digest = saved.storage.file_digest
-    monkeypatch.setattr(saved.storage, "file_digest", lambda path: digested.append(path.name) or digest(path))
+    digest = saved.folders.file_digest
+    monkeypatch.setattr(saved.folders, "file_digest", lambda path: digested.append(path.name) or digest(path))
     loaded = Retriever.load(tmp_path / "model", mmap=True).collection
     for index in (*loaded.indexes.values(), *loaded.features.values()):
         assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
@@ -195,7 +195,7 @@ class TestEncoders:
         retriever.save(tmp_path / "model")
         with pytest.raises(InputError, match="tokenizer of its own"):
             Retriever.load(tmp_path / "model")
-        given = HKSE.load(tmp_path / "model" / "text-encoder", tokenizer=tokenizer)
+        given = HKSE.load(tmp_path / "model", tokenizer=tokenizer)
         loaded = Retriever.load(tmp_path / "model", text_encoder=given)
         assert loaded.search("red-dog", k=5) == retriever.search("red-dog", k=5)
 
@@ -237,7 +237,10 @@ def test_captions_that_are_no_strings_are_stored_as_such(make_here, tmp_path):
     loaded = Retriever.load(tmp_path / "model")
     found = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
     assert (found["0#0"], found["0#1"], found["five"], found["six"]) == (None, "0", "5", "six")
-    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {None, os.path.abspath("0.png")}
+    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {
+        None,
+        os.path.abspath("0.png"),
+    }
 
 
 def test_what_could_not_be_read_again_is_not_written(make_here, same_answers, tmp_path):

@@ -25,9 +25,9 @@ from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.reach import Reach
 from diptych.text import HKSE
-from diptych.text.saved import read_hkse, write_hkse
+from diptych.text.saved import INSIDE, read_hkse, write_hkse
 
-MODEL, MOMENTS, TEXT = "model.safetensors", "moments.safetensors", "text-encoder"
+MODEL, MOMENTS, TEXT = "model.safetensors", "moments.safetensors", INSIDE
 
 
 def write(
@@ -97,8 +97,6 @@ def read_moments(folder: Path, model: AWCCA | Fusion) -> Moments:
 
 def read_text_encoder(folder: Path) -> HKSE:
     """The HKSE."""
-    if (folder / TEXT).is_symlink():
-        raise InputError(f"{folder / TEXT} is a link; expected the text encoder's folder.")
     return read_hkse(HKSE, folder / TEXT)
 
 

@@ -278,7 +278,10 @@ def _read(
         if trusted and len(indexes[task]):
             folders.check_file(folder, graph.name, config)
         index_files.take_graph(indexes[task], graph, fitted.facts, task, trusted=trusted)
-    hkse = model_files.read_text_encoder(folder) if config["text_encoder"] and own_text else None
+    hkse: HKSE | None = None
+    if config["text_encoder"] and own_text:
+        folders.check_file(folder, f"{TEXT}/{storage.CONFIG}", config)
+        hkse = model_files.read_text_encoder(folder)
     collection = MemoryCollection(fitted, items, indexes, features, learned, options["index"])
     return Content(collection, options, model_files.known_encoders(config), hkse)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 KIND = "hkse"
 TENSORS = "hkse.safetensors"
+INSIDE = "text-encoder"
+"""Where a retriever keeps its text encoder."""
 
 _PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma", "eta")
 
@@ -58,12 +60,19 @@ def hkse_fingerprint(model: HKSE) -> str:
 
 
 def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
-    """Read a model that ``save_hkse`` wrote."""
-    return folders.read_current(folder, lambda version: read_hkse(kind, version.path, tokenizer))
+    """Read a model that ``save_hkse`` wrote, or the text encoder in the folder of a retriever."""
+
+    def read(version: folders.Version) -> HKSE:
+        inside = version.path / INSIDE
+        return read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
+
+    return folders.read_current(folder, read)
 
 
 def read_hkse(kind: type[HKSE], path: Path, tokenizer: Tokenizer | None = None) -> HKSE:
     """Read the files that ``write_hkse`` wrote."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; expected the text encoder's folder.")
     tensors, config, _ = folders.read_files(path, KIND, FORMAT_VERSION, TENSORS)
     if config.get("tokenizer") != "diptych" and tokenizer is None:
         raise InputError(
