@@ -1,4 +1,4 @@
-"""Every fault that lost something once, twenty times each; ``trials.py`` tells how to run them for an hour."""
+"""Every fault that lost something once, twenty times each; ``trials.py`` can go on for an hour."""
 
 import json
 import os
@@ -31,6 +31,6 @@ def results():
 def test_nothing_is_lost(results, name):
     found = results[name]
     assert found["wrong"] == 0, found
-    assert found["rounds"] == ROUNDS
+    assert found["rounds"] >= ROUNDS
     # The fault struck, so that the trial has shown something.
     assert found["struck"] > 0

@@ -146,7 +146,7 @@ def together(rng, *works):
         except BaseException as error:
             raised.append(error)
 
-    threads = [threading.Thread(target=run, args=(work, rng.uniform(0, 0.02))) for work in works]
+    threads = [threading.Thread(target=run, args=(work, rng.uniform(0, 0.06))) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -623,9 +623,9 @@ def full_disk(place, rounds, rng, count):
 
     folder = place / "model"
     fresh(place, folder)
-    largest = max(path.stat().st_size for path in current_version(folder).path.iterdir())
+    largest = (current_version(folder).path / "features.safetensors").stat().st_size
     while count.rounds < rounds:
-        limit, before = rng.randrange(1, 2 * largest), current_version(folder)
+        limit, before = rng.randrange(1, int(1.5 * largest)), current_version(folder)
 
         def save(ready, limit=limit):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -695,6 +695,8 @@ TRIALS = {
     "full_disk": full_disk,
     "read_only_disk": read_only_disk,
 }
+LEAST = {"loads_beside_saves": 200, "awcca_loads_beside_saves": 200}
+"""Rounds of what is quick."""
 MANY = {"loads_beside_saves": 1000, "two_writers": 200, "stopped_while_a_version_loads": 50}
 """Rounds in a long run, where the number matters."""
 
@@ -728,7 +730,7 @@ def main():
     seed, wrong = asked.seed, 0
     while True:
         for name in asked.trials or TRIALS:
-            rounds = MANY.get(name, asked.rounds) if asked.minutes else asked.rounds
+            rounds = max(asked.rounds, (MANY if asked.minutes else LEAST).get(name, 0))
             found = run(name, rounds, seed)
             wrong += found["wrong"]
             print(json.dumps({**found, "seed": seed}), flush=True)
