@@ -289,7 +289,7 @@ def serve_in_child(folder, *, slow=False):
         def load_slowly(cls, *args, **kwargs):
             if began and slow:
                 ready()
-                time.sleep(0.15)
+                time.sleep(0.6)
             began.append(1)
             return loaded(cls, *args, **kwargs)
 
@@ -341,7 +341,7 @@ def stopped_while_a_version_loads(place, rounds, rng, count):
         make_model(1, "newer").save(folder)
         newer = current_version(folder)
         os.read(reader, 1)  # it has begun to load
-        time.sleep(rng.uniform(0, 0.12))
+        time.sleep(rng.uniform(0, 0.2))
         count.struck += current_version(folder) == newer
         end(child, reader, signal.SIGTERM)
         count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
