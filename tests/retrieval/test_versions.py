@@ -118,13 +118,14 @@ class TestTwoWriters:
         mine.add(made.x[:1], ids=["mine"])
         mine.remove("3")
         add(folder, made, "theirs")
-        with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
 
-            def full(*args):
-                raise OSError("full")
+        def full(*args):
+            raise OSError("full")
 
+        with monkeypatch.context() as patched:
             patched.setattr(folders, "write_config", full)
-            mine.save(folder)
+            with pytest.raises(OSError, match="full"):
+                mine.save(folder)
         add(folder, made, "more")
         mine.save(folder)
         assert {"mine", "theirs", "more"} <= ids(folder)
@@ -288,11 +289,18 @@ class TestReaders:
         same_answers(mapped, before, made.x[:10], made.y[:20])
 
     def test_a_version_in_the_making_is_not_seen(self, folder, made):
-        with pytest.raises(KeyboardInterrupt), new_version(folder, "retriever") as draft:
-            (draft.path / "config.json").write_text("{}")
-            assert len(ids(folder)) == 180
-            raise KeyboardInterrupt
-        assert not draft.path.exists()
+        paths = []
+
+        def interrupted():
+            with new_version(folder, "retriever") as draft:
+                paths.append(draft.path)
+                (draft.path / "config.json").write_text("{}")
+                assert len(ids(folder)) == 180
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert not paths[0].exists()
         assert len(ids(folder)) == 180
 
 

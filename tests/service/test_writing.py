@@ -13,6 +13,7 @@ from PIL import Image
 
 from diptych import InputError, Retriever
 from diptych.checks import DataWarning
+from diptych.folders import alone
 from diptych.service.journal import Journal, read_entries
 from diptych.service.reload import Shelf
 from diptych.service.writing import Writer
@@ -256,3 +257,114 @@ def test_without_writable_the_journal_is_mentioned(own_folder, caplog):
     journal.close()
     Shelf.open(own_folder)
     assert "--writable" in caplog.text
+
+
+def fitted_again(folder):
+    """Put a model that was fitted anew, on the same pairs, into a folder."""
+    retriever = Retriever.load(folder)
+    added = {entry["id"] for entry in read_entries(folder / "journal.jsonl")[0]}
+    retriever.remove([item.id for _, item in retriever.collection.items if item.id in added])
+    retriever.base = None  # as fit() does
+    retriever.save(folder)
+
+
+def test_what_was_folded_goes_along_to_a_model_that_is_fitted_anew(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", files={"image": picture()}, data={"id": "mine", "captions": "a red star"})
+    gone = next(item.id for _, item in client.service.served.retriever.collection.items)
+    client.delete(f"/v1/items/{gone}")
+    served.stop()
+    for _ in range(2):
+        fitted_again(own_folder)
+        assert "mine" not in Retriever.load(own_folder).collection.items
+        client = served(own_folder, writable=True)
+        assert client.get("/v1/items/mine").status_code == 200
+        assert client.get("/v1/items/mine%230").status_code == 200
+        assert client.get("/v1/items/mine/thumbnail").status_code == 200
+        assert client.get(f"/v1/items/{gone}").status_code == 404
+        served.stop()
+
+
+def test_what_another_process_removed_does_not_come_back(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", json={"captions": ["a star"], "id": "mine"})
+    served.stop()
+    other = Retriever.load(own_folder)
+    other.remove("mine#0")
+    other.save(own_folder)
+    client = served(own_folder, writable=True)
+    assert client.get("/v1/items/mine%230").status_code == 404
+    client.post("/v1/items", json={"captions": ["a star"], "id": "more"})
+    served.stop()
+    assert [entry["id"] for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["more"]
+
+
+def test_an_addition_that_is_refused_leaves_no_file(served, own_folder):
+    client = served(own_folder, writable=True)
+    known = next(item.id for _, item in client.service.served.retriever.collection.items)
+    assert client.post("/v1/items", files={"image": picture()}, data={"id": known}).status_code == 409
+    assert not list(own_folder.glob("uploads/*"))
+
+
+def test_a_damaged_upload_does_not_keep_a_server_from_starting(served, own_folder, caplog):
+    shelf = Shelf.open(own_folder, writable=True)
+    retriever = shelf.current.retriever
+    for name, colour in (("first", "red"), ("damaged", "green"), ("last", "blue")):
+        rows = retriever.encoders.encode_images([picture(colour)])
+        shelf.writer.add(retriever, (picture(colour), rows), [], name, {})
+    shelf.writer.journal.close()  # and the power goes
+    upload = own_folder / "uploads" / list(shelf.writer.journal)[1]["file"]
+    whole = upload.read_bytes()
+    upload.write_bytes(whole[:40])
+    for _ in range(2):
+        client = served(own_folder, writable=True)
+        assert "'damaged' is not served" in caplog.text
+        asked = [client.get(f"/v1/items/{name}").status_code for name in ("first", "damaged", "last")]
+        assert asked == [200, 404, 200]
+        served.stop()
+        assert upload.read_bytes() == whole[:40]
+        caplog.clear()
+    upload.write_bytes(whole)  # it was restored
+    client = served(own_folder, writable=True)
+    assert client.get("/v1/items/damaged/thumbnail").status_code == 200
+    served.stop()
+    assert "damaged" in Retriever.load(own_folder).collection.items
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a defect")], ids=str)
+def test_a_fold_that_fails_is_logged_and_the_next_one_saves(served, own_folder, monkeypatch, caplog, error):
+    client = served(own_folder, writable=True)
+    client.service.shelf.writer.fold_at = 1
+
+    def failing(self, retriever):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "fold", failing)
+        client.post("/v1/items", json={"captions": ["a star"], "id": "kept"})
+        until = time.monotonic() + 30
+        while "stays in the journal" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+    assert "stays in the journal" in caplog.text
+    served.stop()
+    assert "kept#0" in Retriever.load(own_folder).collection.items
+
+
+def test_images_stay_when_the_folder_moves(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", files={"image": picture()}, data={"id": "mine"})
+    served.stop()
+    for number in range(20):
+        own_folder = own_folder.rename(own_folder.with_name(f"moved-{number}"))
+        shelf = Shelf.open(own_folder, writable=True)
+        shelf.fold()
+        shelf.writer.journal.close()
+        path = shelf.current.item("mine").path
+        assert path == str(own_folder / "uploads" / path[-64:])
+        assert len(list((own_folder / "uploads").iterdir())) == 1
+
+
+def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_path):
+    (tmp_path / "link").symlink_to(own_folder)
+    with alone(own_folder), pytest.raises(InputError, match="being changed"), alone(tmp_path / "link"):
+        pass
