@@ -5,7 +5,18 @@ from pathlib import Path
 
 import diptych
 
-ROOMS = ["arrays", "checks", "prefetch", "transfer", "storage", "normalize", "ranking", "cca", "text"]
+ROOMS = [
+    "arrays",
+    "checks",
+    "prefetch",
+    "transfer",
+    "storage",
+    "folders",
+    "normalize",
+    "ranking",
+    "cca",
+    "text",
+]
 ROOMS += ["fusion", "image", "data", "engine", "report", "retrieval", "experiments", "service", "cli"]
 ROOMS += ["__main__"]
 SOURCE = Path(diptych.__file__).parent

@@ -35,7 +35,7 @@ def test_the_python_examples_run(place, capsys):
     names = {}
     exec(quick, names)
     assert len(names["retriever"].search("a star", k=5)) == 5
-    assert (place / "model" / "model.safetensors").is_file()
+    assert (place / "model" / "current.json").is_file()
     assert (place / "model" / "README.md").is_file()
     exec(features, names)
     assert len(capsys.readouterr().out.splitlines()) == 7

@@ -1,24 +1,23 @@
-"""Models on disk: safetensors for the numbers, JSON for the rest, and never half of either.
+"""Files: safetensors for the numbers, JSON for the rest, and never half of either.
 
-Nothing read here is executed: safetensors holds plain arrays, and JSON is data.
+Nothing read here is executed: safetensors holds plain arrays, and JSON is data. How files make up a model's
+folder is told in ``diptych.folders``.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import math
 import os
-import shutil
-import tempfile
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -46,99 +45,19 @@ Blocks = Iterable[np.ndarray[Any, Any]]
 
 @contextmanager
 def replacing_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary file beside ``path``; rename it to ``path`` if the block ends well."""
+    """Give a temporary file beside ``path``; it replaces ``path``, on the disk, if the block ends well."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    staged = Path(name)
+    staged = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
+        # The file gets the rights that any new file gets.
+        staged.touch(exist_ok=False)
         yield staged
-        _flush(staged)
-        staged.chmod(0o666 & ~_umask())
+        flush_file(staged)
         staged.replace(path)
+        flush_folder(path.parent)
     finally:
         staged.unlink(missing_ok=True)
-
-
-@contextmanager
-def replacing_folder(folder: str | os.PathLike[str], kind: str) -> Iterator[Path]:
-    """Give a temporary folder beside ``folder``; it takes the folder's place if the block ends well.
-
-    The old folder steps aside before the new one moves in, so that at every moment one of the two is
-    whole; ``existing_folder`` finds it. A folder that does not hold a ``kind`` is never replaced.
-    """
-    folder = Path(folder).absolute()
-    previous = _aside(folder)
-    check_replaceable(folder, kind)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}.new-"
-    for orphan in folder.parent.glob(f"{glob.escape(prefix)}*"):
-        # Another process that saves here may take it away meanwhile.
-        with suppress(FileNotFoundError), _held(orphan) as free:
-            if free:
-                shutil.rmtree(orphan, ignore_errors=True)
-    staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    with _held(staged), _replaced(folder, staged, previous):
-        yield staged
-
-
-def check_replaceable(folder: str | os.PathLike[str], kind: str) -> None:
-    """Refuse a folder that ``replacing_folder`` could not write, before work is spent on its content."""
-    folder = Path(folder).absolute()
-    if folder.exists() and not _holds(folder, kind):
-        raise InputError(
-            f"{folder} exists and is not a diptych {kind}; choose another folder, or an empty one."
-        )
-    parent = next(each for each in folder.parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "is a file" if not parent.is_dir() else "cannot be written to"
-        raise InputError(f"{folder} cannot be made, because {parent} {reason}; choose another folder.")
-
-
-@contextmanager
-def _replaced(folder: Path, staged: Path, previous: Path) -> Iterator[None]:
-    try:
-        yield
-        for path in staged.rglob("*"):
-            if path.is_dir():
-                path.chmod(0o777 & ~_umask())
-            else:
-                _flush(path)
-        staged.chmod(0o777 & ~_umask())
-        if folder.exists():
-            if previous.exists():
-                shutil.rmtree(previous)
-            folder.rename(previous)
-        staged.rename(folder)
-        if previous.exists():
-            shutil.rmtree(previous)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-
-
-def existing_folder(folder: str | os.PathLike[str]) -> Path:
-    """``folder``, or the copy that an interrupted ``replacing_folder`` left aside."""
-    folder = Path(folder).absolute()
-    if folder.is_dir():
-        return folder
-    if _aside(folder).is_dir():
-        return _aside(folder)
-    raise InputError(f"{folder} is not a folder; give the folder of a model.")
-
-
-@contextmanager
-def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Be the only process that changes ``folder``; another that tries is told so.
-
-    For changes that read a folder, work, and replace it: of two at once, one would be lost.
-    """
-    existing_folder(folder)
-    folder = Path(folder).absolute()
-    with open(folder.with_name(f".{folder.name}.lock"), "ab") as handle, _held(Path(handle.name)) as free:
-        if not free:
-            raise InputError(f"{folder} is being changed by another process; try again when it is done.")
-        yield
 
 
 def plain_file(path: str | os.PathLike[str], expected: str) -> Path:
@@ -236,30 +155,6 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     return _parse(path.read_bytes(), path)
 
 
-def save_model(
-    folder: str | os.PathLike[str],
-    kind: str,
-    version: int,
-    tensors: Mapping[str, np.ndarray[Any, Any] | Rows],
-    config: Mapping[str, Any],
-) -> None:
-    """Write a model that is arrays and JSON, and nothing else; a crash leaves the folder as it was."""
-    header = {"format": f"diptych-{kind}", "version": version, "library": library_version()}
-    with replacing_folder(folder, kind) as staged:
-        write_tensors(staged / TENSORS, tensors, {"format": f"diptych-{kind}"})
-        write_json(staged / CONFIG, header | dict(config))
-
-
-def load_model(
-    folder: str | os.PathLike[str], kind: str, newest: int
-) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any], Path]:
-    """The arrays and the JSON that ``save_model`` wrote, and where they were found."""
-    folder = existing_folder(folder)
-    config = read_json(folder / CONFIG)
-    check_format(config, kind, newest, folder / CONFIG)
-    return read_tensors(folder / TENSORS), config, folder
-
-
 def file_digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's content, for fingerprints and checksums."""
     with open(path, "rb") as file:
@@ -314,29 +209,6 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         return _parse(file.read(size), path), size
 
 
-@contextmanager
-def _held(path: Path) -> Iterator[bool]:
-    """Hold a lock on ``path`` while the block runs, unless another process does: that is what it gives.
-
-    The system takes the lock away when a process dies, however it dies.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows: nothing is locked, and nothing is taken for an orphan
-        yield path.is_file()
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        os.close(handle)
-
-
 def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
     """The array in a ``.npy`` file, memory-mapped and read-only; pickled objects are refused."""
     try:
@@ -370,27 +242,19 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     return content
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.previous")
-
-
-def _holds(folder: Path, kind: str) -> bool:
-    if not folder.is_dir():
-        return False
-    if not any(folder.iterdir()):
-        return True
-    try:
-        return read_json(folder / CONFIG).get("format") == f"diptych-{kind}"
-    except InputError:
-        return False
-
-
-def _flush(file: Path) -> None:
-    with open(file, "rb") as handle:
+def flush_file(path: Path) -> None:
+    """See to it that the content of a file is on the disk."""
+    with open(path, "rb") as handle:
         os.fsync(handle.fileno())
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def flush_folder(folder: Path) -> None:
+    """See to it that the names in a folder are on the disk."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

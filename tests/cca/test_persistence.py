@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,8 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError
-from diptych.storage import replacing_folder
+from diptych.folders import new_version
+from saved_files import edit_config, files_of, seal, seal_config
 
 
 @pytest.fixture
@@ -33,7 +33,10 @@ def test_loaded_equals_saved(model, data, tmp_path):
         ):
             np.testing.assert_array_equal(found, expected)
         assert loaded.models_[task].filter_y == model.models_[task].filter_y
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in files_of(tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def test_a_shared_model_is_written_once(data, tmp_path):
@@ -41,7 +44,7 @@ def test_a_shared_model_is_written_once(data, tmp_path):
     shared.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.transform(data[0]), shared.transform(data[0]))
-    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 1500
+    assert (files_of(tmp_path / "model") / "model.safetensors").stat().st_size < 1500
 
 
 def test_a_metric_that_is_a_function_is_not_stored(data, tmp_path):
@@ -74,22 +77,14 @@ def test_a_failed_save_leaves_the_old_model(model, data, tmp_path):
     model.save(tmp_path / "model")
 
     def fail():
-        with replacing_folder(tmp_path / "model", "awcca") as staged:
-            (staged / "config.json").write_text("{")
+        with new_version(tmp_path / "model", "awcca") as draft:
+            (draft.path / "config.json").write_text("{")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fail()
     np.testing.assert_array_equal(AWCCA.load(tmp_path / "model").transform(data[0]), model.transform(data[0]))
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_model_left_aside_is_found(model, data, tmp_path):
-    model.save(tmp_path / "model")
-    (tmp_path / "model").rename(tmp_path / ".model.previous")
-    np.testing.assert_array_equal(AWCCA.load(tmp_path / "model").transform(data[0]), model.transform(data[0]))
-    model.save(tmp_path / "model")
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert len(list((tmp_path / "model" / "versions").iterdir())) == 1
 
 
 @pytest.mark.slow
@@ -114,27 +109,35 @@ def test_killed_at_any_moment_a_whole_model_remains(tmp_path):
         assert AWCCA.load(folder).transform(np.ones((1, 200))).shape[0] == 1
 
 
-def edit(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def write_config(folder, content):
+    (files_of(folder) / "config.json").write_text(content)
+    seal_config(folder)
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), "expected an object"),
-        (lambda f: (f / "config.json").write_text("[" * 100_000), "not valid JSON"),
-        (lambda f: (f / "config.json").unlink(), "is missing"),
-        (lambda f: (f / "model.safetensors").unlink(), "not a file"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 5), "damaged"),
-        (lambda f: os.truncate(f / "model.safetensors", 500), "damaged"),
-        (lambda f: edit(f, version=99), "install a newer version of diptych"),
-        (lambda f: edit(f, version="x"), "no valid format version"),
-        (lambda f: edit(f, format="diptych-moments"), "expected a diptych awcca"),
-        (lambda f: edit(f, models={}), "does not describe the search model"),
-        (lambda f: edit(f, models=3), "lacks"),
-        (lambda f: edit(f, params={"filter": "evil"}), "choose one of"),
+        (lambda f: (f / "current.json").write_text("{"), "not valid JSON"),
+        (lambda f: (f / "current.json").write_text("{}"), "does not name a version"),
+        (lambda f: (f / "current.json").write_text('{"version": "../..", "sha256": ""}'), "not name a"),
+        (lambda f: (f / "current.json").unlink(), "is missing"),
+        (lambda f: (files_of(f) / "config.json").write_text("{}"), "its checksum differs"),
+        (lambda f: write_config(f, "{"), "not valid JSON"),
+        (lambda f: write_config(f, "[]"), "expected an object"),
+        (lambda f: write_config(f, "[" * 100_000), "not valid JSON"),
+        (lambda f: (files_of(f) / "config.json").unlink(), "is missing"),
+        (lambda f: (files_of(f) / "model.safetensors").unlink(), "not a file"),
+        (lambda f: os.truncate(files_of(f) / "model.safetensors", 500), "its checksum differs"),
+        (lambda f: (os.truncate(files_of(f) / "model.safetensors", 5), seal(f)), "damaged"),
+        (lambda f: (os.truncate(files_of(f) / "model.safetensors", 500), seal(f)), "damaged"),
+        (lambda f: edit_config(f, version=99), "install a newer version of diptych"),
+        (lambda f: edit_config(f, version="x"), "no valid format version"),
+        (lambda f: edit_config(f, format="diptych-moments"), "expected a diptych awcca"),
+        (lambda f: edit_config(f, models={}), "does not describe the search model"),
+        (lambda f: edit_config(f, models=3), "lacks"),
+        (lambda f: edit_config(f, files=3), "lists no files"),
+        (lambda f: edit_config(f, files={}), "does not list model.safetensors"),
+        (lambda f: edit_config(f, params={"filter": "evil"}), "choose one of"),
     ],
 )
 def test_damaged_folders_are_one_sentence(model, tmp_path, damage, words):
@@ -149,7 +152,10 @@ def test_damaged_folders_are_one_sentence(model, tmp_path, damage, words):
 def test_swapped_tensors_are_refused(model, data, tmp_path):
     model.save(tmp_path / "a")
     AWCCA(params=(1.0, 1.0)).fit(data[0][:, :5], data[1]).save(tmp_path / "b")
-    (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a" / "config.json").read_bytes())
+    (files_of(tmp_path / "b") / "config.json").write_bytes(
+        (files_of(tmp_path / "a") / "config.json").read_bytes()
+    )
+    seal(tmp_path / "b")
     with pytest.raises(InputError, match=r"lacks 'annotate"):
         AWCCA.load(tmp_path / "b")
 

@@ -170,7 +170,7 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
         (["annotate", "model", "new.png", "--image-encoder", "letter.onnx"], "letter.onnx"),
         (["add", "model", "letter.jpg"], "letter.jpg"),
         (["add", "model", "a.txt", "b.txt", "c.txt"], "not a mixture"),
-        (["info", "hollow"], "config.json"),
+        (["info", "hollow"], "current.json"),
     ],
 )
 def test_mistakes_are_one_sentence(place, arguments, words):

@@ -10,6 +10,7 @@ from diptych.fusion import Block, Fusion, Part
 from diptych.fusion.parts import leading_components
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
+from saved_files import files_of, seal_config
 from tolerance import assert_close
 
 TASKS = ("search", "annotate")
@@ -207,10 +208,11 @@ def _broken(config, way):
 )  # fmt: skip
 def test_a_damaged_model_is_an_input_error(fitted, tmp_path, way):
     fitted.save(tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
+    path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
     _broken(config, way)
     path.write_text(json.dumps(config).replace("Infinity", "1e999"), "utf-8")
+    seal_config(tmp_path / "model")
     with pytest.raises(InputError):
         Fusion.load(tmp_path / "model")
 

@@ -10,12 +10,15 @@ import shutil
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from diptych import InputError, Retriever
-from diptych.storage import file_digest
+from saved_files import files_of, seal
 
 VALUES = [
     *(
@@ -180,6 +183,7 @@ def change_files(folder, files, rng):
 
 def damage(folder, rng):
     """Damage a folder in one to three ways; half of the time, make its checksums true again."""
+    version = files_of(folder)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
         if not files:
@@ -190,33 +194,20 @@ def damage(folder, rng):
             if way == "bytes":
                 path.write_bytes(change_bytes(path.read_bytes(), rng))
             elif way == "json":
-                path = folder / rng.choice(["", "", "text-encoder"]) / "config.json"
+                path = version / rng.choice(["", "", "text-encoder"]) / "config.json"
                 if not path.is_symlink():
                     path.write_text(json.dumps(change_json(json.loads(path.read_bytes()), rng)), "utf-8")
             elif way == "items":
-                if not (folder / "items.jsonl").is_symlink():
-                    change_items(folder / "items.jsonl", rng)
+                if not (version / "items.jsonl").is_symlink():
+                    change_items(version / "items.jsonl", rng)
             else:
-                change_files(folder, files, rng)
+                change_files(version, files, rng)
         except (OSError, ValueError, IndexError):
             pass  # damaged beyond being damaged further
     if rng.random() < 0.6:
-        seal(folder)
-
-
-def seal(folder):
-    """Make the checksums true again, as someone would who means harm."""
-    if (folder / "config.json").is_symlink():
-        return
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        for name in config["files"]:
-            path = folder / name
-            if path.is_file() and not path.is_symlink():
-                config["files"][name] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged beyond that
+            if not (version / "config.json").is_symlink():
+                seal(folder)
 
 
 def check(hits, k, view):

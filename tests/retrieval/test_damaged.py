@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
+from saved_files import files_of
 
 WORDS = (
     ["red", "green", "blue"],
@@ -70,8 +71,9 @@ def test_links_are_not_followed(make_here, tmp_path):
     for name in ("items.jsonl", "model.safetensors", "index.safetensors", "config.json"):
         folder = tmp_path / name / "model"
         made.retriever.save(folder)
-        (folder / name).rename(tmp_path / f"{name}.moved")
-        (folder / name).symlink_to(tmp_path / f"{name}.moved")
+        path = files_of(folder) / name
+        path.rename(tmp_path / f"{name}.moved")
+        path.symlink_to(tmp_path / f"{name}.moved")
         for mmap in (False, True):
             with pytest.raises(InputError, match="is a link"):
                 Retriever.load(folder, mmap=mmap)

@@ -24,6 +24,7 @@ from diptych.retrieval.postgres import migrations, vectors
 from diptych.retrieval.postgres.address import Address
 from diptych.retrieval.postgres.items import by_metadata
 from diptych.retrieval.postgres.tables import Tables, check_graph, create_vectors
+from saved_files import edit_config
 from tolerance import assert_same_hits, rounding
 
 MODEL = {"params": (2.0, 3.0)}
@@ -199,8 +200,7 @@ class TestFolders:
     )
     def test_a_folder_that_says_more_than_a_place_is_refused(self, filled, tmp_path, address):
         filled[0].save(tmp_path / "model")
-        path = tmp_path / "model" / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "address": address}))
+        edit_config(tmp_path / "model", address=address)
         with pytest.raises(InputError) as caught:
             Retriever.load(tmp_path / "model")
         assert "secret" not in str(caught.value)

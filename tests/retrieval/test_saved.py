@@ -1,18 +1,23 @@
 """Retrievers on disk: what comes back, what is asked for, and what is refused."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import threading
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
+from diptych.folders import alone, new_version
 from diptych.image import PyramidDescriptor
 from diptych.retrieval import saved
-from diptych.storage import alone, check_format, existing_folder, replacing_folder
+from diptych.storage import check_format
 from diptych.text import sentence_encoder
+from saved_files import edit_config, files_of
 
 
 @pytest.mark.parametrize("mmap", [False, True])
@@ -122,8 +127,8 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
     made = make_here()
     made.retriever.save(tmp_path / "model")
     digested = []
-    digest = saved.storage.file_digest
-    monkeypatch.setattr(saved.storage, "file_digest", lambda path: digested.append(path.name) or digest(path))
+    digest = saved.folders.file_digest
+    monkeypatch.setattr(saved.folders, "file_digest", lambda path: digested.append(path.name) or digest(path))
     loaded = Retriever.load(tmp_path / "model", mmap=True).collection
     for index in (*loaded.indexes.values(), *loaded.features.values()):
         assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
@@ -226,7 +231,7 @@ class TestEncoders:
         retriever.save(tmp_path / "model")
         with pytest.raises(InputError, match="tokenizer of its own"):
             Retriever.load(tmp_path / "model")
-        given = HKSE.load(tmp_path / "model" / "text-encoder", tokenizer=tokenizer)
+        given = HKSE.load(tmp_path / "model", tokenizer=tokenizer)
         loaded = Retriever.load(tmp_path / "model", text_encoder=given)
         assert loaded.search("red-dog", k=5) == retriever.search("red-dog", k=5)
 
@@ -268,7 +273,10 @@ def test_captions_that_are_no_strings_are_stored_as_such(make_here, tmp_path):
     loaded = Retriever.load(tmp_path / "model")
     found = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
     assert (found["0#0"], found["0#1"], found["five"], found["six"]) == (None, "0", "5", "six")
-    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {None, "0.png"}
+    assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {
+        None,
+        os.path.abspath("0.png"),
+    }
 
 
 def test_what_could_not_be_read_again_is_not_written(make_here, same_answers, tmp_path):
@@ -290,18 +298,14 @@ class TestRefused:
         make_here().retriever.save(tmp_path / "model")
         return tmp_path / "model"
 
-    def edit(self, folder, **changes):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
-
     def test_a_newer_format_is_refused_with_the_command_that_helps(self, folder):
-        self.edit(folder, version=saved.FORMAT_VERSION + 1)
+        edit_config(folder, version=saved.FORMAT_VERSION + 1)
         with pytest.raises(InputError, match="install a newer version of diptych"):
             Retriever.load(folder)
 
     @pytest.mark.parametrize("version", ["x", "²", "", None, 0, -1, True, 1.5, [], {}, "1e3"])
     def test_a_version_that_is_none_is_refused(self, folder, version):
-        self.edit(folder, version=version)
+        edit_config(folder, version=version)
         with pytest.raises(InputError, match="no valid format version"):
             Retriever.load(folder)
         with pytest.raises(InputError, match="no valid format version"):
@@ -321,7 +325,7 @@ class TestRefused:
         with pytest.raises(InputError, match="is not a folder"):
             Retriever.load(tmp_path / "nothing")
         with pytest.raises(InputError, match="is not a folder"):
-            Retriever.load(folder / "config.json")
+            Retriever.load(folder / "current.json")
         (tmp_path / "letters").mkdir()
         (tmp_path / "letters" / "dear.txt").write_text("keep me")
         with pytest.raises(InputError, match="is missing, or not a file"):
@@ -342,9 +346,9 @@ class TestRefused:
         ],
     )
     def test_a_changed_byte_is_noticed_wherever_checksums_are_compared(self, folder, name, mmap):
-        content = bytearray((folder / name).read_bytes())
+        content = bytearray((files_of(folder) / name).read_bytes())
         content[-2] ^= 1
-        (folder / name).write_bytes(content)
+        (files_of(folder) / name).write_bytes(content)
         if mmap and name in ("index.safetensors", "features.safetensors"):
             Retriever.load(folder, mmap=True)
             return
@@ -353,12 +357,11 @@ class TestRefused:
 
     def test_files_of_another_model_are_refused(self, folder, make_here, tmp_path):
         make_here(seed=2, shape={"m_x": 9}).retriever.save(tmp_path / "other")
-        (folder / "moments.safetensors").write_bytes(
-            (tmp_path / "other" / "moments.safetensors").read_bytes()
-        )
-        files = json.loads((folder / "config.json").read_text("utf-8"))["files"]
-        other = json.loads((tmp_path / "other" / "config.json").read_text("utf-8"))["files"]
-        self.edit(folder, files={**files, "moments.safetensors": other["moments.safetensors"]})
+        own, another = files_of(folder), files_of(tmp_path / "other")
+        (own / "moments.safetensors").write_bytes((another / "moments.safetensors").read_bytes())
+        files = json.loads((own / "config.json").read_text("utf-8"))["files"]
+        other = json.loads((another / "config.json").read_text("utf-8"))["files"]
+        edit_config(folder, files={**files, "moments.safetensors": other["moments.safetensors"]})
         with pytest.raises(InputError, match="belongs to a model of other features"):
             Retriever.load(folder)
 
@@ -370,13 +373,16 @@ class TestRefused:
 
 class TestAlone:
     HOLD = (
-        "import sys\nfrom diptych.storage import alone\n"
+        "import sys\nfrom diptych.folders import alone\n"
         "with alone(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
 
-    def test_a_second_process_is_kept_out_until_the_first_is_done_or_dead(self, tmp_path):
-        folder = tmp_path / "model"
-        folder.mkdir()
+    @pytest.fixture
+    def folder(self, make_here, tmp_path):
+        make_here().retriever.save(tmp_path / "model")
+        return tmp_path / "model"
+
+    def test_a_second_process_is_kept_out_until_the_first_is_done_or_dead(self, folder):
         for how in ("ends", "dies"):
             with subprocess.Popen(
                 [sys.executable, "-c", self.HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -390,10 +396,12 @@ class TestAlone:
             with alone(folder):
                 pass
 
-    def test_others_in_the_same_process_are_kept_out_too(self, tmp_path):
-        with alone(tmp_path), pytest.raises(InputError, match="another process"), alone(tmp_path):
-            pass
-        with alone(tmp_path):
+    def test_others_in_the_same_process_are_kept_out_too_along_any_way(self, folder, tmp_path):
+        (tmp_path / "link").symlink_to("model")
+        for other in (folder, tmp_path / "link", tmp_path / "link" / ".." / "model"):
+            with alone(folder), pytest.raises(InputError, match="another process"), alone(other):
+                pass
+        with alone(tmp_path / "link"):
             pass
 
     def test_a_folder_that_is_not_there_is_one_sentence_and_leaves_no_lock(self, tmp_path):
@@ -403,15 +411,17 @@ class TestAlone:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_the_staged_folder_of_a_living_process_is_left_alone(tmp_path):
-    """Two saves at once: neither takes the other's half-written folder for an orphan."""
-    with replacing_folder(tmp_path / "model", "retriever") as first:
-        (first / "config.json").write_text("{}")
-        with replacing_folder(tmp_path / "model", "retriever") as second:
-            assert first.exists()
-            (second / "config.json").write_text('{"format": "diptych-retriever", "by": "second"}')
-        assert first.exists()
-        assert json.loads((existing_folder(tmp_path / "model") / "config.json").read_text())["by"] == "second"
-        (first / "config.json").write_text('{"format": "diptych-retriever", "by": "first"}')
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["by"] == "first"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+def test_two_writers_wait_for_each_other(make_here, tmp_path):
+    made, done = make_here(), []
+    made.retriever.save(tmp_path / "model")
+    with new_version(tmp_path / "model", "retriever") as draft:
+        other = threading.Thread(target=lambda: (made.retriever.save(tmp_path / "model"), done.append(1)))
+        other.start()
+        other.join(0.3)
+        assert not done
+        assert draft.path.exists()
+        for path in draft.current.path.iterdir():
+            shutil.copy(path, draft.path)
+    other.join()
+    assert done
+    assert Retriever.load(tmp_path / "model").search(made.y[0]) == made.retriever.search(made.y[0])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from diptych.cli import app
-from diptych.storage import alone
+from diptych.folders import alone
 
 runner = CliRunner()
 

@@ -12,6 +12,7 @@ from diptych import HKSE, InputError, Retriever
 from diptych.data import read_pairs
 from diptych.retrieval.collection import RefusedError
 from diptych.service.problems import as_problem
+from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
 
@@ -66,12 +67,12 @@ def test_what_is_added_is_in_the_database_and_in_no_journal(pointing, served):
     assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 201
     assert "mine#0" in other.collection.items
     assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 409
-    assert folder.with_name("model.journal").stat().st_size == 0
+    assert (folder / "journal.jsonl").stat().st_size == 0
     other.remove("mine")
     assert client.get("/v1/items/mine").status_code == 404
     assert client.delete("/v1/items/mine").status_code == 404
     served.stop()
-    assert not list(folder.parent.glob("model.uploads/*"))
+    assert not list(folder.glob("uploads/*"))
     # What another process removed does not come back with the next start.
     again = served(folder, writable=True)
     assert again.get("/v1/items/mine").status_code == 404
@@ -168,7 +169,7 @@ class TestCommands:
         assert evaluated["all"]["search"]["r@1"] > 70
         packs = run_json("annotate", "model", "--features", "x.npy", "--packs", "-k", "1")
         assert len(packs["answers"]) == 90
-        assert "s3cret" not in (tmp_path / "model" / "config.json").read_text()
+        assert "s3cret" not in (files_of(tmp_path / "model") / "config.json").read_text()
 
     @pytest.mark.parametrize(
         "address", ["postgresql://user:s3cret@127.0.0.1:1/db", "postgresql://user:s3cret@nowhere.invalid/db"]

@@ -92,11 +92,11 @@ def test_a_picture_that_is_also_a_page_comes_back_as_a_picture(served, own_folde
         assert b"script" not in shown.content
 
 
-def test_a_name_of_a_file_is_only_a_name(served, own_folder, tmp_path):
+def test_a_name_of_a_file_is_only_a_name(served, own_folder):
     client = served(own_folder, writable=True)
     name = "../../../../tmp/evil.png"
     client.post("/v1/items", files={"image": (name, jpeg(), "image/jpeg")}, data={"id": "named"})
-    kept = [path.name for path in (tmp_path / "model.uploads").iterdir()]
+    kept = [path.name for path in (own_folder / "uploads").iterdir()]
     assert len(kept) == 1
     assert len(kept[0]) == 64
 

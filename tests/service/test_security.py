@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +9,7 @@ from PIL import Image
 
 from diptych import InputError, Retriever
 from diptych.service.security import HEADERS, check_token, is_loopback
+from saved_files import edit_config, files_of, seal
 
 TOKEN = "0123456789abcdef0123"
 
@@ -140,24 +140,17 @@ def test_a_hostile_model_shows_pictures_and_nothing_else(served, tmp_path, rng):
 
 
 def test_numbers_that_json_lacks_do_no_harm(served, own_folder, easy):
-    items = own_folder / "items.jsonl"
+    items = files_of(own_folder) / "items.jsonl"
     lines = items.read_text().splitlines()
     first = json.loads(lines[0])
     first["metadata"]["weight"] = float("nan")
     items.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
-    config = json.loads((own_folder / "config.json").read_text())
-    config["files"]["items.jsonl"] = _digest(items)
-    config["facts"]["odd"] = float("inf")
-    (own_folder / "config.json").write_text(json.dumps(config))
+    facts = json.loads((files_of(own_folder) / "config.json").read_text())["facts"]
+    edit_config(own_folder, facts={**facts, "odd": float("inf")})
+    seal(own_folder)
     client = served(own_folder)
     assert client.get(f"/v1/items/{first['id']}").json()["metadata"]["weight"] is None
     assert client.get("/v1/model").json()["facts"]["odd"] is None
-
-
-def _digest(path: Path):
-    from diptych.storage import file_digest
-
-    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def test_the_log_keeps_what_was_asked_to_itself(served, easy, caplog):

@@ -15,9 +15,11 @@ from PIL import Image
 
 from diptych import InputError, Retriever
 from diptych.checks import DataWarning
-from diptych.service.journal import Journal
+from diptych.folders import alone
+from diptych.service.journal import Journal, read_entries
 from diptych.service.reload import Shelf
 from diptych.service.writing import Writer
+from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
 
@@ -71,7 +73,7 @@ def test_bad_additions_leave_nothing_behind(served, own_folder, said):
     client = served(own_folder, writable=True)
     assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 422
     assert client.get("/v1/model").json()["items"]["image"] == 160
-    assert not list(own_folder.parent.glob("*.uploads/*"))
+    assert not list(own_folder.glob("uploads/*"))
 
 
 def test_stopping_folds_the_journal_into_the_model(served, own_folder):
@@ -79,10 +81,11 @@ def test_stopping_folds_the_journal_into_the_model(served, own_folder):
     client.post("/v1/items", files={"image": picture()}, data={"id": "kept", "captions": "a red star"})
     client.post("/v1/items", files={"image": picture("blue")}, data={"id": "dropped"})
     client.delete("/v1/items/dropped")
-    assert len(client.service.shelf.writer.journal) == 3
+    assert client.service.shelf.writer.pending == 3
     served.stop()
-    assert (own_folder.parent / "model.journal").stat().st_size == 0
-    assert len(list((own_folder.parent / "model.uploads").iterdir())) == 1
+    # What is gone again leaves no trace; the rest is kept for a model that is fitted anew.
+    assert [entry["id"] for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["kept"]
+    assert len(list((own_folder / "uploads").iterdir())) == 1
     retriever = Retriever.load(own_folder)
     assert "kept#0" in retriever.collection.items
     assert "dropped" not in retriever.collection.items
@@ -94,7 +97,7 @@ def test_a_long_journal_is_folded_while_requests_go_on(served, own_folder):
     for name in ("one", "two"):
         client.post("/v1/items", json={"captions": ["a star"], "id": name})
     until = time.monotonic() + 30
-    while len(client.service.shelf.writer.journal) and time.monotonic() < until:
+    while client.service.shelf.writer.pending and time.monotonic() < until:
         client.get("/healthz")
         time.sleep(0.02)
     assert "two#0" in Retriever.load(own_folder).collection.items
@@ -120,6 +123,7 @@ def test_a_crash_between_saving_and_forgetting_changes_nothing(own_folder):
 
 
 def test_a_line_cut_short_was_never_acknowledged(tmp_path):
+    (tmp_path / "model").mkdir()
     journal = Journal(tmp_path / "model")
     journal.append({"op": "remove", "id": "a"})
     journal.close()
@@ -133,7 +137,9 @@ def test_a_line_cut_short_was_never_acknowledged(tmp_path):
 
 
 def test_a_damaged_journal_is_not_passed_over(tmp_path):
-    (tmp_path / "model.journal").write_text('{"op": "remove", "id": "a"}\nnonsense\n{"op": "add"}\n')
+    (tmp_path / "model").mkdir()
+    lines = '{"op": "remove", "id": "a", "n": 1}\nnonsense\n{"op": "add", "n": 2}\n'
+    (tmp_path / "model" / "journal.jsonl").write_text(lines)
     with pytest.raises(InputError, match="line 2"):
         Journal(tmp_path / "model")
 
@@ -256,8 +262,10 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folde
     code, logged = again.stop()
     assert code in (0, -signal.SIGTERM), logged
     assert "replayed" in logged
-    assert (own_folder.parent / "model.journal").stat().st_size == 0
-    items = Retriever.load(own_folder).collection.items
+    retriever = Retriever.load(own_folder)
+    entries = read_entries(own_folder / "journal.jsonl")[0]
+    assert entries[-1]["n"] == retriever.base.journal
+    items = retriever.collection.items
     assert all(name in items for name in acknowledged)
 
 
@@ -290,7 +298,9 @@ def test_a_new_version_is_served_without_dropping_requests(served, own_folder, e
 
 def test_a_version_that_cannot_be_read_is_not_served(served, own_folder, easy):
     client = served(own_folder)
-    (own_folder / "config.json").write_text("{}")
+    (files_of(own_folder) / "config.json").write_text("{}")
+    pointer = json.loads((own_folder / "current.json").read_text())
+    (own_folder / "current.json").write_text(json.dumps({**pointer, "version": "000009-00000000"}))
     until = time.monotonic() + 30
     while not client.service.shelf.reloads["failed"] and time.monotonic() < until:
         time.sleep(0.02)
@@ -317,3 +327,114 @@ def test_without_writable_the_journal_is_mentioned(own_folder, caplog):
     journal.close()
     Shelf.open(own_folder)
     assert "--writable" in caplog.text
+
+
+def fitted_again(folder):
+    """Put a model that was fitted anew, on the same pairs, into a folder."""
+    retriever = Retriever.load(folder)
+    added = {entry["id"] for entry in read_entries(folder / "journal.jsonl")[0]}
+    retriever.remove([item.id for _, item in retriever.collection.items if item.id in added])
+    retriever.base = None  # as fit() does
+    retriever.save(folder)
+
+
+def test_what_was_folded_goes_along_to_a_model_that_is_fitted_anew(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", files={"image": picture()}, data={"id": "mine", "captions": "a red star"})
+    gone = next(item.id for _, item in client.service.served.retriever.collection.items)
+    client.delete(f"/v1/items/{gone}")
+    served.stop()
+    for _ in range(2):
+        fitted_again(own_folder)
+        assert "mine" not in Retriever.load(own_folder).collection.items
+        client = served(own_folder, writable=True)
+        assert client.get("/v1/items/mine").status_code == 200
+        assert client.get("/v1/items/mine%230").status_code == 200
+        assert client.get("/v1/items/mine/thumbnail").status_code == 200
+        assert client.get(f"/v1/items/{gone}").status_code == 404
+        served.stop()
+
+
+def test_what_another_process_removed_does_not_come_back(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", json={"captions": ["a star"], "id": "mine"})
+    served.stop()
+    other = Retriever.load(own_folder)
+    other.remove("mine#0")
+    other.save(own_folder)
+    client = served(own_folder, writable=True)
+    assert client.get("/v1/items/mine%230").status_code == 404
+    client.post("/v1/items", json={"captions": ["a star"], "id": "more"})
+    served.stop()
+    assert [entry["id"] for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["more"]
+
+
+def test_an_addition_that_is_refused_leaves_no_file(served, own_folder):
+    client = served(own_folder, writable=True)
+    known = next(item.id for _, item in client.service.served.retriever.collection.items)
+    assert client.post("/v1/items", files={"image": picture()}, data={"id": known}).status_code == 409
+    assert not list(own_folder.glob("uploads/*"))
+
+
+def test_a_damaged_upload_does_not_keep_a_server_from_starting(served, own_folder, caplog):
+    shelf = Shelf.open(own_folder, writable=True)
+    retriever = shelf.current.retriever
+    for name, colour in (("first", "red"), ("damaged", "green"), ("last", "blue")):
+        rows = retriever.encoders.encode_images([picture(colour)])
+        shelf.writer.add(retriever, (picture(colour), rows), [], name, {})
+    shelf.writer.journal.close()  # and the power goes
+    upload = own_folder / "uploads" / list(shelf.writer.journal)[1]["file"]
+    whole = upload.read_bytes()
+    upload.write_bytes(whole[:40])
+    for _ in range(2):
+        client = served(own_folder, writable=True)
+        assert "'damaged' is not served" in caplog.text
+        asked = [client.get(f"/v1/items/{name}").status_code for name in ("first", "damaged", "last")]
+        assert asked == [200, 404, 200]
+        served.stop()
+        assert upload.read_bytes() == whole[:40]
+        caplog.clear()
+    upload.write_bytes(whole)  # it was restored
+    client = served(own_folder, writable=True)
+    assert client.get("/v1/items/damaged/thumbnail").status_code == 200
+    served.stop()
+    assert "damaged" in Retriever.load(own_folder).collection.items
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a defect")], ids=str)
+def test_a_fold_that_fails_is_logged_and_the_next_one_saves(served, own_folder, monkeypatch, caplog, error):
+    client = served(own_folder, writable=True)
+    client.service.shelf.writer.fold_at = 1
+
+    def failing(self, retriever):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "fold", failing)
+        client.post("/v1/items", json={"captions": ["a star"], "id": "kept"})
+        until = time.monotonic() + 30
+        while "stays in the journal" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+    assert "stays in the journal" in caplog.text
+    served.stop()
+    assert "kept#0" in Retriever.load(own_folder).collection.items
+
+
+def test_images_stay_when_the_folder_moves(served, own_folder):
+    client = served(own_folder, writable=True)
+    client.post("/v1/items", files={"image": picture()}, data={"id": "mine"})
+    served.stop()
+    for number in range(20):
+        own_folder = own_folder.rename(own_folder.with_name(f"moved-{number}"))
+        shelf = Shelf.open(own_folder, writable=True)
+        shelf.fold()
+        shelf.writer.journal.close()
+        path = shelf.current.item("mine").path
+        assert path == str(own_folder / "uploads" / path[-64:])
+        assert len(list((own_folder / "uploads").iterdir())) == 1
+
+
+def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_path):
+    (tmp_path / "link").symlink_to(own_folder)
+    with alone(own_folder), pytest.raises(InputError, match="being changed"), alone(tmp_path / "link"):
+        pass

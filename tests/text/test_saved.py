@@ -7,6 +7,7 @@ from diptych import InputError, storage
 from diptych.text import HKSE, tokenize
 from diptych.text.saved import TENSORS, hkse_fingerprint
 from diptych.text.tokens import TOKENIZER
+from saved_files import files_of, seal, seal_config
 
 
 def fitted(table, captions, **options):
@@ -41,7 +42,7 @@ def test_the_draws_are_stored_and_not_the_seed_alone(table, captions, tmp_path, 
     # Another NumPy may draw other numbers from the same seed; a saved model must not notice.
     monkeypatch.setattr("numpy.random.default_rng", lambda *_: pytest.fail("drew random numbers"))
     np.testing.assert_array_equal(HKSE.load(tmp_path / "model").transform(captions), expected)
-    stored = storage.read_tensors(tmp_path / "model" / TENSORS)
+    stored = storage.read_tensors(files_of(tmp_path / "model") / TENSORS)
     np.testing.assert_array_equal(stored["word_weights"], model.word_weights_)
     np.testing.assert_array_equal(stored["sentence_offsets"], model.sentence_offsets_)
 
@@ -50,7 +51,7 @@ def test_saving_again_replaces_and_nothing_is_pickled(table, captions, tmp_path)
     fitted(table, captions).save(tmp_path / "model")
     fitted(table, captions, word="lin").save(tmp_path / "model")
     assert HKSE.load(tmp_path / "model").word == "lin"
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", TENSORS]
+    assert sorted(p.name for p in files_of(tmp_path / "model").iterdir()) == ["config.json", TENSORS]
 
 
 def test_a_folder_of_something_else_is_left_alone(table, captions, tmp_path):
@@ -111,10 +112,11 @@ def test_a_model_on_a_device_is_saved_as_plain_arrays(table, captions, tmp_path)
 )
 def test_a_tampered_config_is_refused(table, captions, tmp_path, change):
     fitted(table, captions).save(tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
+    path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
     change(config)
     path.write_text(json.dumps(config), "utf-8")
+    seal_config(tmp_path / "model")
     with pytest.raises(InputError):
         HKSE.load(tmp_path / "model")
 
@@ -125,13 +127,14 @@ def test_a_tampered_config_is_refused(table, captions, tmp_path, change):
 @pytest.mark.parametrize("how", ["missing", "short", "text"])
 def test_tampered_tensors_are_refused(table, captions, tmp_path, name, how):
     fitted(table, captions).save(tmp_path / "model")
-    path = tmp_path / "model" / TENSORS
+    path = files_of(tmp_path / "model") / TENSORS
     tensors = storage.read_tensors(path)
     if how == "missing":
         del tensors[name]
     else:
         tensors[name] = tensors[name][:-1] if how == "short" else np.frombuffer(b"text", dtype=np.uint8)
     storage.write_tensors(path, tensors, {})
+    seal(tmp_path / "model")
     with pytest.raises(InputError):
         HKSE.load(tmp_path / "model")
 
@@ -140,6 +143,9 @@ def test_a_missing_or_damaged_folder_is_told(table, captions, tmp_path):
     with pytest.raises(InputError, match="not a folder"):
         HKSE.load(tmp_path / "nowhere")
     fitted(table, captions).save(tmp_path / "model")
-    (tmp_path / "model" / TENSORS).write_bytes(b"\xff" * 50)
+    (files_of(tmp_path / "model") / TENSORS).write_bytes(b"\xff" * 50)
+    with pytest.raises(InputError, match="checksum differs"):
+        HKSE.load(tmp_path / "model")
+    seal(tmp_path / "model")
     with pytest.raises(InputError, match="damaged"):
         HKSE.load(tmp_path / "model")

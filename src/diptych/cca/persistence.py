@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych import storage
+from diptych import folders, storage
 from diptych.arrays import Array, to_numpy
 from diptych.cca.canonical import CanonicalModel
 from diptych.cca.filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
@@ -101,12 +101,12 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loa
 
 def save(folder: str | os.PathLike[str], tensors: Tensors, config: Mapping[str, Any]) -> None:
     """Write a packed model; a crash on the way leaves the folder as it was."""
-    storage.save_model(folder, KIND, FORMAT_VERSION, tensors, config)
+    folders.save_model(folder, KIND, FORMAT_VERSION, tensors, config)
 
 
 def load(folder: str | os.PathLike[str]) -> Loaded:
     """Read what ``save`` wrote."""
-    return unpack(*storage.load_model(folder, KIND, FORMAT_VERSION))
+    return unpack(*folders.load_model(folder, KIND, FORMAT_VERSION))
 
 
 def _path_to_json(path: Path) -> dict[str, Any]:

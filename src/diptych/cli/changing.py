@@ -42,7 +42,6 @@ from diptych.data import PairedDataset, PairedViews
 from diptych.image.decoding import EXTENSIONS
 from diptych.retrieval import Retriever
 from diptych.retrieval.items import Catalogue
-from diptych.storage import alone
 
 
 def add(
@@ -73,7 +72,7 @@ def add(
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
-    with said_plainly(), limited_to(threads), alone(model):
+    with said_plainly(), limited_to(threads):
         if _are_images(sources):
             names = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
             refuse_unused(ctx, names, "on image files")
@@ -108,7 +107,7 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
-    with said_plainly(), limited_to(threads), alone(model):
+    with said_plainly(), limited_to(threads):
         retriever = Retriever.load(model)
         gone = retriever.remove(_ids(retriever.collection.items, ids))
         retriever.save(model)

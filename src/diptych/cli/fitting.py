@@ -57,11 +57,11 @@ from diptych.cli.options import (
     refuse_unused,
 )
 from diptych.data import PairedDataset, PairedViews
+from diptych.folders import check_writable
 from diptych.fusion import Fusion
 from diptych.retrieval import Retriever
 from diptych.retrieval.encoders import Known
 from diptych.retrieval.saved import KIND
-from diptych.storage import check_replaceable
 
 SET_BY_PRESET = (
     *("filter", "params", "grid", "metric", "weighting", "similarity", "n_components", "solver"),
@@ -172,7 +172,7 @@ def fit(
                 **seeds,  # type: ignore[arg-type]
             )
         model.check_parameters()
-        check_replaceable(out, KIND)
+        check_writable(out, KIND)
         data = open_data(source, texts, pairs, images, Columns(image_column, caption_column, encoding))
         raw = isinstance(data, PairedDataset)
         _refuse_unused_for(ctx, data, text_encoder, model)

@@ -13,8 +13,9 @@ import typer
 
 from diptych.checks import InputError
 from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
+from diptych.folders import POINTER
 from diptych.image import ImageEncoder, image_encoder
-from diptych.storage import CONFIG, map_npy
+from diptych.storage import map_npy
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that fit wrote.")]
@@ -106,7 +107,7 @@ def given_text_encoder(name: str | None, device: str = "cpu") -> HKSE | Sentence
     """The text encoder that a flag names, if any; not ``hkse``, which is fitted."""
     if name is None:
         return None
-    if (Path(name) / CONFIG).is_file() and not (Path(name) / "modules.json").is_file():
+    if (Path(name) / POINTER).is_file():
         return HKSE.load(name)
     return sentence_encoder(name, device=None if device == "cpu" else device)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych import storage
+from diptych import folders, storage
 from diptych.checks import TASKS, InputError, Task
 from diptych.fusion.blocks import Floats, Geometry
 from diptych.fusion.hubness import Correction
@@ -87,12 +87,12 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> Loaded:
 
 def save(folder: str | os.PathLike[str], tensors: Tensors, config: Mapping[str, Any]) -> None:
     """Write a packed fusion; a crash on the way leaves the folder as it was."""
-    storage.save_model(folder, KIND, FORMAT_VERSION, tensors, config)
+    folders.save_model(folder, KIND, FORMAT_VERSION, tensors, config)
 
 
 def load(folder: str | os.PathLike[str]) -> Loaded:
     """Read what ``save`` wrote."""
-    return unpack(*storage.load_model(folder, KIND, FORMAT_VERSION))
+    return unpack(*folders.load_model(folder, KIND, FORMAT_VERSION))
 
 
 def _side(stored: Mapping[str, Any]) -> Side:

@@ -74,6 +74,9 @@ class Collection(ABC):
     shared = False
     """Whether other processes hold it too: what is added is kept by then, and asking takes a while."""
 
+    address = ""
+    """Of the database that it is in, for people; empty: it is in none."""
+
     @property
     def version(self) -> str:
         """Changes when others put another model in place; empty where nobody else can."""
@@ -142,8 +145,11 @@ class Collection(ABC):
         """The same items under another model; nobody adds or removes meanwhile."""
 
     @abstractmethod
-    def write(self, folder: Path, hkse: HKSE | None) -> dict[str, Any]:
-        """Write what is needed to open it again to a model's folder; returns what its config is to say."""
+    def write(self, folder: Path, hkse: HKSE | None, model_folder: Path, same: Path | None) -> dict[str, Any]:
+        """Write a version of a model folder; returns what its config is to say.
+
+        ``same`` is a version with the same model and text encoder, whose files are linked.
+        """
 
     def new_moments(self, encode: Encode) -> Moments:
         """Moments of the pairs that were added since the model was fitted."""

@@ -13,7 +13,7 @@ from diptych.checks import TASKS, InputError, Task
 from diptych.retrieval.embedding import SEARCHED, Embedding
 from diptych.retrieval.graph import Graph
 from diptych.retrieval.index import VectorIndex
-from diptych.retrieval.items import VIEWS, Item, Items, View, read_items, write_items
+from diptych.retrieval.items import VIEWS, Item, Items, Places, View, read_items, write_items
 
 INDEX, FEATURES, ITEMS = "index.safetensors", "features.safetensors", "items.jsonl"
 
@@ -24,10 +24,14 @@ def write(
     indexes: Mapping[Task, VectorIndex],
     features: Mapping[View, VectorIndex],
     learned: int,
+    model_folder: Path,
 ) -> dict[str, Any]:
     """Write what can be found; returns what the config beside it is to say."""
     order = {view: items.keys(view) for view in VIEWS}
-    everything = [items.get(key) for view in VIEWS for key in order[view].tolist()]
+    stored_items = [
+        item for view in VIEWS for key in order[view].tolist() if (item := items.get(key)) is not None
+    ]
+    places = Places.of(stored_items, model_folder)
     stored: dict[str, Any] = {}
     for task in TASKS:
         stored |= _rows(f"{task}.vectors", indexes[task])
@@ -36,21 +40,22 @@ def write(
     if features:
         kept = {name: part for v, store in features.items() for name, part in _rows(v, store).items()}
         storage.write_tensors(folder / FEATURES, kept, {})
-    write_items((item for item in everything if item is not None), folder / ITEMS)
+    write_items(stored_items, folder / ITEMS, places)
     for task in TASKS:
         graph = indexes[task].graph
         if graph is not None and np.array_equal(graph.keys, indexes[task].keys):
             graph.write(folder / f"{task}.hnsw")
-    return {"learned": int(np.count_nonzero(order["text"] < learned))}
+    return {"learned": int(np.count_nonzero(order["text"] < learned)), "images": places.describe()}
 
 
 def read(
-    folder: Path, config: Mapping[str, Any], embedding: Embedding, *, mmap: bool
+    folder: Path, config: Mapping[str, Any], embedding: Embedding, model_folder: Path, *, mmap: bool
 ) -> tuple[Items, dict[Task, VectorIndex], dict[View, VectorIndex], int]:
     """Items, vectors, features where they were kept, and the first key that was not learned from."""
     counts: dict[View, int] = {view: _count(config["items"][view]) for view in VIEWS}
     items = Items()
-    items.add(_items(read_items(folder / ITEMS, sum(counts.values())), counts, folder / ITEMS))
+    places = Places.read(config["images"], model_folder)
+    items.add(_items(read_items(folder / ITEMS, sum(counts.values()), places), counts, folder / ITEMS))
     arrays = _arrays(folder / INDEX, mmap)
     indexes: dict[Task, VectorIndex] = {}
     for task in TASKS:

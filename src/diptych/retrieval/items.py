@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from diptych.checks import InputError, count
+from diptych.folders import UPLOADS
 from diptych.storage import parse_json
 
 View: TypeAlias = Literal["image", "text"]
@@ -21,6 +24,8 @@ VIEWS: tuple[View, ...] = ("image", "text")
 
 MAX_LINE = 2**20
 """Characters of one item on disk; a longer line is refused."""
+
+_UPLOAD = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ class Items(Catalogue):
         self._captions: dict[str, list[int]] = {}
         self._with_key: dict[str, int] = {}
         self._next = 0
+        self.removed: list[tuple[int, str]] = []
+        """Keys and ids of items that were removed, until they are saved without them."""
 
     def __len__(self) -> int:
         return len(self._item)
@@ -188,6 +195,7 @@ class Items(Catalogue):
         for key in keys:
             item = self._item.pop(key)
             del self._key[item.id]
+            self.removed.append((key, item.id))
             if item.image is not None:
                 own = self._captions[item.image]
                 own.remove(key)
@@ -219,12 +227,85 @@ def check_unique(items: Sequence[Item], taken: Container[str]) -> None:
         seen.add(item.id)
 
 
-def write_items(items: Iterable[Item], path: Path) -> None:
+@dataclass(frozen=True)
+class Places:
+    """Where images lie, so that a model folder can be moved, alone or together with its images.
+
+    An upload is stored by its name in the model folder, an image under ``images`` by its path from there, and
+    any other image by its whole path.
+
+    Attributes
+    ----------
+    folder
+        The model folder.
+    images
+        The folder that all images lie under, if there is one.
+    """
+
+    folder: Path
+    images: str | None
+
+    @classmethod
+    def of(cls, items: Iterable[Item], folder: Path) -> Places:
+        """Find where images lie."""
+        own = str(folder / UPLOADS)
+        around = {os.path.dirname(item.path) for item in items if item.path is not None} - {own}
+        try:
+            common = os.path.commonpath(around) if around else ""
+        except ValueError:  # on several drives
+            common = ""
+        if not os.path.isabs(common) or os.path.dirname(common) == common:
+            return cls(folder, None)
+        return cls(folder, common)
+
+    @classmethod
+    def read(cls, said: Any, folder: Path) -> Places:
+        """Find where images lie now: where they were, or where they were as seen from the model folder."""
+        if said is None:
+            return cls(folder, None)
+        was, seen = str(said["folder"]), str(said["from_model"])
+        moved = os.path.normpath(folder / seen)
+        return cls(folder, moved if not os.path.isdir(was) and os.path.isdir(moved) else was)
+
+    def describe(self) -> dict[str, str] | None:
+        """What is to be known to find the images again."""
+        if self.images is None:
+            return None
+        real = os.path.realpath(self.images)
+        try:
+            return {"folder": real, "from_model": os.path.relpath(real, self.folder)}
+        except ValueError:  # on another drive
+            return {"folder": real, "from_model": real}
+
+    def pack(self, item: Item) -> dict[str, Any]:
+        """Return what is stored of an item."""
+        packed = item.to_json()
+        if item.path is None:
+            return packed
+        folder, name = os.path.split(item.path)
+        if folder == str(self.folder / UPLOADS) and _UPLOAD.fullmatch(name):
+            del packed["path"]
+            return packed | {"upload": name}
+        if self.images is not None and item.path.startswith(start := os.path.join(self.images, "")):
+            packed["path"] = item.path[len(start) :]
+        return packed
+
+    def unpack(self, stored: dict[str, Any]) -> Item:
+        """Return the item that ``pack`` packed."""
+        upload = stored.pop("upload", None)
+        if upload is not None:
+            stored["path"] = str(self.folder / UPLOADS / upload)
+        elif self.images is not None and stored.get("path") is not None:
+            stored["path"] = os.path.join(self.images, stored["path"])
+        return Item(**stored)
+
+
+def write_items(items: Iterable[Item], path: Path, places: Places) -> None:
     """One JSON object a line."""
     with open(path, "w", encoding="utf-8") as file:
         for item in items:
             # Names of files may hold bytes that are no text, which only an escape can write.
-            line = json.dumps(item.to_json(), allow_nan=False) + "\n"
+            line = json.dumps(places.pack(item), allow_nan=False) + "\n"
             if len(line) > MAX_LINE:
                 raise InputError(
                     f"the item {item.id[:60]!r} takes {len(line)} characters to write; at most {MAX_LINE} "
@@ -233,13 +314,13 @@ def write_items(items: Iterable[Item], path: Path) -> None:
             file.write(line)
 
 
-def read_items(path: Path, expected: int) -> list[Item]:
+def read_items(path: Path, expected: int, places: Places) -> list[Item]:
     """Read ``expected`` items; anything else is an ``InputError``."""
     found: list[Item] = []
     try:
         with open(path, encoding="utf-8") as file:
             while line := file.readline(MAX_LINE):
-                found.append(_parsed(line, path, len(found) + 1))
+                found.append(places.unpack(_parsed(line, path, len(found) + 1)))
                 if len(found) > expected:
                     break
     except UnicodeDecodeError as error:
@@ -251,7 +332,7 @@ def read_items(path: Path, expected: int) -> list[Item]:
     return found
 
 
-def _parsed(line: str, path: Path, number: int) -> Item:
+def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         content = parse_json(line)
     except (ValueError, RecursionError):
@@ -259,12 +340,14 @@ def _parsed(line: str, path: Path, number: int) -> Item:
     texts = ("path", "text", "image")
     whole = (
         isinstance(content, dict)
-        and set(content) <= {"id", "view", "metadata", *texts}
+        and set(content) <= {"id", "view", "metadata", "upload", *texts}
         and isinstance(content.get("id"), str)
         and content.get("view") in VIEWS
         and all(isinstance(content.get(name), str | None) for name in texts)
+        and ("upload" not in content or _UPLOAD.fullmatch(str(content["upload"])) is not None)
         and isinstance(content.get("metadata", {}), dict)
     )
     if not whole:
         raise InputError(f"{path}, line {number}, is no item ({line[:60]!r}); save the model again.")
-    return Item(**content)
+    assert isinstance(content, dict)
+    return content

@@ -150,6 +150,20 @@ class MemoryCollection(Collection):
             self.items.remove(gone.tolist())
         return len(gone)
 
+    def take_changes(self, other: MemoryCollection, first_key: int, encode: Encode, keep: bool) -> None:
+        """Remove and add what ``other`` did since its items got keys from ``first_key`` on."""
+        gone = [item_id for key, item_id in other.items.removed if key < first_key]
+        self.remove(dict.fromkeys(item_id for item_id in gone if item_id in self.items))
+        new: dict[View, list[Item]] = {}
+        rows: dict[View, Floats] = {}
+        for view in TASK_OF:
+            keys = other.items.keys(view)
+            keys = keys[keys >= first_key]
+            if len(keys):
+                new[view] = [item for key in keys.tolist() if (item := other.items.get(key)) is not None]
+                rows[view] = other.features_of(view, keys, encode)
+        self.add(lambda unused: new, rows, keep)
+
     def found(
         self, task: Task, queries: Floats, k: int, where: Where | None, weighting: Weighting | None = None
     ) -> list[list[Hit]]:
@@ -219,10 +233,12 @@ class MemoryCollection(Collection):
         dtype = str(self.indexes["search"].dtype)
         return MemoryCollection.of(fitted, self.items, self.features, of, dtype, self._kind)
 
-    def write(self, folder: Path, hkse: HKSE | None) -> dict[str, Any]:
-        """Write everything; returns what the folder's config is to say."""
-        said = model_files.write(folder, self.fitted, self.fitted.moments, hkse)
-        return said | index_files.write(folder, self.items, self.indexes, self.features, self.learned)
+    def write(self, folder: Path, hkse: HKSE | None, model_folder: Path, same: Path | None) -> dict[str, Any]:
+        """Write everything; returns what the config is to say."""
+        said = model_files.write(folder, self.fitted, self.fitted.moments, hkse, same)
+        return said | index_files.write(
+            folder, self.items, self.indexes, self.features, self.learned, model_folder
+        )
 
     def _hits(
         self,

@@ -17,6 +17,7 @@ from diptych import storage
 from diptych.cca import AWCCA, Moments
 from diptych.cca.persistence import Loaded, unpack
 from diptych.checks import InputError
+from diptych.folders import link_files
 from diptych.fusion import Fusion
 from diptych.fusion.saved import unpack as unpack_fusion
 from diptych.retrieval.embedding import embedding_of
@@ -25,21 +26,33 @@ from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.reach import Reach
 from diptych.text import HKSE
+from diptych.text.saved import INSIDE, read_hkse, write_hkse
 
-MODEL, MOMENTS, TEXT = "model.safetensors", "moments.safetensors", "text-encoder"
+MODEL, MOMENTS, TEXT = "model.safetensors", "moments.safetensors", INSIDE
 
 
-def write(folder: Path, fitted: Fitted, moments: Moments | None, hkse: HKSE | None) -> dict[str, Any]:
-    """Write a model; returns what the config beside it is to say."""
+def write(
+    folder: Path, fitted: Fitted, moments: Moments | None, hkse: HKSE | None, same: Path | None = None
+) -> dict[str, Any]:
+    """Write a model; returns what the config beside it is to say.
+
+    ``same`` is a folder that the same model was written to before: its files are linked, not written again.
+    """
     tensors, model = fitted.model.packed()
-    for view in VIEWS:
-        tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
-        tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
-    storage.write_tensors(folder / MODEL, tensors, {})
-    if moments is not None:
-        moments.save(folder / MOMENTS)
-    if hkse is not None:
-        hkse.save(folder / TEXT)
+    if same is not None:
+        for name in (MODEL, MOMENTS, TEXT):
+            if (same / name).exists():
+                link_files(same / name, folder / name)
+    else:
+        for view in VIEWS:
+            tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
+            tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
+        storage.write_tensors(folder / MODEL, tensors, {})
+        if moments is not None:
+            moments.save(folder / MOMENTS)
+        if hkse is not None:
+            (folder / TEXT).mkdir()
+            write_hkse(hkse, folder / TEXT)
     return {
         "kind": "fusion" if isinstance(fitted.model, Fusion) else "awcca",
         "model": model,
@@ -85,9 +98,7 @@ def read_moments(folder: Path, model: AWCCA | Fusion) -> Moments:
 
 def read_text_encoder(folder: Path) -> HKSE:
     """The HKSE."""
-    if (folder / TEXT).is_symlink():
-        raise InputError(f"{folder / TEXT} is a link; expected the text encoder's folder.")
-    return HKSE.load(folder / TEXT)
+    return read_hkse(HKSE, folder / TEXT)
 
 
 def known_encoders(config: Mapping[str, Any], folder: Path | None = None) -> dict[View, Known]:

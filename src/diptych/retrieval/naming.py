@@ -20,7 +20,7 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 def items_of(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item]]:
     """Items of pairs; their split is part of their metadata."""
     places = dataset.paths or (None,) * dataset.n_images
-    paths = [None if place is None else os.fsdecode(place) for place in places]
+    paths = [None if place is None else os.path.abspath(os.fsdecode(place)) for place in places]
     splits = dataset.splits or ("",) * dataset.n_images
 
     def of(name: str, row: int) -> Mapping[str, Any]:
@@ -50,7 +50,12 @@ def image_items(
         if not is_unicode(str(name)):
             raise InputError(f"the name {str(name)!r} is not valid Unicode text; rename the file or the id.")
     return [
-        Item(str(name), "image", path=path, metadata=plain(metadata.get(str(name), {}), name))
+        Item(
+            str(name),
+            "image",
+            path=None if path is None else os.path.abspath(path),
+            metadata=plain(metadata.get(str(name), {}), name),
+        )
         for name, path in zip(names, paths, strict=True)
     ]
 

@@ -16,6 +16,7 @@ from sklearn.base import clone
 from diptych.cca import AWCCA, Engine
 from diptych.checks import InputError, check_choice, check_matrix, check_pairing, count
 from diptych.data import PairedDataset, PairedViews
+from diptych.folders import ChangedError, Version
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
 from diptych.retrieval import saved
@@ -38,6 +39,7 @@ from diptych.retrieval.homes import home_of, opened
 from diptych.retrieval.index import DTYPES
 from diptych.retrieval.items import VIEWS, Item, View
 from diptych.retrieval.learning import adopted, learned_again
+from diptych.retrieval.memory import MemoryCollection
 from diptych.retrieval.naming import Metadata, image_items, items_of, text_items
 from diptych.retrieval.recipes import choose_recipe, warn_of_pyramid
 from diptych.transfer import torch_device
@@ -109,6 +111,8 @@ class Retriever(Asking):
         self.model = model
         self.keep_features, self.device = keep_features, device
         self._collection: Collection | None = None
+        self.base: saved.Base | None = None
+        self._refitted: list[tuple[Any, ...] | None] = []
         self._writing = threading.RLock()
 
     def __repr__(self) -> str:
@@ -305,6 +309,7 @@ class Retriever(Asking):
             self._collection = self.collection.refitted(
                 lambda old: learned_again(old, self._encode_items, validation), self._encode_items
             )
+            self._refitted = [validation]
         return self
 
     def add(
@@ -397,9 +402,16 @@ class Retriever(Asking):
         return recalls(model, views.of(rows), self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything to ``folder``, atomically; see ``diptych.retrieval.saved``."""
+        """Write everything as a new version of ``folder``, atomically; see ``diptych.retrieval.saved``.
+
+        What other processes have saved to the folder since this was loaded from there is kept: items that
+        were added or removed here are added to it, or removed from it. If that cannot be done, because an id
+        was given twice or the model was fitted on features of other encoders, it is an ``InputError``, and
+        nothing is written. A retriever that was fitted here replaces what is in the folder.
+        """
         with self._writing:
-            saved.save(self, folder)
+            saved.save(self, folder, self._bring)
+            self._refitted = []
 
     @classmethod
     def load(
@@ -435,8 +447,10 @@ class Retriever(Asking):
             For a folder that points to a database: its address, where that has a password or has changed.
         """
         own_text = text_encoder is None
-        content = saved.load(folder, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
-        return cls._of(content, image_encoder, text_encoder, device)
+        content, base = saved.load(folder, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
+        retriever = cls._of(content, image_encoder, text_encoder, device)
+        retriever.base = base
+        return retriever
 
     @classmethod
     def connect(
@@ -480,6 +494,29 @@ class Retriever(Asking):
     def _fill(self, fitted: Fitted, given: Given, rows: Mapping[View, np.ndarray[Any, Any]]) -> None:
         with self._writing:
             self._collection = self._home.fill(fitted, given, rows, self.keep_features, self.encoders)
+            self.base, self._refitted = None, []
+
+    def _bring(self, current: Version) -> None:
+        """Apply the changes made here to what others have saved meanwhile, and go on with that."""
+        content, base = saved.read_version(current, own_text=False)
+        mine, theirs = self.collection, content.collection
+        if not isinstance(mine, MemoryCollection) or not isinstance(theirs, MemoryCollection):
+            raise ChangedError(f"{current.folder} holds another model by now; load it again.")
+        for view in VIEWS:
+            same = mine.embedding.features(view) == theirs.embedding.features(view)
+            if not same or self.encoders.describe(view).fingerprint != content.known[view].fingerprint:
+                raise ChangedError(
+                    f"{current.folder} was fitted anew meanwhile, on features of another {view} encoder; "
+                    "load it again and repeat the changes."
+                )
+        assert self.base is not None
+        theirs.take_changes(mine, self.base.first_key, self._encode_items, content.options["keep_features"])
+        for validation in self._refitted:
+            learn = partial(learned_again, encode=self._encode_items, validation=validation)
+            theirs = theirs.refitted(learn, self._encode_items)
+        self._collection, self.base = theirs, replace(base, hkse=self.encoders.hkse)
+        self.dtype, self.index = content.options["dtype"], content.options["index"]
+        self.keep_features = content.options["keep_features"]
 
     def _encode_items(self, view: View, items: list[Item]) -> np.ndarray[Any, Any]:
         return encoded_again(self.encoders, view, items)

@@ -1,4 +1,4 @@
-"""A retriever as a folder: safetensors for the numbers, JSON for the rest, and a card for people.
+"""A retriever as a model folder: safetensors for the numbers, JSON for the rest, and a card for people.
 
 =========================  ==============================================================================
 ``config.json``            format, library, encoders' fingerprints, filters, grids, path, recalls, checksums
@@ -11,20 +11,26 @@
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
 ``README.md``              the model card, with ``regularization.png``
 =========================  ==============================================================================
+
+These are the files of one version; ``diptych.folders`` tells how versions follow each other. A retriever
+remembers the version it was loaded from. If that is still the current one, ``save`` replaces it. If others
+have saved meanwhile, ``save`` brings the items that were added and removed here into what they saved, or
+refuses. A retriever that was fitted, rather than loaded, replaces whatever is there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diptych import storage
+from diptych import folders, storage
 from diptych.cca import AWCCA, CanonicalModel
 from diptych.checks import TASKS, InputError, Task
+from diptych.folders import ChangedError, Version
 from diptych.fusion import Fusion
 from diptych.report import draw_regularization_path, model_card
 from diptych.report.card import (
@@ -37,19 +43,21 @@ from diptych.report.card import (
     TaskFacts,
 )
 from diptych.retrieval import index_files, model_files
-from diptych.retrieval.collection import Content
+from diptych.retrieval.collection import Collection, Content
 from diptych.retrieval.embedding import embedding_of
+from diptych.retrieval.fitting import Fitted
 from diptych.retrieval.homes import opened, saved_address
 from diptych.retrieval.index_files import FEATURES, INDEX, ITEMS
 from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.memory import MemoryCollection
 from diptych.retrieval.model_files import MODEL, MOMENTS, TEXT
+from diptych.text import HKSE
 
 if TYPE_CHECKING:
     from diptych.retrieval.retriever import Retriever
 
 KIND, FORMAT_VERSION = "retriever", 2
-"""Version 2 is a folder that points to a database; one that holds its items itself is version 1."""
+"""Format version 2 is a folder that points to a database; one that holds its items itself is version 1."""
 CARD = "README.md"
 MEANINGS = {
     storage.CONFIG: "format, encoders, filters, grids, path, recalls and checksums",
@@ -62,24 +70,108 @@ MEANINGS = {
 }
 
 
-def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
-    """Write a retriever; a crash on the way leaves the folder as it was."""
-    with storage.replacing_folder(folder, KIND) as staged:
-        said = retriever.collection.write(staged, retriever.encoders.hkse)
-        facts = describe(retriever)
-        config = {
-            "format": f"diptych-{KIND}",
-            "version": 1,
-            **facts,
-            "encoders": {
-                view: told | {"origin": _origin(retriever.encoders.describe(view).origin, Path(folder))}
-                for view, told in facts["encoders"].items()
-            },
-            **said,
-            "files": {path.name: _checksum(path) for path in sorted(staged.iterdir()) if path.is_file()},
+@dataclass(frozen=True, eq=False)
+class Base:
+    """The version that a retriever was loaded from, or saved as last: what its changes are counted from.
+
+    Attributes
+    ----------
+    version
+        It.
+    identity
+        Of the model folder, wherever it is moved to.
+    first_key
+        Items with this key, or a greater one, were added since.
+    fitted, hkse
+        Its model and text encoder: while the retriever has these, their files need not be written again.
+    journal
+        The last entry of a server's journal that is part of it.
+    """
+
+    version: Version
+    identity: tuple[int, int]
+    first_key: int
+    fitted: Fitted | None
+    hkse: HKSE | None
+    journal: int
+
+    @classmethod
+    def of(cls, version: Version, collection: Collection, hkse: HKSE | None, journal: int) -> Base:
+        """Count changes of a collection from now on."""
+        first_key = 0
+        if isinstance(collection, MemoryCollection):
+            first_key = collection.items.next_key
+            collection.items.removed.clear()
+        fitted = None if collection.shared else collection.fitted
+        return cls(version, _identity(version.folder), first_key, fitted, hkse, journal)
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether it is a version of this model folder."""
+        return self.version.folder == folder or self.identity == _identity(folder)
+
+
+def save(
+    retriever: Retriever,
+    folder: str | os.PathLike[str],
+    bring: Callable[[Version], None] | None,
+    journal: int | None = None,
+) -> None:
+    """Write a retriever as a new version of a folder; a crash on the way leaves the folder as it was.
+
+    Parameters
+    ----------
+    retriever
+        What is saved.
+    folder
+        Where.
+    bring
+        Brings what was saved meanwhile by others into the retriever, if its base is not the current version
+        any more; None: that is a ``ChangedError``.
+    journal
+        The last entry of a server's journal that is saved; None: the same as before.
+    """
+    with retriever._writing:
+        _save(retriever, folder, bring, journal)
+
+
+def _save(
+    retriever: Retriever,
+    folder: str | os.PathLike[str],
+    bring: Callable[[Version], None] | None,
+    journal: int | None,
+) -> None:
+    facts = describe(retriever)
+    with folders.new_version(folder, KIND) as draft:
+        place, current = draft.path.parent.parent, draft.current
+        base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
+        if base is not None and (current is None or current.id != base.version.id):
+            if bring is None:
+                raise ChangedError(f"{folder} holds another version by now.")
+            if current is not None and not _same_database(retriever.collection, current):
+                bring(current)
+                base, facts = retriever.base, describe(retriever)
+        if journal is None:
+            journal = 0 if base is None or current is None else base.journal
+        collection, hkse = retriever.collection, retriever.encoders.hkse
+        same = base is not None and base.fitted is collection.fitted and base.hkse is hkse
+        before = current if same else None
+        said = collection.write(draft.path, hkse, place, None if before is None else before.path)
+        _write_card(retriever, facts, draft.path, place.name)
+        encoders = {
+            view: told | {"origin": _origin(retriever.encoders.describe(view).origin, place)}
+            for view, told in facts["encoders"].items()
         }
-        storage.write_json(staged / storage.CONFIG, config)
-        _write_card(retriever, facts, staged, Path(folder).absolute().name)
+        config = {**facts, "encoders": encoders, "journal": journal, **said}
+        folders.write_config(draft.path, KIND, config.pop("version", 1), config, before)
+    assert draft.version is not None
+    retriever.base = Base.of(draft.version, collection, hkse, journal)
+
+
+def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
+    """Raise ``ChangedError`` if a retriever is not of the current version of a folder any more."""
+    current = folders.find_current(folder)
+    if current is None or retriever.base is None or current.id != retriever.base.version.id:
+        raise ChangedError(f"{folder} holds another version by now.")
 
 
 def load(
@@ -89,24 +181,46 @@ def load(
     trust_graph: bool = False,
     own_text: bool = True,
     index: str | None = None,
-) -> Content:
-    """Read what ``save`` wrote; without ``own_text``, all but the text encoder.
+) -> tuple[Content, Base]:
+    """Read the current version of a folder; without ``own_text``, all but the text encoder.
 
     ``index`` is the address of the database that a folder points to, where another is to be used.
     """
-    folder = storage.existing_folder(folder)
+
+    def read(version: Version) -> tuple[Content, Base]:
+        return read_version(version, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
+
+    return folders.read_current(folder, read)
+
+
+def read_version(
+    version: Version,
+    *,
+    mmap: bool = False,
+    trust_graph: bool = False,
+    own_text: bool = True,
+    index: str | None = None,
+) -> tuple[Content, Base]:
+    """Read one version of a folder."""
+    folder = version.path
     config = storage.read_json(folder / storage.CONFIG)
     if config.get("format") == "diptych-awcca":
         raise InputError(
-            f"{folder} holds a model without an index; AWCCA.load reads it, and diptych fit makes one with."
+            f"{version.folder} holds a model without an index; AWCCA.load reads it, and diptych fit makes "
+            "one with."
         )
-    storage.check_format(config, KIND, FORMAT_VERSION, folder / storage.CONFIG)
+    config = folders.read_config(folder, KIND, FORMAT_VERSION)
     if "address" not in config and index is not None:
-        raise InputError(f"{folder} holds its items itself; index= is for folders that point to a database.")
+        raise InputError(
+            f"{version.folder} holds its items itself; index= is for folders that point to a database."
+        )
     try:
+        journal = int(config["journal"])
         if "address" in config:
-            return opened(index or saved_address(config["address"]), own_text=own_text)
-        return _read(folder, config, mmap, trust_graph, own_text)
+            content = opened(index or saved_address(config["address"]), own_text=own_text)
+        else:
+            content = _read(version, config, mmap, trust_graph, own_text)
+        return content, Base.of(version, content.collection, content.text, journal)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -166,17 +280,19 @@ def _correlations(model: CanonicalModel) -> dict[str, list[float] | None]:
     }
 
 
-def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool, own_text: bool) -> Content:
-    files = config["files"]
+def _read(
+    version: Version, config: Mapping[str, Any], mmap: bool, trust_graph: bool, own_text: bool
+) -> Content:
+    folder, files = version.path, config["files"]
     mapped = (INDEX, FEATURES) if mmap else ()
     optional = [name for name in (MOMENTS, FEATURES) if name in files]
     for name in (MODEL, INDEX, ITEMS, *optional):
-        _check_file(folder, name, files[name], whole=name not in mapped)
+        folders.check_file(folder, name, config, whole=name not in mapped)
     fitted = model_files.read(folder, config)
     if MOMENTS in files:
         fitted = replace(fitted, moments=model_files.read_moments(folder, fitted.model))
     items, indexes, features, learned = index_files.read(
-        folder, config, embedding_of(fitted.model), mmap=mmap
+        folder, config, embedding_of(fitted.model), version.folder, mmap=mmap
     )
     options = {
         "index": config["index"]["kind"],
@@ -187,11 +303,14 @@ def _read(folder: Path, config: Mapping[str, Any], mmap: bool, trust_graph: bool
         graph = folder / f"{task}.hnsw"
         trusted = trust_graph and graph.name in files
         if trusted and len(indexes[task]):
-            _check_file(folder, graph.name, files[graph.name], whole=True)
+            folders.check_file(folder, graph.name, config)
         index_files.take_graph(indexes[task], graph, fitted.facts, task, trusted=trusted)
-    hkse = model_files.read_text_encoder(folder) if config["text_encoder"] and own_text else None
+    hkse: HKSE | None = None
+    if config["text_encoder"] and own_text:
+        folders.check_file(folder, f"{TEXT}/{storage.CONFIG}", config)
+        hkse = model_files.read_text_encoder(folder)
     collection = MemoryCollection(fitted, items, indexes, features, learned, options["index"])
-    return Content(collection, options, model_files.known_encoders(config, folder), hkse)
+    return Content(collection, options, model_files.known_encoders(config, version.folder), hkse)
 
 
 def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
@@ -281,17 +400,16 @@ def _origin(origin: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not os.path.isabs(place):
         return dict(origin)
     with suppress(ValueError):  # on another drive of Windows
-        return {**origin, "beside": os.path.relpath(place, folder.absolute())}
+        return {**origin, "beside": os.path.relpath(os.path.realpath(place), folder)}
     return dict(origin)
 
 
-def _checksum(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": storage.file_digest(path)}
+def _same_database(collection: Collection, version: Version) -> bool:
+    """Whether a collection is in the database that a version points to: then both have the same items."""
+    address = collection.address
+    return bool(address) and storage.read_json(version.path / storage.CONFIG).get("address") == address
 
 
-def _check_file(folder: Path, name: str, expected: Any, *, whole: bool) -> None:
-    path = storage.plain_file(folder / name, "a file of a model")
-    if path.stat().st_size != expected["bytes"] or (
-        whole and storage.file_digest(path) != expected["sha256"]
-    ):
-        raise InputError(f"{path} is not as it was written (its checksum differs); restore it or save again.")
+def _identity(folder: Path) -> tuple[int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from diptych import storage
+from diptych import folders
 from diptych.checks import InputError
+from diptych.folders import ChangedError
 from diptych.retrieval.collection import UnavailableError
-from diptych.service.journal import journal_of
+from diptych.service.journal import read_entries
 from diptych.service.served import Served
 from diptych.service.writing import Writer
 
 log = logging.getLogger("diptych.service")
-
-Signature: TypeAlias = tuple[int, int, int, str]
 
 
 class Shelf:
@@ -46,7 +44,8 @@ class Shelf:
     ) -> None:
         self.current, self.writer = served, writer
         self._folder, self._load = folder, load
-        self._seen = self._signature()
+        self._shared = served.retriever.collection.version
+        self._refused = ""
         self.writing = asyncio.Lock()
         self.reloads = {"loaded": 0, "failed": 0}
 
@@ -61,9 +60,8 @@ class Shelf:
         writer = Writer(folder) if writable else None
         if writer is not None and (replayed := writer.replay(served.retriever)):
             log.info("replayed %d entries of the journal", replayed)
-        left = journal_of(folder)
-        if writer is None and left.is_file() and left.stat().st_size:
-            log.warning("%s holds items that are not served without --writable", left)
+        if writer is None and (left := _unsaved(folder, served)):
+            log.warning("%d changes in the journal of %s are not served without --writable", left, folder)
         return cls(served, folder=folder, load=load, writer=writer)
 
     async def watch(self, seconds: float = 1.0) -> None:
@@ -74,33 +72,37 @@ class Shelf:
 
     async def refresh(self) -> bool:
         """Load the version on disk if it is another one than before; returns whether it is served now."""
-        found = self._signature()
-        if self._load is None or found is None or found == self._seen:
+        if self._load is None or self._new_version() is None:
             return False
         async with self.writing:
-            self._seen = found
+            if (found := self._new_version()) is None:  # this server has saved it itself
+                return False
             try:
                 served = await asyncio.to_thread(self._loaded)
             except (InputError, OSError) as error:
+                if isinstance(error, InputError):  # anything else may pass
+                    self._refused = found
                 self.reloads["failed"] += 1
                 log.error("the new version is not served, the old one is: %s", error)
                 return False
+            self._shared = served.retriever.collection.version
             self.current = served
         self.reloads["loaded"] += 1
         log.info("serving version %s", served.version)
         return True
 
     def fold(self) -> None:
-        """Save what was added, unless another version lies in the folder by now."""
+        """Save what was added; where another version lies in the folder by now, it stays in the journal."""
         if self.writer is None:
             return
-        if self._signature() != self._seen:
-            log.warning("%s holds another version by now; what was added stays in the journal", self._folder)
-            return
         try:
-            self.writer.fold(self.current.retriever, self._saved)
+            self.writer.fold(self.current.retriever)
         except UnavailableError as error:
             log.warning("pictures that no item shows any more are left: %s", error)
+        except (ChangedError, FileNotFoundError):
+            log.warning("%s holds another version by now; what was added stays in the journal", self._folder)
+        except (InputError, OSError) as error:
+            log.error("what was added could not be saved and stays in the journal: %s", error)
 
     def _loaded(self) -> Served:
         assert self._load is not None
@@ -109,16 +111,26 @@ class Shelf:
             self.writer.replay(served.retriever)
         return served
 
-    def _saved(self) -> None:
-        self._seen = self._signature()
-
-    def _signature(self) -> Signature | None:
-        """What changes when a folder is saved, or what it points to; None while there is none to see."""
+    def _new_version(self) -> str | None:
+        """What is in the folder, or in the database it points to, if that is neither served nor refused."""
         if self._folder is None:
             return None
         try:
-            found = os.stat(Path(self._folder) / storage.CONFIG)
-        except OSError:
-            return None
-        version = self.current.retriever.collection.version
-        return found.st_mtime_ns, found.st_ino, found.st_size, version
+            current = folders.find_current(self._folder)
+        except (InputError, OSError) as error:
+            found = f"unreadable: {error}"
+        else:
+            if current is None:
+                return None
+            base, shared = self.current.retriever.base, self.current.retriever.collection.version
+            if base is not None and current.id == base.version.id and shared == self._shared:
+                return None
+            found = f"{current.id} {shared}"
+        return found if found != self._refused else None
+
+
+def _unsaved(folder: Path, served: Served) -> int:
+    """How many entries of a folder's journal are not part of the version that is served."""
+    entries, _ = read_entries(folders.real_folder(folder) / folders.JOURNAL)
+    base = served.retriever.base
+    return sum(base is None or entry["n"] > base.journal for entry in entries)

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvicorn
 
-from diptych import storage
+from diptych import folders
 from diptych.checks import InputError, count
 from diptych.service.app import create_app
 from diptych.service.connections import ACCEPTED_AT_ONCE, protocol, raise_file_limit
@@ -92,7 +92,7 @@ def serve(
     with contextlib.ExitStack() as held:
         listener = held.enter_context(contextlib.closing(listening(settings.host, settings.port)))
         if settings.writable:
-            held.enter_context(storage.alone(folder))
+            held.enter_context(folders.alone(folder))
         shelf = Shelf.open(
             folder, writable=settings.writable, image_encoder=image_encoder, text_encoder=text_encoder
         )

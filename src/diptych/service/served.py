@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from diptych import storage
 from diptych.cca import AWCCA
 from diptych.cca.weighting import NAMES
 from diptych.checks import TASKS, InputError
@@ -50,15 +50,15 @@ class Served:
         It.
     name
         Of its folder.
-    digest
-        Of its description, which holds a checksum of every file.
+    folder_version
+        Which version of its folder it is.
     card
         Its model card, as Markdown.
     """
 
     retriever: Retriever
     name: str
-    digest: str
+    folder_version: str
     card: str = ""
     _told: dict[str, Any] = field(default_factory=dict)
 
@@ -66,13 +66,13 @@ class Served:
     def load(cls, folder: Path, image_encoder: Any = None, text_encoder: Any = None) -> Served:
         """Read what ``Retriever.save`` wrote."""
         retriever = Retriever.load(folder, image_encoder, text_encoder)
-        place = storage.existing_folder(folder)
-        card = place / "README.md"
-        text = ""
-        if card.is_file() and not card.is_symlink() and card.stat().st_size <= MAX_CARD_BYTES:
-            text = card.read_text("utf-8", errors="replace")
-        digest = storage.file_digest(place / storage.CONFIG)[:12]
-        served = cls(retriever, Path(folder).absolute().name, digest, text)
+        assert retriever.base is not None
+        version, text = retriever.base.version, ""
+        card = version.path / "README.md"
+        with suppress(OSError):  # another version has taken its place: it will be loaded next
+            if card.is_file() and not card.is_symlink() and card.stat().st_size <= MAX_CARD_BYTES:
+                text = card.read_text("utf-8", errors="replace")
+        served = cls(retriever, Path(folder).absolute().name, version.id, text)
         for view in VIEWS:
             if (reason := served._unable(view)) is not None:
                 log.warning("%s", reason)
@@ -81,7 +81,7 @@ class Served:
     @property
     def version(self) -> str:
         """Tells it from other versions."""
-        return "-".join(filter(None, (self.digest, self.retriever.collection.version)))
+        return "-".join(filter(None, (self.folder_version, self.retriever.collection.version)))
 
     def item(self, item_id: str) -> Item | None:
         """The item of this id, if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -23,6 +24,8 @@ from diptych.service.reload import Shelf
 from diptych.service.served import Served
 from diptych.service.watching import Meter
 from diptych.service.writing import unknown
+
+log = logging.getLogger("diptych.service")
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -91,7 +94,7 @@ class Service:
         finally:
             watch.cancel()
             if self._folding is not None:
-                await self._folding
+                await asyncio.wait([self._folding])
             try:
                 await asyncio.to_thread(self.shelf.fold)
             finally:
@@ -199,7 +202,10 @@ class Service:
 
         async def fold() -> None:
             async with self.shelf.writing:
-                await asyncio.to_thread(self.shelf.fold)
+                try:
+                    await asyncio.to_thread(self.shelf.fold)
+                except Exception:
+                    log.exception("what was added could not be saved; it stays in the journal")
 
         self._folding = asyncio.create_task(fold())
 

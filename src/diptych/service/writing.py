@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-from diptych.image import open_image
-from diptych.retrieval import Retriever
+from diptych import folders
+from diptych.image import UnreadableImage, open_image
+from diptych.retrieval import Retriever, saved
 from diptych.service.journal import Entry, Journal
 from diptych.service.problems import Problem
 
 FOLD_AT = 512
-"""Entries after which the journal is folded into the model's folder."""
+"""Entries after which they are saved with the model."""
 
 log = logging.getLogger("diptych.service")
 
@@ -38,11 +40,18 @@ class Writer:
         self.folder, self.fold_at = folder, fold_at
         self.journal = Journal(folder)
         self._lock = threading.RLock()
+        self._saved = 0
+        self._damaged: set[int] = set()
+
+    @property
+    def pending(self) -> int:
+        """Entries that are not saved with the model yet, and can be."""
+        return len(self.journal.after(self._saved)) - len(self._damaged)
 
     @property
     def is_due(self) -> bool:
-        """Whether the journal is long enough to be folded."""
-        return len(self.journal) >= self.fold_at
+        """Whether there are enough entries to save them with the model."""
+        return self.pending >= self.fold_at
 
     def add(
         self,
@@ -68,12 +77,12 @@ class Writer:
             if taken:
                 raise Problem(409, "taken", f"there is an item {taken[0]!r} already; choose another id.")
             if content is not None:
-                entry["file"] = str(self.journal.keep(content))
+                entry["file"] = self.journal.keep(content)
             elif rows is not None:
                 entry["features"] = _as_text(rows)
             if caption_rows is not None:
                 entry["caption_features"] = _as_text(caption_rows)
-            ids = put(retriever, entry, rows)
+            ids = self._put(retriever, entry, rows)
             try:
                 self._note(retriever, entry)
             except OSError:
@@ -92,22 +101,64 @@ class Writer:
     def replay(self, retriever: Retriever) -> int:
         """Bring a model that was just loaded up to date; returns how many entries changed it.
 
-        A crash between saving and forgetting leaves entries that are in the model already. Each says what
-        becomes of an id, whatever was there, so going through all of them again ends in the same place.
+        Only entries that are not part of its version are gone through. One whose image is damaged is logged
+        and stays in the journal.
         """
         with self._lock:
-            return sum(self._replayed(retriever, entry) for entry in self.journal)
+            self._saved = 0 if retriever.base is None else retriever.base.journal
+            self.journal.last = max(self.journal.last, self._saved)
+            self._damaged = set()
+            changed = 0
+            for entry in self.journal.after(self._saved):
+                try:
+                    changed += self._replayed(retriever, entry)
+                except UnreadableImage as error:
+                    self._damaged.add(entry["n"])
+                    log.error("%r is not served: %s It stays in %s.", entry["id"], error, self.journal.path)
+            return changed
 
-    def fold(self, retriever: Retriever, saved: Callable[[], None]) -> None:
-        """Save the model with all it holds now, and begin a new journal."""
+    def fold(self, retriever: Retriever) -> None:
+        """Save the model with all it holds now; ``ChangedError`` if it is not the current version."""
         with self._lock:
-            if len(self.journal):
-                retriever.save(self.folder)
-                saved()
-                self.journal.forget()
+            if self.pending > 0:
+                number = self._put_last()
+                saved.save(retriever, self.folder, None, number)
+                self._saved = number
+                self._tidy(retriever)
             if self.journal.uploads.is_dir():
-                shown = {item.path for _, item in retriever.collection.items if item.path is not None}
-                self.journal.sweep(shown)
+                with folders.locked(folders.real_folder(self.folder)):
+                    saved.check_current(retriever, self.folder)
+                    paths = (item.path for _, item in retriever.collection.items)
+                    self.journal.sweep({os.path.basename(path) for path in paths if path is not None})
+
+    def _put_last(self) -> int:
+        """Put entries of damaged images last, to be tried again later; returns the number before them."""
+        whole = [entry for entry in self.journal if entry["n"] not in self._damaged]
+        if self._damaged:
+            first = self.journal.next_number()
+            damaged = [entry for entry in self.journal if entry["n"] in self._damaged]
+            again = [entry | {"n": first + i} for i, entry in enumerate(damaged)]
+            self.journal.rewrite([*whole, *again])
+            self._damaged = {entry["n"] for entry in again}
+        number: int = whole[-1]["n"]
+        return number
+
+    def _tidy(self, retriever: Retriever) -> None:
+        """Drop additions of what is gone again, and with them its removal."""
+        kept: list[Entry] = []
+        gone: set[str] = set()
+        items = retriever.collection.items
+        for entry in self.journal:
+            if entry["op"] == "remove":
+                if entry["id"] not in gone:
+                    kept.append(entry)
+            elif entry["n"] in self._damaged or any(name in items for name in named(entry)):
+                kept.append(entry)
+                gone -= set(named(entry))
+            else:
+                gone |= set(named(entry))
+        if len(kept) < len(self.journal):
+            self.journal.rewrite(kept)
 
     def _note(self, retriever: Retriever, entry: Entry) -> None:
         """Put an entry on the disk; what others share is kept by them."""
@@ -123,41 +174,42 @@ class Writer:
         rows = None
         if "file" in entry:
             # It was opened within the limits when it was sent.
-            rows = retriever.encoders.encode_images([open_image(entry["file"], max_pixels=2**31)])
+            image = open_image(self.journal.uploads / entry["file"], max_pixels=2**31)
+            rows = retriever.encoders.encode_images([image])
         elif "features" in entry:
             rows = _as_rows(entry["features"], 1)
-        put(retriever, entry, rows)
+        self._put(retriever, entry, rows)
         return True
 
+    def _put(self, retriever: Retriever, entry: Entry, rows: np.ndarray[Any, Any] | None) -> list[str]:
+        """Do what an addition says."""
+        names, texts = named(entry), entry["captions"]
+        metadata: dict[str, Any] = entry["metadata"]
+        about = dict.fromkeys(names, metadata)
+        of_captions = None
+        if "caption_features" in entry:
+            of_captions = _as_rows(entry["caption_features"], len(texts))
+        elif texts:
+            of_captions = retriever.encoders.encode_texts(texts)
+        if rows is None:
+            return retriever.add(captions=of_captions, texts=texts, caption_ids=names, metadata=about)
+        return retriever.add(
+            rows,
+            of_captions,
+            pairing=np.zeros(len(texts), int) if texts else None,
+            ids=names[:1],
+            caption_ids=names[1:] if texts else None,
+            texts=texts if texts else None,
+            paths=[self.journal.uploads / entry["file"] if "file" in entry else None],
+            metadata=about,
+        )
 
-def named(entry: Entry, has_picture: bool) -> list[str]:
-    """The ids of an addition: the picture's, then its captions'."""
+
+def named(entry: Entry, with_image: bool | None = None) -> list[str]:
+    """The ids of an addition: the image's, then its captions'."""
     own = [f"{entry['id']}#{i}" for i in range(len(entry["captions"]))]
-    return [entry["id"], *own] if has_picture else own
-
-
-def put(retriever: Retriever, entry: Entry, rows: np.ndarray[Any, Any] | None) -> list[str]:
-    """Do what an addition says."""
-    names, texts = named(entry, rows is not None), entry["captions"]
-    metadata: dict[str, Any] = entry["metadata"]
-    about = dict.fromkeys(names, metadata)
-    of_captions = None
-    if "caption_features" in entry:
-        of_captions = _as_rows(entry["caption_features"], len(texts))
-    elif texts:
-        of_captions = retriever.encoders.encode_texts(texts)
-    if rows is None:
-        return retriever.add(captions=of_captions, texts=texts, caption_ids=names, metadata=about)
-    return retriever.add(
-        rows,
-        of_captions,
-        pairing=np.zeros(len(texts), int) if texts else None,
-        ids=names[:1],
-        caption_ids=names[1:] if texts else None,
-        texts=texts if texts else None,
-        paths=[entry.get("file")],
-        metadata=about,
-    )
+    with_image = ("file" in entry or "features" in entry) if with_image is None else with_image
+    return [entry["id"], *own] if with_image else own
 
 
 def _as_text(rows: np.ndarray[Any, Any]) -> str:

@@ -210,7 +210,10 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> HKSE:
-        """Read what ``save`` wrote; a model that had a tokenizer of its own needs it again here."""
+        """Read what ``save`` wrote, or the text encoder in the folder of a retriever.
+
+        A model that had a tokenizer of its own needs it again here.
+        """
         return load_hkse(cls, folder, tokenizer)
 
     def __sklearn_tags__(self) -> Any:

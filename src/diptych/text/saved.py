@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diptych import storage
+from diptych import folders, storage
 from diptych.arrays import to_numpy
 from diptych.checks import InputError
 from diptych.text.bags import Coverage
@@ -24,17 +25,22 @@ FORMAT_VERSION = 1
 KIND = "hkse"
 TENSORS = "hkse.safetensors"
 CUSTOM = "custom"
+INSIDE = "text-encoder"
+"""Where a retriever keeps its text encoder."""
 
 _PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma", "eta")
 
 
 def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
-    """Write a fitted model."""
+    """Write a fitted model to a model folder."""
+    with folders.new_version(folder, KIND) as draft:
+        write_hkse(model, draft.path)
+
+
+def write_hkse(model: HKSE, folder: Path) -> None:
+    """Write the files of a fitted model."""
     seed = model.random_state
     config = {
-        "format": f"diptych-{KIND}",
-        "version": FORMAT_VERSION,
-        "library": storage.library_version(),
         "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
         "random_state": int(seed) if isinstance(seed, Integral) else None,
         "tokenizer": _tokenizer_name(model),
@@ -42,9 +48,8 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
         "vocabulary_size": len(model.vocabulary_),
         "coverage": model.coverage_.as_dict(),
     }
-    with storage.replacing_folder(folder, KIND) as staged:
-        storage.write_tensors(staged / TENSORS, _tensors(model), {})
-        storage.write_json(staged / storage.CONFIG, config)
+    storage.write_tensors(folder / TENSORS, _tensors(model), {})
+    folders.write_config(folder, KIND, FORMAT_VERSION, config)
 
 
 def hkse_fingerprint(model: HKSE) -> str:
@@ -56,10 +61,20 @@ def hkse_fingerprint(model: HKSE) -> str:
 
 
 def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
-    """Read a model that ``save_hkse`` wrote."""
-    path = storage.existing_folder(folder)
-    config = storage.read_json(path / storage.CONFIG)
-    storage.check_format(config, KIND, FORMAT_VERSION, path / storage.CONFIG)
+    """Read a model that ``save_hkse`` wrote, or the text encoder in the folder of a retriever."""
+
+    def read(version: folders.Version) -> HKSE:
+        inside = version.path / INSIDE
+        return read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
+
+    return folders.read_current(folder, read)
+
+
+def read_hkse(kind: type[HKSE], path: Path, tokenizer: Tokenizer | None = None) -> HKSE:
+    """Read the files that ``write_hkse`` wrote."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; expected the text encoder's folder.")
+    tensors, config, _ = folders.read_files(path, KIND, FORMAT_VERSION, TENSORS)
     named = config.get("tokenizer")
     if named != TOKENIZER and tokenizer is None:
         which = "of its own" if named == CUSTOM else f"called {str(named)[:60]!r}"
@@ -68,7 +83,6 @@ def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Token
             "HKSE.load(folder, tokenizer=...)."
         )
     file = path / TENSORS
-    tensors = storage.read_tensors(file)
     table = table_from_tensors(tensors, file)
     try:
         parameters = {name: config["parameters"][name] for name in _PARAMETERS}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych import storage
+from diptych import folders, storage
 from diptych.arrays import Array, to_numpy
 from diptych.checks import InputError, check_view
 
@@ -102,19 +102,13 @@ class WordVectors:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write to a folder, safetensors and JSON, atomically."""
-        with storage.replacing_folder(folder, KIND) as staged:
-            storage.write_tensors(staged / TENSORS, table_tensors(self), {})
-            storage.write_json(
-                staged / storage.CONFIG, {"format": f"diptych-{KIND}", "version": FORMAT_VERSION}
-            )
+        folders.save_model(folder, KIND, FORMAT_VERSION, table_tensors(self), {}, TENSORS)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> WordVectors:
         """Read what ``save`` wrote."""
-        path = storage.existing_folder(folder)
-        config = storage.read_json(path / storage.CONFIG)
-        storage.check_format(config, KIND, FORMAT_VERSION, path / storage.CONFIG)
-        return table_from_tensors(storage.read_tensors(path / TENSORS), path / TENSORS)
+        tensors, _, path = folders.load_model(folder, KIND, FORMAT_VERSION, TENSORS)
+        return table_from_tensors(tensors, path / TENSORS)
 
 
 def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,5 +1,7 @@
 """AWCCA choosing its own parameters."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -9,6 +11,7 @@ from diptych import AWCCA, InputError
 from diptych.cca import Tikhonov, TruncatedSVD
 from diptych.cca.selection import hold_out
 from generated_pairs import make_pairs
+from saved_files import edit_config, files_of
 
 
 def test_with_validation_nothing_is_refitted_on_it(pairs):
@@ -107,13 +110,9 @@ def test_the_path_is_saved(pairs, tmp_path):
 
 
 def test_a_damaged_path_is_refused(pairs, tmp_path):
-    import json
-
     AWCCA(grid=4).fit(*pairs[0]).save(tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    content = json.loads(config.read_text())
-    content["path"]["x"] = [1.0]
-    config.write_text(json.dumps(content))
+    path = json.loads((files_of(tmp_path / "model") / "config.json").read_text())["path"]
+    edit_config(tmp_path / "model", path={**path, "x": [1.0]})
     with pytest.raises(InputError, match="damaged regularisation path"):
         AWCCA.load(tmp_path / "model")
 

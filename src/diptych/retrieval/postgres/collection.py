@@ -61,6 +61,7 @@ class PostgresCollection(Collection):
         self._follower, self._read, self._followed = follower, follower.read, follower.followed
         self._connections, self._address = follower.connections, follower.address
         self._derived = Derived(self._address)
+        self.address = self._address.public
         self.items = PostgresItems(lambda ask: self._read(lambda c, now: ask(c, now.tables)))
 
     @property
@@ -234,9 +235,9 @@ class PostgresCollection(Collection):
         self._connections.run(attempt, hold=True)
         return self
 
-    def write(self, folder: Path, hkse: HKSE | None) -> dict[str, Any]:
+    def write(self, folder: Path, hkse: HKSE | None, model_folder: Path, same: Path | None) -> dict[str, Any]:
         """A model's folder says where the database is, and nothing secret; all the rest is there."""
-        return {"version": 2, "address": self._address.public}
+        return {"version": 2, "address": self.address}
 
     def _hits(
         self,

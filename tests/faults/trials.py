@@ -1,0 +1,744 @@
+"""Fault trials: processes are killed and folders change while models are saved, loaded and served.
+
+Run as a program::
+
+    python tests/faults/trials.py                   # every trial, 20 rounds each, as the tests do
+    python tests/faults/trials.py --minutes 60      # again and again for an hour, at other moments
+    python tests/faults/trials.py loads_beside_saves --rounds 1000
+
+Prints one line of JSON for each trial: its name, the rounds, what was lost or wrong, and how often the fault
+really struck (a trial that never struck has shown nothing). The exit code is 1 if anything was lost or wrong.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import httpx
+import numpy as np
+from PIL import Image
+from typer.testing import CliRunner
+
+from diptych import AWCCA, HKSE, Retriever
+from diptych.checks import DataWarning
+from diptych.cli import app
+from diptych.data import read_pairs, scenes
+from diptych.folders import current_version
+from diptych.service import serve as serving
+from diptych.service.pictures import Pictures
+from diptych.service.reload import Shelf
+from diptych.service.served import Served
+
+WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
+SENTENCES = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
+
+
+class Thumbnails:
+    """A picture as 4 × 4 colours: an image encoder that costs nothing."""
+
+    dimension, fingerprint, name = 48, "thumbnails", "thumbnails"
+
+    def encode(self, images):
+        rows = [np.asarray(image.convert("RGB").resize((4, 4)), np.float32).ravel() for image in images]
+        return np.stack(rows) / 255
+
+
+def make_model(seed=0, name="item"):
+    """A model of 48 drawings that do not exist and 48 sentences, with both encoders."""
+    rng = np.random.default_rng(seed)
+    hkse = HKSE(word="lin", sentence="lin", random_state=0).fit(SENTENCES)
+    y = np.asarray(hkse.transform(SENTENCES))
+    x = (y @ rng.normal(size=(y.shape[1], 48)) + rng.normal(size=(len(y), 48))).astype(np.float32)
+    return Retriever.from_features(
+        x,
+        y,
+        ids=[f"{name}-{i}" for i in range(len(x))],
+        captions=SENTENCES,
+        text_encoder=hkse,
+        image_encoder=Thumbnails(),
+        model=AWCCA(params=(1.0, 1.0)),
+    )
+
+
+def load(folder):
+    return Retriever.load(folder, Thumbnails())
+
+
+def ids(retriever):
+    return {item.id for _, item in retriever.collection.items}
+
+
+def add(folder, name):
+    """Add an item to a saved model, as another process would."""
+    retriever = load(folder)
+    retriever.add(captions=["a red dog runs"], caption_ids=[name])
+    retriever.save(folder)
+
+
+def picture(colour):
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+class Count:
+    """What a trial found."""
+
+    def __init__(self):
+        self.rounds, self.struck, self.wrong = 0, 0, []
+
+    def check(self, holds, what):
+        if not holds:
+            self.wrong.append(f"round {self.rounds}: {what}")
+
+
+def in_child(work):
+    """Run ``work(ready)`` in a process of its own; returns its id and a pipe that ``ready`` writes to."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            work(lambda: os.write(writer, b"."))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(writer)
+    return child, reader
+
+
+def end(child, reader, how=None):
+    """Wait for a process, or end it first; returns its exit code, negative for a signal."""
+    if how is not None:
+        os.kill(child, how)
+    _, status = os.waitpid(child, 0)
+    os.close(reader)
+    return os.waitstatus_to_exitcode(status)
+
+
+def together(rng, *works):
+    """Run functions in threads at about the same moment; returns what they raised."""
+    raised, gate = [], threading.Barrier(len(works))
+
+    def run(work, wait):
+        gate.wait()
+        time.sleep(wait)
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(work, rng.uniform(0, 0.06))) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+# Loading and saving at once
+
+
+def loads_beside_saves(place, rounds, rng, count):
+    """A process saves two models in turn without a pause; every load gives one of the two, whole."""
+    known = {name: make_model(seed, name) for seed, name in enumerate(("one", "two"))}
+    query = np.linspace(-1, 1, known["one"].collection.embedding.features("text"))
+    expected = {name: model.search(query, k=48) for name, model in known.items()}
+    folder = place / "model"
+    known["one"].save(folder)
+
+    def save_forever(ready):
+        ready()
+        while True:
+            for model in known.values():
+                model.base = None  # as one that was fitted, which replaces what is there
+                model.save(folder)
+
+    child, reader = in_child(save_forever)
+    os.read(reader, 1)
+    seen = set()
+    while count.rounds < rounds:
+        count.rounds += 1
+        try:
+            loaded = Retriever.load(folder, mmap=rng.random() < 0.5)
+            answers = loaded.search(query, k=48)
+        except Exception as error:
+            count.check(False, repr(error))
+            continue
+        count.check(answers in expected.values(), "neither of the two models")
+        count.struck += loaded.base.version.id not in seen
+        seen.add(loaded.base.version.id)
+    end(child, reader, signal.SIGKILL)
+
+
+def awcca_loads_beside_saves(place, rounds, rng, count):
+    """The same for a model without an index."""
+    data = np.random.default_rng(0).normal(size=(60, 40))
+    models = [AWCCA(params=(g, g)).fit(data, data[:, :30]) for g in (1.0, 5.0)]
+    expected = [model.transform(data[:3]) for model in models]
+    models[0].save(place / "model")
+
+    def save_forever(ready):
+        ready()
+        while True:
+            for model in models:
+                model.save(place / "model")
+
+    child, reader = in_child(save_forever)
+    os.read(reader, 1)
+    last = ""
+    while count.rounds < rounds:
+        count.rounds += 1
+        try:
+            found = AWCCA.load(place / "model").transform(data[:3])
+            count.check(any(np.array_equal(found, each) for each in expected), "neither of the two models")
+            now = current_version(place / "model").id
+        except Exception as error:
+            count.check(False, repr(error))
+            continue
+        count.struck, last = count.struck + (now != last), now
+    end(child, reader, signal.SIGKILL)
+
+
+def two_writers(place, rounds, rng, count):
+    """Two processes add to one model at once, each item in a save of its own; none is lost, no save fails."""
+    folder = place / "model"
+    make_model().save(folder)
+    each = max(1, rounds // 2)
+
+    def write(name):
+        def work(ready):
+            ready()
+            for number in range(each):
+                add(folder, f"{name}-{number}")
+
+        return work
+
+    before = int(current_version(folder).id.partition("-")[0])
+    children = [in_child(write(name)) for name in ("a", "b")]
+    codes = [end(*child) for child in children]
+    count.rounds, count.struck = 2 * each, int(current_version(folder).id.partition("-")[0]) - before
+    count.check(codes == [0, 0], f"exit codes {codes}")
+    lost = {f"{name}-{number}" for name in "ab" for number in range(each)} - ids(load(folder))
+    for name in sorted(lost):
+        count.check(False, f"{name} is lost")
+
+
+def command_beside_a_save(place, rounds, rng, count):
+    """``diptych remove`` while another process saves: both changes are kept."""
+    folder = place / "model"
+    make_model().save(folder)
+    remove = Retriever.remove
+
+    def interrupted(self, gone):
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=add, args=(folder, f"new-{count.rounds}"))
+            other.start()
+            other.join()
+            count.struck += 1
+        return remove(self, gone)
+
+    Retriever.remove = interrupted
+    try:
+        for _ in range(rounds):
+            gone = f"item-{count.rounds % 48}"
+            if gone not in ids(load(folder)):
+                make_model().save(folder)
+            said = CliRunner().invoke(app, ["remove", str(folder), gone])
+            now = ids(load(folder))
+            count.check(said.exit_code == 0, said.output)
+            count.check(gone not in now, f"{gone} is back")
+            count.check(f"new-{count.rounds}" in now, "what was saved is lost")
+            count.rounds += 1
+    finally:
+        Retriever.remove = remove
+
+
+# A server that writes
+
+
+def serve_in_child(folder, *, slow=False):
+    """``diptych serve --writable`` in a process; returns its id, its pipe and its address.
+
+    If it is ``slow``, every version but the first takes a while to load, and it says when it begins to.
+    """
+
+    def work(ready):
+        sys.stdout = sys.stderr = open(folder.parent / "log", "a")  # noqa: SIM115
+        Pictures.warm = lambda self: None  # nothing is uploaded here
+        loaded, began = Served.load.__func__, []
+
+        def load_slowly(cls, *args, **kwargs):
+            if began and slow:
+                ready()
+                time.sleep(0.6)
+            began.append(1)
+            return loaded(cls, *args, **kwargs)
+
+        Served.load = classmethod(load_slowly)
+
+        def say(line):
+            if found := re.search(r"http://\S+", line):
+                (folder.parent / "address").write_text(found[0])
+                ready()
+
+        settings = serving.Settings(port=0, writable=True, quiet=True)
+        serving.serve(folder, settings, image_encoder=Thumbnails(), say=say)
+
+    (folder.parent / "address").unlink(missing_ok=True)
+    child, reader = in_child(work)
+    if not os.read(reader, 1):
+        raise RuntimeError((folder.parent / "log").read_text())
+    url = (folder.parent / "address").read_text().rstrip("/")
+    while True:  # the address is known before the first request can be answered
+        try:
+            httpx.get(f"{url}/healthz", timeout=60)
+            return child, reader, url
+        except httpx.TransportError:
+            time.sleep(0.01)
+
+
+def post(url, name):
+    """Add a caption; returns whether that was acknowledged."""
+    said = {"captions": ["a red dog runs"], "id": name}
+    try:
+        return httpx.post(f"{url}/v1/items", json=said, timeout=60).status_code == 201
+    except httpx.TransportError:
+        return False
+
+
+def served_by_a_restart(folder):
+    shelf = Shelf.open(folder, writable=True, image_encoder=Thumbnails())
+    shelf.writer.journal.close()
+    return ids(shelf.current.retriever)
+
+
+def stopped_while_a_version_loads(place, rounds, rng, count):
+    """SIGTERM while a server loads a new version: neither that nor what was added is lost."""
+    folder = place / "model"
+    while count.rounds < rounds:
+        fresh(place, folder)
+        child, reader, url = serve_in_child(folder, slow=True)
+        kept = post(url, "acknowledged")
+        make_model(1, "newer").save(folder)
+        newer = current_version(folder)
+        os.read(reader, 1)  # it has begun to load
+        time.sleep(rng.uniform(0, 0.2))
+        count.struck += current_version(folder) == newer
+        end(child, reader, signal.SIGTERM)
+        count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
+        now = served_by_a_restart(folder)
+        count.check(kept and "acknowledged#0" in now and "newer-0" in now, "an acknowledged item is lost")
+        count.rounds += 1
+
+
+def servers_killed(place, rounds, rng, count):
+    """SIGKILL while items are added and folded: what was acknowledged is there after a restart."""
+    folder, acknowledged = place / "model", []
+    fresh(place, folder)
+    while count.rounds < rounds:
+        child, reader, url = serve_in_child(folder)
+        stop = threading.Event()
+
+        def write(url=url, stop=stop, number=count.rounds):
+            for at in range(1000):
+                name = f"item-{number}-{at}"
+                if stop.is_set() or not post(url, name):
+                    return
+                acknowledged.append(f"{name}#0")
+
+        thread = threading.Thread(target=write)
+        before = len(acknowledged)
+        thread.start()
+        while len(acknowledged) < before + 2:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.05))
+        end(child, reader, signal.SIGKILL if rng.random() < 0.7 else signal.SIGTERM)
+        stop.set()
+        thread.join()
+        count.struck += 1
+        count.rounds += 1
+    lost = set(acknowledged) - served_by_a_restart(folder)
+    for name in sorted(lost):
+        count.check(False, f"{name} is lost")
+
+
+def fresh(place, folder):
+    """A new copy of the model."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if not (place / "original").exists():
+        make_model().save(place / "original")
+    shutil.copytree(place / "original", folder)
+
+
+def opened(folder):
+    return Shelf.open(folder, writable=True, image_encoder=Thumbnails())
+
+
+def write(shelf, name, colour=None):
+    """Add to what is served: a caption, or a picture."""
+    retriever = shelf.current.retriever
+    content = None if colour is None else picture(colour)
+    given = None if content is None else (content, retriever.encoders.encode_images([content]))
+    shelf.writer.add(retriever, given, [] if given else ["a red dog runs"], name, {})
+
+
+def unreadable_version(place, rounds, rng, count):
+    """A new version cannot be read: the server keeps its hands off it, and loses nothing."""
+    folder = place / "model"
+    while count.rounds < rounds:
+        fresh(place, folder)
+        shelf = opened(folder)
+        write(shelf, "acknowledged")
+        make_model(1, "newer").save(folder)
+        version = current_version(folder)
+        config = version.path / "config.json"
+        whole = config.read_bytes()
+        config.write_bytes(whole[: rng.randrange(len(whole))])
+        count.check(not asyncio.run(shelf.refresh()), "it is served")
+        count.struck += shelf.reloads["failed"]
+        write(shelf, "after")
+        shelf.fold()
+        shelf.writer.journal.close()
+        count.check(current_version(folder) == version, "the new version is overwritten")
+        config.write_bytes(whole)  # it is restored
+        now = served_by_a_restart(folder)
+        count.check({"acknowledged#0", "after#0", "newer-0"} <= now, "something is lost")
+        count.rounds += 1
+
+
+def saved_while_folding(place, rounds, rng, count):
+    """A new version is saved while a server folds its journal: both are kept."""
+    folder = place / "model"
+    newer = make_model(1, "newer")
+    while count.rounds < rounds:
+        fresh(place, folder)
+        shelf = opened(folder)
+        write(shelf, "acknowledged")
+        newer.base = None
+        before = current_version(folder)
+        raised = together(rng, shelf.fold, partial(newer.save, folder))
+        shelf.writer.journal.close()
+        count.check(not raised, raised)
+        count.struck += current_version(folder).id[:6] > before.id[:6]
+        count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
+        count.check({"acknowledged#0", "newer-0"} <= served_by_a_restart(folder), "something is lost")
+        count.rounds += 1
+
+
+def _open_into(found, folder):
+    found.append(opened(folder))
+
+
+def replaced_while_starting(place, rounds, rng, count):
+    """A version is replaced while a server starts: it serves one of the two under its own name."""
+    folder = place / "model"
+    newer = make_model(1, "newer")
+    while count.rounds < rounds:
+        fresh(place, folder)
+        old, found, newer.base = current_version(folder), [], None
+        raised = together(rng, partial(_open_into, found, folder), partial(newer.save, folder))
+        count.check(not raised, raised)
+        shelf = found[0]
+        served = ids(shelf.current.retriever)
+        is_old = shelf.current.folder_version == old.id
+        count.struck += is_old
+        count.check(("newer-0" in served) != is_old, "items under the name of another version")
+        write(shelf, "acknowledged")
+        shelf.fold()
+        shelf.writer.journal.close()
+        count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
+        count.check({"acknowledged#0", "newer-0"} <= served_by_a_restart(folder), "something is lost")
+        count.rounds += 1
+
+
+# Folders that are moved, linked, or reached along another way
+
+
+def moved_and_linked(place, rounds, rng, count):
+    """Uploads and relative paths survive a folder that moves; a link is the folder it names."""
+    here = os.getcwd()
+    while count.rounds < rounds:
+        root = Path(tempfile.mkdtemp(dir=place))
+        (root / "photos").mkdir()
+        (root / "photos" / "a.png").write_bytes(picture("green"))
+        fresh(place, root / "model")
+        os.chdir(root)
+        try:
+            retriever = load("model")
+            retriever.add(["photos/a.png"])
+            retriever.save("model")
+            shelf = opened(Path("model"))
+            write(shelf, "mine", "red")
+            shelf.fold()
+            shelf.writer.journal.close()
+        finally:
+            os.chdir(here)
+        moved = root / "elsewhere" / "renamed"
+        moved.parent.mkdir()
+        (root / "model").rename(moved)
+        if rng.random() < 0.5:  # the photographs move along, with the same way from the model to them
+            (root / "elsewhere" / "renamed").rename(root / "model")
+            whole = Path(tempfile.mkdtemp(dir=place)) / "all"
+            root.rename(whole)
+            moved, root = whole / "model", whole
+        (root / "link").symlink_to(moved)
+        shelf = opened(root / "link")
+        items = shelf.current.retriever.collection.items
+        for name in ("mine", "photos/a.png"):
+            count.check(Path(items.find(name).path).is_file(), f"the file of {name} is not found")
+        write(shelf, "more", "blue")
+        shelf.fold()
+        shelf.writer.journal.close()
+        count.check((root / "link").is_symlink(), "the link was replaced")
+        said = CliRunner().invoke(app, ["remove", str(root / "link"), "item-0"])
+        count.check(said.exit_code == 0, said.output)
+        now = load(moved).collection.items
+        count.check("item-0" not in now and "more" in now, "changes through a link are lost")
+        uploads = [now.find(name).path for name in ("mine", "more")]
+        count.check(all(map(os.path.isfile, uploads)), "an upload is deleted")
+        count.check(all(Path(path).parent == moved / "uploads" for path in uploads), "uploads are elsewhere")
+        count.struck += 1
+        count.rounds += 1
+
+
+# Processes that are killed, disks that are full
+
+
+def killed_at(work, look):
+    """Make a trial: ``work(folder)`` goes on until it is killed; ``look(folder)`` must hold afterwards."""
+
+    def trial(place, rounds, rng, count):
+        folder = place / "model"
+        fresh(place, folder)
+        seconds = 0.05
+        while count.rounds < rounds:
+
+            def forever(ready):
+                sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+                ready()
+                while True:
+                    work(folder, rng.randrange(10**9))
+                    ready()
+
+            child, reader = in_child(forever)
+            os.read(reader, 1)
+            start = time.monotonic()
+            if count.rounds % 4 == 0:  # how long one takes here, now
+                os.read(reader, 1)
+                seconds = time.monotonic() - start
+            time.sleep(rng.uniform(0, 1.5 * seconds))
+            end(child, reader, signal.SIGKILL)
+            versions = folder / "versions"
+            count.struck += versions.is_dir() and len(list(versions.iterdir())) > 1
+            try:
+                look(folder)
+            except Exception as error:
+                count.check(False, repr(error))
+            count.rounds += 1
+
+    return trial
+
+
+def _look(folder):
+    retriever = load(folder)
+    assert len(retriever.search("a red dog runs", k=5)) == 5
+    assert {"item-1", "item-47"} <= ids(retriever)
+
+
+def _save(folder, number):
+    load(folder).save(folder)
+
+
+def _add(folder, number):
+    add(folder, f"new-{number}")
+
+
+def _refit(folder, number):
+    retriever = load(folder)
+    rows = np.random.default_rng(number).normal(size=(2, 48)).astype(np.float32)
+    texts = retriever.encoders.encode_texts(SENTENCES[:2])
+    names = [f"pair-{number}-{i}" for i in range(2)]
+    retriever.add(rows, texts, ids=names)
+    retriever.refit()
+    retriever.save(folder)
+
+
+def _fit(folder, number):
+    make_model(number % 7).save(folder)
+
+
+killed_saving = killed_at(_save, _look)
+killed_adding = killed_at(_add, _look)
+killed_refitting = killed_at(_refit, _look)
+killed_fitting = killed_at(_fit, _look)
+
+
+def killed_encoding(place, rounds, rng, count):
+    """Encoding is killed; it goes on where it was, and ends with the features of one that was not."""
+    scenes(24, size=32).write(place / "scenes")
+    pairs = read_pairs(place / "scenes")
+    encoder = HKSE(word="lin", sentence="lin")
+    expected = Retriever("pyramid", encoder).encode(pairs).x
+    store, number = place / "features-0", 0
+    while count.rounds < rounds:
+
+        def encode(ready, store=store):
+            ready()
+            Retriever("pyramid", encoder).encode(pairs, features=store)
+
+        child, reader = in_child(encode)
+        os.read(reader, 1)
+        time.sleep(rng.uniform(0, 0.2))
+        code = end(child, reader, signal.SIGKILL)
+        count.struck += code != 0
+        found = Retriever("pyramid", encoder).encode(pairs, features=store).x
+        count.check(np.allclose(found, expected, atol=1e-5), "other features")
+        count.rounds += 1
+        number += 1
+        store = place / f"features-{number}"
+
+
+def full_disk(place, rounds, rng, count):
+    """No file can grow beyond some size: a save fails with one error, and the model is as it was."""
+    import resource
+
+    folder = place / "model"
+    fresh(place, folder)
+    largest = (current_version(folder).path / "features.safetensors").stat().st_size
+    while count.rounds < rounds:
+        limit, before = rng.randrange(1, int(1.5 * largest)), current_version(folder)
+
+        def save(ready, limit=limit):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            retriever = load(folder)
+            retriever.add(captions=["a red dog runs"] * 20)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            try:
+                retriever.save(folder)
+            except OSError:
+                os._exit(3)
+
+        code = end(*in_child(save))
+        count.check(code in (0, 3), f"exit code {code}")
+        count.struck += code == 3
+        count.check(code == 0 or current_version(folder) == before, "the pointer moved")
+        count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
+        _look(folder)
+        if code == 0:
+            fresh(place, folder)
+        count.rounds += 1
+
+
+def read_only_disk(place, rounds, rng, count):
+    """A folder that may only be read is loaded; saving is one error."""
+    with tempfile.TemporaryDirectory() as outside:
+        os.chmod(outside, 0o755)
+        folder = Path(outside) / "model"
+        fresh(place, folder)
+        paths = [folder, *folder.rglob("*")]
+        for path in paths:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+        def work(ready):
+            if os.getuid() == 0:  # whom nothing is forbidden
+                os.setuid(65534)
+            _look(folder)
+            try:
+                add(folder, "new")
+            except OSError:
+                os._exit(3)
+
+        while count.rounds < rounds:
+            code = end(*in_child(work))
+            count.check(code == 3, f"exit code {code}")
+            count.struck += code == 3
+            count.rounds += 1
+        for path in paths:
+            path.chmod(0o755)
+
+
+TRIALS = {
+    "loads_beside_saves": loads_beside_saves,
+    "awcca_loads_beside_saves": awcca_loads_beside_saves,
+    "two_writers": two_writers,
+    "command_beside_a_save": command_beside_a_save,
+    "stopped_while_a_version_loads": stopped_while_a_version_loads,
+    "servers_killed": servers_killed,
+    "unreadable_version": unreadable_version,
+    "saved_while_folding": saved_while_folding,
+    "replaced_while_starting": replaced_while_starting,
+    "moved_and_linked": moved_and_linked,
+    "killed_saving": killed_saving,
+    "killed_adding": killed_adding,
+    "killed_refitting": killed_refitting,
+    "killed_fitting": killed_fitting,
+    "killed_encoding": killed_encoding,
+    "full_disk": full_disk,
+    "read_only_disk": read_only_disk,
+}
+LEAST = {"loads_beside_saves": 200, "awcca_loads_beside_saves": 200}
+"""Rounds of what is quick."""
+MANY = {"loads_beside_saves": 1000, "two_writers": 200, "stopped_while_a_version_loads": 50}
+"""Rounds in a long run, where the number matters."""
+
+
+def run(name, rounds, seed):
+    count, start = Count(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            TRIALS[name](Path(place), rounds, random.Random(f"{name} {seed}"), count)
+        except Exception:
+            count.check(False, traceback.format_exc()[-1500:])
+    return {
+        "trial": name,
+        "rounds": count.rounds,
+        "struck": count.struck,
+        "wrong": len(count.wrong),
+        "seconds": round(time.perf_counter() - start, 1),
+        "examples": count.wrong[:3],
+    }
+
+
+def main():
+    warnings.simplefilter("ignore", DataWarning)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("trials", nargs="*", choices=[*TRIALS, []], help="all of them if none is named")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--minutes", type=float, help="go on for so long, each time with another seed")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    until = time.monotonic() + 60 * (asked.minutes or 0)
+    seed, wrong = asked.seed, 0
+    while True:
+        for name in asked.trials or TRIALS:
+            rounds = max(asked.rounds, (MANY if asked.minutes else LEAST).get(name, 0))
+            found = run(name, rounds, seed)
+            wrong += found["wrong"]
+            print(json.dumps({**found, "seed": seed}), flush=True)
+        seed += 1
+        if time.monotonic() >= until:
+            break
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
