@@ -113,7 +113,7 @@ def test_sentence_transformers_by_name_without_running_code_of_the_model(monkeyp
 
 def test_without_sentence_transformers_the_way_to_get_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(InputError, match=r"pip install "sentence-transformers"):
+    with pytest.raises(InputError, match="pip install .sentence-transformers"):
         sentence_encoder("all-MiniLM-L6-v2")
 
 
