@@ -1,4 +1,4 @@
-"""Damages copies of model folders in every way it knows, and loads and asks each; run as a program.
+"""Damages copies of model folders in every way it knows, and loads, asks and saves each; run as a program.
 
 Arguments: the folder of the models, how many copies to damage, a seed. Prints JSON: how many were refused and
 how many answered, what went wrong otherwise, and the memory taken.
@@ -235,6 +235,12 @@ def ask(folder, mmap):
             check(pack.captions, 100, "text")
         if retriever.encoders.text is not None:
             check(retriever.search("a red dog", k=5), 5, "image")
+        if not mmap:
+            # What can be loaded can be saved, and loaded again.
+            again = folder.with_name("again")
+            shutil.rmtree(again, ignore_errors=True)
+            retriever.save(again)
+            Retriever.load(again)
     except InputError as error:
         return str(error)
     return None

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.persistence import unpack
 from diptych.cca.selection import held_out_size
-from diptych.checks import TASKS, DataWarning, InputError, count
+from diptych.checks import TASKS, DataWarning, InputError, Task, count
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data.leakage import near_duplicates
 from diptych.fusion import Fusion
@@ -46,6 +46,41 @@ class Whereabouts:
     device: str = "cpu"
     engine: Engine | None = None
     checkpoint: str | os.PathLike[str] | None = None
+
+
+class Selection(TypedDict):
+    """What chose the regularisation, and how well the choice did there."""
+
+    pairs: str
+    metric: str
+    search: float
+    annotate: float
+    grid: NotRequired[str]
+
+
+class Refit(TypedDict):
+    """How many pairs a model was fitted on again, and how many before."""
+
+    pairs: int
+    before: int
+
+
+class Facts(TypedDict, total=False):
+    """What a fit leaves behind for people: all of it plain data, checked when a saved model is read."""
+
+    date: str
+    pairs: dict[str, tuple[int, int]]
+    moments: dict[str, int]
+    seconds: dict[str, float]
+    training_sample: str
+    leaks: dict[str, int]
+    blocks: dict[View, list[tuple[str, int]]]
+    selection: Selection
+    theory: str
+    quality: str
+    metrics: dict[str, dict[Task, dict[str, float]]]
+    graph_recall: dict[Task, float]
+    refitted: Refit
 
 
 @dataclass(frozen=True, eq=False)

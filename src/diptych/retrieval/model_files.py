@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from diptych import storage
@@ -22,7 +23,7 @@ from diptych.fusion import Fusion
 from diptych.fusion.saved import unpack as unpack_fusion
 from diptych.retrieval.embedding import embedding_of
 from diptych.retrieval.encoders import Known
-from diptych.retrieval.fitting import Fitted
+from diptych.retrieval.fitting import Facts, Fitted
 from diptych.retrieval.items import VIEWS, View
 from diptych.retrieval.reach import Reach
 from diptych.text import HKSE
@@ -82,10 +83,16 @@ def read(folder: Path, config: Mapping[str, Any]) -> Fitted:
             np.maximum(variance, np.finfo(np.float32).tiny),
             float("inf") if limit is None else float(limit),
         )
-    facts = config["facts"]
-    if not isinstance(facts, dict):
-        raise TypeError("facts are no object")
-    return Fitted(model, None, reach, facts)
+    return Fitted(model, None, reach, read_facts(config["facts"]))
+
+
+def read_facts(stored: Any) -> dict[str, Any]:
+    """``stored`` if it is what a fit leaves behind, so that whatever shows or saves it can rely on it."""
+    try:
+        msgspec.convert(stored, Facts)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"facts: {error}") from None
+    return dict(stored)
 
 
 def read_moments(folder: Path, model: AWCCA | Fusion) -> Moments:
