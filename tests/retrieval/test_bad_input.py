@@ -180,6 +180,11 @@ def test_features_that_do_not_fit_together(views, change, words):
     refused(words, lambda: Retriever.from_features(**given))
 
 
+def test_names_that_no_text_can_hold_are_refused(made):
+    retriever, x, _ = made
+    refused("not valid Unicode text; rename", lambda: retriever.add(x[:1], ids=["a\udcff.jpg"]))
+
+
 def test_masked_features_are_refused(made):
     retriever, x, y = made
     refused("masked array", lambda: retriever.search(np.ma.masked_array(y[0], y[0] > 0)))
