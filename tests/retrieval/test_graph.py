@@ -6,6 +6,7 @@ import pytest
 from diptych import InputError, Retriever
 from diptych.retrieval import VectorIndex
 from diptych.retrieval.graph import Graph
+from saved_files import files_of
 from tolerance import assert_same_hits, rounding
 
 
@@ -144,7 +145,7 @@ class TestOnDisk:
 
     def test_a_file_that_is_not_trusted_is_not_even_opened(self, saved, monkeypatch):
         for name in ("search.hnsw", "annotate.hnsw"):
-            (saved.folder / name).write_bytes(b"IHNf" + bytes(range(256)) * 40)
+            (files_of(saved.folder) / name).write_bytes(b"IHNf" + bytes(range(256)) * 40)
 
         def never(*_, **__):
             raise AssertionError("the file was read")
@@ -156,7 +157,7 @@ class TestOnDisk:
         assert loaded.collection.indexes["search"].graph.recall > 0.95
 
     def test_a_trusted_file_that_was_changed_is_refused(self, saved):
-        path = saved.folder / "search.hnsw"
+        path = files_of(saved.folder) / "search.hnsw"
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
@@ -169,7 +170,7 @@ class TestOnDisk:
         retriever.remove("0")
         retriever.add(saved.x[:1], saved.y[:1], ids=["late"])
         retriever.save(tmp_path / "other")
-        assert not (tmp_path / "other" / "search.hnsw").exists()
+        assert not (files_of(tmp_path / "other") / "search.hnsw").exists()
         loaded = Retriever.load(tmp_path / "other", trust_graph=True)
         assert [hit.id for hit in loaded.search(saved.y[7], k=3)] == [
             hit.id for hit in retriever.search(saved.y[7], k=3)

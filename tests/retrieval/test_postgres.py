@@ -24,7 +24,7 @@ from diptych.retrieval.postgres import migrations, vectors
 from diptych.retrieval.postgres.address import Address
 from diptych.retrieval.postgres.items import by_metadata
 from diptych.retrieval.postgres.tables import Tables, check_graph, create_vectors
-from saved_files import edit_config
+from saved_files import edit_config, files_of
 from tolerance import assert_same_hits, rounding
 
 MODEL = {"params": (2.0, 3.0)}
@@ -158,13 +158,30 @@ class TestFolders:
     def test_a_folder_points_to_the_database_and_holds_nothing_else(self, filled, tmp_path):
         retriever, address, x, y = filled
         retriever.save(tmp_path / "model")
-        held = {path.name for path in (tmp_path / "model").iterdir()}
+        held = {path.name for path in files_of(tmp_path / "model").iterdir()}
         assert held <= {"config.json", "README.md", "regularization.png"}
         loaded = Retriever.load(tmp_path / "model")
         assert loaded.search(y[:5]) == retriever.search(y[:5])
         assert loaded.info() == retriever.info()
         loaded.add(x[:1], ids=["new"])
         assert "new" in retriever.collection.items
+
+    def test_others_may_have_saved_the_same_pointer_but_nothing_else(self, filled, make_here, tmp_path):
+        retriever, _, x, y = filled
+        folder = tmp_path / "model"
+        retriever.save(folder)
+        mine, other = Retriever.load(folder), Retriever.load(folder)
+        other.add(x[:1], ids=["theirs"])
+        other.save(folder)
+        mine.add(x[:1], ids=["mine"])
+        mine.save(folder)
+        loaded = Retriever.load(folder)
+        assert {"mine", "theirs"} <= {hit.id for hit in loaded.search(y[0], k=1000)}
+        mine = Retriever.load(folder)
+        make_here().retriever.save(folder)
+        with pytest.raises(InputError, match="holds another model by now; load it again"):
+            mine.save(folder)
+        assert Retriever.load(folder).index == "flat"
 
     def test_no_password_is_saved_or_told(self, database, filled, tmp_path):
         retriever, address, _, y = filled
@@ -175,7 +192,9 @@ class TestFolders:
         assert known.search(y[0]) == retriever.search(y[0])
         assert repr(known).startswith("<Retriever: image encoder none; text encoder none; index postgresql (")
         known.save(tmp_path / "model")
-        told = [path.read_bytes().decode("utf-8", "replace") for path in (tmp_path / "model").iterdir()]
+        files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+        assert len(files) > 3
+        told = [path.read_bytes().decode("utf-8", "replace") for path in files]
         told += [known.index, repr(known.info()), repr(Address.parse(quoted)), repr(known)]
         for text in told:
             assert "s3cret" not in text

@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 
 from diptych import folders
-from diptych.image import UnreadableImage, open_image
+from diptych.image import open_image
 from diptych.retrieval import Retriever, saved
 from diptych.service.journal import Entry, Journal
 from diptych.service.problems import Problem
@@ -101,8 +101,8 @@ class Writer:
     def replay(self, retriever: Retriever) -> int:
         """Bring a model that was just loaded up to date; returns how many entries changed it.
 
-        Only entries that are not part of its version are gone through. One whose image is damaged is logged
-        and stays in the journal.
+        Only entries that are not part of its version are gone through. One that cannot be taken in (its image
+        is damaged, or its features are not of this model) is logged and stays in the journal.
         """
         with self._lock:
             self._saved = 0 if retriever.base is None else retriever.base.journal
@@ -112,7 +112,7 @@ class Writer:
             for entry in self.journal.after(self._saved):
                 try:
                     changed += self._replayed(retriever, entry)
-                except UnreadableImage as error:
+                except InputError as error:
                     self._damaged.add(entry["n"])
                     log.error("%r is not served: %s It stays in %s.", entry["id"], error, self.journal.path)
             return changed
