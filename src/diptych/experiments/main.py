@@ -170,9 +170,7 @@ def _marks(setting: Setting) -> str:
     names = [source.name for source in (*setting.materials.images, *setting.materials.texts)]
     words = f" {YOURS} marks your own features." if any(name.endswith(YOURS) for name in names) else ""
     if any(name.startswith("VGG-16") for name in names):
-        words += (
-            " VGG-16 on one view of each image is not the paper's VGG-19 with ten crops: its rows and "
-        )
+        words += " VGG-16 on one view of each image is not the paper's VGG-19 with ten crops: its rows and "
         words += "the published ones are not comparable."
     return words
 
