@@ -186,7 +186,7 @@ def _show(setting: Setting, results: Results) -> list[Part]:
             figure(
                 draw_regularization_maps(found),
                 f"{WORDS[name].capitalize()}. ○ the best of each map; × on Tikhonov's, the choice of "
-                "truncated SVD.",
+                f"truncated SVD.{_edge_words(found)}",
                 f"Heat maps of r@1 for {WORDS[name]}",
                 raster=True,
             )
@@ -199,6 +199,18 @@ def _show(setting: Setting, results: Results) -> list[Part]:
     columns = ["task", "Tikhonov's map below T-SVD's choice, %", "r@1 given away", "correlation of the maps"]
     note = "In brackets, 95 % of the resamples of the validation images, T-SVD's choice made anew in each."
     return [*parts, ReportTable("maps_agreement", columns, rows, note=note)]
+
+
+def _edge_words(found: Result) -> str:
+    """Which of the best points lie at the edge of the map, where a better one may lie beyond it."""
+    last = [size - 1 for size in np.shape(found["tsvd"])]
+    names = {"tsvd": "T-SVD's", "tikhonov": "Tikhonov's"}
+    at_edge = [
+        name
+        for kind, name in names.items()
+        if any(place in (0, end) for place, end in zip(found["choice"][kind], last, strict=True))
+    ]
+    return f" The best of {' and of '.join(at_edge)} map lies at its edge." if at_edge else ""
 
 
 def _range_words(found: Result) -> str:
