@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diptych import InputError, Retriever
+from diptych import AWCCA, InputError, Retriever
 from diptych.checks import DataWarning
 from diptych.folders import alone
 from diptych.service.journal import Journal, read_entries
@@ -399,6 +399,19 @@ def test_a_damaged_upload_does_not_keep_a_server_from_starting(served, own_folde
     assert client.get("/v1/items/damaged/thumbnail").status_code == 200
     served.stop()
     assert "damaged" in Retriever.load(own_folder).collection.items
+
+
+def test_features_of_an_older_model_do_not_keep_a_server_from_starting(served, tmp_path, caplog):
+    x, y = np.random.default_rng(0).normal(size=(2, 60, 6)).astype(np.float32)
+    model = AWCCA(params=(1.0, 1.0))
+    Retriever.from_features(x, y, model=model).save(tmp_path / "model")
+    shelf = Shelf.open(tmp_path / "model", writable=True)
+    shelf.writer.add(shelf.current.retriever, (None, x[:1]), [], "early", {})
+    shelf.writer.journal.close()  # and the power goes
+    Retriever.from_features(x[:, :4], y, model=model).save(tmp_path / "model")
+    client = served(tmp_path / "model", writable=True)
+    assert "'early' is not served" in caplog.text
+    assert client.get("/v1/model").json()["items"]["image"] == 60
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a defect")], ids=str)

@@ -14,6 +14,7 @@ from uuid import uuid4
 import numpy as np
 
 from diptych import folders
+from diptych.checks import InputError
 from diptych.image import open_image
 from diptych.retrieval import Retriever, saved
 from diptych.service.journal import Entry, Journal
