@@ -380,13 +380,13 @@ def test_the_share_of_training_pairs_is_found_by_a_sample():
 
 
 def test_the_seconds_are_those_of_the_whole_command(photos, monkeypatch):
-    true = PyramidDescriptor.encode
+    true = PyramidDescriptor.encode_prepared
 
-    def slow(self, images):
+    def slow(self, prepared):
         time.sleep(0.5)
-        return true(self, images)
+        return true(self, prepared)
 
-    monkeypatch.setattr(PyramidDescriptor, "encode", slow)
+    monkeypatch.setattr(PyramidDescriptor, "encode_prepared", slow)
     begun = time.perf_counter()
     found = run_json(*UNSPLIT, *SMALL)
     wall = time.perf_counter() - begun

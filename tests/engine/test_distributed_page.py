@@ -33,7 +33,7 @@ def test_the_local_cluster(place):
     names = {"__name__": "__main__"}
     exec(code_blocks(PAGE)[0], names)
     loaded = AWCCA.load("model")
-    assert loaded.models_["search"].correlations[0] > 0.5
+    assert loaded.models_["search"].train_correlations[0] > 0.5
     assert len(names["training"]) == 3
 
 
@@ -53,4 +53,4 @@ def test_a_cluster_elsewhere(place):
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, **kind) as cluster:
         names = {}
         exec(code_blocks(PAGE)[2].replace("tcp://scheduler:8786", cluster.scheduler_address), names)
-    assert names["model"].models_["search"].correlations[0] > 0.5
+    assert names["model"].models_["search"].train_correlations[0] > 0.5

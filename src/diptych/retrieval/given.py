@@ -148,7 +148,7 @@ def joined(given: Any, fitted: Fitted, view: View) -> Any:
     expected = ", ".join(f"{name!r} ({count(width, 'feature')})" for name, width in layout.items())
     wrong = [f"{name!r} is missing" for name in layout if name not in given]
     wrong += [f"{name!r} is unknown" for name in given if name not in layout]
-    blocks = {name: _numbers(given[name]) for name in layout if name in given}
+    blocks = {name: _numbers(given[name], name) for name in layout if name in given}
     wrong += [
         f"{name!r} has shape {list(rows.shape)}"
         for name, rows in blocks.items()
@@ -176,5 +176,8 @@ def blocks_of(fitted: Fitted, view: View) -> Layout:
         ) from None
 
 
-def _numbers(rows: Any) -> Floats:
-    return to_numpy(rows) if is_array(rows) else np.asarray(rows)
+def _numbers(rows: Any, name: str) -> Floats:
+    array = to_numpy(rows) if is_array(rows) else np.asarray(rows)
+    if array.dtype.kind in "OUST":
+        raise InputError(f"the block {name!r} holds values that are not numbers; give features.")
+    return array
