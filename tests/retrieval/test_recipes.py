@@ -20,6 +20,7 @@ from diptych.text import sentence_encoder
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+from saved_files import edit_config, files_of
 
 
 def write_network(path, *, largest=255.0, metadata=None, side=32, layout="NCHW"):
@@ -231,10 +232,9 @@ class TestAModelRemembersItsEncoder:
         [5, {"recipe": {}}, {"source": 3}, {"source": "/n.onnx", "recipe": 3}, {"source": "x", "weights": 1}],
     )
     def test_a_damaged_memory_is_told(self, place, origin):
-        path = place / "model" / "config.json"
-        config = json.loads(path.read_text())
-        config["encoders"]["image"]["origin"] = origin
-        path.write_text(json.dumps(config))
+        encoders = json.loads((files_of(place / "model") / "config.json").read_text())["encoders"]
+        encoders["image"]["origin"] = origin
+        edit_config(place / "model", encoders=encoders)
         with pytest.raises(InputError, match="lacks or garbles a setting"):
             Retriever.load("model")
 

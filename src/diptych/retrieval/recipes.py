@@ -149,9 +149,7 @@ def _score(
     """Return the mean recall of both tasks, each image left out in turn; 0 where no model can be fitted."""
     if not np.isfinite(images).all() or not np.ptp(images, axis=0).any():
         return 0.0
-    model = AWCCA(
-        selection="leave-one-out", metric="mean_recall", grid=("log", 4), random_state=random_state
-    )
+    model = AWCCA(selection="leave-one-out", metric="mean_recall", grid=("log", 4), random_state=random_state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)  # this model is for comparison, and nobody's to mend
         model.fit(images, captions, pairing)
