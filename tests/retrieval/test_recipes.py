@@ -17,10 +17,10 @@ from diptych.data import read_pairs, scenes
 from diptych.image import OnnxEncoder, Recipe
 from diptych.retrieval.recipes import choose_recipe
 from diptych.text import sentence_encoder
+from saved_files import edit_config, files_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-from saved_files import edit_config, files_of
 
 
 def write_network(path, *, largest=255.0, metadata=None, side=32, layout="NCHW"):
