@@ -2,10 +2,12 @@
 
 import io
 import json
+import shutil
 import signal
 import threading
 import time
 import warnings
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -15,7 +17,7 @@ from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.checks import DataWarning
-from diptych.folders import alone
+from diptych.folders import alone, current_version
 from diptych.service.journal import Journal, read_entries
 from diptych.service.reload import Shelf
 from diptych.service.writing import Writer
@@ -451,3 +453,16 @@ def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_pa
     (tmp_path / "link").symlink_to(own_folder)
     with alone(own_folder), pytest.raises(InputError, match="being changed"), alone(tmp_path / "link"):
         pass
+
+
+def test_a_link_that_names_another_model_by_now_is_not_written_through(own_folder, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "other")
+    (tmp_path / "link").symlink_to(own_folder)
+    shelf = Shelf.open(tmp_path / "link", writable=True)
+    shelf.writer.add(shelf.current.retriever, None, ["a star"], "kept", {})
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    shelf.fold()
+    shelf.writer.journal.close()
+    assert current_version(tmp_path / "other") == replace(current_version(folder), folder=tmp_path / "other")
+    assert "kept#0" in Retriever.load(own_folder).collection.items

@@ -40,20 +40,20 @@ def write(
     ``same`` is a folder that the same model was written to before: its files are linked, not written again.
     """
     tensors, model = fitted.model.packed()
+    for view in VIEWS:
+        tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
+        tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
     if same is not None:
         for name in (MODEL, MOMENTS, TEXT):
             if (same / name).exists():
                 link_files(same / name, folder / name)
-    else:
-        for view in VIEWS:
-            tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
-            tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
+    if not (folder / MODEL).exists():
         storage.write_tensors(folder / MODEL, tensors, {})
-        if moments is not None:
-            moments.save(folder / MOMENTS)
-        if hkse is not None:
-            (folder / TEXT).mkdir()
-            write_hkse(hkse, folder / TEXT)
+    if moments is not None and not (folder / MOMENTS).exists():
+        moments.save(folder / MOMENTS)
+    if hkse is not None and not (folder / TEXT).exists():
+        (folder / TEXT).mkdir()
+        write_hkse(hkse, folder / TEXT)
     return {
         "kind": "fusion" if isinstance(fitted.model, Fusion) else "awcca",
         "model": model,

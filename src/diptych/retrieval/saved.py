@@ -143,13 +143,13 @@ def _save(
     facts = describe(retriever)
     with folders.new_version(folder, KIND) as draft:
         place, current = draft.path.parent.parent, draft.current
+        if bring is None:
+            _check_base(retriever, current, folder)
         base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
-        if base is not None and (current is None or current.id != base.version.id):
-            if bring is None:
-                raise ChangedError(f"{folder} holds another version by now.")
-            if current is not None and not _same_database(retriever.collection, current):
-                bring(current)
-                base, facts = retriever.base, describe(retriever)
+        overtaken = base is not None and current is not None and current.id != base.version.id
+        if overtaken and bring and current and not _same_database(retriever.collection, current):
+            bring(current)
+            base, facts = retriever.base, describe(retriever)
         if journal is None:
             journal = 0 if base is None or current is None else base.journal
         collection, hkse = retriever.collection, retriever.encoders.hkse
@@ -169,9 +169,7 @@ def _save(
 
 def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
     """Raise ``ChangedError`` if a retriever is not of the current version of a folder any more."""
-    current = folders.find_current(folder)
-    if current is None or retriever.base is None or current.id != retriever.base.version.id:
-        raise ChangedError(f"{folder} holds another version by now.")
+    _check_base(retriever, folders.find_current(folder), folder)
 
 
 def load(
@@ -402,6 +400,11 @@ def _origin(origin: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     with suppress(ValueError):  # on another drive of Windows
         return {**origin, "beside": os.path.relpath(os.path.realpath(place), folder)}
     return dict(origin)
+
+
+def _check_base(retriever: Retriever, current: Version | None, folder: str | os.PathLike[str]) -> None:
+    if current is None or retriever.base is None or current.id != retriever.base.version.id:
+        raise ChangedError(f"{folder} holds another version by now.")
 
 
 def _same_database(collection: Collection, version: Version) -> bool:

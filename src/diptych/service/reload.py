@@ -52,6 +52,8 @@ class Shelf:
     @classmethod
     def open(cls, folder: Path, *, writable: bool = False, **encoders: Any) -> Shelf:
         """Load a folder, and what its journal holds; later versions are loaded as they appear."""
+        if writable:  # what is written goes to this folder, whatever a link to it names later
+            folder = folders.real_folder(folder)
 
         def load() -> Served:
             return Served.load(folder, **encoders)
