@@ -21,7 +21,11 @@ SIMILARITIES: tuple[Similarity, ...] = ("cosine", "l2")
 
 
 class InputError(ValueError):
-    """Something given by the user is not what was expected; the message says what to do."""
+    """Something given by the user is not what was expected; the message, one line, says what to do."""
+
+    def __init__(self, message: object = "") -> None:
+        # What other libraries say, and is quoted, may have line breaks.
+        super().__init__(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
 
 
 class DataWarning(UserWarning):
