@@ -221,7 +221,7 @@ def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
 
 
 def parse_json(raw: bytes | str) -> Any:
-    """What JSON text says; NaN and infinity, which JSON does not know, are a ``ValueError``."""
+    """What JSON text says; NaN, infinity and unpaired surrogates, which are none, are a ``ValueError``."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"{name} is not a JSON number")
@@ -229,7 +229,11 @@ def parse_json(raw: bytes | str) -> Any:
     def number(text: str) -> float:
         return value if math.isfinite(value := float(text)) else refuse(text)
 
-    return json.loads(raw, parse_constant=refuse, parse_float=number)
+    content = json.loads(raw, parse_constant=refuse, parse_float=number)
+    escape: Any = b"\\u" if isinstance(raw, bytes) else "\\u"
+    if escape in raw:
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:

@@ -202,10 +202,11 @@ def damage(folder, rng):
                     change_items(version / "items.jsonl", rng)
             else:
                 change_files(version, files, rng)
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError, IndexError, RecursionError):
             pass  # damaged beyond being damaged further
     if rng.random() < 0.6:
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged beyond that
+        # It may be damaged beyond that.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if not (version / "config.json").is_symlink():
                 seal(folder)
 
@@ -255,6 +256,7 @@ def peak_memory():
 def main(source, count, seed):
     models = sorted(path for path in source.iterdir() if path.is_dir() and path.name.startswith("model"))
     copy, wrong = source / "damaged", []
+    shutil.rmtree(copy, ignore_errors=True)
     refused = answered = warned = 0
     for model in models:
         assert ask(model, False) is None

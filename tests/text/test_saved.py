@@ -7,7 +7,7 @@ from diptych import InputError, storage
 from diptych.text import HKSE, tokenize
 from diptych.text.saved import TENSORS, hkse_fingerprint
 from diptych.text.tokens import TOKENIZER
-from saved_files import files_of, seal, seal_config
+from saved_files import edit_config, files_of, seal, seal_config
 
 
 def fitted(table, captions, **options):
@@ -72,10 +72,9 @@ def test_a_tokenizer_of_ones_own_is_asked_for_again(table, captions, tmp_path):
 
 def test_a_model_names_its_tokenizer(table, captions, tmp_path):
     fitted(table, captions).save(tmp_path / "model")
-    config = storage.read_json(tmp_path / "model" / storage.CONFIG)
+    config = storage.read_json(files_of(tmp_path / "model") / storage.CONFIG)
     assert config["tokenizer"] == TOKENIZER
-    config["tokenizer"] = "letters of 2019"
-    storage.write_json(tmp_path / "model" / storage.CONFIG, config)
+    edit_config(tmp_path / "model", tokenizer="letters of 2019")
     with pytest.raises(InputError, match="a tokenizer called 'letters of 2019', which is not stored"):
         HKSE.load(tmp_path / "model")
     own = fitted(table, captions, tokenizer=str.split)

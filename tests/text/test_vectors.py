@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from diptych import InputError
 from diptych.text import WordVectors
 from diptych.text.vectors import TENSORS, table_from_tensors, table_tensors
+from saved_files import files_of, seal
 
 
 def test_rows_belong_to_words(table):
@@ -66,8 +67,9 @@ def test_save_and_load(table, tmp_path):
 
 def test_a_damaged_file_is_an_input_error(table, tmp_path):
     table.save(tmp_path / "table")
-    file = tmp_path / "table" / TENSORS
+    file = files_of(tmp_path / "table") / TENSORS
     file.write_bytes(file.read_bytes()[:-40])
+    seal(tmp_path / "table")
     with pytest.raises(InputError, match="damaged"):
         WordVectors.load(tmp_path / "table")
 

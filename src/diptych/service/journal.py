@@ -133,11 +133,13 @@ def _is_entry(entry: Any) -> bool:
         return False
     if type(entry.get("n")) is not int or not isinstance(entry.get("id"), str):
         return False
+    # Captions that are known by their features alone are null.
+    caption = str | None if "caption_features" in entry else str
     return entry["op"] == "remove" or (
         isinstance(entry.get("captions"), list)
-        and all(isinstance(caption, str) for caption in entry["captions"])
+        and all(isinstance(each, caption) for each in entry["captions"])
         and isinstance(entry.get("metadata"), dict)
-        and isinstance(entry.get("file", ""), str)
+        and all(isinstance(entry.get(name, ""), str) for name in ("file", "features", "caption_features"))
         and "/" not in entry.get("file", "")
     )
 

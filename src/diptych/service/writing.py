@@ -219,7 +219,10 @@ def _as_text(rows: np.ndarray[Any, Any]) -> str:
 
 
 def _as_rows(text: str, count: int) -> np.ndarray[Any, Any]:
-    return np.frombuffer(base64.b64decode(text), "<f4").reshape(count, -1).astype(np.float32)
+    try:
+        return np.frombuffer(base64.b64decode(text), "<f4").reshape(count, -1).astype(np.float32)
+    except ValueError as error:
+        raise InputError(f"the features in the journal are damaged ({error}).") from None
 
 
 def unknown(item_id: str) -> Problem:
