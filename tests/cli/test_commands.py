@@ -1,8 +1,10 @@
 """The table of commands: what is shown, and what is imported for it."""
 
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,13 @@ def test_a_misspelt_command_is_corrected():
     result = run("serach")
     assert result.exit_code == 2
     assert "'search'" in result.output
+
+
+def test_messages_name_only_options_that_exist(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")  # narrower help cuts long names
+    known = {"--version", "--help", "--upgrade"}
+    for command in COMMANDS:
+        known |= set(re.findall(r"--[a-z][a-z-]+", run(*command.split(), "--help").stdout))
+    for path in Path(diptych.__file__).parent.rglob("*.py"):
+        for name in re.findall(r"(?<![\w\"'-])--[a-z][a-z-]+", path.read_text("utf-8")):
+            assert name in known, f"{path}: {name}"

@@ -25,7 +25,7 @@ def gaps(materials: Materials) -> list[Gap]:
         found.append(
             Gap(
                 "VGG-19 image features (4096 numbers, mean of ten crops): the rows “VGG-19” were not run",
-                f"diptych encode images {split} --images PHOTOS --encoder vgg19.onnx "
+                f"diptych encode images {split} --images PHOTOS --image-encoder vgg19.onnx "
                 "--recipe vgg-ten-crops -o DATA/vgg19 (Karpathy's vgg_feats.mat is no substitute: it holds "
                 "VGG-16 on one view of each image)",
             )
@@ -34,7 +34,7 @@ def gaps(materials: Materials) -> list[Gap]:
         found.append(
             Gap(
                 "ResNet-101 image features (2048 numbers, full picture): the rows “ResNet-101” were not run",
-                f"diptych encode images {split} --images PHOTOS --encoder torchvision:resnet101 "
+                f"diptych encode images {split} --images PHOTOS --image-encoder torchvision:resnet101 "
                 "--recipe resnet-full-image -o DATA/resnet101",
             )
         )

@@ -127,7 +127,7 @@ def gather(
     if not pictured:
         raise InputError(
             f"{base} holds no image features: no file of {dataset.n_images:,} rows. Make them with: diptych "
-            f"encode images {pairs_file.name} --images PHOTOS --encoder NETWORK -o {base / 'features'}"
+            f"encode images {pairs_file.name} --images PHOTOS --image-encoder NETWORK -o {base / 'features'}"
         )
     read, kind = find_vectors(base, vectors, found)
     picture = find_pictures(base, dataset, images, found)
