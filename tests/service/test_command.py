@@ -84,6 +84,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_process(start, folder, busy):
         httpx.get(f"{server.url}/v1/model")
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
     os.killpg(server.process.pid, signal.SIGINT)
+    os.killpg(server.process.pid, signal.SIGINT)  # once more, out of impatience
     for child in children:  # a decoder has a group of its own, but may be sent one all the same
         os.kill(int(child), signal.SIGINT)
     _, logged = server.process.communicate(timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,7 +203,13 @@ def _show(asked: Sequence[Any] | None, found: Sequence[Any], quiet: bool, as_jso
 def _label(hit: Hit | Pack) -> str:
     if isinstance(hit, Pack):
         return f"{hit.image}: {hit.best.text or hit.best.id} (+{len(hit.captions) - 1})"
-    return hit.text or hit.path or hit.id
+    return hit.text or (hit.path and _shorten(hit.path)) or hit.id
+
+
+def _shorten(path: str) -> str:
+    """Name a path from the folder that the command runs in, where it lies below that."""
+    here = os.path.join(os.path.realpath("."), "")
+    return path[len(here) :] if path.startswith(here) else path
 
 
 def _show_info(found: dict[str, Any], model: Path) -> None:

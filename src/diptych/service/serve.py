@@ -13,6 +13,7 @@ import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -108,6 +109,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at the first Ctrl+C; a second one does not cut short what takes seconds and saves items."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
 
 def run(
