@@ -137,13 +137,14 @@ def test_a_change_that_fails_changes_nothing(make, change, words):
     assert same(state(made.retriever), before)
 
 
-@pytest.mark.parametrize("deep", [2000, 100_000])
-def test_metadata_too_deep_to_write_is_refused(make, deep):
+@pytest.mark.parametrize("deep", [100, 2000, 100_000])
+def test_metadata_too_deep_to_write_everywhere_is_refused(make, deep):
     made, nested = make(), []
     for _ in range(deep):
         nested = [nested]
     with pytest.raises(InputError, match="cannot be stored"):
         made.retriever.add(made.x[:1], ids=["a"], metadata={"a": {"b": nested}})
+    made.retriever.add(made.x[:1], ids=["a"], metadata={"a": {"b": [[["c"]]]}})
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -16,6 +16,9 @@ from diptych.retrieval.items import Item, View
 Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 """For some ids, plain values."""
 
+MAX_DEPTH = 100
+"""How deep metadata may be nested: what one Python can write, another must be able to read."""
+
 
 def items_of(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item]]:
     """Items of pairs; their split is part of their metadata."""
@@ -94,7 +97,13 @@ def plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise InputError(f"the metadata of {name!r} is {metadata!r}; give a dict of names and plain values.")
-    return found
+    layer = [found]
+    for _ in range(MAX_DEPTH):
+        parts = (part for each in layer for part in (each.values() if isinstance(each, dict) else each))
+        layer = [part for part in parts if isinstance(part, dict | list)]
+        if not layer:
+            return found
+    raise InputError(f"the metadata of {name!r} cannot be stored: it is nested more than {MAX_DEPTH} deep.")
 
 
 def _check_length(n: int, given: Sequence[Any], name: str) -> None:
