@@ -97,7 +97,7 @@ def plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise InputError(f"the metadata of {name!r} is {metadata!r}; give a dict of names and plain values.")
-    layer = [found]
+    layer: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         parts = (part for each in layer for part in (each.values() if isinstance(each, dict) else each))
         layer = [part for part in parts if isinstance(part, dict | list)]
