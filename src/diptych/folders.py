@@ -136,7 +136,11 @@ def current_version(folder: str | os.PathLike[str]) -> Version:
     """Return the current version of a folder."""
     folder = real_folder(folder)
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; give the folder that save() wrote.")
+        raise InputError(f"{folder} is not a folder; give the folder of a model.")
+    if not os.path.lexists(folder / POINTER):
+        raise InputError(
+            f"{folder / POINTER} is missing, so this is not the folder of a model; give one that is."
+        )
     pointer = read_json(folder / POINTER)
     name, digest = pointer.get("version"), pointer.get("sha256")
     if not isinstance(name, str) or not _ID.fullmatch(name) or not isinstance(digest, str):
@@ -264,7 +268,7 @@ def read_config(folder: Path, kind: str, newest: int) -> dict[str, Any]:
 
 def check_file(folder: Path, name: str, config: Mapping[str, Any], *, whole: bool = True) -> None:
     """Refuse a file that is not as it was written; unless ``whole``, only its size is compared."""
-    path = plain_file(folder / name, "a file that save() wrote")
+    path = plain_file(folder / name, "a file of a model")
     expected = config["files"].get(name)
     if not isinstance(expected, dict):
         raise InputError(f"{folder / CONFIG} does not list {name}; save the model again.")
@@ -306,8 +310,8 @@ def read_files(
 
 def _read(version: Version, read: Callable[[Version], T]) -> T:
     if version.path.is_symlink() or version.path.parent.is_symlink():
-        raise InputError(f"{version.path} is a link; expected the folder that save() wrote.")
-    config = plain_file(version.path / CONFIG, f"the {CONFIG} that save() wrote")
+        raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
+    config = plain_file(version.path / CONFIG, f"the {CONFIG} of a model")
     if file_digest(config) != version.digest:
         raise InputError(
             f"{config} is not as it was written (its checksum differs); restore it or save again."

@@ -60,3 +60,14 @@ def test_messages_name_only_options_that_exist(monkeypatch):
     for path in Path(diptych.__file__).parent.rglob("*.py"):
         for name in re.findall(r"(?<![\w\"'-])--[a-z][a-z-]+", path.read_text("utf-8")):
             assert name in known, f"{path}: {name}"
+
+
+@pytest.mark.parametrize(
+    "command", ["search {} dog", "info {}", "serve {}", "remove {} a.jpg", "annotate {} a.jpg"]
+)
+def test_a_folder_that_is_no_model_is_named_in_plain_words(tmp_path, command):
+    for place in (tmp_path / "nowhere", tmp_path):
+        result = run(*command.format(place).split())
+        assert result.exit_code == 2
+        assert "folder of a model" in result.output
+        assert "()" not in result.output

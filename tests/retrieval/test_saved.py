@@ -326,7 +326,7 @@ class TestRefused:
             Retriever.load(folder / "current.json")
         (tmp_path / "letters").mkdir()
         (tmp_path / "letters" / "dear.txt").write_text("keep me")
-        with pytest.raises(InputError, match="is missing, or not a file"):
+        with pytest.raises(InputError, match="is missing, so this is not the folder of a model"):
             Retriever.load(tmp_path / "letters")
         with pytest.raises(InputError, match="is not a diptych retriever"):
             make_here().retriever.save(tmp_path / "letters")
