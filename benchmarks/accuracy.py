@@ -25,14 +25,13 @@ import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA, Moments, spectra_from_moments  # noqa: E402
 from diptych.fusion import Block, Fusion, Part, activated, gated, offsets  # noqa: E402
-from diptych.fusion.blocks import Geometry, taken  # noqa: E402
-from diptych.fusion.choosing import Trial, best_use, uses_of  # noqa: E402
-from diptych.fusion.hubness import corrected_items, corrected_queries  # noqa: E402
-from diptych.fusion.parts import FittedPart, Linear, Use, fit_part  # noqa: E402
-from diptych.fusion.weights import Judge, Scored, best_correction  # noqa: E402
+from diptych.fusion._blocks import Geometry, taken  # noqa: E402
+from diptych.fusion._hubness import corrected_items, corrected_queries  # noqa: E402
+from diptych.fusion._members import FittedPart, Linear, Trial, Use, best_use, fit_part, uses_of  # noqa: E402  # noqa: E402
+from diptych.fusion._weights import Judge, Scored, best_correction  # noqa: E402
 from diptych.ranking import ranks, summary  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
-from diptych.text.fourier import RandomFourier  # noqa: E402
+from diptych.text._fourier import RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
 LOG = RESULTS / "accuracy_log.jsonl"

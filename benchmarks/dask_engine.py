@@ -24,10 +24,12 @@ pin_threads(WORKERS)
 
 import numpy as np  # noqa: E402
 
-from diptych.cca.blocks import Preparation  # noqa: E402
-from diptych.cca.streaming import moments_of_blocks  # noqa: E402
+from diptych.cca._streaming import (  # noqa: E402
+    Preparation,
+    moments_of_blocks,
+)
 from diptych.data import shards  # noqa: E402
-from diptych.engine import DaskEngine  # noqa: E402
+from diptych.distributed import DaskEngine  # noqa: E402
 
 MATRICES = ("xx", "yy", "xy")
 FILES = 10

@@ -84,7 +84,7 @@ def digest(store: Path) -> str:
 
 
 def main() -> None:
-    from diptych.data import scenes
+    from diptych.scenes import make_scenes
 
     rows, same, load = [], [], os.getloadavg()
 
@@ -103,7 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         start_drawing = time.perf_counter()
-        scenes(SCENES).write(folder / "scenes")
+        make_scenes(SCENES).write(folder / "scenes")
         drawn = SCENES / (time.perf_counter() - start_drawing)
         names = {"photographs": "ResNet-50, thumbnails", "scenes": "descriptor, scenes of 112 pixels"}
         for which, counts in {"photographs": (250, 500, 1000), "scenes": (1000, SCENES)}.items():

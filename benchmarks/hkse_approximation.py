@@ -22,8 +22,8 @@ from diptych.text import (  # noqa: E402
     tokenize,
     word_kernel,
 )
-from diptych.text.bags import Corpus, mean_rows  # noqa: E402
-from diptych.text.fourier import draw_fourier, fourier_features, median_gamma, stream  # noqa: E402
+from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream  # noqa: E402
+from diptych.text._words import Corpus, mean_rows  # noqa: E402
 
 EPSILON, ETA, DRAWS, SENTENCES = 0.05, 0.01, 10, 600
 

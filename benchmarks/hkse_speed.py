@@ -51,8 +51,8 @@ def peak_memory() -> float:
 def trick() -> dict[str, float]:
     """40,000 captions, both ways, from the same token numbers, in the same blocks."""
     from diptych.text import HKSE
-    from diptych.text.bags import Corpus, mean_rows
-    from diptych.text.fourier import fourier_features
+    from diptych.text._fourier import fourier_features
+    from diptych.text._words import Corpus, mean_rows
 
     captions = flickr_captions()
     hkse = HKSE(real_data() / "word2vec-googlenews-26k.bin").fit(captions)

@@ -57,7 +57,7 @@ def sgemm_rate(n: int = 4096) -> float:
 def fit(folder: str, files: int, precision: str) -> None:
     """One fit, reported on standard output as JSON."""
     from diptych.cca import AWCCA
-    from diptych.cca import fitting as cca_fitting
+    from diptych.cca import _fit as cca_fitting
     from diptych.data import shards
 
     seconds: dict[str, float] = {}

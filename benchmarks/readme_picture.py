@@ -12,15 +12,15 @@ from recording import pin_threads
 pin_threads(2)
 
 from diptych import AWCCA  # noqa: E402
-from diptych.data import scenes  # noqa: E402
 from diptych.image import PyramidDescriptor  # noqa: E402
+from diptych.scenes import make_scenes  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
 
 ROWS, SHOWN = 4, 7
 
 
 def main() -> None:
-    drawn = scenes(8000, random_state=0)
+    drawn = make_scenes(8000, random_state=0)
     dataset, pictures = drawn.dataset, list(drawn.pictures)
     x = PyramidDescriptor().encode(pictures)
     train, test = dataset.image_rows("train"), dataset.image_rows("test")

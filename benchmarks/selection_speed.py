@@ -21,13 +21,7 @@ import numpy as np  # noqa: E402
 
 import flickr8k  # noqa: E402
 from diptych.cca import spectra  # noqa: E402
-from diptych.cca.selection import (  # noqa: E402
-    make_grid,
-    make_problem,
-    make_weights,
-    regularization_path,
-    textbook_ranks,
-)
+from diptych.cca.selection import make_grid, make_problem, make_weights, regularization_path, textbook_ranks  # noqa: E402
 from diptych.ranking import metric  # noqa: E402
 
 

@@ -85,10 +85,9 @@ def serve(asked: argparse.Namespace) -> None:
     """The server's side."""
     import faiss
 
-    from diptych.service.reload import Shelf
-    from diptych.service.serve import address, listening, run
-    from diptych.service.served import Served
-    from diptych.service.service import Service
+    from diptych.service._model import Served, Shelf
+    from diptych.service._serve import address, listening, run
+    from diptych.service._service import Service
 
     retriever, sentences = make_retriever(asked.items, asked.dimensions)
     faiss.omp_set_num_threads(asked.threads)

@@ -16,11 +16,10 @@ from recording import record
 import numpy as np  # isort: skip
 import torch  # isort: skip
 
+from diptych._devices import carried
 from diptych.cca import AWCCA
-from diptych.cca.blocks import ArrayBlocks, Preparation
-from diptych.cca.moments import DEVICE_BLOCK_BYTES, products
-from diptych.cca.streaming import moments_of_blocks
-from diptych.transfer import carried
+from diptych.cca._moments import DEVICE_BLOCK_BYTES, products
+from diptych.cca._streaming import ArrayBlocks, Preparation, moments_of_blocks
 
 CAPTIONS, HIDDEN = 5, 600
 

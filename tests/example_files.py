@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from diptych.data import scenes
 from diptych.image import Recipe
+from diptych.scenes import make_scenes
 
 
 def code_blocks(page, language="python"):
@@ -15,7 +15,7 @@ def code_blocks(page, language="python"):
 
 def write_photos(folder, n, size=112):
     """``captions.csv`` and the pictures it names in ``photos``; returns what was drawn."""
-    drawn = scenes(n, size=size)
+    drawn = make_scenes(n, size=size)
     (folder / "photos").mkdir()
     lines = ["image,caption"]
     for row, picture in enumerate(drawn.pictures):

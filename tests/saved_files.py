@@ -2,8 +2,7 @@
 
 import json
 
-from diptych.folders import POINTER, current_version
-from diptych.storage import file_digest
+from diptych._persistence import POINTER, current_version, file_digest
 
 
 def files_of(folder):

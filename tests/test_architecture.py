@@ -1,28 +1,41 @@
-"""The order of the rooms: a module imports only from rooms that stand before its own."""
+"""The layout of the package: who may import whom, and which modules are public."""
 
 import ast
 from pathlib import Path
 
 import diptych
 
-ROOMS = [
-    "arrays",
-    "checks",
-    "prefetch",
-    "transfer",
-    "storage",
-    "folders",
-    "normalize",
-    "ranking",
-    "cca",
-    "text",
+ORDER = [
+    ["_arrays"],
+    ["_checks"],
+    ["_threads", "_devices", "_persistence", "_normalize"],
+    ["ranking"],
+    ["cca"],
+    ["text", "image"],
+    ["fusion"],
+    ["data"],
+    ["scenes", "distributed"],
+    ["report"],
+    ["retrieval"],
+    ["paper", "service"],
+    ["cli"],
+    ["__main__"],
 ]
-ROOMS += ["fusion", "image", "data", "engine", "report", "retrieval", "experiments", "service", "cli"]
-ROOMS += ["__main__"]
+"""A package imports only from packages on the lines above its own."""
+
 SOURCE = Path(diptych.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
 
 
-def imported_rooms(path):
+def package_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def level_of(package):
+    return next(i for i, packages in enumerate(ORDER) if package in packages)
+
+
+def imported_packages(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "diptych":
             parts = node.module.split(".")
@@ -31,19 +44,17 @@ def imported_rooms(path):
             yield from [a.name.split(".")[1] for a in node.names if a.name.startswith("diptych.")]
 
 
-def test_every_module_stands_in_a_known_room():
-    found = {p.relative_to(SOURCE).parts[0].removesuffix(".py") for p in SOURCE.rglob("*.py")}
-    assert found - {"__init__"} <= set(ROOMS)
+def test_every_package_has_its_place_in_the_order():
+    assert {package_of(path) for path in MODULES} - {"__init__"} == {p for row in ORDER for p in row}
 
 
-def test_a_room_imports_only_from_rooms_before_it():
-    for path in SOURCE.rglob("*.py"):
-        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if room == "__init__":
+def test_a_package_imports_only_from_those_before_it():
+    for path in MODULES:
+        package = package_of(path)
+        if package == "__init__":
             continue
-        for other in imported_rooms(path):
-            if other in ROOMS:
-                assert ROOMS.index(other) <= ROOMS.index(room), f"{path.name} in {room} imports {other}"
+        for other in set(imported_packages(path)) - {package, "__version__"}:
+            assert level_of(other) < level_of(package), f"{path.relative_to(SOURCE)} imports {other}"
 
 
 def test_public_names_exist():

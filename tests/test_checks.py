@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import diptych
-from diptych import checks
-from diptych.checks import count, not_installed
+from diptych import _checks as checks
+from diptych._checks import count, not_installed
 
 
 @pytest.mark.parametrize(

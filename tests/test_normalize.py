@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from diptych import InputError
-from diptych.arrays import to_numpy
-from diptych.normalize import NORMALIZATIONS, normalize
+from diptych._arrays import to_numpy
+from diptych._normalize import NORMALIZATIONS, normalize
 
 FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
 

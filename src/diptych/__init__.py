@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from diptych._checks import InputError
     from diptych.cca import AWCCA
-    from diptych.checks import InputError
     from diptych.ranking import retrieval_scores
     from diptych.retrieval import Retriever
     from diptych.text import HKSE
@@ -18,7 +18,7 @@ __all__ = ["AWCCA", "HKSE", "InputError", "Retriever", "retrieval_scores"]
 _HOMES = {
     "AWCCA": "diptych.cca",
     "HKSE": "diptych.text",
-    "InputError": "diptych.checks",
+    "InputError": "diptych._checks",
     "Retriever": "diptych.retrieval",
     "retrieval_scores": "diptych.ranking",
 }

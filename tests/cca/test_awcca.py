@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.cca import Moments, TruncatedSVD, regularized_cca, spectra
 from diptych.ranking import ranks, recall_at_k
 from tolerance import assert_close
@@ -114,7 +114,7 @@ class Threads:
 
 def test_any_engine_gives_the_same_model(rng, monkeypatch):
     x, y, pairing = pairs(rng)
-    monkeypatch.setattr("diptych.cca.moments.CPU_BLOCK_BYTES", 2000)
+    monkeypatch.setattr("diptych.cca._moments.CPU_BLOCK_BYTES", 2000)
     here = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
     there = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing, engine=Threads())
     np.testing.assert_allclose(here.transform(x), there.transform(x), atol=1e-9)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn import cross_decomposition
 
 from diptych import InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.cca import Tikhonov, TruncatedSVD, bjorck_golub, regularized_cca, spectra
 
 

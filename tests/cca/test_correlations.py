@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
+from diptych._checks import DataWarning
 from diptych.cca import Moments
-from diptych.checks import DataWarning
 from generated_pairs import make_pairs
 
 TASKS = ("search", "annotate")

@@ -3,7 +3,7 @@ import pytest
 
 from diptych import InputError
 from diptych.cca import Tikhonov, TruncatedSVD, g_hard, g_soft
-from diptych.cca.filters import Filter, named_filters
+from diptych.cca._filters import Filter, named_filters
 
 S = np.array([5.0, 3.0, 1.0, 0.5])
 

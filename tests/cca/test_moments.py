@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.cca import Moments
-from diptych.cca.moments import paired_blocks
+from diptych.cca._moments import paired_blocks
 
 PARTS = ("x_mean", "y_mean", "xx", "yy", "xy")
 

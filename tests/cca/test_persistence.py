@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError
-from diptych.folders import new_version
+from diptych._persistence import new_version
 from saved_files import edit_config, files_of, seal, seal_config
 
 

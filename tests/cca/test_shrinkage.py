@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
-from diptych.cca.shrinkage import ledoit_wolf, oas, shrunk_gammas
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
+from diptych.cca._spectra import ledoit_wolf, oas, shrunk_gammas
 from generated_pairs import make_pairs
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.cca import Moments, bjorck_golub, moments_from_spectra, spectra, spectra_from_moments
-from diptych.cca.spectra import resolve_solver
+from diptych.cca._spectra import resolve_solver
 
 SOLVERS = ["gram", "svd"]
 

@@ -6,7 +6,7 @@ from sklearn.base import clone
 
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter, regularized_cca, spectra
-from diptych.cca.filters import CustomFilter
+from diptych.cca._filters import CustomFilter
 from diptych.cca.selection import make_grid, make_problem, regularization_path
 from diptych.ranking import metric
 from generated_pairs import make_pairs

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
 from diptych.cca import Moments
-from diptych.cca.blocks import ArrayBlocks, Preparation, are_blocks
-from diptych.cca.checkpoint import Checkpoint
-from diptych.cca.streaming import moments_of_blocks
+from diptych.cca._streaming import ArrayBlocks, Checkpoint, Preparation, are_blocks, moments_of_blocks
 from tolerance import assert_close
 
 
@@ -80,8 +78,8 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
     for name, rows in (("x", x), ("y", y)):
         np.save(tmp_path / f"{name}.npy", rows.astype(np.float16))
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy"]
-    monkeypatch.setattr("diptych.cca.moments.CPU_BLOCK_BYTES", 2**14)
-    monkeypatch.setattr("diptych.cca.selection.holdout.MOST", 50)
+    monkeypatch.setattr("diptych.cca._moments.CPU_BLOCK_BYTES", 2**14)
+    monkeypatch.setattr("diptych.cca.selection._grids.MOST", 50)
     largest, merge = [], Moments.merge
     monkeypatch.setattr(
         Moments, "merge", lambda self, block: (largest.append(block.count), merge(self, block))
@@ -245,7 +243,7 @@ def test_views_of_two_libraries_meet_on_a_device():
 
 def test_blocks_reach_a_device_in_order_and_errors_too():
     pytest.importorskip("torch")
-    from diptych.transfer import carried
+    from diptych._devices import carried
 
     blocks = [(np.full((3, 2), i, np.float16), None) for i in range(20)]
     found = [(block[0][0, 0].item(), block[1]) for block in carried(iter(blocks), "cpu")]
@@ -303,7 +301,7 @@ def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
 
 
 def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
-    monkeypatch.setattr("diptych.cca.streaming.WAVE", 2)
+    monkeypatch.setattr("diptych.cca._streaming.WAVE", 2)
     x, y, pairing = pairs()
     blocks, read = cut(x, y, pairing, [50, 100, 150, 200]), []
     lazy, file = [Lazy(block, read) for block in blocks], tmp_path / "sum"

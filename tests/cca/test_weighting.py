@@ -3,7 +3,7 @@ import pytest
 
 from diptych import AWCCA, InputError
 from diptych.cca import bjorck_golub, maps, powers, spectra
-from diptych.cca.weighting import factors
+from diptych.cca._weighting import factors
 
 
 @pytest.mark.parametrize(

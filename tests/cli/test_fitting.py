@@ -12,9 +12,10 @@ import pytest
 
 from commands import refused, run, run_json
 from diptych import AWCCA, InputError, Retriever
-from diptych.data import PairedDataset, PairedViews, scenes
+from diptych.data import PairedDataset, PairedViews
 from diptych.image import PyramidDescriptor
-from diptych.retrieval.fitting import SAMPLED_PAIRS, training_sample, training_share
+from diptych.retrieval._fit import SAMPLED_PAIRS, training_sample, training_share
+from diptych.scenes import make_scenes
 from generated_pairs import make_pairs
 
 
@@ -254,7 +255,7 @@ def test_flickr8k_through_the_command_line_equals_python(real_data, tmp_path):
 def photos(tmp_path, monkeypatch):
     """Drawn images and a table with unusual columns, in the folder where commands run."""
     monkeypatch.chdir(tmp_path)
-    pairs = scenes(60).write(tmp_path / "drawn")
+    pairs = make_scenes(60).write(tmp_path / "drawn")
     lines = [
         f"{pairs.image_ids[image]};{text}" for image, text in zip(pairs.pairing, pairs.captions, strict=True)
     ]
@@ -334,7 +335,7 @@ def test_a_wrong_preset_fails_before_encoding_in_python(photos):
     retriever = Retriever()
     retriever.model.solver = "qqq"
     with pytest.raises(InputError, match="solver"):
-        retriever.fit(scenes(10).write(photos / "more"), features=photos / "features")
+        retriever.fit(make_scenes(10).write(photos / "more"), features=photos / "features")
     assert not (photos / "features").exists()
 
 

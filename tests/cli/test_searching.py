@@ -8,14 +8,14 @@ import pytest
 
 from commands import refused, run, run_json
 from diptych import AWCCA, HKSE, Retriever
-from diptych.data import scenes
+from diptych.scenes import make_scenes
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     """A folder with drawn scenes and a model of them."""
     folder = tmp_path_factory.mktemp("fitted")
-    pairs = scenes(150).write(folder / "drawn")
+    pairs = make_scenes(150).write(folder / "drawn")
     text = HKSE(word_features=80, sentence_features=80)
     Retriever(text_encoder=text).fit(pairs).save(folder / "model")
     return folder
@@ -125,7 +125,7 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(place):
 
 
 def test_pairs_are_added_and_learned_from(place):
-    scenes(12, random_state=5).write(place / "more")
+    make_scenes(12, random_state=5).write(place / "more")
     table = (place / "more" / "captions.jsonl").read_text().replace("images/scene", "images/other")
     (place / "more" / "captions.jsonl").write_text(table)
     for picture in (place / "more" / "images").iterdir():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, retrieval_scores
-from diptych.data import encode_images, encode_texts, join, open_features, plan, read_pairs, scenes
+from diptych._normalize import normalize
+from diptych.data import encode_images, encode_texts, join, open_features, plan, read_pairs
 from diptych.image import PyramidDescriptor
-from diptych.normalize import normalize
+from diptych.scenes import make_scenes
 from diptych.text import HKSE, sentence_encoder
 
 
@@ -23,7 +24,7 @@ def gammas(x, y, pairing, share):
 
 
 def test_scenes_to_recalls(tmp_path):
-    scenes(900, size=64).write(tmp_path / "scenes")
+    make_scenes(900, size=64).write(tmp_path / "scenes")
     pairs = read_pairs(tmp_path / "scenes")
     hkse = HKSE(word="lin", sentence="lin").fit(pairs.subset("train").captions)
     images = encode_images(pairs, PyramidDescriptor(), tmp_path / "images")

@@ -8,8 +8,9 @@ from safetensors.numpy import save_file
 from scipy.io import savemat
 
 from diptych import InputError
-from diptych.data import encode_images, open_features, scenes
+from diptych.data import encode_images, open_features
 from diptych.image import PyramidDescriptor
+from diptych.scenes import make_scenes
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_matlab_7_3_files_are_hdf5(tmp_path, matrix):
 
 
 def test_a_feature_store_is_a_source_too(tmp_path):
-    dataset = scenes(4, size=24).write(tmp_path / "scenes")
+    dataset = make_scenes(4, size=24).write(tmp_path / "scenes")
     store = encode_images(dataset, PyramidDescriptor(), tmp_path / "store")
     np.testing.assert_array_equal(open_features(tmp_path / "store", rows=4), store.features)
 

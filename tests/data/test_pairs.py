@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.data import PROTOCOLS, PairedDataset, plan, split_by_image
-from diptych.data.pairs import split_name
+from diptych.data._pairs import split_name
 
 
 def pairs(n=6, captions=2, **options):

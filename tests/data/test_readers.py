@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
 from diptych.data import (
     read_coco,
     read_flickr8k,
@@ -19,7 +19,7 @@ from diptych.data import (
     read_pairs,
     read_table,
 )
-from diptych.data.files import contained_path
+from diptych.data._readers import contained_path
 
 
 def karpathy_entry(name, split, captions, first, **more):

@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.data import read_pairs, scenes
-from diptych.data.generated.description import BACKDROPS, COLOURS, RELATIONS, SHAPES, TEXTURES
-from diptych.data.generated.things import PALETTE, THINGS
-from diptych.data.generated.wording import COLOUR_WORDS, PLACE_WORDS, SHAPE_WORDS, plural
+from diptych.data import read_pairs
+from diptych.scenes import make_scenes
+from diptych.scenes._captions import COLOUR_WORDS, PLACE_WORDS, SHAPE_WORDS, plural
+from diptych.scenes._describe import BACKDROPS, COLOURS, RELATIONS, SHAPES, TEXTURES
+from diptych.scenes._draw import PALETTE, THINGS
 
 
 def test_the_same_seed_gives_the_same_scenes_and_fewer_are_a_beginning():
-    some, more, others = scenes(6), scenes(12), scenes(6, random_state=1)
+    some, more, others = make_scenes(6), make_scenes(12), make_scenes(6, random_state=1)
     assert some.descriptions == more.descriptions[:6]
     assert some.dataset.captions == more.dataset.captions[:30]
     assert all(a.tobytes() == b.tobytes() for a, b in zip(some.pictures, more.pictures, strict=False))
@@ -21,14 +22,14 @@ def test_the_same_seed_gives_the_same_scenes_and_fewer_are_a_beginning():
 
 def test_pictures_are_the_ones_they_always_were():
     # A change here changes every figure made with scenes: make it on purpose.
-    raw = b"".join(picture.tobytes() for picture in scenes(24).pictures)
-    text = "\n".join(scenes(24).dataset.captions)
+    raw = b"".join(picture.tobytes() for picture in make_scenes(24).pictures)
+    text = "\n".join(make_scenes(24).dataset.captions)
     assert hashlib.sha256(raw).hexdigest()[:16] == "7ffb58a92c9ae6b0"
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "23a1cd612e0cf9ce"
 
 
 def test_five_differently_worded_captions_for_each():
-    dataset = scenes(300).dataset
+    dataset = make_scenes(300).dataset
     assert dataset.n_captions == 1500
     for row in range(300):
         own = [dataset.captions[j] for j in dataset.caption_rows([row])]
@@ -38,7 +39,7 @@ def test_five_differently_worded_captions_for_each():
 
 
 def test_captions_say_what_the_description_says():
-    found = scenes(200)
+    found = make_scenes(200)
     for row, scene in enumerate(found.descriptions):
         text = " ".join(found.dataset.captions[5 * row : 5 * row + 5]).lower()
         for group in (scene.main, scene.other):
@@ -48,7 +49,7 @@ def test_captions_say_what_the_description_says():
 
 
 def test_there_is_much_to_tell_apart():
-    found = scenes(2000).descriptions
+    found = make_scenes(2000).descriptions
     assert len({(s.backdrop, s.main, s.other, s.relation) for s in found}) == 2000
     assert {s.backdrop for s in found} == set(BACKDROPS)
     assert {s.main.shape for s in found} == set(SHAPES)
@@ -67,7 +68,7 @@ def test_every_word_of_a_description_can_be_drawn_and_said():
 
 @pytest.mark.parametrize("size", [16, 40, 112, 300])
 def test_pictures_of_any_size(size):
-    pictures = scenes(4, size=size).pictures
+    pictures = make_scenes(4, size=size).pictures
     assert [picture.size for picture in pictures] == [(size, size)] * 4
     assert pictures[1].mode == "RGB"
     assert len(pictures[1:3]) == 2
@@ -78,10 +79,10 @@ def test_things_stand_where_the_relation_says():
     # The picture with a group and the one without differ where the group stands.
     from dataclasses import replace
 
-    from diptych.data.generated.drawing import draw_scene
+    from diptych.scenes._draw import draw_scene
 
     sides = {"left of": (1, -1), "right of": (1, 1), "above": (0, -1), "below": (0, 1)}
-    for scene in scenes(60).descriptions:
+    for scene in make_scenes(60).descriptions:
         if scene.other is None:
             continue
         # Another colour in the same place: what changes is the main group alone.
@@ -95,7 +96,7 @@ def test_things_stand_where_the_relation_says():
 
 
 def test_written_scenes_are_read_back(tmp_path):
-    written = scenes(8, size=32).write(tmp_path)
+    written = make_scenes(8, size=32).write(tmp_path)
     read = read_pairs(tmp_path)
     assert read.image_ids == written.image_ids
     assert read.captions == written.captions
@@ -107,8 +108,8 @@ def test_written_scenes_are_read_back(tmp_path):
 @pytest.mark.parametrize("arguments", [{"n": 0}, {"n": 3, "size": 4}, {"n": 3, "size": 10**6}])
 def test_impossible_scenes_are_refused(arguments):
     with pytest.raises(InputError):
-        scenes(**arguments)
+        make_scenes(**arguments)
 
 
 def test_a_single_scene_is_fine():
-    assert scenes(1).dataset.split_sizes() == {"train": 1}
+    assert make_scenes(1).dataset.split_sizes() == {"train": 1}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diptych._checks import InputError
 from diptych.cca import Moments
-from diptych.checks import InputError
 from diptych.data import shards
-from diptych.data.sharded.remote import read_bytes
+from diptych.data._remote import read_bytes
 from tolerance import assert_close
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -193,7 +193,7 @@ def test_of_a_file_elsewhere_only_the_rows_of_the_block_are_fetched(monkeypatch)
         fetched.append(read_bytes(*arguments))
         return fetched[-1]
 
-    monkeypatch.setattr("diptych.data.sharded.matrices.read_bytes", counted)
+    monkeypatch.setattr("diptych.data._matrix_files.read_bytes", counted)
     np.testing.assert_array_equal(block.load()[0], x[30:40])
     assert [len(part) for part in fetched] == [10 * 4 * 2, 10 * 5 * 2]
 

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs, scenes
-from diptych.data.store import Job
-from diptych.data.writing import StoreWriter
+from diptych._threads import ahead
+from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs
+from diptych.data._feature_store import Job, StoreWriter
 from diptych.image import FunctionEncoder, NetworkEncoder, PyramidDescriptor, Recipe
-from diptych.prefetch import ahead
+from diptych.scenes import make_scenes
 
 JOB = Job("encoder", "inputs", 10, 4, "float32", 2)
 
@@ -28,7 +28,7 @@ def content(folder):
 @pytest.fixture
 def photos(tmp_path):
     """Twelve scenes, three of them spoilt."""
-    dataset = scenes(12, size=32).write(tmp_path / "photos")
+    dataset = make_scenes(12, size=32).write(tmp_path / "photos")
     dataset.paths[2].write_bytes(b"")
     dataset.paths[7].write_bytes(dataset.paths[7].read_bytes()[:300])
     dataset.paths[11].unlink()
@@ -185,7 +185,7 @@ KILLED = textwrap.dedent("""
 
 
 def test_sigkill_and_resume_give_identical_files(tmp_path):
-    scenes(40, size=24).write(tmp_path / "scenes")
+    make_scenes(40, size=24).write(tmp_path / "scenes")
 
     def run(folder, delay):
         return subprocess.Popen(
@@ -280,11 +280,11 @@ def test_pictures_beyond_the_limit_are_skipped(photos, tmp_path):
 
 def test_pairs_without_paths_are_explained(tmp_path):
     with pytest.raises(InputError, match="images=FOLDER"):
-        encode_images(scenes(3).dataset, Colour(), tmp_path / "store")
+        encode_images(make_scenes(3).dataset, Colour(), tmp_path / "store")
 
 
 def test_staged_encoders_prepare_ahead_and_in_order(tmp_path):
-    dataset = scenes(30, size=24).write(tmp_path / "scenes")
+    dataset = make_scenes(30, size=24).write(tmp_path / "scenes")
     recipe = Recipe(mean=(0, 0, 0), std=(1, 1, 1), scale=255.0, pooling="mean")
     encoder = NetworkEncoder(lambda batch: batch, recipe, "mean")
     staged = encode_images(dataset, encoder, tmp_path / "staged", batch_size=4, workers=3)
@@ -325,7 +325,7 @@ class Letters:
 
 
 def test_captions_are_encoded_and_encoders_told_apart(tmp_path):
-    dataset = scenes(10).dataset
+    dataset = make_scenes(10).dataset
     store = encode_texts(dataset, Letters(), tmp_path / "texts", batch_size=7)
     assert store.ids == dataset.caption_ids
     np.testing.assert_array_equal(store.features, Letters().encode(dataset.captions))
@@ -367,7 +367,7 @@ def test_features_of_other_pairs_do_not_join(photos, tmp_path):
 
 
 def test_scenes_end_to_end_from_files_to_arrays(tmp_path):
-    scenes(20, size=48).write(tmp_path / "scenes")
+    make_scenes(20, size=48).write(tmp_path / "scenes")
     dataset = read_pairs(tmp_path / "scenes")
     images = encode_images(dataset, PyramidDescriptor(), tmp_path / "images")
     texts = encode_texts(dataset, Letters(), tmp_path / "texts")

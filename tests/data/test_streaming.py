@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE
+from diptych._checks import DataWarning, InputError
 from diptych.cca import Moments
-from diptych.checks import DataWarning, InputError
-from diptych.data import PairedDataset, encode_images, encode_texts, encoded_blocks, join, scenes
+from diptych.data import PairedDataset, encode_images, encode_texts, encoded_blocks, join
 from diptych.image import FunctionEncoder, OnnxEncoder, PyramidDescriptor, Recipe
+from diptych.scenes import make_scenes
 from diptych.text import sentence_encoder
 from tolerance import assert_close
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    return scenes(40, size=32).write(tmp_path_factory.mktemp("scenes"))
+    return make_scenes(40, size=32).write(tmp_path_factory.mktemp("scenes"))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_images_without_captions_are_in_no_block(pairs, hkse):
 
 
 def test_unreadable_pictures_are_left_out_and_counted(hkse, tmp_path):
-    pairs = scenes(12, size=32).write(tmp_path)
+    pairs = make_scenes(12, size=32).write(tmp_path)
     for row in (2, 3, 9):
         pairs.paths[row].write_bytes(b"no picture")
     good = pairs.select([row for row in range(12) if row not in (2, 3, 9)])
@@ -103,7 +104,7 @@ def test_a_block_without_a_readable_picture_is_an_error(pairs, hkse, tmp_path):
 
 
 def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_path):
-    pairs = scenes(6, size=32).write(tmp_path)
+    pairs = make_scenes(6, size=32).write(tmp_path)
     first = encoded_blocks(pairs, "pyramid", hkse).fingerprint
     assert encoded_blocks(pairs, "pyramid", hkse).fingerprint == first
     others = [
@@ -119,7 +120,7 @@ def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_p
 
 
 def test_encoders_pickle(pairs, hkse, tmp_path):
-    pictures = list(scenes(3, size=64).pictures)
+    pictures = list(make_scenes(3, size=64).pictures)
     write_network(tmp_path / "colours.onnx")
     for encoder in (PyramidDescriptor(), OnnxEncoder(tmp_path / "colours.onnx", threads=1)):
         again = pickle.loads(pickle.dumps(encoder))

@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE
+from diptych._checks import DataWarning, InputError
 from diptych.cca import Engine, Moments
-from diptych.cca.blocks import Preparation
-from diptych.checks import DataWarning, InputError
-from diptych.data import encoded_blocks, scenes, shards
+from diptych.cca._streaming import Preparation
+from diptych.data import encoded_blocks, shards
+from diptych.scenes import make_scenes
 from generated_pairs import make_pairs
 from troubled_blocks import Block, Deadly, Lengths, Opened, fail, hang
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
 
-from diptych.engine import DaskEngine  # noqa: E402
-from diptych.engine.dask import _graph  # noqa: E402
+from diptych.distributed import (  # noqa: E402
+    DaskEngine,
+    _graph,
+)
 
 pytestmark = pytest.mark.slow
 WORKERS = 3
@@ -270,7 +273,7 @@ def test_a_large_function_is_opened_once_by_each_worker(engine, tmp_path):
 
 
 def test_encoders_travel_once_and_unreadable_pictures_are_counted_here(engine, tmp_path):
-    pairs = scenes(24, size=32).write(tmp_path)
+    pairs = make_scenes(24, size=32).write(tmp_path)
     pairs.paths[5].write_bytes(b"no picture")
     blocks = encoded_blocks(pairs, "pyramid", Lengths(tmp_path / "log"), images=3)
     with pytest.warns(DataWarning, match="1 of the images .* could not be read") as told:
@@ -293,7 +296,7 @@ def sum_here(blocks):
 
 
 def test_an_hkse_encodes_on_the_cluster(engine, tmp_path):
-    pairs = scenes(12, size=32).write(tmp_path)
+    pairs = make_scenes(12, size=32).write(tmp_path)
     hkse = HKSE(word_features=16, sentence_features=12).fit(pairs.captions)
     blocks = encoded_blocks(pairs, "pyramid", hkse, images=4)
     np.testing.assert_allclose(moments(engine, blocks).yy, sum_here(blocks).yy, atol=1e-8)

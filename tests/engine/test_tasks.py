@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
 
 pytest.importorskip("cloudpickle", reason="Dask is not installed")
 
-from diptych.engine.tasks import Packed, Part, applied, merged
+from diptych.distributed import Packed, Part, applied, merged
 
 
 def blas_threads():

@@ -37,14 +37,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from diptych import AWCCA, HKSE, Retriever
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
+from diptych._persistence import current_version
 from diptych.cli import app
-from diptych.data import read_pairs, scenes
-from diptych.folders import current_version
-from diptych.service import serve as serving
-from diptych.service.pictures import Pictures
-from diptych.service.reload import Shelf
-from diptych.service.served import Served
+from diptych.data import read_pairs
+from diptych.scenes import make_scenes
+from diptych.service import _serve as serving
+from diptych.service._images import Pictures
+from diptych.service._model import Served, Shelf
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
 SENTENCES = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
@@ -594,7 +594,7 @@ killed_fitting = killed_at(_fit, _look)
 
 def killed_encoding(place, rounds, rng, count):
     """Encoding is killed; it goes on where it was, and ends with the features of one that was not."""
-    scenes(24, size=32).write(place / "scenes")
+    make_scenes(24, size=32).write(place / "scenes")
     pairs = read_pairs(place / "scenes")
     encoder = HKSE(word="lin", sentence="lin")
     expected = Retriever("pyramid", encoder).encode(pairs).x

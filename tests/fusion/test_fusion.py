@@ -7,7 +7,7 @@ from sklearn.base import clone
 from diptych import AWCCA, InputError
 from diptych.cca import Tikhonov, regularized_cca, spectra
 from diptych.fusion import Block, Fusion, Part
-from diptych.fusion.parts import leading_components
+from diptych.fusion._members import leading_components
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
 from saved_files import files_of, seal_config
@@ -220,7 +220,7 @@ def test_a_damaged_model_is_an_input_error(fitted, tmp_path, way):
 def test_missing_arrays_are_an_input_error(fitted):
     from pathlib import Path
 
-    from diptych.fusion import saved
+    from diptych.fusion import _fusion as saved
 
     tensors, config = fitted.packed()
     for name, change in {

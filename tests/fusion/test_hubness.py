@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.fusion.hubness import (
+from diptych.fusion._hubness import (
     Correction,
     activated,
     corrected_items,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from diptych import InputError
 from diptych.image import UnreadableImage, open_image
-from diptych.image.decoding import _known_formats
+from diptych.image._decoding import _known_formats
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

@@ -18,12 +18,12 @@ from diptych.image import (
     StagedEncoder,
     TorchEncoder,
     image_encoder,
-    onnx,
     open_image,
     timm_encoder,
     torchvision_encoder,
 )
-from diptych.image.encoder import pooled
+from diptych.image import _onnx as onnx
+from diptych.image._base import pooled
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")
 

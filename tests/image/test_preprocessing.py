@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from diptych.image import Recipe, UnreadableImage
-from diptych.image.preprocessing import network_input, prepare, resized
+from diptych.image._preprocessing import network_input, prepare, resized
 
 TEN = Recipe.preset("vgg-ten-crops")
 

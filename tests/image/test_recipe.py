@@ -5,7 +5,7 @@ import pytest
 
 from diptych import InputError
 from diptych.image import PRESETS, Recipe
-from diptych.image.recipe import as_recipe
+from diptych.image._preprocessing import as_recipe
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from diptych import InputError, retrieval_scores
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.ranking import mean_rank, median_rank, ranks, recall_at_k
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.report import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
-from diptych.report.card import describe_quality, escape_markdown
-from diptych.report.wording import one_line
+from diptych.report._card import describe_quality, escape_markdown
+from diptych.report._page import one_line
 
 markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
 MARKDOWN = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

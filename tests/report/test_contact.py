@@ -5,17 +5,17 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import scenes
 from diptych.report import Answer, ContactRow, draw_contact_sheet
-from diptych.report.contact import THUMBNAIL_SIDE
-from diptych.report.drawing import fit_lines, text_width
+from diptych.report._contact import THUMBNAIL_SIDE
+from diptych.report._figures import fit_lines, text_width
+from diptych.scenes import make_scenes
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    return scenes(12, random_state=0)
+    return make_scenes(12, random_state=0)
 
 
 @pytest.fixture(scope="module")

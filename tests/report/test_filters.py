@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from diptych.report.filters import draw_chosen_filters
+from diptych.paper._figures import draw_chosen_filters
 
 
 def test_the_legend_stands_outside_the_axes():

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from diptych.report.page import (
+from diptych.report._page import (
     Html,
     Picture,
     Row,
@@ -24,7 +24,7 @@ NASTY = '<script>alert("x")</script> & co'
 
 
 def drawing():
-    from diptych.report.drawing import new_figure
+    from diptych.report._figures import new_figure
 
     made = new_figure(3, 2)
     axes = made.subplots()

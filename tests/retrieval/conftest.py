@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Retriever
-from diptych.data import read_pairs, scenes
+from diptych.data import read_pairs
+from diptych.scenes import make_scenes
 from tolerance import assert_same_hits, rounding
 
 
@@ -73,7 +74,7 @@ def thumbnails():
 def drawn(tmp_path_factory):
     """Pairs of drawings and sentences on disk."""
     folder = tmp_path_factory.mktemp("drawn") / "scenes"
-    scenes(100, size=48).write(folder)
+    make_scenes(100, size=48).write(folder)
     return read_pairs(folder)
 
 

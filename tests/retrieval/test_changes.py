@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
 from diptych.data import PairedDataset, PairedViews
 from tolerance import assert_ranked, assert_same_hits, rounding
 

@@ -5,7 +5,7 @@ import pytest
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval.filtering import matcher
+from diptych.retrieval._items import matcher
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from diptych import InputError, Retriever
 from diptych.retrieval import VectorIndex
-from diptych.retrieval.graph import Graph
+from diptych.retrieval.stores._faiss import Graph
 from saved_files import files_of
 from tolerance import assert_same_hits, rounding
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.retrieval import VectorIndex, index
+from diptych.retrieval import VectorIndex
+from diptych.retrieval.stores import _faiss as index
 
 
 def brute_force(held, queries, k, allowed=None):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from diptych import AWCCA, HKSE, InputError, Retriever, retrieval_scores
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
 from diptych.data import PairedDataset, join
 from tolerance import assert_same_hits, rounding
 

@@ -14,16 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych.cca.canonical import CanonicalModel
-from diptych.cca.filters import Tikhonov
-from diptych.checks import TASKS
+from diptych._checks import TASKS
+from diptych.cca._canonical import CanonicalModel
+from diptych.cca._filters import Tikhonov
 from diptych.retrieval import Item
-from diptych.retrieval.filtering import matcher
-from diptych.retrieval.homes import home_of
-from diptych.retrieval.postgres import migrations, vectors
-from diptych.retrieval.postgres.address import Address
-from diptych.retrieval.postgres.items import by_metadata
-from diptych.retrieval.postgres.tables import Tables, check_graph, create_vectors
+from diptych.retrieval._homes import home_of
+from diptych.retrieval._items import matcher
+from diptych.retrieval.stores.postgres import _migrations as migrations
+from diptych.retrieval.stores.postgres import _vectors as vectors
+from diptych.retrieval.stores.postgres._connection import Address
+from diptych.retrieval.stores.postgres._items import by_metadata
+from diptych.retrieval.stores.postgres._schema import Tables, check_graph, create_vectors
 from saved_files import edit_config, files_of
 from tolerance import assert_same_hits, rounding
 

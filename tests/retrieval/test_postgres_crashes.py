@@ -160,7 +160,7 @@ class TestInDoubt:
 
 def test_a_swap_whose_answer_is_lost_is_not_done_again(database, filled, monkeypatch):
     from database import Proxy
-    from diptych.retrieval.postgres import versions
+    from diptych.retrieval.stores.postgres import _versions as versions
 
     retriever, address, _, y = filled
     proxy = Proxy(database)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commands import run
-from diptych.retrieval.postgres.address import _SETTINGS, Address
+from diptych.retrieval.stores.postgres._connection import _SETTINGS, Address
 from example_files import write_photos
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, Retriever
-from diptych.checks import DataWarning
+from diptych._checks import DataWarning
 from tolerance import assert_ranked, assert_same_hits, rounding
 
 WEIGHTINGS = ["asymmetric", "search-generation", "symmetric", "none", (0.5, 1.0)]

@@ -12,10 +12,11 @@ import pytest
 
 from commands import refused, run, run_json
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych.checks import DataWarning
-from diptych.data import read_pairs, scenes
+from diptych._checks import DataWarning
+from diptych.data import read_pairs
 from diptych.image import OnnxEncoder, Recipe
-from diptych.retrieval.recipes import choose_recipe
+from diptych.retrieval._encoders import choose_recipe
+from diptych.scenes import make_scenes
 from diptych.text import sentence_encoder
 from saved_files import edit_config, files_of
 
@@ -68,7 +69,7 @@ def write_network(path, *, largest=255.0, metadata=None, side=32, layout="NCHW")
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawings") / "scenes"
-    scenes(80, size=48).write(folder)
+    make_scenes(80, size=48).write(folder)
     return read_pairs(folder)
 
 
@@ -162,7 +163,7 @@ class TestAModelRemembersItsEncoder:
 
     def opened(self, monkeypatch):
         """The files that are given to onnxruntime from now on."""
-        from diptych.image import onnx as module
+        from diptych.image import _onnx as module
 
         files, real = [], module._session
         monkeypatch.setattr(

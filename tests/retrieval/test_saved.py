@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych.folders import alone, new_version
+from diptych._persistence import alone, check_format, new_version
 from diptych.image import PyramidDescriptor
-from diptych.retrieval import saved
-from diptych.storage import check_format
+from diptych.retrieval import _folder as saved
 from diptych.text import sentence_encoder
 from saved_files import edit_config, files_of
 

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from diptych import AWCCA, InputError, Retriever, folders
-from diptych.folders import current_version, new_version, read_current
-from diptych.storage import replacing_file
+from diptych import AWCCA, InputError, Retriever
+from diptych import _persistence as folders
+from diptych._persistence import current_version, new_version, read_current, replacing_file
 from saved_files import files_of, seal
 
 

@@ -18,12 +18,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from diptych import HKSE, Retriever
-from diptych.data import scenes
 from diptych.fusion import Fusion
-from diptych.service.app import create_app
-from diptych.service.limits import Limits
-from diptych.service.reload import Shelf
-from diptych.service.service import Service
+from diptych.scenes import make_scenes
+from diptych.service._app import create_app
+from diptych.service._model import Shelf
+from diptych.service._schemas import Limits
+from diptych.service._service import Service
 
 LOCAL = "http://127.0.0.1"
 
@@ -32,7 +32,7 @@ LOCAL = "http://127.0.0.1"
 def drawn(tmp_path_factory):
     """A folder with pictures and a saved model."""
     place = tmp_path_factory.mktemp("drawn")
-    pairs = scenes(160, size=96).write(place / "scenes")
+    pairs = make_scenes(160, size=96).write(place / "scenes")
     encoder = HKSE(word_features=120, sentence_features=120)
     Retriever(text_encoder=encoder).fit(pairs).save(place / "model")
     return place

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.service.answering import Desk
-from diptych.service.limits import Limits
-from diptych.service.problems import Problem
-from diptych.service.served import Served
+from diptych.service._batching import Desk
+from diptych.service._model import Served
+from diptych.service._schemas import Limits, Problem
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from diptych import Retriever
-from diptych.service.served import Served
+from diptych.service._model import Served
 
 
 def ids(answer, at=0):

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from diptych._persistence import alone
 from diptych.cli import app
-from diptych.folders import alone
 
 runner = CliRunner()
 

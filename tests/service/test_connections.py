@@ -9,10 +9,9 @@ import time
 import httpx
 import pytest
 
-from diptych.service.connections import HEADER_BYTES, Waiting, raise_file_limit
-from diptych.service.limits import Limits
-from diptych.service.problems import Problem
-from diptych.service.security import Gate
+from diptych.service._connections import HEADER_BYTES, Waiting, raise_file_limit
+from diptych.service._schemas import Limits, Problem
+from diptych.service._security import Gate
 
 TOKEN = "0123456789abcdef0123"
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "

@@ -10,8 +10,8 @@ from PIL import Image
 from commands import refused, run, run_json
 from diptych import HKSE, InputError, Retriever
 from diptych.data import read_pairs
-from diptych.retrieval.collection import RefusedError
-from diptych.service.problems import as_problem
+from diptych.retrieval.stores._base import RefusedError
+from diptych.service._schemas import as_problem
 from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
@@ -106,8 +106,7 @@ def test_a_model_of_other_encoders_is_served_after_a_moment(pointing, served, dr
 
 
 def test_what_the_database_refuses_does_not_name_it(pointing, served, caplog):
-    from diptych.retrieval.postgres.address import Address
-    from diptych.retrieval.postgres.connecting import Connections
+    from diptych.retrieval.stores.postgres._connection import Address, Connections
 
     folder, address = pointing
     client = served(folder, writable=True)

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from diptych.image import UnreadableImage
-from diptych.service.limits import Limits
-from diptych.service.pictures import Decoder
+from diptych.service._images import Decoder
+from diptych.service._schemas import Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
 

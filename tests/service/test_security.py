@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError, Retriever
-from diptych.service.security import HEADERS, check_token, is_loopback
+from diptych.service._security import HEADERS, check_token, is_loopback
 from saved_files import edit_config, files_of, seal
 
 TOKEN = "0123456789abcdef0123"

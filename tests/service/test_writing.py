@@ -16,11 +16,10 @@ import pytest
 from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
-from diptych.checks import DataWarning
-from diptych.folders import alone, current_version
-from diptych.service.journal import Journal, read_entries
-from diptych.service.reload import Shelf
-from diptych.service.writing import Writer
+from diptych._checks import DataWarning
+from diptych._persistence import alone, current_version
+from diptych.service._model import Shelf
+from diptych.service._writes import Journal, Writer, read_entries
 from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")

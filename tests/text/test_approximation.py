@@ -12,7 +12,7 @@ from diptych.text import (
     tokenize,
     word_kernel,
 )
-from diptych.text.fourier import draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream
 from tolerance import assert_close
 
 pytestmark = pytest.mark.data

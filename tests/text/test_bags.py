@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych.arrays import to_numpy
-from diptych.text.bags import Corpus, blocks, mean_rows
+from diptych._arrays import to_numpy
+from diptych.text._words import Corpus, blocks, mean_rows
 
 sentences = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=1, max_size=8)
 

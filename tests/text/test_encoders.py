@@ -39,7 +39,7 @@ def test_queries_come_with_the_words_that_were_ignored(table, captions, monkeypa
     assert ignored == [(), ()]
     np.testing.assert_allclose(features, hkse.transform(["the dog", "cat snow runs"]), rtol=1e-6, atol=1e-6)
     hkse.tokenizer = tokenize
-    monkeypatch.setattr("diptych.text.encoders.BLOCK_ROWS", 2)
+    monkeypatch.setattr("diptych.text._encoders.BLOCK_ROWS", 2)
     queries = ["a quokka in snow, a quokka", "the dog", "unicorn dog"]
     features, ignored = encoder.encode_queries(queries)
     assert ignored == [("a", "quokka"), (), ("unicorn",)]

@@ -7,9 +7,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from diptych import InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.text import RandomFourier, word_kernel
-from diptych.text.fourier import draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream
 from tolerance import assert_close
 
 

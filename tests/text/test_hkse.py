@@ -8,7 +8,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import FeatureUnion, make_pipeline
 
 from diptych import InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.cca import Moments
 from diptych.text import HKSE, WordVectors, sentence_kernel, tokenize
 from tolerance import assert_close

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from diptych import InputError
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.text import gaussian_product, hkse_dimensions, hkse_factor, sentence_kernel, word_kernel
 
 
@@ -79,7 +79,7 @@ def test_kernels_run_where_the_arrays_are(rng, backend):
 def test_blocks_of_words_change_nothing(rng, monkeypatch):
     first = sentences(rng, 9)
     whole = sentence_kernel(first, gamma=0.4)
-    monkeypatch.setattr("diptych.text.kernels._BLOCK_ENTRIES", 100)
+    monkeypatch.setattr("diptych.text._kernels._BLOCK_ENTRIES", 100)
     np.testing.assert_allclose(sentence_kernel(first, gamma=0.4), whole, rtol=1e-12)
 
 

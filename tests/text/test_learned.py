@@ -6,8 +6,8 @@ import scipy.sparse
 
 from diptych import InputError
 from diptych.text import learn_word_vectors
-from diptych.text.bags import Corpus
-from diptych.text.learned import cooccurrences, positive_information
+from diptych.text._word_vectors import cooccurrences, positive_information
+from diptych.text._words import Corpus
 
 
 def test_cooccurrences_count_sentences_that_hold_both():

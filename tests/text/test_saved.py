@@ -3,10 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from diptych import InputError, storage
+from diptych import InputError
+from diptych import _persistence as storage
 from diptych.text import HKSE, tokenize
-from diptych.text.saved import TENSORS, hkse_fingerprint
-from diptych.text.tokens import TOKENIZER
+from diptych.text._hkse import TENSORS, hkse_fingerprint
+from diptych.text._words import TOKENIZER
 from saved_files import edit_config, files_of, seal, seal_config
 
 

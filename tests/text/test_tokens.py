@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.text import tokenize
-from diptych.text.tokens import ignored_words, words_of
+from diptych.text._words import ignored_words, words_of
 
 
 @pytest.mark.parametrize(

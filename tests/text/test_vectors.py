@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.text import WordVectors
-from diptych.text.vectors import TENSORS, table_from_tensors, table_tensors
+from diptych.text._word_vectors import TENSORS, table_from_tensors, table_tensors
 from saved_files import files_of, seal
 
 

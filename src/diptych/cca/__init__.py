@@ -1,18 +1,18 @@
 """Canonical correlation analysis of two paired views: moments → spectra → filters → weighting → model."""
 
-from diptych.cca.awcca import AWCCA
-from diptych.cca.canonical import CanonicalModel, bjorck_golub, regularized_cca
-from diptych.cca.engine import Engine
-from diptych.cca.filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
-from diptych.cca.moments import Moments
-from diptych.cca.spectra import (
+from diptych.cca._awcca import AWCCA
+from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
+from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
+from diptych.cca._moments import Moments
+from diptych.cca._spectra import (
     Spectra,
     moments_from_spectra,
     spectra,
     spectra_from_arrays,
     spectra_from_moments,
 )
-from diptych.cca.weighting import maps, powers
+from diptych.cca._streaming import Engine
+from diptych.cca._weighting import maps, powers
 
 __all__ = [
     "AWCCA",

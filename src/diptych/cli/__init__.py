@@ -40,7 +40,7 @@ class LazyGroup(TyperGroup):
         alone.command(name)(getattr(import_module(module), function))
         command: Any = typer.main.get_command(alone)
         flags = {param.name: max(param.opts, key=len) for param in command.params}
-        import_module("diptych.cli.console").FLAGS.set(
+        import_module("diptych.cli._output").FLAGS.set(
             {name: flag for name, flag in flags.items() if flag.startswith("--")}
         )
         return command
@@ -51,63 +51,63 @@ class Commands(LazyGroup):
 
     table: ClassVar = {
         "demo": (
-            "diptych.cli.demo",
+            "diptych.cli._demo",
             "demo",
             "Draw scenes, encode, select, compare, search both ways; write a model and a report.",
         ),
         "fit": (
-            "diptych.cli.fitting",
+            "diptych.cli._fit",
             "fit",
             "Fit a searchable model on pairs, or on features of both views; report its recalls.",
         ),
-        "evaluate": ("diptych.cli.fitting", "evaluate", "Recalls of a model, both ways."),
+        "evaluate": ("diptych.cli._fit", "evaluate", "Recalls of a model, both ways."),
         "search": (
-            "diptych.cli.searching",
+            "diptych.cli._search",
             "search",
             "Find images for sentences. Scores are cosines, not probabilities.",
         ),
         "annotate": (
-            "diptych.cli.searching",
+            "diptych.cli._search",
             "annotate",
             "Find sentences for images. Scores are cosines, not probabilities.",
         ),
         "similar": (
-            "diptych.cli.searching",
+            "diptych.cli._search",
             "similar",
             "Find images like an image, or sentences like a sentence.",
         ),
         "add": (
-            "diptych.cli.changing",
+            "diptych.cli._change",
             "add",
             "Add images, or pairs, to a model. It does not learn from them unless --refit is given.",
         ),
         "remove": (
-            "diptych.cli.changing",
+            "diptych.cli._change",
             "remove",
             "Remove items from a model; an image takes its captions with it.",
         ),
         "info": (
-            "diptych.cli.searching",
+            "diptych.cli._search",
             "info",
             "Say what a model is, what it was fitted on, and how good it is.",
         ),
         "serve": (
-            "diptych.cli.serve",
+            "diptych.cli._serve",
             "serve",
             "Open a page that searches pictures with words and words with pictures.",
         ),
         "check": (
-            "diptych.cli.files",
+            "diptych.cli._data",
             "check",
             "Look at pairs and their images; exit with 1 when something is wrong.",
         ),
         "scenes": (
-            "diptych.cli.files",
+            "diptych.cli._data",
             "scenes_command",
             "Draw scenes with five captions each: images and a table of pairs, with splits.",
         ),
         "reproduce": (
-            "diptych.cli.reproduce",
+            "diptych.cli._reproduce",
             "reproduce",
             "Run every table and figure of the paper, and set the numbers beside the published ones.",
         ),
@@ -119,12 +119,12 @@ class Encode(LazyGroup):
 
     table: ClassVar = {
         "images": (
-            "diptych.cli.files",
+            "diptych.cli._data",
             "encode_images_command",
             "Encode images into a feature store; interrupted work goes on where it stopped.",
         ),
         "text": (
-            "diptych.cli.files",
+            "diptych.cli._data",
             "encode_text_command",
             "Encode captions into a feature store; hkse is fitted on the training captions.",
         ),

@@ -1,21 +1,21 @@
 """From files on disk to features on disk: pairs, splits, protocols, generated scenes, feature stores."""
 
-from diptych.data.coco import read_coco
-from diptych.data.encoding import Progress, encode_images, encode_texts
-from diptych.data.features import open_features
-from diptych.data.flickr import read_flickr8k, read_flickr_tokens
-from diptych.data.folder import read_folder, read_pairs
-from diptych.data.generated import Scene, Scenes, scenes
-from diptych.data.inspection import PairsReport, inspect_dataset, inspect_pairs
-from diptych.data.karpathy import read_karpathy
-from diptych.data.pairs import PairedDataset
-from diptych.data.protocols import PROTOCOLS, Plan, Run, plan
-from diptych.data.sharded import Shards, shards
-from diptych.data.splits import split_by_image
-from diptych.data.store import FeatureStore
-from diptych.data.streaming import EncodedBlocks, encoded_blocks
-from diptych.data.tables import read_table
-from diptych.data.views import PairedViews, join
+from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
+from diptych.data._feature_store import FeatureStore
+from diptych.data._features import open_features
+from diptych.data._inspect import PairsReport, inspect_dataset, inspect_pairs
+from diptych.data._pairs import PROTOCOLS, PairedDataset, Plan, Run, plan, split_by_image
+from diptych.data._readers import (
+    read_coco,
+    read_flickr8k,
+    read_flickr_tokens,
+    read_folder,
+    read_karpathy,
+    read_pairs,
+    read_table,
+)
+from diptych.data._shards import Shards, shards
+from diptych.data._views import PairedViews, join
 
 __all__ = [
     "PROTOCOLS",
@@ -27,8 +27,6 @@ __all__ = [
     "Plan",
     "Progress",
     "Run",
-    "Scene",
-    "Scenes",
     "Shards",
     "encode_images",
     "encode_texts",
@@ -45,7 +43,6 @@ __all__ = [
     "read_karpathy",
     "read_pairs",
     "read_table",
-    "scenes",
     "shards",
     "split_by_image",
 ]

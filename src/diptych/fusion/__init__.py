@@ -1,8 +1,8 @@
 """Several feature blocks and several models, corrected for hubness, searched as one inner product."""
 
-from diptych.fusion.blocks import Block
-from diptych.fusion.estimator import Fusion
-from diptych.fusion.hubness import (
+from diptych.fusion._blocks import Block
+from diptych.fusion._fusion import PRESETS, Fusion
+from diptych.fusion._hubness import (
     Correction,
     activated,
     csls_offsets,
@@ -10,8 +10,7 @@ from diptych.fusion.hubness import (
     inverted_softmax_offsets,
     offsets,
 )
-from diptych.fusion.parts import Part
-from diptych.fusion.presets import PRESETS
+from diptych.fusion._members import Part
 
 __all__ = [
     "PRESETS",

@@ -1,12 +1,11 @@
 """Pictures as vectors: decoding, crops, and encoders of any make behind one protocol."""
 
-from diptych.image.decoding import UnreadableImage, open_image
-from diptych.image.descriptor import PyramidDescriptor
-from diptych.image.encoder import FunctionEncoder, ImageEncoder, NetworkEncoder, StagedEncoder
-from diptych.image.named import TorchEncoder, timm_encoder, torchvision_encoder
-from diptych.image.onnx import OnnxEncoder
-from diptych.image.recipe import PRESETS, Recipe
-from diptych.image.sources import image_encoder
+from diptych.image._base import FunctionEncoder, ImageEncoder, NetworkEncoder, StagedEncoder
+from diptych.image._decoding import UnreadableImage, open_image
+from diptych.image._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
+from diptych.image._onnx import OnnxEncoder
+from diptych.image._preprocessing import PRESETS, Recipe
+from diptych.image._pyramid import PyramidDescriptor
 
 __all__ = [
     "PRESETS",

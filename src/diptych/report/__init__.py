@@ -1,9 +1,8 @@
 """Tables and figures of what was fitted."""
 
-from diptych.report.card import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
-from diptych.report.contact import Answer, ContactRow, draw_contact_sheet
-from diptych.report.recall import draw_recall_curves
-from diptych.report.regularization import draw_regularization_path
+from diptych.report._card import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
+from diptych.report._contact import Answer, ContactRow, draw_contact_sheet
+from diptych.report._figures import draw_recall_curves, draw_regularization_path
 
 __all__ = [
     "Answer",

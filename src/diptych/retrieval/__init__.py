@@ -1,8 +1,7 @@
 """The product: encoders, models and an index as one object, searched both ways, saved as a folder."""
 
-from diptych.retrieval.index import VectorIndex
-from diptych.retrieval.items import Item
-from diptych.retrieval.results import Hit, Hits, Pack
-from diptych.retrieval.retriever import Retriever
+from diptych.retrieval._items import Hit, Hits, Item, Pack
+from diptych.retrieval._retriever import Retriever
+from diptych.retrieval.stores._faiss import VectorIndex
 
 __all__ = ["Hit", "Hits", "Item", "Pack", "Retriever", "VectorIndex"]

@@ -1,20 +1,12 @@
 """Sentences as vectors: words, word vectors, random Fourier features, HKSE, sentence encoders."""
 
-from diptych.text.bags import Coverage
-from diptych.text.encoders import SentenceEncoder, sentence_encoder
-from diptych.text.fourier import RandomFourier
-from diptych.text.hkse import HKSE
-from diptych.text.kernels import (
-    gaussian_product,
-    hkse_dimensions,
-    hkse_factor,
-    sentence_kernel,
-    word_kernel,
-)
-from diptych.text.learned import learn_word_vectors
-from diptych.text.reading import read_word_vectors
-from diptych.text.tokens import tokenize
-from diptych.text.vectors import WordVectors
+from diptych.text._encoders import SentenceEncoder, sentence_encoder
+from diptych.text._fourier import RandomFourier
+from diptych.text._hkse import HKSE
+from diptych.text._kernels import gaussian_product, hkse_dimensions, hkse_factor, sentence_kernel, word_kernel
+from diptych.text._vector_files import read_word_vectors
+from diptych.text._word_vectors import WordVectors, learn_word_vectors
+from diptych.text._words import Coverage, tokenize
 
 __all__ = [
     "HKSE",

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError
+from diptych._checks import DataWarning
 from diptych.cca import spectra
-from diptych.cca.selection import (
-    NumericalFailureWarning,
-    make_grid,
-    make_problem,
-    regularization_path,
-)
-from diptych.checks import DataWarning
+from diptych.cca.selection import NumericalFailureWarning, make_grid, make_problem, regularization_path
 from diptych.ranking import metric
 from generated_pairs import make_pairs
 

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych.arrays import to_numpy
+from diptych._arrays import to_numpy
 from diptych.cca import Tikhonov, TruncatedSVD, maps, regularized_cca, spectra
-from diptych.cca.selection import exact, make_grid, make_problem, make_weights
-from diptych.cca.selection.exact import exact_rows
-from diptych.cca.selection.problem import annotate_norms, products
-from diptych.cca.selection.textbook import textbook_path
+from diptych.cca.selection import _exact as exact
+from diptych.cca.selection import make_grid, make_problem, make_weights
+from diptych.cca.selection._exact import exact_rows
+from diptych.cca.selection._problem import annotate_norms, products
+from diptych.cca.selection._textbook import textbook_path
 from diptych.ranking import ranks
 from generated_pairs import make_pairs
 

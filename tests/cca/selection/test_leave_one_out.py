@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
 from diptych.cca import spectra
-from diptych.cca.selection.leave_one_out import left_out, mapped_captions, mapped_images, search_scores
+from diptych.cca.selection._leave_one_out import left_out, mapped_captions, mapped_images, search_scores
 from generated_pairs import make_pairs
 
 

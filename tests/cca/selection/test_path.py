@@ -13,7 +13,7 @@ from diptych.cca.selection import (
     make_weights,
     regularization_path,
 )
-from diptych.cca.selection.path import _choose
+from diptych.cca.selection._path import _choose
 from diptych.ranking import metric
 from generated_pairs import make_pairs
 
@@ -118,7 +118,7 @@ def test_ties_go_to_recall_then_to_regularisation():
 
 
 def test_a_point_that_fails_is_reported_and_never_chosen(trained, monkeypatch):
-    from diptych.cca.selection import textbook
+    from diptych.cca.selection import _textbook as textbook
 
     real, calls = textbook.svd, []
 

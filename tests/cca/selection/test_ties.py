@@ -5,7 +5,7 @@ import pytest
 
 from diptych.cca import spectra
 from diptych.cca.selection import make_grid, make_problem, regularization_path
-from diptych.cca.selection.components import components_path
+from diptych.cca.selection._textbook import components_path
 from diptych.ranking import metric, ranks, search_ranks, tie_slack
 from generated_pairs import make_pairs
 
@@ -147,7 +147,7 @@ def test_twins_tie_at_every_dimension(task, similarity):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_sums_of_cosines_tie_up_to_the_rounding_of_their_weights(task):
-    from diptych.fusion.weights import Judge
+    from diptych.fusion._weights import Judge
 
     rng = np.random.default_rng(0)
     unit = rng.normal(size=(20, 300)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_twins_of_a_truth_that_scores_zero_tie_on_the_exact_and_the_textbook_rou
     from dataclasses import replace
 
     from diptych.cca.selection import make_weights, textbook_ranks
-    from diptych.cca.selection.exact import exact_rows
+    from diptych.cca.selection._exact import exact_rows
 
     for seed in range(8):
         training, validation = make_pairs(seed, n=80, captions=1, m_x=20, m_y=17)

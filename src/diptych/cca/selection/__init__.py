@@ -1,18 +1,16 @@
 """Model selection: every regularisation on a grid, scored by retrieval, exactly and fast."""
 
-from diptych.cca.selection.components import best_dimension, components_path, dimensions_up_to
-from diptych.cca.selection.grids import Grid, Kind, make_grid
-from diptych.cca.selection.holdout import HoldOut, held_out_size, hold_out
-from diptych.cca.selection.leave_one_out import LeftOut, left_out
-from diptych.cca.selection.path import (
+from diptych.cca.selection._grids import Grid, HoldOut, Kind, held_out_size, hold_out, make_grid
+from diptych.cca.selection._leave_one_out import LeftOut, left_out
+from diptych.cca.selection._path import (
     NumericalFailureWarning,
     Path,
     choose_route,
     leave_one_out_path,
     regularization_path,
 )
-from diptych.cca.selection.problem import Problem, check_widths, make_problem, make_weights
-from diptych.cca.selection.textbook import textbook_ranks
+from diptych.cca.selection._problem import Problem, check_widths, make_problem, make_weights
+from diptych.cca.selection._textbook import best_dimension, components_path, dimensions_up_to, textbook_ranks
 
 __all__ = [
     "Grid",

@@ -1,0 +1,281 @@
+"""One pass over paired data: count, means and the three Gram matrices, in any order, in any pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from array_api_compat import device, is_numpy_array
+
+from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych._checks import InputError, check_choice, check_pair_of_views
+from diptych._persistence import (
+    check_format,
+    read_metadata,
+    read_tensors,
+    replacing_file,
+    take,
+    write_tensors,
+)
+
+Precision: TypeAlias = Literal["float64", "float32"]
+PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
+
+CPU_BLOCK_BYTES = 2**27
+DEVICE_BLOCK_BYTES = 2**30
+FORMAT_VERSION = 1
+
+
+@dataclass(eq=False)
+class Moments:
+    r"""Count, weighted means and centred Gram matrices of paired views: a monoid under ``+``.
+
+    With caption j belonging to image :math:`p(j)` and :math:`c_i` captions to image i,
+
+    .. math:: \mu_x = \tfrac1n \sum_i c_i x_i, \quad
+              X^\top X = \sum_i c_i (x_i-\mu_x)(x_i-\mu_x)^\top, \quad
+              X^\top Y = \sum_i (x_i-\mu_x) \Big(\sum_{p(j)=i} (y_j-\mu_y)\Big)^{\!\top}
+
+    so an image is never repeated, and one without captions has weight 0. Pieces merge by the
+    shifted-mean update of Chan, Golub and LeVeque, which keeps a small covariance beside a large mean.
+
+    Attributes
+    ----------
+    count
+        Number of pairs, :math:`n = \sum_i c_i`.
+    x_mean, y_mean
+        Means over pairs.
+    xx, yy, xy
+        Centred sums of products over pairs (not divided by ``count``), float64.
+    precision
+        ``"float64"``: products and sums in float64. ``"float32"``: products in float32 of blocks
+        shifted by their mean, sums in float64; about twice as fast, good to about 1e-5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.normal(size=(100, 3)), rng.normal(size=(100, 2))
+    >>> whole = Moments.zero(3, 2).update(x, y)
+    >>> halves = Moments.zero(3, 2).update(x[:50], y[:50]) + Moments.zero(3, 2).update(x[50:], y[50:])
+    >>> bool(np.allclose(whole.xy, halves.xy))
+    True
+    """
+
+    count: int
+    x_mean: Array
+    y_mean: Array
+    xx: Array
+    yy: Array
+    xy: Array
+    precision: Precision = "float64"
+
+    @classmethod
+    def zero(cls, n_x: int, n_y: int, *, precision: Precision = "float64", like: Array = None) -> Moments:
+        """The moments of no pairs at all, in the backend and on the device of ``like``."""
+        check_choice(precision, PRECISIONS, "precision")
+        reference = np.empty(0) if like is None else like
+        xp = namespace(reference)
+
+        def zeros(*shape: int) -> Array:
+            return xp.zeros(shape, dtype=xp.float64, device=device(reference))
+
+        return cls(0, zeros(n_x), zeros(n_y), zeros(n_x, n_x), zeros(n_y, n_y), zeros(n_x, n_y), precision)
+
+    @classmethod
+    def of(
+        cls,
+        x: Any,
+        y: Any,
+        pairing: Any = None,
+        *,
+        precision: Precision = "float64",
+        block_bytes: int | None = None,
+    ) -> Moments:
+        """The moments of whole views, in blocks of about ``block_bytes`` (None: as suits the backend)."""
+        x, y, pairing = check_pair_of_views(x, y, pairing)
+        total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
+        for block in paired_blocks(x, y, pairing, block_bytes):
+            total.accumulate(*block)
+        return total
+
+    def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
+        """Add a block of pairs in place; ``pairing`` counts the rows of this block's ``x``."""
+        x, y, pairing = check_pair_of_views(x, y, pairing)
+        self.accumulate(x, y, pairing)
+        return self
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both together."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        # The weaker precision is the one the sum can promise.
+        precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
+        total = Moments(
+            self.count,
+            self.x_mean + 0.0,
+            self.y_mean + 0.0,
+            self.xx + 0.0,
+            self.yy + 0.0,
+            self.xy + 0.0,
+            precision,
+        )
+        means, grams = (other.x_mean, other.y_mean), (other.xx, other.yy, other.xy)
+        total.merge(Products(other.count, *means, *grams, other.x_mean * 0.0, other.y_mean * 0.0))
+        return total
+
+    def moved(self, like: Array) -> Moments:
+        """The same in the backend and on the device of ``like``."""
+        names = ("x_mean", "y_mean", "xx", "yy", "xy")
+        return replace(self, **{name: move_like(getattr(self, name), like) for name in names})
+
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
+        """Write to one safetensors file, atomically; ``notes`` go into its metadata."""
+        tensors = {name: to_numpy(getattr(self, name)) for name in ("x_mean", "y_mean", "xx", "yy", "xy")}
+        metadata = {
+            "format": "diptych-moments",
+            "version": str(FORMAT_VERSION),
+            "count": str(self.count),
+            "precision": self.precision,
+            **(notes or {}),
+        }
+        with replacing_file(path) as staged:
+            write_tensors(staged, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Moments:
+        """Read what ``save`` wrote."""
+        path = Path(path)
+        tensors, metadata = read_tensors(path), read_metadata(path)
+        check_format(metadata, "moments", FORMAT_VERSION, path)
+        x_mean = take(tensors, "x_mean", (None,), path)
+        y_mean = take(tensors, "y_mean", (None,), path)
+        n_x, n_y = len(x_mean), len(y_mean)
+        count, precision = metadata.get("count", ""), metadata.get("precision")
+        if not count.isdecimal() or precision not in PRECISIONS:
+            raise InputError(
+                f"{path} has count {count!r} and precision {precision!r}; save the moments again."
+            )
+        return cls(
+            int(count),
+            x_mean,
+            y_mean,
+            take(tensors, "xx", (n_x, n_x), path),
+            take(tensors, "yy", (n_y, n_y), path),
+            take(tensors, "xy", (n_x, n_y), path),
+            precision,
+        )
+
+    def check_widths(self, n_x: int, n_y: int) -> None:
+        """Refuse blocks of other widths."""
+        mine = (self.x_mean.shape[0], self.y_mean.shape[0])
+        if (n_x, n_y) != mine:
+            raise InputError(
+                f"a block of {n_x} and {n_y} features cannot join moments of {mine[0]} and {mine[1]}."
+            )
+
+    def accumulate(self, x: Array, y: Array, pairing: Array) -> None:
+        """``update`` by a block that is known to be right."""
+        self.merge(products(x, y, pairing, self.precision))
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def merge(self, block: Products) -> None:
+        """Add the products of a block, in place."""
+        self.check_widths(block.x_mean.shape[0], block.y_mean.shape[0])
+        if block.count == 0:
+            return
+        xp = namespace(self.xx)
+        x_mean, y_mean, x_rest, y_rest = (
+            move_like(v, self.xx) for v in (block.x_mean, block.y_mean, block.x_rest, block.y_rest)
+        )
+        count, total = block.count, self.count + block.count
+        dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
+        # What lies between the means comes in and what the shift missed goes out: both are of rank one, so
+        # one thin product makes them in a single pass over each matrix.
+        scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
+        x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
+        for target, gram, left, right in (
+            (self.xx, block.xx, x_sides, x_sides),
+            (self.yy, block.yy, y_sides, y_sides),
+            (self.xy, block.xy, x_sides, y_sides),
+        ):
+            target += (left.T * scale) @ right
+            target += move_like(gram, target)
+        self.x_mean += dx * (count / total)
+        self.y_mean += dy * (count / total)
+        self.count = total
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Of one block: count, means, and products about a shift that misses the means by ``rest``."""
+
+    count: int
+    x_mean: Array
+    y_mean: Array
+    xx: Array
+    yy: Array
+    xy: Array
+    x_rest: Array
+    y_rest: Array
+
+
+@np.errstate(over="ignore", invalid="ignore")  # the spectra refuse sums that overflowed
+def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Products:
+    """The products of a checked block; a float64 view of float32 data is never made for ``"float32"``."""
+    xp = namespace(x, y)
+    work, wide = getattr(xp, precision), xp.float64
+    x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
+    n_images, n = x.shape[0], y.shape[0]
+    weights = xp.astype(count_groups(pairing, n_images), work)
+    # Any shift near the mean keeps the products small; what it misses of the mean is put back exactly.
+    x_shift, y_shift = (weights @ x) / n, xp.mean(y, axis=0)
+    x, y = x - x_shift, y - y_shift
+    row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
+    sums = y if row_by_row else group_sum(y, pairing, n_images)
+    x_rest = xp.astype(weights @ x, wide) / n
+    y_rest = xp.astype(xp.mean(y, axis=0), wide)
+    xy = x.T @ sums
+    x *= xp.sqrt(weights)[:, None]
+    means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
+    return Products(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
+
+
+def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:
+    """How many pairs make a block of about ``block_bytes``; None: as suits the backend."""
+    if block_bytes is None:
+        block_bytes = CPU_BLOCK_BYTES if is_numpy_array(x) else DEVICE_BLOCK_BYTES
+    return max(1, block_bytes // (8 * int(x.shape[1] + y.shape[1])))
+
+
+def paired_blocks(
+    x: Array, y: Array, pairing: Array, block_bytes: int | None = None, captions: Array | None = None
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Cut views with a checked pairing into blocks of pairs, each with a pairing of its own.
+
+    Captions (all, or some rows of ``y``, ascending) are taken in the order of their images, so a block holds
+    each of its images once. An image whose captions fall into two blocks is in both: moments are sums over
+    pairs, so that changes nothing.
+    """
+    xp = namespace(pairing)
+    rows = block_rows(x, y, block_bytes)
+    owners = pairing if captions is None else pairing[captions]
+    in_order = not bool(xp.any(owners[1:] < owners[:-1]))
+    order = captions
+    if not in_order:
+        order = xp.argsort(owners, stable=True)
+        order = order if captions is None else captions[order]
+    for start in range(0, owners.shape[0], rows):
+        if order is None:
+            own, block = pairing[start : start + rows], y[start : start + rows, :]
+        else:
+            chosen = order[start : start + rows]
+            own, block = pairing[chosen], y[chosen, :]
+        images, local = xp.unique_inverse(own)
+        first, last = int(images[0]), int(images[-1])
+        whole = last - first + 1 == images.shape[0]
+        yield x[first : last + 1, :] if whole else x[images, :], block, xp.reshape(local, (-1,))

@@ -1,0 +1,235 @@
+"""Recall at k over a whole grid from a few rivals per query, and exact where it matters.
+
+The images that can beat the truth of a sentence are much the same all over the grid. So the numerator is
+made whole only at a few *anchor* points, where the strongest rivals of every query are noted; those pairs
+alone are then scored at every grid point. A rival that reaches the truth proves that the rank is larger,
+so what comes out is an upper bound on recall, everywhere, and often above recall itself, for truncated SVDs
+above all. Points are then verified in the order of their bounds, with every item counted, until no bound is
+left that reaches the best verified value: what is selected is what the exact path selects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diptych._checks import TASKS, Task
+from diptych._threads import in_parallel
+from diptych.cca.selection._exact import Row, caption_lengths, count_others, make_row, rescale
+from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
+
+Floats: TypeAlias = np.ndarray[Any, Any]
+Progress: TypeAlias = Callable[[float], None]
+
+ANCHORS_PER_SIDE = 3
+RIVALS = 5
+TILE_BYTES = 2**21
+
+
+@dataclass(frozen=True, eq=False)
+class Screen:
+    """Upper bounds on recall at every grid point, and the means to know it exactly at any.
+
+    A bound is NaN where the arithmetic is not finite; there is nothing to know there.
+    """
+
+    problem: Problem
+    w_y: Weights
+    mapped: list[Floats]
+    norms: Floats
+    lengths: Floats
+    own: Floats
+    bounds: dict[Task, Floats]
+
+    def exact(self, i: int, j: int) -> dict[Task, Floats]:
+        """Exact ranks of both tasks at one grid point."""
+        alone = Weights.of(np.asarray(self.w_y.rows[j : j + 1, :], dtype=np.float64), self.problem.a)
+        at = slice(j, j + 1)
+        row = make_row(
+            self.problem, self.mapped[i], self.norms[i, at], alone, self.lengths[at], self.own[i, at]
+        )
+        search, annotate = count_others(self.problem, row, alone)
+        return {"search": 1 + search[0], "annotate": 1 + annotate[0, self.problem.truth.described]}
+
+
+def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
+    """Memory that screening takes beside the problem itself."""
+    n_x, n_y = w_x.rows.shape[0], w_y.rows.shape[0]
+    images, captions = problem.a.shape[0], problem.b.shape[0]
+    rivals = (images + captions) * RIVALS * ANCHORS_PER_SIDE**2 // 3 + captions
+    per_row = images * problem.b.shape[1]
+    return int(problem.b.dtype.itemsize * (n_x * per_row + n_x * n_y * (2 * rivals + captions)))
+
+
+def screen(
+    problem: Problem, w_x: Weights, w_y: Weights, cutoff: int, progress: Progress = lambda share: None
+) -> Screen:
+    """Bound recall at ``cutoff`` over the grid."""
+    norms = annotate_norms(problem, w_x, w_y)
+    progress(0.35)
+    mapped = [product.copy() for _, product in products(problem.a, w_x, problem.t0)]
+    progress(0.45)
+    lengths = caption_lengths(problem, w_y)
+    images, captions = _candidates(problem, mapped, norms, lengths, w_x, w_y, cutoff)
+    progress(0.75)
+    numerators = _pair_numerators(problem, mapped, w_y, images, captions)
+    progress(0.95)
+    own = np.swapaxes(numerators[:, _own_pairs(problem, images, captions), :], 1, 2)
+    bounds = _bounds(problem, mapped, norms, lengths, w_y, numerators, own, images, captions, cutoff)
+    return Screen(problem, w_y, mapped, norms, lengths, own, bounds)
+
+
+def _anchors(weights: Weights) -> list[int]:
+    """Grid values about evenly spaced in how much they let through, the first and the last included."""
+    passed = np.log(np.asarray(weights.rows, dtype=np.float64).sum(axis=1))
+    aims = np.linspace(passed[0], passed[-1], ANCHORS_PER_SIDE)
+    return sorted({int(np.argmin(np.abs(passed - aim))) for aim in aims})
+
+
+def _candidates(
+    problem: Problem,
+    mapped: list[Floats],
+    norms: Floats,
+    lengths: Floats,
+    w_x: Weights,
+    w_y: Weights,
+    cutoff: int,
+) -> tuple[Floats, Floats]:
+    """Pairs (image, caption) to score everywhere: every caption with its own image, and rivals."""
+    n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
+    columns = _anchors(w_y)
+    anchors = Weights.of(np.asarray(w_y.rows[columns, :], dtype=np.float64), problem.a)
+    keep = RIVALS + cutoff - 1
+    width = max(1, TILE_BYTES // (n_images * problem.b.dtype.itemsize))
+    tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
+    codes = [problem.truth.pairing * n_captions + np.arange(n_captions)]
+    for i in _anchors(w_x):
+        # Rivals are compared with each other, not with the truth: its scores are not needed yet.
+        unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
+        row = make_row(problem, mapped[i], norms[i, columns, :], anchors, lengths[columns, :], unknown)
+        parts = in_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
+        codes += [searched for searched, _, _ in parts]
+        best = np.concatenate([scores for _, scores, _ in parts], axis=2)
+        which = np.concatenate([places for _, _, places in parts], axis=2)
+        for scores, places in zip(best, which, strict=True):
+            chosen = np.take_along_axis(places, _largest(scores, keep), axis=1)
+            codes.append((np.arange(n_images)[:, None] * n_captions + chosen).reshape(-1))
+    pairs = np.unique(np.concatenate(codes))
+    return pairs // n_captions, pairs % n_captions
+
+
+def _tile_rivals(
+    problem: Problem, row: Row, anchors: Weights, keep: int, bounds: tuple[int, int]
+) -> tuple[Floats, Floats, Floats]:
+    start, stop = bounds
+    n_captions = problem.b.shape[0]
+    own, lines = problem.truth.pairing[start:stop], np.arange(stop - start)
+    codes, best, which = [], [], []
+    for j, numerator in products(problem.b[start:stop, :], anchors, row.mapped.T):
+        numerator[lines, own] = -np.inf
+        scores = rescale(problem, numerator, row.search_scale[j, None, :])
+        codes.append((_largest(scores, keep) * n_captions + (start + lines)[:, None]).reshape(-1))
+        scores = np.ascontiguousarray(rescale(problem, numerator, row.annotate_scale[j, start:stop, None]).T)
+        top = _largest(scores, keep)
+        best.append(np.take_along_axis(scores, top, axis=1))
+        which.append(top + start)
+    return np.concatenate(codes), np.stack(best), np.stack(which)
+
+
+def _largest(scores: Floats, keep: int, groups: int = 16) -> Floats:
+    """Places of the ``keep`` largest in each row, in no order.
+
+    The largest lie in the groups with the largest maxima, so only those few groups are sorted out.
+    """
+    rows, n = scores.shape
+    if n <= keep:
+        return np.broadcast_to(np.arange(n), scores.shape)
+    stride = n // groups
+    if stride <= 2 * keep:
+        return np.argpartition(scores, n - keep, axis=1)[:, n - keep :]
+    maxima = scores[:, : stride * groups].reshape(rows, groups, stride).max(axis=1)
+    best = np.argpartition(maxima, stride - keep, axis=1)[:, stride - keep :]
+    places = (best[:, None, :] + stride * np.arange(groups)[:, None]).reshape(rows, -1)
+    left_over = np.broadcast_to(np.arange(stride * groups, n), (rows, n - stride * groups))
+    places = np.concatenate([places, left_over], axis=1)
+    top = np.argpartition(np.take_along_axis(scores, places, axis=1), places.shape[1] - keep, axis=1)
+    return np.take_along_axis(places, top[:, places.shape[1] - keep :], axis=1)
+
+
+def _pair_numerators(
+    problem: Problem, mapped: list[Floats], w_y: Weights, images: Floats, captions: Floats
+) -> Floats:
+    """Numerators of the pairs (sorted by image) at every grid point: x values × pairs × y values."""
+    found = np.empty((len(mapped), len(images), w_y.rows.shape[0]), dtype=problem.b.dtype)
+    bounds = np.searchsorted(images, np.arange(problem.a.shape[0] + 1))
+    nested = not all(step.fresh for step in w_y.steps)
+
+    def of_image(image: int) -> None:
+        pairs = slice(bounds[image], bounds[image + 1])
+        rows = np.stack([product[image] for product in mapped])
+        own = problem.b[captions[pairs], :]
+        if nested:
+            for j, numerator in products(rows, w_y, own.T):
+                found[:, pairs, j] = numerator
+        else:
+            # One large product is faster than one per y value.
+            weighted = (rows[:, None, :] * w_y.rows).reshape(-1, rows.shape[1])
+            found[:, pairs, :] = (own @ weighted.T).reshape(len(own), len(rows), -1).transpose(1, 0, 2)
+
+    in_parallel(of_image, list(range(problem.a.shape[0])), problem.a)
+    return found
+
+
+def _bounds(
+    problem: Problem,
+    mapped: list[Floats],
+    norms: Floats,
+    lengths: Floats,
+    w_y: Weights,
+    numerators: Floats,
+    own: Floats,
+    images: Floats,
+    captions: Floats,
+    cutoff: int,
+) -> dict[Task, Floats]:
+    rival = (problem.truth.pairing[captions] != images)[:, None]
+    by_caption = np.argsort(captions, kind="stable")
+    grouped = captions[by_caption]
+    found: dict[Task, Floats] = {task: np.empty((len(mapped), w_y.rows.shape[0])) for task in TASKS}
+
+    def reached(i: int, scale: Floats, floor: Floats, items: Floats, queries: Floats) -> Floats:
+        # Rows of a few numbers are gathered fast: pairs × y values.
+        scores = rescale(problem, numerators[i], np.ascontiguousarray(scale.T)[items])
+        return np.asarray((scores >= np.ascontiguousarray(floor.T)[queries]) & rival)
+
+    def of_row(i: int) -> None:
+        row = make_row(problem, mapped[i], norms[i], w_y, lengths, own[i])
+        # Half of the slack: these scores are summed in another way than the exact ones, and a rival that
+        # counts here must count there.
+        beaten = reached(i, row.search_scale, row.search_truth - row.search_slack / 2, images, captions)
+        others = _count_by(beaten[by_caption], grouped, problem.b.shape[0])
+        found["search"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
+        beaten = reached(i, row.annotate_scale, row.annotate_truth - row.annotate_slack / 2, captions, images)
+        others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
+        found["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
+
+    in_parallel(of_row, list(range(len(mapped))), problem.a)
+    return found
+
+
+def _own_pairs(problem: Problem, images: Floats, captions: Floats) -> Floats:
+    """Where each caption stands with its own image among the pairs, in the order of captions."""
+    own = np.flatnonzero(problem.truth.pairing[captions] == images)
+    return own[np.argsort(captions[own], kind="stable")]
+
+
+def _count_by(reached: Floats, groups: Floats, n_groups: int) -> Floats:
+    """Count true entries (pairs × values) within each group of pairs; ``groups`` ascends."""
+    counts = np.zeros((n_groups, reached.shape[1]), dtype=np.uint32)
+    present, starts = np.unique(groups, return_index=True)
+    counts[present] = np.add.reduceat(reached.view(np.uint8), starts, axis=0, dtype=np.uint32)
+    return counts

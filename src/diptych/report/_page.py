@@ -1,0 +1,295 @@
+"""Words that pages and figures share: the names of the tasks, and foreign text made harmless to show.
+
+One page of HTML that holds everything it shows: no scripts, no network, light and dark, print and phone.
+
+Parts are built by small functions and put together by ``page``::
+
+    page(
+        "Results",
+        "What was measured, and how.",
+        [section("Recall", paragraph("On 1,000 images."), table(["model", "r@1"], [["CCA", 21.6]]))],
+    )
+
+Text is escaped wherever it enters; what the functions return is ``Html`` and is not escaped again.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+from diptych._checks import Task
+
+TITLES: dict[Task, str] = {
+    "search": "search: sentence → images",
+    "annotate": "annotate: image → sentences",
+}
+
+
+def one_line(text: str, longest: int = 200) -> str:
+    r"""``text`` on one line of at most ``longest`` characters, without characters that are not seen.
+
+    Invisible ones can turn the direction of a line or hide a part of it.
+
+    >>> one_line("a dog\n\tin   the snow")
+    'a dog in the snow'
+    """
+    # Cut first: nothing that is read here needs a text of megabytes to be walked through.
+    words = " ".join(text[: 8 * longest].split())
+    seen = "".join(letter for letter in words if letter.isprintable())
+    return seen if len(seen) <= longest else seen[: longest - 1].rstrip() + "…"
+
+
+Best = Literal["high", "low"]
+
+
+class Html(str):
+    """Markup that is ready for a page; any other string is text, and is escaped."""
+
+    __slots__ = ()
+
+
+class Section(NamedTuple):
+    """A titled part of a page; the titles make the list of contents."""
+
+    title: str
+    body: Html
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table that is not shown like the others.
+
+    ``head`` spans the table with its first cell; ``quiet`` rows come from elsewhere (a publication) and take
+    no part in ``best``.
+    """
+
+    cells: Sequence[Any]
+    kind: Literal["plain", "head", "quiet"] = "plain"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A thumbnail: JPEG, PNG, GIF or WebP bytes, and the words beneath it."""
+
+    data: bytes
+    caption: str = ""
+    right: bool = False
+    alt: str = ""
+
+
+def page(title: str, lead: str | Html, sections: Iterable[Section], *, footer: str | Html = "") -> str:
+    """A whole HTML document."""
+    sections = list(sections)
+    links = "".join(
+        f'<li><a href="#{_anchor(i, each.title)}">{escape(each.title)}</a></li>'
+        for i, each in enumerate(sections)
+    )
+    body = "".join(
+        f'<section id="{_anchor(i, each.title)}"><h2>{escape(each.title)}</h2>{each.body}</section>'
+        for i, each in enumerate(sections)
+    )
+    style = files("diptych.report").joinpath("style.css").read_text("utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><main>"
+        f'<h1>{escape(title)}</h1><p class="lead">{text(lead)}</p>'
+        + (f"<nav><ul>{links}</ul></nav>" if len(sections) > 2 else "")
+        + body
+        + (f"<footer>{text(footer)}</footer>" if footer else "")
+        + "</main></body></html>\n"
+    )
+
+
+def section(title: str, *parts: str | Html) -> Section:
+    """A part of the page under a heading; plain strings become paragraphs."""
+    return Section(title, Html("".join(p if isinstance(p, Html) else paragraph(p) for p in parts)))
+
+
+def text(words: str | Html) -> Html:
+    """``words`` as markup: escaped unless they are markup already."""
+    return words if isinstance(words, Html) else Html(escape(str(words)))
+
+
+def join(*parts: str | Html) -> Html:
+    """One run of markup from several."""
+    return Html("".join(map(text, parts)))
+
+
+def heading(words: str) -> Html:
+    """A small heading within a section."""
+    return Html(f"<h3>{escape(words)}</h3>")
+
+
+def paragraph(words: str | Html, *, note: bool = False) -> Html:
+    """A paragraph; ``note`` sets it small and quiet."""
+    return Html(f"<p{_class('note' if note else '')}>{text(words)}</p>")
+
+
+def code(words: str, *, block: bool = False) -> Html:
+    """A command or a name, in fixed-width letters."""
+    inner = f"<code>{escape(words)}</code>"
+    return Html(f"<pre>{inner}</pre>" if block else inner)
+
+
+def bullets(items: Iterable[str | Html]) -> Html:
+    """A list."""
+    return Html("<ul>" + "".join(f"<li>{text(item)}</li>" for item in items) + "</ul>")
+
+
+def verdict(holds: bool | None, words: str = "") -> Html:
+    """Holds or does not hold, by colour and by word; None: not known."""
+    if holds is None:
+        return text(words or "not measured")
+    return Html(
+        f'<span class="{"holds" if holds else "fails"}">'
+        f"{escape(words or ('holds here' if holds else 'does not hold here'))}</span>"
+    )
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Row | Sequence[Any]],
+    *,
+    caption: str | Html = "",
+    note: str | Html = "",
+    best: Mapping[int, Best] | None = None,
+    groups: Sequence[tuple[str, int]] = (),
+) -> Html:
+    """A table with thin rules.
+
+    Cells are text, markup, numbers (floats are shown with the digits ``number`` gives) or None (a dash).
+    A column is set to the left when its cells are words. ``best`` says for which columns, by position, the
+    highest or lowest number is set in bold; quiet rows take no part. ``groups`` are headings over so many
+    columns each.
+    """
+    wanted = [row if isinstance(row, Row) else Row(row) for row in rows]
+    plain = [row for row in wanted if row.kind != "head"]
+    words = [_is_words([row.cells[i] for row in plain if i < len(row.cells)]) for i in range(len(columns))]
+    bold = best_cells(wanted, best)
+    head = "".join(
+        f"<th{_class('words' if words[i] else '')}>{text(name)}</th>" for i, name in enumerate(columns)
+    )
+    body = []
+    for row, marked in zip(wanted, bold, strict=True):
+        if row.kind == "head":
+            body.append(f'<tr class="head"><td colspan="{len(columns)}">{text(row.cells[0])}</td></tr>')
+            continue
+        cells = "".join(
+            f"<td{_class('words' if words[i] else '', 'best' if i in marked else '')}>{number(cell)}</td>"
+            for i, cell in enumerate(row.cells)
+        )
+        body.append(f"<tr{_class('quiet' if row.kind == 'quiet' else '')}>{cells}</tr>")
+    over = "".join(f'<th class="group" colspan="{span}">{text(name)}</th>' for name, span in groups)
+    head = (f"<tr>{over}</tr>" if groups else "") + f"<tr>{head}</tr>"
+    title = f"<caption>{text(caption)}</caption>" if caption else ""
+    foot = paragraph(note, note=True) if note else ""
+    return Html(
+        f'<div class="scroll"><table>{title}<thead>{head}</thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>{foot}"
+    )
+
+
+def best_cells(rows: Sequence[Row], best: Mapping[int, Best] | None) -> list[set[int]]:
+    """For each row, the columns in which it has the best number; only plain rows are compared."""
+    compared = [row for row in rows if row.kind == "plain"]
+    top = {c: _extreme([r.cells[c] for r in compared], way) for c, way in (best or {}).items()}
+    return [
+        {c for c, value in top.items() if row.kind == "plain" and _same(row.cells[c], value)} for row in rows
+    ]
+
+
+def number(value: Any) -> Html:
+    """A cell: a dash for None, floats with one digit behind the point or three in all, the rest as it is."""
+    if value is None:
+        return Html("–")
+    if isinstance(value, bool) or not isinstance(value, float):
+        return text(value if isinstance(value, str) else f"{value:,}" if type(value) is int else str(value))
+    return Html(f"{value:,.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}")
+
+
+def figure(drawing: Any, caption: str | Html, alt: str, *, raster: bool = False) -> Html:
+    """A matplotlib figure within the page: SVG, or PNG when it holds pictures or very many marks."""
+    stream = io.BytesIO()
+    if raster:
+        drawing.savefig(stream, format="png", dpi=170)
+        inside = f'<img src="{_data_uri(stream.getvalue())}" alt="{escape(alt)}">'
+    else:
+        drawing.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+        drawn = stream.getvalue().decode("utf-8")
+        drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+        # HTML knows what svg and href mean, so that no address of a namespace is needed.
+        drawn = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawn).replace("xlink:href", "href")
+        # Several figures on one page: the names that matplotlib gives its parts must not meet.
+        prefix = f"f{zlib.crc32(stream.getvalue()):08x}-"
+        drawn = re.sub(r'\bid="', f'id="{prefix}', drawn)
+        drawn = re.sub(r'(href="#|url\(#)', rf"\1{prefix}", drawn)
+        inside = drawn.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
+    return Html(f'<figure><div class="plate">{inside}</div><figcaption>{text(caption)}</figcaption></figure>')
+
+
+def pictures(rows: Iterable[tuple[str | Html, Sequence[Picture]]]) -> Html:
+    """Strips of thumbnails, each under a line of words; pictures that are ``right`` are framed."""
+    strips = []
+    for words, shown in rows:
+        items = "".join(
+            f"<li{_class('right' if each.right else '')}>"
+            f'<img src="{_data_uri(each.data)}" alt="{escape(each.alt or each.caption)}" loading="lazy">'
+            + ('<span class="mark">✓</span> ' if each.right else "")
+            + f"{escape(each.caption)}</li>"
+            for each in shown
+        )
+        strips.append(f'<div class="strip"><p>{text(words)}</p><ul>{items}</ul></div>')
+    return Html("".join(strips))
+
+
+KINDS = {b"\xff\xd8\xff": "jpeg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp"}
+
+
+def _data_uri(data: bytes) -> str:
+    kind = next((name for start, name in KINDS.items() if data.startswith(start)), "png")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def _anchor(position: int, title: str) -> str:
+    return f"{position + 1}-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _is_words(cells: Sequence[Any]) -> bool:
+    # A number with a sign of what it is (28.1 ± 0.3, 9 s, 3 of 10) still belongs to the right.
+    known = [re.sub(r"<[^>]*>", "", cell) for cell in cells if isinstance(cell, str)]
+    numbers = any(cell is not None and not isinstance(cell, str) for cell in cells)
+    return (
+        bool(known)
+        and not numbers
+        and any(not re.search(r"\d", c) or re.search(r"[^\W\d]{4}", c) for c in known)
+    )
+
+
+def _class(*names: str) -> str:
+    named = " ".join(filter(None, names))
+    return f' class="{named}"' if named else ""
+
+
+def _value(cell: Any) -> float | None:
+    if isinstance(cell, str):
+        found = re.match(r"[\s≈~]*(-?[\d.]+)", re.sub(r"<[^>]*>", "", cell))
+        return float(found.group(1)) if found else None
+    return None if cell is None or isinstance(cell, bool) else float(cell)
+
+
+def _extreme(cells: Sequence[Any], way: Best) -> float | None:
+    values = [v for v in map(_value, cells) if v is not None]
+    return None if len(values) < 2 else max(values) if way == "high" else min(values)
+
+
+def _same(cell: Any, value: float | None) -> bool:
+    return value is not None and _value(cell) == value

@@ -1,5 +1,0 @@
-"""PostgreSQL with pgvector as the place of a collection; imported only where an address asks for it."""
-
-from diptych.retrieval.postgres.database import Database
-
-__all__ = ["Database"]

@@ -1,0 +1,124 @@
+"""Items, vectors and features in memory as files of a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych._checks import TASKS, InputError, Task
+from diptych._persistence import Rows, map_tensors, write_tensors
+from diptych.retrieval._embedding import SEARCHED, Embedding
+from diptych.retrieval._items import VIEWS, Item, Items, Places, View, read_items, write_items
+from diptych.retrieval.stores._faiss import Graph, VectorIndex
+
+INDEX, FEATURES, ITEMS = "index.safetensors", "features.safetensors", "items.jsonl"
+
+
+def write_index(
+    folder: Path,
+    items: Items,
+    indexes: Mapping[Task, VectorIndex],
+    features: Mapping[View, VectorIndex],
+    learned: int,
+    model_folder: Path,
+) -> dict[str, Any]:
+    """Write what can be found; returns what the config beside it is to say."""
+    order = {view: items.keys(view) for view in VIEWS}
+    stored_items = [
+        item for view in VIEWS for key in order[view].tolist() if (item := items.get(key)) is not None
+    ]
+    places = Places.of(stored_items, model_folder)
+    stored: dict[str, Any] = {}
+    for task in TASKS:
+        stored |= _rows(f"{task}.vectors", indexes[task])
+        stored[f"{task}.norms"] = _joined(indexes[task], "norms", np.float32)
+    write_tensors(folder / INDEX, stored, {})
+    if features:
+        kept = {name: part for v, store in features.items() for name, part in _rows(v, store).items()}
+        write_tensors(folder / FEATURES, kept, {})
+    write_items(stored_items, folder / ITEMS, places)
+    for task in TASKS:
+        graph = indexes[task].graph
+        if graph is not None and np.array_equal(graph.keys, indexes[task].keys):
+            graph.write(folder / f"{task}.hnsw")
+    return {"learned": int(np.count_nonzero(order["text"] < learned)), "images": places.describe()}
+
+
+def read_index(
+    folder: Path, config: Mapping[str, Any], embedding: Embedding, model_folder: Path, *, mmap: bool
+) -> tuple[Items, dict[Task, VectorIndex], dict[View, VectorIndex], int]:
+    """Items, vectors, features where they were kept, and the first key that was not learned from."""
+    counts: dict[View, int] = {view: _count(config["items"][view]) for view in VIEWS}
+    items = Items()
+    places = Places.read(config["images"], model_folder)
+    items.add(_items(read_items(folder / ITEMS, sum(counts.values()), places), counts, folder / ITEMS))
+    arrays = _arrays(folder / INDEX, mmap)
+    indexes: dict[Task, VectorIndex] = {}
+    for task in TASKS:
+        view, shape = SEARCHED[task], (counts[SEARCHED[task]], embedding.dimension(task))
+        vectors = _array(arrays, f"{task}.vectors", shape, folder / INDEX)
+        norms = _array(arrays, f"{task}.norms", shape[:1], folder / INDEX)
+        indexes[task] = VectorIndex.of(vectors, norms, items.keys(view))
+    features: dict[View, VectorIndex] = {}
+    if FEATURES in config["files"]:
+        kept = _arrays(folder / FEATURES, mmap)
+        for view in VIEWS:
+            rows = _array(kept, view, (counts[view], embedding.features(view)), folder / FEATURES)
+            features[view] = VectorIndex.of(rows, np.ones(len(rows), np.float32), items.keys(view))
+    # Sentences come after all pictures here; those that were learned from come first.
+    return items, indexes, features, counts["image"] + _count(config["learned"])
+
+
+def take_graph(
+    index: VectorIndex, path: Path, facts: Mapping[str, Any], task: Task, *, trusted: bool
+) -> None:
+    """Search through the graph of a file if that is ``trusted``, or through one that is built anew."""
+    if len(index) == 0:
+        return
+    if trusted:
+        recall = float(facts.get("graph_recall", {}).get(task, float("nan")))
+        index.take_graph(Graph.read(path, index.keys, index.dimension, recall))
+    else:
+        index.build_graph()
+
+
+def _rows(name: str, index: VectorIndex) -> dict[str, Rows]:
+    chunks = index.chunks()
+    shape = (sum(map(len, chunks)), index.dimension)
+    return {name: Rows((chunk.vectors for chunk in chunks), shape, index.dtype)}
+
+
+def _joined(index: VectorIndex, part: str, dtype: type) -> np.ndarray[Any, Any]:
+    arrays = [getattr(chunk, part) for chunk in index.chunks()]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is no count")
+    return value
+
+
+def _items(found: list[Item], counts: Mapping[View, int], path: Path) -> list[Item]:
+    views = [item.view for item in found]
+    if views != ["image"] * counts["image"] + ["text"] * counts["text"]:
+        raise InputError(f"{path} does not hold the pictures and sentences that were saved; save again.")
+    return found
+
+
+def _arrays(path: Path, mmap: bool) -> dict[str, np.ndarray[Any, Any]]:
+    mapped = map_tensors(path)
+    return mapped if mmap else {name: np.array(array) for name, array in mapped.items()}
+
+
+def _array(
+    arrays: Mapping[str, np.ndarray[Any, Any]], name: str, shape: tuple[int, ...], path: Path
+) -> np.ndarray[Any, Any]:
+    array = arrays.get(name)
+    if array is None or array.shape != shape or array.dtype not in (np.float32, np.float16):
+        found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise InputError(f"{path}: {name!r} is {found}; expected real numbers of shape {list(shape)}.")
+    return array

@@ -1,0 +1,466 @@
+"""HKSE on disk: the draws themselves, never a seed, since random streams change between NumPy versions.
+
+HKSE, the hierarchical kernel sentence embedding, as an estimator.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from diptych._arrays import Array, move_like, namespace, to_numpy
+from diptych._checks import InputError, check_choice, check_count, not_installed
+from diptych._persistence import (
+    CONFIG,
+    Version,
+    new_version,
+    read_current,
+    read_files,
+    take,
+    write_config,
+    write_tensors,
+)
+from diptych.text._fourier import check_gamma, draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._kernels import KINDS, Kind
+from diptych.text._vector_files import read_word_vectors
+from diptych.text._word_vectors import WordVectors, table_from_tensors, table_tensors, vectors_of_corpus
+from diptych.text._words import (
+    TOKENIZER,
+    Corpus,
+    Coverage,
+    Ints,
+    Tokenizer,
+    blocks,
+    check_known,
+    mean_rows,
+    sentence_lengths,
+    token_weights,
+    tokenize,
+    words_of,
+)
+
+FORMAT_VERSION = 1
+KIND = "hkse"
+TENSORS = "hkse.safetensors"
+CUSTOM = "custom"
+INSIDE = "text-encoder"
+"""Where a retriever keeps its text encoder."""
+
+_PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma", "eta")
+
+
+def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
+    """Write a fitted model to a model folder."""
+    with new_version(folder, KIND) as draft:
+        write_hkse(model, draft.path)
+
+
+def write_hkse(model: HKSE, folder: Path) -> None:
+    """Write the files of a fitted model."""
+    seed = model.random_state
+    config = {
+        "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
+        "random_state": int(seed) if isinstance(seed, Integral) else None,
+        "tokenizer": _tokenizer_name(model),
+        "gamma": model.gamma_,
+        "vocabulary_size": len(model.vocabulary_),
+        "coverage": model.coverage_.as_dict(),
+    }
+    write_tensors(folder / TENSORS, _tensors(model), {})
+    write_config(folder, KIND, FORMAT_VERSION, config)
+
+
+def hkse_fingerprint(model: HKSE) -> str:
+    """Tells a fitted model from any other: a digest of its words, vectors and draws."""
+    digest = hashlib.sha256(_identity(model))
+    for name, tensor in sorted(_tensors(model).items()):
+        digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
+    return f"hkse:{digest.hexdigest()[:32]}"
+
+
+def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
+    """Read a model that ``save_hkse`` wrote, or the text encoder in the folder of a retriever."""
+
+    def read(version: Version) -> HKSE:
+        inside = version.path / INSIDE
+        return read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
+
+    return read_current(folder, read)
+
+
+def read_hkse(kind: type[HKSE], path: Path, tokenizer: Tokenizer | None = None) -> HKSE:
+    """Read the files that ``write_hkse`` wrote."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; expected the text encoder's folder.")
+    tensors, config, _ = read_files(path, KIND, FORMAT_VERSION, TENSORS)
+    named = config.get("tokenizer")
+    if named != TOKENIZER and tokenizer is None:
+        which = "of its own" if named == CUSTOM else f"called {str(named)[:60]!r}"
+        raise InputError(
+            f"{path} was fitted with a tokenizer {which}, which is not stored; give it again: "
+            "HKSE.load(folder, tokenizer=...)."
+        )
+    file = path / TENSORS
+    table = table_from_tensors(tensors, file)
+    try:
+        parameters = {name: config["parameters"][name] for name in _PARAMETERS}
+        size, gamma = int(config["vocabulary_size"]), config["gamma"]
+        stored = config["coverage"]
+        often = [(str(word), int(count)) for word, count in stored["most_frequent_unknown"]]
+        coverage = Coverage(**{**stored, "most_frequent_unknown": often})
+        seed = None if config["random_state"] is None else int(config["random_state"])
+        if parameters["word"] == "rbf":
+            check_gamma(gamma, median=False)
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path / CONFIG} lacks or garbles a setting; save the model again.") from None
+    if not 1 <= size <= len(table):
+        raise InputError(f"{path} has a vocabulary of {size} among {len(table)} words; save the model again.")
+    model = kind(vectors=table, **parameters, random_state=seed, tokenizer=tokenizer or tokenize)
+    model._check_parameters()
+    model.vectors_, model.vocabulary_ = table, list(table.words[:size])
+    model.gamma_, model.coverage_ = gamma, coverage
+    width = table.dimensions
+    for level, features in (("word", model.word_features), ("sentence", model.sentence_features)):
+        weights = offsets = None
+        if getattr(model, level) == "rbf":
+            weights = _float32(take(tensors, f"{level}_weights", (width, features), file))
+            offsets = _float32(take(tensors, f"{level}_offsets", (features,), file))
+            width = features
+        setattr(model, f"{level}_weights_", weights)
+        setattr(model, f"{level}_offsets_", offsets)
+        if level == "word":
+            model.word_table_ = model._word_level(table.matrix[:size])
+            model.mean_ = _float32(take(tensors, "mean", (width,), file))
+    model._n_features_out = width
+    return model
+
+
+def _tensors(model: HKSE) -> dict[str, np.ndarray[Any, Any]]:
+    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
+    for level in ("word", "sentence"):
+        weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
+        if weights is not None:
+            tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
+    return tensors
+
+
+def _tokenizer_name(model: HKSE) -> str:
+    return TOKENIZER if model.tokenizer is tokenize else CUSTOM
+
+
+def _identity(model: HKSE) -> bytes:
+    return repr((model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))).encode()
+
+
+def _float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(np.float32, copy=False)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+Unknown: TypeAlias = Literal["error", "mean"]
+UNKNOWN: tuple[Unknown, ...] = ("error", "mean")
+
+BLOCK_ROWS = 2048
+
+_GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
+
+
+class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    r"""Hierarchical kernel sentence embedding: :math:`\Phi_\eta\big(\frac1n\sum_i \Phi_\gamma(a_i)\big)`.
+
+    Inner products of the result approximate a kernel between sentences as distributions of words
+    (Section 4 of the paper; ``sentence_kernel`` is that kernel exactly). At either level ``"rbf"`` maps by
+    random Fourier features and ``"lin"`` leaves things as they are, so HKSE(lin, lin) is the mean word
+    vector. The word level depends on the word alone: it is evaluated once per vocabulary entry, and a
+    block of sentences is then a sparse matrix product.
+
+    Two of them side by side, as the paper's best text, are scikit-learn's ``FeatureUnion``; see the
+    examples.
+
+    Parameters
+    ----------
+    vectors
+        Path of a word-vector file (see ``read_word_vectors``; the training sentences' words are read), a
+        ``WordVectors`` table, or None: vectors are learned from the training sentences. With a table,
+        every word in it is known to queries; otherwise the words of the training sentences are.
+    word, sentence
+        Kernel at the word and at the sentence level, ``"lin"`` or ``"rbf"``.
+    word_features, sentence_features
+        Number of random features m and m' at either level, where it is ``"rbf"``.
+    gamma
+        Parameter of the word kernel :math:`\exp(-\frac\gamma2\|a-b\|^2)`, or ``"median"``: 1 / median² of
+        the distances between vocabulary words (of a seeded sample of them when there are more than 2048).
+    eta
+        Parameter of the sentence kernel.
+    random_state
+        Seed of the draws.
+    tokenizer
+        Cuts a string into words; ``diptych.text.tokenize`` by default.
+
+    Attributes
+    ----------
+    vocabulary_
+        Words of the training sentences that have a vector.
+    gamma_
+        The γ in use; None where the word level is linear.
+    coverage_
+        What is known of the training sentences: vocabulary size, share of unknown tokens, the most
+        frequent unknown words, sentences without a known word.
+    vectors_
+        The word vectors, those of the vocabulary first.
+    word_table_
+        The word level of each vocabulary entry.
+    mean_
+        Mean of the training sentences at the word level.
+    word_weights_, word_offsets_, sentence_weights_, sentence_offsets_
+        Frequencies and phases at either level; None where it is linear.
+
+    Notes
+    -----
+    Unknown words are skipped. A *training* sentence without any known word (``fit_transform``, or
+    ``transform(..., unknown="mean")``) stands for the mixture of all training sentences: the mean at the
+    word level, mapped like any sentence. A *query* without any (``transform``) is an error that names its
+    words.
+
+    Examples
+    --------
+    >>> captions = ["a dog runs", "a dog jumps", "a cat sleeps", "a cat sits", "the cat sits", "the dog runs"]
+    >>> hkse = HKSE(word_features=64, sentence_features=32).fit(captions)
+    >>> hkse.transform(["the dog sits"]).shape
+    (1, 32)
+
+    >>> from sklearn.pipeline import FeatureUnion
+    >>> both = FeatureUnion([
+    ...     ("lin_rbf", HKSE(word="lin", sentence_features=32)),
+    ...     ("rbf_rbf", HKSE(word_features=64, sentence_features=32)),
+    ... ])
+    >>> both.fit_transform(captions).shape
+    (6, 64)
+    """
+
+    def __init__(
+        self,
+        vectors: str | os.PathLike[str] | WordVectors | None = None,
+        word: Kind = "rbf",
+        sentence: Kind = "rbf",
+        word_features: int = 2000,
+        sentence_features: int = 2000,
+        gamma: float | Literal["median"] = "median",
+        eta: float = 0.01,
+        random_state: Any = 0,
+        tokenizer: Tokenizer = tokenize,
+    ) -> None:
+        self.vectors = vectors
+        self.word = word
+        self.sentence = sentence
+        self.word_features = word_features
+        self.sentence_features = sentence_features
+        self.gamma = gamma
+        self.eta = eta
+        self.random_state = random_state
+        self.tokenizer = tokenizer
+
+    def fit(self, sentences: Iterable[Any], y: Any = None) -> HKSE:
+        """Find the vocabulary and γ, and draw the features; ``sentences`` is read once."""
+        self._fit(self._read(sentences))
+        return self
+
+    def fit_transform(self, sentences: Iterable[Any], y: Any = None) -> Array:
+        """Fit, and embed the training sentences; one without a known word gets the training mean."""
+        corpus = self._read(sentences)
+        self._fit(corpus)
+        rows, ends = corpus.known(self.vectors_.index)
+        edges = [*range(0, len(ends), BLOCK_ROWS), len(ends)]
+        parts = []
+        for first, last in itertools.pairwise(edges):
+            start = ends[first - 1] if first else 0
+            parts.append(self._embed(rows[start : ends[last - 1]], ends[first:last] - start))
+        return namespace(parts[0]).concat(parts)
+
+    def transform(self, sentences: Iterable[Any], *, unknown: Unknown = "error") -> Array:
+        """Embed sentences, strings or lists of words: float32, one row each.
+
+        Parameters
+        ----------
+        sentences
+            What to embed.
+        unknown
+            What a sentence without a known word is: an ``"error"``, or the training ``"mean"``.
+        """
+        parts = list(self.transform_blocks(sentences, unknown=unknown))
+        if not parts:
+            raise InputError("there are no sentences; give at least one.")
+        return namespace(parts[0]).concat(parts)
+
+    def transform_blocks(
+        self, sentences: Iterable[Any], block_rows: int = BLOCK_ROWS, *, unknown: Unknown = "error"
+    ) -> Iterator[Array]:
+        """Embed a stream of sentences block by block; only one block is ever in memory."""
+        check_is_fitted(self)
+        check_choice(unknown, UNKNOWN, "unknown")
+        check_count(block_rows, "block_rows")
+        words_of(sentences)  # refuses what is no list of sentences now, and not at the first block
+        return self._blocks(sentences, block_rows, unknown)
+
+    def coverage(self, sentences: Iterable[Any]) -> Coverage:
+        """How much of any sentences is known."""
+        check_is_fitted(self)
+        return Corpus.of(sentences, self.tokenizer).coverage(self.vectors_.index)
+
+    def to(self, device: Any) -> HKSE:
+        """A copy whose arrays are torch tensors on ``device``; what it embeds is there too."""
+        check_is_fitted(self)
+        try:
+            import torch
+        except ImportError:
+            raise not_installed("HKSE.to() needs", "torch") from None
+        moved = copy.copy(self)
+        for name in (*_ARRAYS, "word_table_"):
+            array = getattr(self, name)
+            setattr(moved, name, None if array is None else torch.as_tensor(array, device=device))
+        matrix = torch.as_tensor(self.vectors_.matrix, device=device)
+        moved.vectors_ = WordVectors(self.vectors_.words, matrix)
+        return moved
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the draws, the words and their vectors to a folder: safetensors and JSON, atomically."""
+        check_is_fitted(self)
+        save_hkse(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> HKSE:
+        """Read what ``save`` wrote, or the text encoder in the folder of a retriever.
+
+        A model that had a tokenizer of its own needs it again here.
+        """
+        return load_hkse(cls, folder, tokenizer)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _check_parameters(self) -> None:
+        check_choice(self.word, KINDS, "word")
+        check_choice(self.sentence, KINDS, "sentence")
+        check_count(self.word_features, "word_features")
+        check_count(self.sentence_features, "sentence_features")
+        check_gamma(self.gamma)
+        check_gamma(self.eta, "eta", median=False)
+        if not callable(self.tokenizer):
+            raise InputError(f"tokenizer={self.tokenizer!r}; give a function from a string to its words.")
+
+    def _read(self, sentences: Iterable[Any]) -> Corpus:
+        self._check_parameters()
+        corpus = Corpus.of(sentences, self.tokenizer)
+        if len(corpus) == 0:
+            raise InputError("there are no sentences; give at least one.")
+        return corpus
+
+    def _fit(self, corpus: Corpus) -> None:
+        table = self._table(corpus)
+        self.vocabulary_ = [word for word in corpus.words if word in table]
+        if not self.vocabulary_:
+            raise InputError(
+                f"none of the {len(corpus.words)} words of the sentences has a vector; "
+                "check the language and the letter case of the vectors."
+            )
+        self.vectors_ = table.first(self.vocabulary_)
+        self.coverage_ = corpus.coverage(self.vectors_.index)
+        vectors = self.vectors_.matrix[: len(self.vocabulary_), :]
+        self.gamma_ = None
+        self.word_weights_ = self.word_offsets_ = self.sentence_weights_ = self.sentence_offsets_ = None
+        if self.word == "rbf":
+            gamma = check_gamma(self.gamma)
+            seed = stream(self.random_state, _GAMMA_STREAM)
+            self.gamma_ = median_gamma(vectors, seed) if gamma == "median" else gamma
+            self.word_weights_, self.word_offsets_ = self._draw(
+                vectors, vectors.shape[1], self.word_features, self.gamma_, _WORD_STREAM
+            )
+        self.word_table_ = self._word_level(vectors)
+        width = self.word_table_.shape[1]
+        if self.sentence == "rbf":
+            # HKSE(lin, rbf) beside HKSE(rbf, rbf) must not share draws, even where m equals the width of
+            # the vectors.
+            key = _SENTENCE_STREAM if self.word == "rbf" else _SENTENCE_OF_LINEAR_WORDS_STREAM
+            self.sentence_weights_, self.sentence_offsets_ = self._draw(
+                vectors, width, self.sentence_features, float(self.eta), key
+            )
+        # The mean of all sentences' means is one weighted sum of the table: no sentence is embedded for it.
+        rows, ends = corpus.known(self.vectors_.index)
+        described = np.count_nonzero(sentence_lengths(ends))
+        weights = np.bincount(rows, token_weights(ends), len(self.vocabulary_)) / described
+        self.mean_ = move_like(weights, vectors, dtype=vectors.dtype) @ self.word_table_
+        self._n_features_out = int(width if self.sentence == "lin" else self.sentence_features)
+
+    def _table(self, corpus: Corpus) -> WordVectors:
+        if self.vectors is None:
+            return vectors_of_corpus(corpus, random_state=self.random_state)
+        if isinstance(self.vectors, WordVectors):
+            table = self.vectors
+            xp = namespace(table.matrix)
+            return WordVectors(table.words, xp.astype(table.matrix, xp.float32, copy=False))
+        if isinstance(self.vectors, str | os.PathLike):
+            if os.path.isdir(self.vectors):
+                return WordVectors.load(self.vectors).only(corpus.words)
+            return read_word_vectors(self.vectors, corpus.words)
+        raise InputError(
+            f"vectors is a {type(self.vectors).__name__}; give the path of a word-vector file, a WordVectors "
+            "table, or None to learn vectors from the sentences."
+        )
+
+    def _draw(
+        self, like: Array, n_inputs: int, n_features: int, gamma: float, key: int
+    ) -> tuple[Array, Array]:
+        # The width is part of the key, so that embeddings of different widths do not share their draws.
+        seed = stream(self.random_state, key, n_inputs)
+        weights, offsets = draw_fourier(n_inputs, n_features, gamma, seed)
+        return move_like(weights, like), move_like(offsets, like)
+
+    def _word_level(self, vectors: Array) -> Array:
+        if self.word_weights_ is None:
+            return vectors
+        return fourier_features(vectors, self.word_weights_, self.word_offsets_)
+
+    def _rows_beyond_table(self, rows: Ints) -> Array:
+        # Words that only the queries use: their word level is made for one block, and not kept.
+        return self._word_level(self.vectors_.matrix[move_like(rows, self.word_table_), :])
+
+    def _blocks(self, sentences: Iterable[Any], block_rows: int, unknown: Unknown) -> Iterator[Array]:
+        index = self.vectors_.index
+        done = 0
+        for block in blocks(sentences, block_rows):
+            corpus = Corpus.of(block, self.tokenizer, done)
+            rows, ends = corpus.known(index)
+            if unknown == "error":
+                check_known(corpus, ends, done, ', or pass unknown="mean"')
+            yield self._embed(rows, ends)
+            done += len(block)
+
+    def _embed(self, rows: Ints, ends: Ints) -> Array:
+        means = mean_rows(self.word_table_, rows, ends, self._rows_beyond_table)
+        nothing = np.flatnonzero(sentence_lengths(ends) == 0)
+        if len(nothing):
+            means[nothing] = self.mean_
+        if self.sentence_weights_ is None:
+            return means
+        return fourier_features(means, self.sentence_weights_, self.sentence_offsets_)
+
+
+_ARRAYS = ("mean_", "word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")

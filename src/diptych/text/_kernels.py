@@ -1,0 +1,253 @@
+r"""The kernels that HKSE approximates, exactly, and how many features the approximation needs.
+
+A sentence with words :math:`a_1, \dots, a_n` is the distribution that gives each of them weight 1/n. With a
+word kernel k, two sentences are compared by
+
+.. math:: \Delta = \frac1{n_1^2}\sum_{i,j} k(a_i, a_j) + \frac1{n_2^2}\sum_{i,j} k(b_i, b_j)
+                   - \frac2{n_1 n_2}\sum_{i,j} k(a_i, b_j), \qquad
+          K = \exp(-\tfrac{\eta}{2} \Delta)
+
+(Section 4 of the paper); with a linear sentence kernel, by the last mean alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from array_api_compat import device
+
+from diptych._arrays import Array, group_sum, move_like, namespace
+from diptych._checks import InputError, check_choice, check_count, check_view
+from diptych.text._fourier import check_gamma
+
+Kind: TypeAlias = Literal["lin", "rbf"]
+KINDS: tuple[Kind, ...] = ("lin", "rbf")
+Constants: TypeAlias = Literal["hoeffding", "paper"]
+CONSTANTS: tuple[Constants, ...] = ("hoeffding", "paper")
+
+_BLOCK_ENTRIES = 2**23
+
+
+def word_kernel(a: Any, b: Any, *, kind: Kind = "rbf", gamma: float = 1.0) -> Array:
+    r"""Gram matrix of two sets of vectors: ``"rbf"`` :math:`\exp(-\frac\gamma2\|a-b\|^2)`, ``"lin"`` ⟨a, b⟩.
+
+    >>> import numpy as np
+    >>> word_kernel(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]), gamma=0.08).round(4)
+    array([[0.3679]])
+    """
+    check_choice(kind, KINDS, "kind")
+    a, b = check_view(a, "a"), check_view(b, "b")
+    xp = namespace(a, b)
+    if kind == "lin":
+        return a @ b.T
+    check_gamma(gamma, median=False)
+    return xp.exp(-0.5 * gamma * _squared_distances(a, b))
+
+
+def sentence_kernel(
+    sentences: Sequence[Any],
+    others: Sequence[Any] | None = None,
+    *,
+    word: Kind = "rbf",
+    sentence: Kind = "rbf",
+    gamma: float = 1.0,
+    eta: float = 0.01,
+) -> Array:
+    """Gram matrix of K between sentences, each given as the matrix of its words' vectors.
+
+    For checking and for small data: the cost is the product of the two numbers of words.
+
+    Parameters
+    ----------
+    sentences, others
+        Word vectors of each sentence, words × dimensions; without ``others``, the sentences against
+        themselves.
+    word, sentence
+        Kernel at either level, ``"lin"`` or ``"rbf"``.
+    gamma, eta
+        Parameters of the word and of the sentence kernel.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> first, second = np.array([[0.0], [1.0]]), np.array([[1.0], [0.0], [1.0], [0.0]])
+    >>> sentence_kernel([first], [second]).round(6)
+    array([[1.]])
+    """
+    check_choice(word, KINDS, "word")
+    check_choice(sentence, KINDS, "sentence")
+    check_gamma(eta, "eta", median=False)
+    rows = _stacked(sentences, "sentences")
+    columns = rows if others is None else _stacked(others, "others")
+    cross = _mean_kernel(rows, columns, word, gamma)
+    if sentence == "lin":
+        return cross
+    xp = namespace(cross)
+    own_rows = _own_kernel(rows, word, gamma)
+    own_columns = own_rows if others is None else _own_kernel(columns, word, gamma)
+    squares = own_rows[:, None] + own_columns[None, :] - 2.0 * cross
+    return xp.exp(-0.5 * eta * xp.clip(squares, 0.0, None))
+
+
+def gaussian_product(
+    mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True, log: bool = False
+) -> Array:
+    r"""Product kernel :math:`\int p\,q` of isotropic Gaussians around the rows of two matrices.
+
+    Read HKSE(lin, rbf) so: a sentence is the Gaussian :math:`\mathcal N(\mu, \sigma^2 I)` around its mean
+    word vector, and sentences are compared by
+
+    .. math:: \int \mathcal N(x; \mu_1, \sigma^2 I)\,\mathcal N(x; \mu_2, \sigma^2 I)\,dx
+              = (4\pi\sigma^2)^{-d/2} \exp\!\Big(-\frac{\|\mu_1-\mu_2\|^2}{4\sigma^2}\Big).
+
+    Normalised to 1 for equal sentences it *is* the kernel of HKSE(lin, rbf) with
+    :math:`\eta = 1/(2\sigma^2)`; the factor in front is one constant for all pairs.
+
+    Parameters
+    ----------
+    mean_a, mean_b
+        Means, one Gaussian per row.
+    variance
+        :math:`\sigma^2`.
+    normalized
+        Leave the constant factor out.
+    log
+        Give the logarithm: in hundreds of dimensions the constant itself leaves the range of floats.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a, b = np.array([[0.0, 1.0]]), np.array([[2.0, 1.0]])
+    >>> eta = 0.3
+    >>> product = gaussian_product(a, b, variance=1 / (2 * eta))
+    >>> bool(np.allclose(product, sentence_kernel([a], [b], word="lin", eta=eta)))
+    True
+    """
+    check_gamma(variance, "variance", median=False)
+    a, b = check_view(mean_a, "mean_a"), check_view(mean_b, "mean_b")
+    xp = namespace(a, b)
+    exponent = -_squared_distances(a, b) / (4.0 * variance)
+    if not normalized:
+        exponent = exponent - 0.5 * a.shape[1] * math.log(4.0 * math.pi * variance)
+    return exponent if log else xp.exp(exponent)
+
+
+class Dimensions(NamedTuple):
+    """Numbers of features that Proposition 1 asks for."""
+
+    word_features: int
+    sentence_features: int
+
+
+def hkse_dimensions(
+    vocabulary: int, max_length: int, delta: float, epsilon: float, constants: Constants = "hoeffding"
+) -> Dimensions:
+    r"""How many features make every kernel value good to ``delta`` (Proposition 1).
+
+    With probability at least 1 − 2ε, for all words and for all sentences of at most ``max_length`` words,
+
+    .. math:: e^{-c\eta\delta/2} K - \delta \;\le\; \hat K \;\le\; e^{c\eta\delta/2} K + \delta .
+
+    Parameters
+    ----------
+    vocabulary
+        Number of words :math:`|A|`.
+    max_length
+        Words in the longest sentence, s.
+    delta
+        Error allowed at either level.
+    epsilon
+        Probability of failure allowed at either level.
+    constants
+        ``"hoeffding"``: :math:`m \ge \frac{8}{\delta^2}\log\frac{|A|^2}{\epsilon}` and
+        :math:`m' \ge \frac{8}{\delta^2}\log\frac{|A|^{2s}}{\epsilon}`, c = 4, which Hoeffding's inequality
+        gives. ``"paper"``: :math:`\frac{1}{2\delta^2}` in place of :math:`\frac{8}{\delta^2}` and c = 3, as
+        the paper states them; the proof does not carry those, and real word vectors violate them.
+
+    Examples
+    --------
+    >>> hkse_dimensions(vocabulary=7745, max_length=38, delta=0.1, epsilon=0.05)
+    Dimensions(word_features=16725, sentence_features=546849)
+    >>> hkse_dimensions(7745, 38, 0.1, 0.05, constants="paper")
+    Dimensions(word_features=1046, sentence_features=34179)
+    """
+    check_choice(constants, CONSTANTS, "constants")
+    check_count(vocabulary, "vocabulary")
+    check_count(max_length, "max_length")
+    check_gamma(delta, "delta", median=False)
+    if not 0.0 < epsilon < 1.0:
+        raise InputError(f"epsilon={epsilon!r}; give a probability between 0 and 1.")
+    factor = (8.0 if constants == "hoeffding" else 0.5) / delta**2
+    words, certainty = math.log(vocabulary), -math.log(epsilon)
+    return Dimensions(
+        math.ceil(factor * (2.0 * words + certainty)),
+        math.ceil(factor * (2.0 * max_length * words + certainty)),
+    )
+
+
+def hkse_factor(eta: float, delta: float, constants: Constants = "hoeffding") -> float:
+    r"""The factor :math:`e^{c\eta\delta/2}` of Proposition 1: c = 4 as it holds, 3 in the paper.
+
+    >>> round(hkse_factor(eta=0.01, delta=0.1), 6)
+    1.002002
+    """
+    check_choice(constants, CONSTANTS, "constants")
+    return math.exp((4.0 if constants == "hoeffding" else 3.0) * eta * delta / 2.0)
+
+
+_Stack: TypeAlias = tuple[Array, Array, int]
+
+
+def _stacked(sentences: Sequence[Any], name: str) -> _Stack:
+    if len(sentences) == 0:
+        raise InputError(f"{name} is empty; give at least one sentence.")
+    views = [check_view(words, f"{name}[{i}]") for i, words in enumerate(sentences)]
+    if len({view.shape[1] for view in views}) > 1:
+        raise InputError(f"{name} holds word vectors of different lengths; give one table's vectors.")
+    xp = namespace(views[0])
+    where = device(views[0])
+    lengths = xp.asarray([view.shape[0] for view in views], device=where)
+    return (
+        xp.astype(xp.concat(views), xp.float64),
+        xp.repeat(xp.arange(len(views), device=where), lengths),
+        len(views),
+    )
+
+
+def _squared_distances(a: Array, b: Array) -> Array:
+    xp = namespace(a, b)
+    # Both moved by one mean: distances stay, and cancel less.
+    centre = xp.mean(a, axis=0)
+    a, b = a - centre, b - centre
+    squares = xp.sum(a * a, axis=1)[:, None] + xp.sum(b * b, axis=1)[None, :] - 2.0 * (a @ b.T)
+    return xp.clip(squares, 0.0, None)
+
+
+def _mean_kernel(rows: _Stack, columns: _Stack, kind: Kind, gamma: float) -> Array:
+    a, own_a, n_a = rows
+    b, own_b, n_b = columns
+    xp = namespace(a, b)
+    # Words of the one side against all of the other, some at a time: never all pairs of words at once.
+    step = max(1, _BLOCK_ENTRIES // b.shape[0])
+    parts = []
+    for start in range(0, a.shape[0], step):
+        gram = word_kernel(a[start : start + step, :], b, kind=kind, gamma=gamma)
+        parts.append(group_sum(gram.T, own_b, n_b).T)
+    sums = group_sum(xp.concat(parts), own_a, n_a)
+    return sums / _lengths(rows)[:, None] / _lengths(columns)[None, :]
+
+
+def _own_kernel(stack: _Stack, kind: Kind, gamma: float) -> Array:
+    vectors, own, n = stack
+    xp = namespace(vectors)
+    parts = [vectors[own == i, :] for i in range(n)]
+    means = [float(xp.mean(word_kernel(part, part, kind=kind, gamma=gamma))) for part in parts]
+    return move_like(xp.asarray(means, dtype=vectors.dtype), vectors)
+
+
+def _lengths(stack: _Stack) -> Array:
+    vectors, own, n = stack
+    xp = namespace(vectors)
+    return xp.astype(xp.bincount(own, minlength=n), vectors.dtype)

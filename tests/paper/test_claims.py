@@ -1,0 +1,171 @@
+"""Verdicts follow the numbers and their sampling error, whichever way those point."""
+
+import numpy as np
+import pytest
+
+from diptych.paper import _claims as claims
+from diptych.paper._bootstrap import Answers, Interval
+
+N = 1000
+DIFFICULTY = np.random.default_rng(5).permutation(N) / N
+
+
+def method(search, annotate, n=N):
+    """A method that answers so many percent right at every cut, on the easiest images first."""
+
+    def answers(percent):
+        return Answers(np.where(DIFFICULTY[:n] < percent / 100, 1, 99), np.arange(n), n)
+
+    return {"search": {"test": answers(search)}, "annotate": {"test": answers(annotate)}}
+
+
+def weighting(asymmetric, cca, other, generation):
+    return {
+        "symmetric α = 0 (CCA)": cca,
+        "symmetric α = 1": other,
+        "search generation": generation,
+        "asymmetric (task dependent)": asymmetric,
+    }
+
+
+def verdicts(found):
+    return [each.verdict for each in found]
+
+
+def test_both_tasks_decide():
+    low = method(20, 20)
+    best = weighting(method(30, 40), method(20, 25), method(25, 30), low)
+    assert verdicts(claims.weighting_claims(best)) == ["holds"] * 3
+    one_task = weighting(method(30, 25), method(20, 20), method(25, 30), low)
+    assert verdicts(claims.weighting_claims(one_task)) == ["holds", "does not hold", "holds"]
+
+
+def test_every_symmetric_weighting_is_compared():
+    given = weighting(method(30, 40), method(20, 25), method(25, 30), method(20, 20))
+    found = claims.weighting_claims(given)[1]
+    assert {each.against for each in found.differences} == {"symmetric α = 0 (CCA)", "symmetric α = 1"}
+    assert {(each.task, each.metric) for each in found.differences} == {
+        (task, f"r@{k}") for task in ("search", "annotate") for k in (1, 5, 10)
+    }
+
+
+def noisy(share, seed, n=N):
+    ranks = np.where(np.random.default_rng(seed).random(n) < share, 1, 99)
+    return {task: {"test": Answers(ranks, np.arange(n), n)} for task in ("search", "annotate")}
+
+
+def test_a_difference_within_its_error_is_undecided():
+    first, second = noisy(0.30, 1), noisy(0.29, 2)
+    found = claims.better("It is better.", first, {"the other": second})
+    assert found.verdict == "undecided"
+    assert all(each.interval.low < 0 < each.interval.high for each in found.differences)
+    # A larger one is decided where the images are many.
+    many = claims.better("It is better.", noisy(0.35, 1, 4000), {"the other": noisy(0.29, 2, 4000)})
+    assert many.verdict == "holds"
+
+
+def test_all_recalls_decide():
+    def at(*ranks):
+        answers = Answers(np.repeat(ranks, N // len(ranks)), np.arange(N), N)
+        return {task: {"test": answers} for task in ("search", "annotate")}
+
+    # Better at 1, worse at 5.
+    found = claims.better("It is better.", at(1, 7, 7, 7), {"the other": at(4, 4, 7, 7)})
+    assert {each.metric: each.interval.value for each in found.differences} == {
+        "r@1": 25.0,
+        "r@5": -25.0,
+        "r@10": 0.0,
+    }
+    assert found.verdict == "does not hold"
+
+
+def test_numbers_and_intervals_stand_in_the_evidence():
+    given = weighting(method(30, 40), method(20, 25), method(25, 30), method(20, 20))
+    found = claims.weighting_claims(given)
+    assert found[0].evidence.startswith("search: r@1 30.0 against 20.0, +10.0 [+8.")
+    assert "annotate: r@1 40.0 against 25.0, +15.0 [+12." in found[0].evidence
+    # Of several, the nearest is named.
+    assert "25.0 (symmetric α = 1), +5.0" in found[1].evidence
+
+
+@pytest.mark.parametrize(
+    ("search", "annotate", "expected"),
+    [
+        ([20, 30, 40], [40, 30, 20], ["holds", "holds"]),
+        ([20, 45, 40], [40, 30, 20], ["does not hold", "holds"]),
+        ([20, 40, 40], [40, 40, 20], ["undecided", "undecided"]),
+    ],
+)
+def test_alpha_claims(search, annotate, expected):
+    methods = [method(s, a) for s, a in zip(search, annotate, strict=True)]
+    found = claims.generation_claims([0.0, 0.5, 1.0], methods)
+    assert verdicts(found) == expected
+    assert {each.task for each in found[0].differences} == {"search"}
+    assert {each.against for each in found[0].differences} == {"α = 0", "α = 0.5"}
+
+
+@pytest.mark.parametrize(
+    ("guided", "expected"),
+    [(method(24.5, 34.8), "holds"), (method(20, 35), "does not hold"), (method(23, 35), "undecided")],
+)
+def test_on_par_means_a_loss_below_two_points(guided, expected):
+    methods = {"Tikhonov": method(25, 35), "T-SVD": method(20, 28), "guided": guided}
+    assert verdicts(claims.regularization_claims(methods)) == [expected, "holds"]
+
+
+def test_timing():
+    fast = {"T-SVD": {"textbook": 10.0}, "Tikhonov": {"textbook": 65.0}}
+    slow = {"T-SVD": {"textbook": 10.0}, "Tikhonov": {"textbook": 9.0}}
+    assert claims.timing_claim({"timing: a": fast}).verdict == "holds"
+    found = claims.timing_claim({"timing: a": fast, "timing: b": slow})
+    assert found.verdict == "does not hold"
+    assert "6.5× with a" in found.evidence
+
+
+def test_region():
+    near, wide, far = Interval(97, 93, 99), Interval(95, 80, 98), Interval(50, 40, 60)
+    assert claims.region_claim({"search": near}).verdict == "holds"
+    assert claims.region_claim({"search": near, "annotate": wide}).verdict == "undecided"
+    assert claims.region_claim({"search": near, "annotate": far}).verdict == "does not hold"
+
+
+def place(text, images="ResNet-50"):
+    return "flickr8k", "guided", images, text
+
+
+def test_features():
+    methods = {place("HKSE(lin, lin)"): method(20, 30), place("HKSE(rbf, rbf)"): method(24, 36)}
+    found = {each.claim: each.verdict for each in claims.feature_claims(methods)}
+    assert found["HKSE(rbf, rbf) outperforms the mean word vector (ResNet-50, guided, flickr8k)."] == "holds"
+    assert found["HKSE(rbf, rbf) outperforms skip-thoughts."] == "not measured"
+    assert found["ResNet-101 features outperform VGG-19 features."] == "not measured"
+    methods[place("HKSE(rbf, rbf)", "VGG-16 (vgg_feats.mat)")] = method(1, 1)
+    methods[place("HKSE(rbf, rbf)", "ResNet-101")] = method(27, 39)
+    found = {each.claim: each.verdict for each in claims.feature_claims(methods)}
+    # One crop of VGG-16 does not stand for the paper's VGG-19.
+    assert found["ResNet-101 features outperform VGG-19 features."] == "not measured"
+    methods[place("HKSE(rbf, rbf)", "VGG-19")] = method(19, 25)
+    measured = [each for each in claims.feature_claims(methods) if "VGG-19 features" in each.claim]
+    assert verdicts(measured) == ["holds"]
+
+
+def test_cosine():
+    methods = {"HKSE(lin, lin), cosine": method(20, 30), "HKSE(lin, lin), l2": method(15, 36)}
+    assert verdicts(claims.similarity_claims(methods)) == ["does not hold"]
+
+
+def test_approximation():
+    def level(violations):
+        counts = [(125, 0.08), (500, 0.04), (2000, 0.02)]
+        return [{"features": m, "rms": rms, "violations": violations} for m, rms in counts]
+
+    found = {
+        "words": level({"paper": 30, "hoeffding": 0}),
+        "sentences": level({"paper": 1, "hoeffding": 0}),
+        "draws": 30,
+    }
+    expected = ["does not hold", "holds", "undecided", "holds", "holds"]
+    assert verdicts(claims.approximation_claims(found)) == expected
+    # No violation in a few draws does not show that one in twenty is rare enough.
+    found["draws"], found["words"] = 5, level({"paper": 5, "hoeffding": 0})
+    assert verdicts(claims.approximation_claims(found))[:2] == ["does not hold", "undecided"]

@@ -1,0 +1,219 @@
+"""The whole thing on drawn scenes: what is written, what is computed again, and what chance gives."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from diptych import InputError
+from diptych.cca.selection import regularization_path
+from diptych.paper import EXPERIMENTS, Cache, Options, Reproduction, Setting, gather
+from diptych.paper._maps import agreement, dense_grids, map_ranks
+from diptych.paper._runner import chosen_names
+from diptych.paper._selecting import select
+from diptych.ranking import metric
+from latex_check import check_latex
+
+pytestmark = pytest.mark.slow
+
+
+def quick_setting(folder=None, **changes):
+    options = Options.for_dataset("scenes", quick=True, **changes)
+    return Setting(gather("scenes", quick=True), options, Cache(folder))
+
+
+def test_every_experiment_is_in_the_report(reproduced, scenes_folder):
+    page = (scenes_folder / "report.html").read_text("utf-8")
+    for experiment in EXPERIMENTS.values():
+        assert experiment.title.split(":")[0] in page
+    assert "(quick run)" in page
+    assert "its verdicts are indicative" in page
+    for said in ("5 × 5 grid even in log σ²", "perplexity", "each of unit length", "2,000 resamples"):
+        assert said in page
+    for gap in ("VGG-19", "ResNet-101", "skip-thought", "MSCOCO"):
+        assert gap in page
+
+
+def test_the_report_is_self_contained(reproduced, scenes_folder):
+    page = (scenes_folder / "report.html").read_text("utf-8")
+    assert not re.search(r"https?://", page)
+    assert "<script" not in page
+    assert all(link.startswith(("#", "data:image/")) for link in re.findall(r'(?:src|href)="([^"]*)"', page))
+
+
+def test_every_number_is_in_the_files(reproduced, scenes_folder):
+    content = json.loads((scenes_folder / "results.json").read_text("utf-8"))
+    assert set(content["results"]) == set(EXPERIMENTS)
+    assert content["claims"]
+    assert "indicative" in content["caveat"]
+    assert "query_ranks" not in json.dumps(content)
+    assert content["gaps"]
+    with open(scenes_folder / "tables" / "main.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # Five texts, as they are and ours, three filters each, and chance.
+    assert len(rows) == 5 * 2 * 3 + 1
+    assert all(0 <= float(row["search r@1"]) <= 100 for row in rows)
+    written = {p.name for p in (scenes_folder / "tables").iterdir()}
+    assert {f"{name}.csv" for name in reproduced.tables()} < written
+    # Every table of the report is there in all three forms.
+    shown = {name.removesuffix(".tex") for name in written if name.endswith(".tex")}
+    assert shown > {"main_scenes", "main_scenes_ours", "claims", "weighting", "timing", "times", "similarity"}
+    assert {f"{name}.{kind}" for name in shown for kind in ("csv", "md")} < written
+
+
+def test_intervals_stand_beside_the_claims(reproduced, scenes_folder):
+    with open(scenes_folder / "tables" / "claim_differences.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    plain = [row for row in rows if row["claim"] == "Asymmetric weighting outperforms plain CCA."]
+    assert {(row["task"], row["metric"]) for row in plain} == {
+        (task, f"r@{k}") for task in ("search", "annotate") for k in (1, 5, 10)
+    }
+    table = {row["weighting"]: row for row in reproduced.tables()["weighting"]}
+    for row in plain:
+        column = f"{row['task']} {row['metric']}"
+        expected = table["asymmetric (task dependent)"][column] - table["symmetric α = 0 (CCA)"][column]
+        assert float(row["difference"]) == pytest.approx(expected)
+        assert float(row["low"]) <= float(row["difference"]) <= float(row["high"])
+
+
+def test_latex_is_well_formed(reproduced, scenes_folder):
+    for path in (scenes_folder / "tables").glob("*.tex"):
+        check_latex(path.read_text("utf-8"))
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_latex_compiles(reproduced, scenes_folder, tmp_path):
+    tables = sorted((scenes_folder / "tables").glob("*.tex"))
+    body = "\n\n".join(path.read_text("utf-8") for path in tables)
+    document = f"\\documentclass{{article}}\\begin{{document}}\n{body}\\end{{document}}\n"
+    (tmp_path / "all.tex").write_text(document, "utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_times_are_those_of_the_computation(reproduced, scenes_folder):
+    again = Reproduction(quick_setting(scenes_folder / "cache"))
+    list(again.run(["weighting", "timing"]))
+    assert again.seconds == {name: reproduced.seconds[name] for name in ("weighting", "timing")}
+    assert all(value > 0 for value in reproduced.seconds.values())
+
+
+def test_a_selection_at_hand_is_not_made_again(reproduced):
+    computed = reproduced.setting.cache.computed
+    kinds = [name for name in computed if name.startswith("select")]
+    inputs = [
+        json.loads(p.read_text())["inputs"] for p in reproduced.setting.cache.folder.glob("select*.json")
+    ]
+    assert len(kinds) == len(inputs) == len({json.dumps(each, sort_keys=True) for each in inputs})
+    timed = reproduced.results["timing"]["timing: HKSE(rbf, rbf)"]["rows"]["T-SVD"]["ours"]
+    chosen = select(
+        reproduced.setting,
+        reproduced.setting.image,
+        reproduced.setting.hkse,
+        reproduced.setting.run.validation,
+        "tsvd",
+        "rank",
+    )
+    assert timed == chosen["seconds"]
+
+
+def test_a_second_run_computes_nothing(reproduced, scenes_folder):
+    again = Reproduction(quick_setting(scenes_folder / "cache"))
+    list(again.run())
+    assert again.setting.cache.computed == []
+    assert again.results == reproduced.results
+
+
+def test_only_what_changed_is_computed(reproduced, scenes_folder):
+    setting = quick_setting(scenes_folder / "cache")
+    object.__setattr__(setting.options, "feature_counts", (64, 256))
+    again = Reproduction(setting)
+    list(again.run())
+    assert setting.cache.computed == ["approximation"]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    first = Reproduction(quick_setting(tmp_path))
+    steps = first.run(["main"])
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    done = first.setting.cache.computed.count("main")
+    assert done == 2
+    second = Reproduction(quick_setting(tmp_path))
+    steps = second.run(["main"])
+    for _ in range(3):
+        next(steps)
+    assert second.setting.cache.computed == []
+
+
+def test_chance_is_what_the_protocol_gives_for_a_random_model(reproduced):
+    setting = reproduced.setting
+    n = len(setting.run.test)
+    row = reproduced.results["main"]["main: chance"]["rows"][0]
+    queries = 5 * n
+    expected = 100 / n
+    error = 100 * np.sqrt(1 / n * (1 - 1 / n) / queries)
+    assert abs(row["search"]["r@1"] - expected) < 4 * error
+    assert abs(row["search"]["median_rank"] - n / 2) < n / 8
+
+
+def test_models_beat_chance_by_far(reproduced):
+    rows = [r for result in reproduced.results["main"].values() for r in result["rows"]]
+    floor = next(r for r in rows if r["method"] == "random embeddings")
+    assert all(r["search"]["r@10"] > 3 * floor["search"]["r@10"] for r in rows if r is not floor)
+
+
+def test_seeds_give_mean_and_spread():
+    setting = quick_setting(seeds=2)
+    found = Reproduction(setting)
+    steps = found.run(["main"])
+    labels = [step.label for _, step in zip(range(2 * 2 * 2 + 2), steps, strict=False)]
+    # Mean word vectors draw nothing, so one seed is enough for them.
+    assert sum("HKSE(lin, lin)" in label for label in labels) == 2
+    assert sum("HKSE(lin, rbf)" in label for label in labels) == 4
+    from diptych.paper._main import merged
+
+    rows = [r for r in merged(found.results["main"]) if r["text"] == "HKSE(lin, rbf)"]
+    assert all(row["seeds"] == 2 and row["spread"]["search r@1"] >= 0 for row in rows)
+    assert any(row["spread"]["search r@1"] > 0 for row in rows)
+
+
+def test_agreement_of_maps():
+    soft = np.arange(20.0).reshape(4, 5)
+    same = {"tikhonov": soft, "tsvd": soft, "choice": {"tsvd": (3, 4)}}
+    assert agreement(same) == {"above": 95.0, "loss": 0.0, "correlation": pytest.approx(1.0)}
+    other = {"tikhonov": soft, "tsvd": -soft, "choice": {"tsvd": (0, 0)}}
+    assert agreement(other) == {"above": 0.0, "loss": 19.0, "correlation": pytest.approx(-1.0)}
+
+
+def test_maps_are_exact_and_choose_as_the_path_does(reproduced):
+    setting = reproduced.setting
+    image, text = setting.image, setting.hkse
+    spectra, problem = setting.spectra(image, text), setting.problem(image, text, setting.run.validation)
+    found = reproduced.results["maps"]["maps: search and annotate"]
+    for name, grid in zip(("tsvd", "tikhonov"), dense_grids(spectra, setting.options.map_shape), strict=True):
+        path = regularization_path(problem, spectra, grid, metric("r@1"), route="exact")
+        for task in ("search", "annotate"):
+            np.testing.assert_allclose(found[task][name], path.scores[task]["r@1"], atol=1e-3)
+            at = tuple(found[task]["choice"][name])
+            assert path.scores[task]["r@1"][at] == path.best(task)
+
+
+def test_maps_run_over_the_papers_ranks():
+    assert map_ranks(4096, 37, 400, 4000, 100).tolist() == list(range(400, 4001, 100))
+    assert map_ranks(2000, 91, 200, 2000, 20).tolist() == list(range(200, 2001, 20))
+    # ResNet-50 has 2,048 numbers: the paper's values as far as they go.
+    assert map_ranks(2048, 37, 400, 4000, 100).tolist() == list(range(400, 2001, 100))
+    assert map_ranks(100, 10, 400, 4000, 100).tolist() == list(range(10, 101, 10))
+
+
+def test_unknown_experiments_are_named():
+    with pytest.raises(InputError, match="weighting"):
+        chosen_names(["weightings"])
+    assert chosen_names(["similarity", "main"]) == ["main", "similarity"]
