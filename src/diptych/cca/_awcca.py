@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from diptych._arrays import Array, in_numpy, to_numpy
+from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -43,7 +43,7 @@ from diptych.cca._filters import (
     Tikhonov,
     TruncatedSVD,
     check_filter,
-    named_filters,
+    make_filters,
 )
 from diptych.cca._fit import (
     ByTask,
@@ -505,7 +505,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         values = []
         for each in tasks:
             x, y = self.transform(X, Y, task=each)
-            values.append(chosen.of(ranks(x, y, pairing, task=each, similarity=self.similarity)))
+            values.append(chosen(ranks(x, y, pairing, task=each, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -597,7 +597,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         home: bool = False,
     ) -> None:
         def fitted(where: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
-            filters = named_filters(self.filter, params[task], where.s_x, where.s_y)
+            filters = make_filters(self.filter, params[task], where.s_x, where.s_y)
             return regularized_cca(where, *filters, dimension)
 
         models: dict[Task, CanonicalModel] = {}
@@ -616,7 +616,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                 model = replace(model, validation_correlations=measured[:kept])
             models[task] = model
         if home:
-            spectra, models = in_numpy(spectra), {task: in_numpy(model) for task, model in models.items()}
+            spectra, models = (
+                fields_to_numpy(spectra),
+                {task: fields_to_numpy(model) for task, model in models.items()},
+            )
         self.spectra_, self.models_ = spectra, models
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])

@@ -10,7 +10,7 @@ import numpy as np
 
 from diptych._arrays import Array, move_like, namespace
 from diptych._checks import InputError, check_matrix, check_number, check_task, check_view
-from diptych._devices import carried, gathered
+from diptych._devices import collect_rows, copy_blocks
 from diptych._normalize import normalize
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Projection:
         def parts() -> Iterator[Array]:
             there: Projection | None = None
             blocks = ((matrix[start : start + step],) for start in range(0, n, step))
-            for (raw,) in carried(blocks, device):
+            for (raw,) in copy_blocks(blocks, device):
                 features = check_view(raw, self.name)
                 if there is None:
                     # Copied once: the weights stay on the device for all blocks.
@@ -193,4 +193,4 @@ class Projection:
                     there = replace(self, **moved)
                 yield there(features)
 
-        return gathered(parts(), n)
+        return collect_rows(parts(), n)

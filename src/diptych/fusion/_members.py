@@ -17,7 +17,7 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task
-from diptych._normalize import unit_length
+from diptych._normalize import to_unit_length
 from diptych.cca import (
     CanonicalModel,
     Moments,
@@ -187,7 +187,7 @@ class Linear:
     def embed(self, rows: Floats, view: str) -> Floats:
         """Unit-length embeddings of rows of ``"x"`` or of ``"y"``."""
         mean, weights = (self.x_mean, self.x_map) if view == "x" else (self.y_mean, self.y_map)
-        return np.asarray(unit_length(project(np.asarray(rows, dtype=np.float32), mean, weights)))
+        return np.asarray(to_unit_length(project(np.asarray(rows, dtype=np.float32), mean, weights)))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, count_true, group_max, namespace
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 from diptych.ranking import tie_slack
 
@@ -136,7 +136,7 @@ def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array
     size = CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES
     width = max(1, size // (n_images * problem.b.dtype.itemsize))
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
-    found = in_parallel(lambda bounds: tile(*bounds), tiles, problem.a)
+    found = map_parallel(lambda bounds: tile(*bounds), tiles, problem.a)
     annotate = xp.zeros((n_y, n_images), dtype=found[0][1].dtype, device=device(problem.a))
     for _, part in found:
         annotate = annotate + part

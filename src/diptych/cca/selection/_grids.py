@@ -115,7 +115,7 @@ def make_grid(kind: Kind, grid: Any, spectra: Spectra, filter: SpectralFilter | 
 
 def _custom(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]) -> tuple[Floats, Floats]:
     """The parameters of both views, strongest regularisation first: what lets the least through."""
-    filter.function()
+    filter.check_function()
     if isinstance(grid, (tuple, list)) and len(grid) == 2 and not _is_spaced(grid):
         given = [_numbers(values) for values in grid]
     elif filter.grid is None:
@@ -129,7 +129,7 @@ def _custom(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]) -> tu
     found = []
     for values, s in zip(given, sides, strict=True):
         squares = s.astype(np.float64) ** 2
-        passed = [float(np.sum(filter.weigh(squares, float(value)) * squares)) for value in values]
+        passed = [float(np.sum(filter.evaluate(squares, float(value)) * squares)) for value in values]
         found.append(values[np.argsort(passed, kind="stable")])
     return found[0], found[1]
 
@@ -221,7 +221,7 @@ def hold_out(
         raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
     host = to_numpy(pairing)
     described = np.unique(host)
-    size = held_out_size(len(described), share)
+    size = holdout_size(len(described), share)
     if size is None:
         raise InputError(
             f"validation_fraction={fraction} of {len(described)} items leaves too few to choose on; "
@@ -234,7 +234,7 @@ def hold_out(
     return taken_with_captions(pairing, ~is_held), taken_with_captions(pairing, is_held)
 
 
-def held_out_size(n: int, share: float) -> int | None:
+def holdout_size(n: int, share: float) -> int | None:
     """How many of ``n`` images are held out; None if that leaves too few on either side."""
     size = min(round(share * n), MOST)
     return None if size < 2 or n - size < 2 else size

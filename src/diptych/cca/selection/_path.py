@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array, in_numpy, to_numpy
+from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task
 from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
@@ -72,8 +72,8 @@ class RowScorer:
     ) -> RowScorer:
         """For ``route``, in NumPy wherever the problem is."""
         norms = to_numpy(annotate_norms(problem, *weights)) if route == "exact" else None
-        truth = in_numpy(problem.truth)
-        here = replace(in_numpy(problem), truth=truth)
+        truth = fields_to_numpy(problem.truth)
+        here = replace(fields_to_numpy(problem), truth=truth)
         x, y = (Weights.of(to_numpy(each.rows), here.a) for each in weights)
         return cls(here, (x, y), norms, weighting, n_components)
 
@@ -388,7 +388,10 @@ def _collect(
     path_metrics: str,
     progress: Callable[[float], None],
 ) -> Scored:
-    names = {metric.name: metric.of, **(ALL_METRICS if path_metrics == "all" else {})}
+    names: dict[str, Callable[[Ranks], float]] = {
+        metric.name: metric,
+        **(ALL_METRICS if path_metrics == "all" else {}),
+    }
     found = Scored.empty(shape, names)
     for done, (i, j, ranks) in enumerate(points, start=1):
         for task in TASKS:
@@ -440,7 +443,7 @@ def _screened(
                 break
             i, j = (int(v) for v in np.unravel_index(open_bounds.argmax(), scores.shape))
             for each, ranks in screened.exact(i, j).items():
-                found.scores[each][metric.name][i, j] = metric.of(ranks)
+                found.scores[each][metric.name][i, j] = metric(ranks)
                 found.exact[each][i, j] = True
                 found.recalls[each][i, j] = mean_recall(ranks)
     progress(1.0)

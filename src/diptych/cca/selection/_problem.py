@@ -23,7 +23,7 @@ from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_pair_of_views
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Grid
 from diptych.ranking import Truth
@@ -131,7 +131,7 @@ def make_weights(problem: Problem, spectra: Spectra, grid: Grid) -> tuple[Weight
         s = to_numpy(singular) / top
         if grid.filter is not None:
             squares = to_numpy(singular).astype(np.float64) ** 2
-            rows = np.stack([grid.filter.weigh(squares, float(value)) for value in values])
+            rows = np.stack([grid.filter.evaluate(squares, float(value)) for value in values])
             return Weights.of(rows * top**2, problem.a)
         if grid.kind == "tikhonov":
             return Weights.of(1.0 / (s * s + values[:, None] / top**2), problem.a)
@@ -170,5 +170,5 @@ def annotate_norms(problem: Problem, w_x: Weights, w_y: Weights) -> Array:
         for j, mapped in products(captions, w_y, problem.t0.T):
             found[:, j, start : start + rows] = w_x.rows @ (mapped * mapped).T
 
-    in_parallel(block, list(range(0, n, rows)), problem.a)
+    map_parallel(block, list(range(0, n, rows)), problem.a)
     return found

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import TASKS, Task
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca.selection._exact import Row, caption_lengths, count_others, make_row, rescale
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 
@@ -111,7 +111,7 @@ def _candidates(
         # Rivals are compared with each other, not with the truth: its scores are not needed yet.
         unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
         row = make_row(problem, mapped[i], norms[i, columns, :], anchors, lengths[columns, :], unknown)
-        parts = in_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
+        parts = map_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
         best = np.concatenate([scores for _, scores, _ in parts], axis=2)
         which = np.concatenate([places for _, _, places in parts], axis=2)
@@ -180,7 +180,7 @@ def _pair_numerators(
             weighted = (rows[:, None, :] * w_y.rows).reshape(-1, rows.shape[1])
             found[:, pairs, :] = (own @ weighted.T).reshape(len(own), len(rows), -1).transpose(1, 0, 2)
 
-    in_parallel(of_image, list(range(problem.a.shape[0])), problem.a)
+    map_parallel(of_image, list(range(problem.a.shape[0])), problem.a)
     return found
 
 
@@ -217,7 +217,7 @@ def _bounds(
         others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
         found["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
 
-    in_parallel(of_row, list(range(len(mapped))), problem.a)
+    map_parallel(of_row, list(range(len(mapped))), problem.a)
     return found
 
 

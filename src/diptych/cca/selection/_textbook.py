@@ -108,7 +108,7 @@ def best_dimension(
     x = embed(problem.a, spectra.v_x, spectra.s_x, x_map)
     y = embed(problem.b, spectra.v_y, spectra.s_y, y_map)
     dimensions = dimensions_up_to(int(model.correlations.shape[0]))
-    found = components_path(x, y, problem.truth.pairing, task, problem.similarity, metric.of, dimensions)
+    found = components_path(x, y, problem.truth.pairing, task, problem.similarity, metric, dimensions)
     return dimensions[int(np.argmax([metric.signed(value) for value in found]))]
 
 
