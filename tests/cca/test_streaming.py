@@ -79,7 +79,7 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", rows.astype(np.float16))
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy"]
     monkeypatch.setattr("diptych.cca._moments.CPU_BLOCK_BYTES", 2**14)
-    monkeypatch.setattr("diptych.cca.selection._grids.MOST", 50)
+    monkeypatch.setattr("diptych.cca.selection._grids.MAX_HELD_OUT", 50)
     largest, merge = [], Moments.merge
     monkeypatch.setattr(
         Moments, "merge", lambda self, block: (largest.append(block.count), merge(self, block))
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_arrays_knows_its_arrays(tmp_path):
     assert mine.fingerprint == ArrayBlocks(x.copy(), y.copy(), pairing).fingerprint
     assert mine.fingerprint != ArrayBlocks(x + 1, y, pairing).fingerprint
     sum_blocks(mine, Preparation(), checkpoint=Checkpoint(file, f"{mine.fingerprint}", every=0))
-    with pytest.raises(InputError, match="remove it to begin anew"):
+    with pytest.raises(InputError, match="remove it to start again"):
         AWCCA(params=(1.0, 1.0), solver="gram").fit(x + 1, y, pairing, checkpoint=file)
 
 
@@ -301,7 +301,7 @@ def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
 
 
 def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
-    monkeypatch.setattr("diptych.cca._streaming.WAVE", 2)
+    monkeypatch.setattr("diptych.cca._streaming.BLOCKS_PER_CHECKPOINT", 2)
     x, y, pairing = pairs()
     blocks, read = cut(x, y, pairing, [50, 100, 150, 200]), []
     lazy, file = [Lazy(block, read) for block in blocks], tmp_path / "sum"
