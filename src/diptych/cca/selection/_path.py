@@ -413,9 +413,9 @@ def _search_grid(
             stacklevel=4,
         )
     extended = {}
-    for side, values in ages.items():
-        first = np.flatnonzero(values == 0)
-        extended[side] = int(first[0]), len(values) - 1 - int(first[-1])
+    for side, added_in in ages.items():
+        original = np.flatnonzero(added_in == 0)
+        extended[side] = int(original[0]), len(added_in) - 1 - int(original[-1])
     return Path(
         grid, metric.name, scores.scores, scores.exact, choice, "exact", 0.0, scores.failed, extended=extended
     )
