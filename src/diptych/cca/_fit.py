@@ -127,19 +127,7 @@ class FitResult:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """One fit.
-
-    Attributes
-    ----------
-    settings
-        The estimator, for its parameters.
-    engine
-        Sums blocks and scores rows of the grid; None: this process.
-    device
-        A torch device for all arithmetic; None: where the arrays are.
-    checkpoint
-        File for the sum of the pass; None: an interrupted pass starts again.
-    """
+    """One fit with the parameters of an estimator; see ``AWCCA.fit`` for the other attributes."""
 
     settings: AWCCA
     engine: Engine | None = None
