@@ -100,13 +100,13 @@ class Moments:
         x, y, pairing = check_pair_of_views(x, y, pairing)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes):
-            total.accumulate(*block)
+            total.merge(products(*block, precision))
         return total
 
     def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
         """Add a block of pairs in place and return self; ``pairing`` refers to rows of this ``x``."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
-        self.accumulate(x, y, pairing)
+        self.merge(products(x, y, pairing, self.precision))
         return self
 
     def __add__(self, other: Moments) -> Moments:
@@ -164,10 +164,6 @@ class Moments:
             take(tensors, "xy", (n_x, n_y), path),
             precision,
         )
-
-    def accumulate(self, x: Array, y: Array, pairing: Array) -> None:
-        """``update`` without checking the block."""
-        self.merge(products(x, y, pairing, self.precision))
 
     @np.errstate(over="ignore", invalid="ignore")
     def merge(self, block: Products) -> None:
