@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from array_api_compat import device
 
 from diptych._arrays import Array, count_groups, count_true, group_max, group_sum, namespace, to_numpy
-from diptych._checks import InputError, check_pair_of_views, check_similarity, check_task
+from diptych._checks import InputError, Similarity, Task, check_pair_of_views, check_similarity, check_task
 
 __all__ = [
     "Metric",
@@ -103,12 +102,12 @@ class Truth:
 
 
 def ranks(
-    x: Any,
-    y: Any,
-    pairing: Any = None,
+    x: Array,
+    y: Array,
+    pairing: Array | None = None,
     *,
-    task: str = "search",
-    similarity: str = "cosine",
+    task: Task = "search",
+    similarity: Similarity = "cosine",
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> Array:
     """Return the rank of the truth for every query; 1 is the best.
@@ -301,12 +300,12 @@ def summary(ranks: Array) -> dict[str, float]:
 
 
 def retrieval_scores(
-    x: Any,
-    y: Any,
-    pairing: Any = None,
+    x: Array,
+    y: Array,
+    pairing: Array | None = None,
     *,
-    task: str = "search",
-    similarity: str = "cosine",
+    task: Task = "search",
+    similarity: Similarity = "cosine",
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> dict[str, float]:
     """Return recall at 1, 5 and 10 (percent), median and mean rank of one task.

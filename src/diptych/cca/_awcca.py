@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from array_api_compat import is_array_api_obj
@@ -50,6 +50,7 @@ from diptych.cca._fit import (
     ByTask,
     Fit,
     FitResult,
+    Params,
     Selection,
     check_selection,
     params_by_task,
@@ -58,7 +59,7 @@ from diptych.cca._fit import (
 )
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
-from diptych.cca._streaming import Engine, are_blocks
+from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
 from diptych.cca.selection import Grid, Path
 from diptych.cca.selection._grids import check_grid
@@ -349,9 +350,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        filter: str | SpectralFilter | Callable[[Any, float], Any] = "tikhonov",
-        params: Any = None,
-        grid: Any = 20,
+        filter: str | SpectralFilter | Callable[[Array, float], Array] = "tikhonov",
+        params: Params | None = None,
+        grid: int | tuple[str, int] | tuple[Sequence[float], Sequence[float]] = 20,
         metric: str | Callable[[Array], float] = "r@1",
         weighting: Weighting = "asymmetric",
         similarity: Similarity = "cosine",
@@ -383,11 +384,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def fit(
         self,
-        X: Any,
-        Y: Any = None,
-        pairing: Any = None,
+        X: Array | Iterable[Block],
+        Y: Array | None = None,
+        pairing: Array | None = None,
         *,
-        validation: tuple[Any, ...] | None = None,
+        validation: tuple[Array, ...] | None = None,
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -435,7 +436,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             pathlib.Path(checkpoint).unlink(missing_ok=True)
         return self
 
-    def fit_moments(self, moments: Moments, *, validation: tuple[Any, ...] | None = None) -> AWCCA:
+    def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
         """Fit the ``Moments`` of normalised training pairs.
 
         ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given.
@@ -464,9 +465,26 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self._set_models(FitResult(spectra_from_moments(moments), params, sizes))
         return self
 
+    @overload
     def transform(
-        self, X: Any = None, Y: Any = None, *, task: str = "search", device: str | None = None
-    ) -> Any:
+        self, X: Array, Y: None = None, *, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: None = None, *, Y: Array, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: Array, Y: Array, *, task: Task = "search", device: str | None = None
+    ) -> tuple[Array, Array]: ...
+    def transform(
+        self,
+        X: Array | None = None,
+        Y: Array | None = None,
+        *,
+        task: Task = "search",
+        device: str | None = None,
+    ) -> Array | tuple[Array, Array]:
         """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
 
         The arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
@@ -487,7 +505,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             vectors.append(projection(view) if device is None else projection.on_device(device, view))
         return vectors[0] if len(vectors) == 1 else tuple(vectors)
 
-    def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
+    def score(self, X: Array, Y: Array, pairing: Array | None = None, *, task: Task | None = None) -> float:
         """Return the ``metric`` of a task, or the mean of both, with ranks negated: greater is better."""
         check_is_fitted(self, "models_")
         chosen = metric(self.metric)

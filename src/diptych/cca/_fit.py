@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
 
 ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
+Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
 Dimensions: TypeAlias = dict[Task, int | None]
 Pairs: TypeAlias = tuple[Array, Array, Array]
 Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
