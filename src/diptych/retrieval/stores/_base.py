@@ -15,7 +15,7 @@ from diptych._normalize import normalize
 from diptych.cca import AWCCA, Moments
 from diptych.cca._weighting import Weighting
 from diptych.retrieval._embedding import Embedding
-from diptych.retrieval._encoders import Encoders, Known
+from diptych.retrieval._encoders import Encoders, EncoderRecord
 from diptych.retrieval._fit import Fitted
 from diptych.retrieval._items import Catalogue, Hit, Item, Pack, View, Where
 from diptych.text import HKSE
@@ -196,7 +196,7 @@ class Content:
 
     collection: Collection
     options: dict[str, Any]
-    known: dict[View, Known]
+    known: dict[View, EncoderRecord]
     text: HKSE | None
 
     def encoders(self, image: Any, text: Any) -> Encoders:

@@ -15,7 +15,7 @@ import psycopg
 from diptych._checks import TASKS, Task
 from diptych._persistence import CONFIG, library_version, write_json
 from diptych.retrieval._embedding import embedding_of
-from diptych.retrieval._encoders import Known
+from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._fit import Fitted
 from diptych.retrieval._items import VIEWS, Item, View
 from diptych.retrieval._model_files import write_model
@@ -82,7 +82,7 @@ class Plan:
     """
 
     fitted: Fitted
-    known: Mapping[View, Known]
+    known: Mapping[View, EncoderRecord]
     hkse: HKSE | None
     dtype: str
     graph: bool
@@ -168,7 +168,7 @@ def _write(connection: Connection, plan: Plan, tables: Tables) -> None:
             "format": f"diptych-{KIND}",
             "version": FORMAT_VERSION,
             "library": library_version(),
-            "encoders": {view: asdict(plan.known.get(view, Known())) for view in VIEWS},
+            "encoders": {view: asdict(plan.known.get(view, EncoderRecord())) for view in VIEWS},
             "index": {"kind": "hnsw" if plan.graph else "exact", "dtype": plan.dtype},
             "keep_features": plan.keep,
             "facts": plan.fitted.facts,

@@ -20,7 +20,7 @@ from diptych._checks import InputError
 from diptych._persistence import CONFIG, TENSORS, check_format, read_json
 from diptych.cca import Moments
 from diptych.retrieval._embedding import Embedding, embedding_of
-from diptych.retrieval._encoders import Known
+from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._fit import Fitted
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval._model_files import (
@@ -75,7 +75,7 @@ class Version:
     tables: Tables
     fitted: Fitted
     embedding: Embedding
-    known: dict[View, Known]
+    known: dict[View, EncoderRecord]
     dtype: str
     graph: bool
     keeps_features: bool
