@@ -43,7 +43,6 @@ from diptych._persistence import (
     Schema,
     Tensors,
     Version,
-    convert,
     find_current,
     library_version,
     link_files,
@@ -274,7 +273,7 @@ def save(
         unchanged = base is not None and base.fitted is fitted and base.hkse is hkse
         previous = current if unchanged else None
         if isinstance(store, MemoryStore):
-            model = _write_model(draft.path, fitted, searcher.encoders, place, previous)
+            model = _write_model(draft.path, fitted, searcher.encoders, previous)
             described = _describe_model(model, fitted, searcher.encoders, store, retriever.keep_features, place)
             config = RetrieverConfig(journal, None, described, _write_items(draft.path, store, place))
         else:
@@ -644,7 +643,7 @@ def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, T
         return {t: TaskFacts("; ".join(filters[t]), "the same", components[t]) for t in TASKS}
     correlations = facts["correlations"]
     return {
-        t: TaskFacts(*filters[t], components[t], *(correlations[t][name] or () for name in CORRELATIONS))
+        t: TaskFacts(filters[t][0], filters[t][1], components[t], *(correlations[t][name] or () for name in CORRELATIONS))
         for t in TASKS
     }
 
