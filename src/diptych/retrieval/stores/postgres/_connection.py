@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
@@ -175,8 +176,8 @@ OLDEST_PGVECTOR = (0, 8)
 
 _LONGEST_PAUSE = 1.0
 
-# Errors of the pool's threads reach the caller as exceptions; without a handler, Python would also print them.
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+# Errors are raised in the caller; without a handler, Python would also print the driver's warnings.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class _LostError(Exception):
@@ -275,7 +276,7 @@ class Connections:
             if pool is None or pool.closed:
                 pool = self._pools[process] = ConnectionPool(
                     kwargs=self._settings,
-                    configure=lambda new: _configure(new, self.address.ef_search),
+                    configure=partial(_configure, ef_search=self.address.ef_search),
                     min_size=0,
                     max_size=self.address.connections,
                     num_workers=1,

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from diptych._checks import InputError
-from diptych.retrieval._items import VIEWS, Filter, Item, check_metadata_keys, no_item
+from diptych.retrieval._items import VIEWS, Filter, Item, check_metadata_keys, unknown_item
 from diptych.retrieval.stores._base import TakenError
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import Tables
@@ -51,8 +51,8 @@ def check_storable(items: Iterable[Item], max_characters: int) -> None:
             )
         if not all(map(_is_storable, _all_strings(content))):
             raise InputError(
-                f"the item {shown} contains a NUL character or an unpaired surrogate, which PostgreSQL cannot "
-                "store; remove it from its id, path, text or metadata."
+                f"the item {shown} contains a NUL character or an unpaired surrogate, which PostgreSQL "
+                "cannot store; remove it from its id, path, text or metadata."
             )
 
 
@@ -73,7 +73,9 @@ def find_keys(connection: Connection, tables: Tables, ids: Iterable[str]) -> dic
 def reserve_keys(connection: Connection, tables: Tables, n: int) -> Keys:
     """Return ``n`` ascending keys that were never used."""
     name = sql.SQL("{}::regclass").format(sql.Literal(tables.keys.as_string(None)))
-    row = connection.execute(sql.SQL("SELECT setval({0}, nextval({0}) + %s - 1)").format(name), [n]).fetchone()
+    row = connection.execute(
+        sql.SQL("SELECT setval({0}, nextval({0}) + %s - 1)").format(name), [n]
+    ).fetchone()
     assert row is not None
     return np.arange(row[0] - n + 1, row[0] + 1, dtype=np.int64)
 
@@ -103,7 +105,7 @@ def delete_items(connection: Connection, tables: Tables, ids: Sequence[str]) -> 
     stored = find_keys(connection, tables, ids)
     for item_id in ids:
         if item_id not in stored:
-            raise no_item(item_id)
+            raise unknown_item(item_id)
     statement = sql.SQL(
         "DELETE FROM {} WHERE id = ANY(%(ids)s) OR image = ANY(%(ids)s) RETURNING key"
     ).format(tables.items)
@@ -162,7 +164,9 @@ def check_filter_keys(connection: Connection, tables: Tables, where: Filter) -> 
     """Refuse a filter with a metadata key that no item has; for filters that matched nothing."""
 
     def exists(condition: str, *values: str) -> bool:
-        statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(tables.items, sql.SQL(condition))
+        statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(
+            tables.items, sql.SQL(condition)
+        )
         row = connection.execute(statement, values).fetchone()
         return row is not None and bool(row[0])
 

@@ -68,8 +68,8 @@ class NoModelError(InputError):
 
     def __init__(self, address: Address) -> None:
         super().__init__(
-            f"the database {address.public} holds no model in the schema {address.schema!r}; fit one with this "
-            "address, or name another schema with ?schema=NAME."
+            f"the database {address.public} holds no model in the schema {address.schema!r}; fit one with "
+            "this address, or name another schema with ?schema=NAME."
         )
 
 
@@ -108,7 +108,7 @@ def migrate(connection: Connection, address: Address, *, create: bool) -> None:
 
 
 def lock_writes(connection: Connection, schema: str, *, session: bool = False) -> None:
-    """Wait until nobody else writes to a schema, and keep others out until the transaction or session ends."""
+    """Wait until nobody writes to a schema, then keep others out until the transaction or session ends."""
     function = sql.SQL("pg_advisory_lock" if session else "pg_advisory_xact_lock")
     statement = sql.SQL("SELECT {}(hashtextextended(%s, 0))").format(function)
     connection.execute(statement, [f"diptych writes {schema}"])
@@ -261,7 +261,7 @@ def check_graph(dimension: int) -> None:
 def build_graph(
     connection: Connection, tables: Tables, task: Task, kind: str, dimension: int, address: Address
 ) -> None:
-    """Build an HNSW graph over a task's vectors; over their float16 values where float32 is too long for it."""
+    """Build an HNSW graph over a task's vectors, in float16 where they are too long for float32."""
     half = kind == "halfvec" or dimension > MAX_GRAPH_DIMENSION["vector"]
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(

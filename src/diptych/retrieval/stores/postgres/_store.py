@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.errors import UndefinedTable
 
 from diptych._checks import InputError, Task, check_choice
-from diptych.retrieval._items import VIEW_OF, Filter, Item, View, check_unique
+from diptych.retrieval._items import SEARCHED, Filter, Item, View, check_unique
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
@@ -181,7 +181,7 @@ class PostgresStore:
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition."""
-        view = VIEW_OF[task]
+        view = SEARCHED[task]
 
         def query(connection: Connection, current: Version) -> list[Block]:
             statement = sql.SQL("SELECT count(*) FROM {}").format(current.tables.vectors(task))
@@ -274,9 +274,9 @@ class PostgresStore:
     ) -> T:
         """Call ``query`` within one snapshot of the database, with the version that is in use there.
 
-        In a pipeline, statements are sent before the answer about the version arrives, which saves a round trip.
-        The result counts only if the version turns out to be the expected one. Otherwise the query is repeated
-        with the new version, or ``ModelChanged`` is raised where the caller needs a certain ``version``.
+        In a pipeline, statements are sent before the answer about the version arrives, which saves a round
+        trip. The result counts only if the version turns out to be the expected one. Otherwise the query is
+        repeated with the new version, or ``ModelChanged`` is raised where the caller needs a certain one.
         """
 
         def attempt(connection: Connection) -> T:
@@ -315,8 +315,8 @@ class PostgresStore:
     def _write(self, write: Callable[[Connection], T]) -> T:
         """Call ``write`` in one transaction, alone among writers, and exactly once.
 
-        If the connection is lost during the commit, the client cannot know whether it succeeded. The transaction
-        therefore stores a token: if the next attempt finds it, everything has been written.
+        If the connection is lost during the commit, the client cannot know whether it succeeded. So the
+        transaction also stores a token: if the next attempt finds it, everything has been written.
         """
         token, name = uuid4(), self._address.schema
         schema = sql.Identifier(name)
@@ -331,8 +331,8 @@ class PostgresStore:
                     count_change(connection, name)
                     statement = sql.SQL("INSERT INTO {}.batches (token) VALUES (%s)").format(schema)
                     connection.execute(statement, [token])
-                    statement = sql.SQL("DELETE FROM {}.batches WHERE done < now() - %s::interval")
-                    connection.execute(statement.format(schema), [TOKENS_KEPT])
+                    old = sql.SQL("DELETE FROM {}.batches WHERE done < now() - %s::interval").format(schema)
+                    connection.execute(old, [TOKENS_KEPT])
             return results[0]
 
         return self._connections.run(attempt)

@@ -118,7 +118,9 @@ def search_vectors(
         # A graph may end before it has returned all items that match; those queries are searched exactly.
         short = [i for i, rows in enumerate(results) if len(rows) < k]
         exact = search_statement(tables, task, where, queries.shape[1], dtype, graph=False)
-        for i, rows in zip(short, _execute_many(connection, exact, [parameters[i] for i in short]), strict=True):
+        for i, rows in zip(
+            short, _execute_many(connection, exact, [parameters[i] for i in short]), strict=True
+        ):
             results[i] = rows
     return results
 

@@ -1,4 +1,4 @@
-"""Model versions: which one is in use, the files of its model, and how a new one is loaded and replaces it."""
+"""Model versions: the one in use, the files of its model, and how a new one is loaded and put in use."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def read_files(
     """
     schema = sql.Identifier(address.schema)
     statement = sql.SQL(
-        "SELECT name, count(*), sum(octet_length(content)) FROM {}.files WHERE version = %s AND name = ANY(%s) "
-        "GROUP BY name"
+        "SELECT name, count(*), sum(octet_length(content)) FROM {}.files "
+        "WHERE version = %s AND name = ANY(%s) GROUP BY name"
     ).format(schema)
     number = version.tables.version
     files = connection.execute(statement, [number, list(names)]).fetchall()
@@ -350,7 +350,7 @@ def _write_files(connection: Connection, contents: Contents, new: Version, befor
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             names.append(path.relative_to(folder).as_posix())
             with open(path, "rb") as file:
-                for number, piece in enumerate(iter(lambda: file.read(PIECE_BYTES), b"")):  # noqa: B023
+                for number, piece in enumerate(iter(lambda: file.read(PIECE_BYTES), b"")):
                     connection.execute(insert, [new.tables.version, names[-1], number, piece])
         if before is not None:
             connection.execute(
