@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from diptych._checks import InputError
-from diptych.retrieval._items import VIEWS, Filter, Item, check_metadata_keys, unknown_item
+from diptych.retrieval._items import VIEWS, Filter, Item, Plain, check_metadata_keys, unknown_item
 from diptych.retrieval.stores._base import TakenError
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import Tables
@@ -138,26 +138,34 @@ def item_conditions(
     return conditions
 
 
-def filter_condition(tables: Tables, where: Filter | None) -> Condition:
+def filter_condition(connection: Connection, tables: Tables, where: Filter | None) -> Condition:
     """Return a filter as a condition on ``key``."""
-    if where is None:
-        return sql.SQL("TRUE"), {}
+    conditions: list[sql.Composable] = [sql.SQL("TRUE")]
     values: dict[str, Any] = {}
-    parts: list[sql.Composable] = []
-    if where.ids is not None:
-        parts.append(sql.SQL("i.id = ANY(%(ids)s)"))
-        values["ids"] = _storable(where.ids)
-    for name, options in (where.metadata or {}).items():
+    if where is not None and where.ids is not None:
+        # Many ids are looked up once here, rather than once for each query.
+        conditions.append(sql.SQL("key = ANY(%(keys)s)"))
+        values["keys"] = list(find_keys(connection, tables, where.ids).values())
+    if where is not None and where.metadata:
+        metadata, values_of_metadata = metadata_condition(where.metadata)
+        conditions.append(sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(tables.items, metadata))
+        values |= values_of_metadata
+    return sql.SQL(" AND ").join(conditions), values
+
+
+def metadata_condition(metadata: Mapping[str, Sequence[Plain]]) -> Condition:
+    """Return a condition on ``i.metadata``: one of the values of every key."""
+    values: dict[str, Any] = {}
+    conditions: list[sql.Composable] = []
+    for name, options in metadata.items():
         either: list[sql.Composable] = [sql.SQL("FALSE")]
         for option in options:
             if all(map(_is_storable, _all_strings([name, option]))):
                 placeholder = f"value_{len(values)}"
                 either.append(sql.SQL("i.metadata @> {}").format(sql.Placeholder(placeholder)))
                 values[placeholder] = Jsonb({name: option})
-        parts.append(sql.SQL("({})").format(sql.SQL(" OR ").join(either)))
-    return sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(
-        tables.items, sql.SQL(" AND ").join(parts) if parts else sql.SQL("TRUE")
-    ), values
+        conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(either)))
+    return sql.SQL(" AND ").join(conditions), values
 
 
 def check_filter_keys(connection: Connection, tables: Tables, where: Filter) -> None:

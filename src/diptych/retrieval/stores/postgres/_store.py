@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -81,9 +82,7 @@ class PostgresStore:
         self._new_dtype = self.dtype = check_choice(dtype, DTYPES, "dtype")
         self.kind, self.address = "postgresql", self._address.public
         self._version: Version | None = None  # the one that was in use when last read
-        self._connections = Connections(
-            self._address, lambda connection: migrate(connection, self._address, create=create)
-        )
+        self._connections = Connections(self._address, partial(migrate, address=self._address, create=create))
 
     @property
     def keeps_features(self) -> bool:
@@ -110,7 +109,7 @@ class PostgresStore:
         """Return the k items with the largest inner products for each query, largest first."""
 
         def query(connection: Connection, current: Version) -> list[list[tuple[Item, float]]]:
-            tables, condition = current.tables, filter_condition(current.tables, where)
+            tables, condition = current.tables, filter_condition(connection, current.tables, where)
             results = search_vectors(
                 connection, tables, task, queries, k, condition, current.dtype, graph=current.graph
             )
