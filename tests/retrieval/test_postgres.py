@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import psycopg
 import pytest
+from diptych.retrieval._homes import home_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from diptych._checks import TASKS
 from diptych.cca._canonical import CanonicalModel
 from diptych.cca._filters import Tikhonov
 from diptych.retrieval import Item
-from diptych.retrieval._homes import home_of
 from diptych.retrieval._items import matcher
 from diptych.retrieval.stores.postgres import _migrations as migrations
 from diptych.retrieval.stores.postgres import _vectors as vectors
