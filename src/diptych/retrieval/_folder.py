@@ -470,16 +470,18 @@ def _describe_model(
     return ModelConfig(
         model,
         {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
-        {view: _record(encoders, view).relative_to(place) for view in VIEWS},
+        {view: _record(encoders, view, place) for view in VIEWS},
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
     )
 
 
-def _record(encoders: Encoders, view: View) -> EncoderRecord:
-    """Return the record of an encoder: the one that the model came with, if the encoder is the same."""
+def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord:
     described = encoders.describe(view)
+    if place is not None:
+        return described.relative_to(place)
+    # Several machines may use a database; the path on the one that filled it stays.
     known = encoders.known.get(view, described)
     return known if known.fingerprint == described.fingerprint else described
 
