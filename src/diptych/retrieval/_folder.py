@@ -74,7 +74,7 @@ from diptych.retrieval._model_files import (
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
-from diptych.retrieval.stores._index_files import FEATURES, INDEX, ITEMS, read_index, take_graph, write_index
+from diptych.retrieval.stores._index_files import FEATURES, INDEX, ITEMS, read_index, use_graph, write_index
 from diptych.retrieval.stores._memory import MemoryStore
 from diptych.text import HKSE
 
@@ -367,7 +367,7 @@ def _read(
         trusted = trust_graph and graph.name in files
         if trusted and len(store.indexes[task]):
             check_file(folder, graph.name, config)
-        take_graph(store.indexes[task], graph, fitted.facts, task, trusted=trusted)
+        use_graph(store.indexes[task], graph, fitted.facts, task, trusted=trusted)
     hkse: HKSE | None = None
     if config["text_encoder"] and text:
         check_file(folder, f"{TEXT}/{CONFIG}", config)

@@ -70,15 +70,13 @@ def read_index(
     return MemoryStore(*options, table=table, indexes=indexes, kept=kept, learned=learned)
 
 
-def take_graph(
-    index: VectorIndex, path: Path, facts: Mapping[str, Any], task: Task, *, trusted: bool
-) -> None:
+def use_graph(index: VectorIndex, path: Path, facts: Mapping[str, Any], task: Task, *, trusted: bool) -> None:
     """Search through the graph of a file if that is ``trusted``, or through one that is built anew."""
     if len(index) == 0:
         return
     if trusted:
         recall = float(facts.get("graph_recall", {}).get(task, float("nan")))
-        index.take_graph(Graph.read(path, index.keys, index.dimension, recall))
+        index.use_graph(Graph.read(path, index.keys, index.dimension, recall))
     else:
         index.build_graph()
 
