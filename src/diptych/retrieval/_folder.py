@@ -592,7 +592,7 @@ def _read_items(
         if len(index) and trust_graph and f"{task}.hnsw" in files:
             recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))
             graph = files.check(f"{task}.hnsw")
-            index.take_graph(Graph.read(graph, index.keys, index.dimension, float(recall)))
+            index.use_graph(Graph.read(graph, index.keys, index.dimension, float(recall)))
         elif len(index):
             index.build_graph()
     # Images have the smaller keys, so the texts that the model was fitted on come right after them.
