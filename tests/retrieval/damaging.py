@@ -232,7 +232,8 @@ def ask(folder, mmap):
             shutil.rmtree(again, ignore_errors=True)
             retriever.save(again)
             Retriever.load(again)
-            retriever.refit()
+            if retriever.keep_features:
+                retriever.refit()
             check(retriever.search(text, k=5), 5, "image")
     except InputError as error:
         return str(error)
