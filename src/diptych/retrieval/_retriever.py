@@ -23,8 +23,8 @@ from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
-from diptych.retrieval._embedding import Layout
 from diptych.retrieval._description import describe
+from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
 from diptych.retrieval._fit import (
     Fitted,
