@@ -7,8 +7,8 @@ import pytest
 
 from database import fill, unit_rows
 from diptych import InputError
-from diptych.retrieval.stores._base import Block, RefusedError
 from diptych.retrieval._items import Item
+from diptych.retrieval.stores._base import Block, RefusedError
 from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _schema as schema_module
 from diptych.retrieval.stores.postgres._connection import Address
