@@ -13,14 +13,19 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from diptych._checks import InputError, Task, count
+from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, count
 from diptych._persistence import UPLOADS, parse_json
 
 View: TypeAlias = Literal["image", "text"]
 VIEWS: tuple[View, ...] = ("image", "text")
 
-SEARCHED: dict[Task, View] = {"search": "image", "annotate": "text"}
+_NAMES: dict[Literal["x", "y"], View] = {"x": "image", "y": "text"}
+
+SEARCHED: dict[Task, View] = {task: _NAMES[letter] for task, letter in SEARCHED_VIEW.items()}
 """The view whose items a task returns."""
+
+QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW.items()}
+"""The view of a task's queries."""
 
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
@@ -278,7 +283,7 @@ class _StoredItem(msgspec.Struct, forbid_unknown_fields=True):
     text: str | None = None
     image: str | None = None
     metadata: dict[str, Any] = {}
-    upload: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    upload: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -347,7 +352,7 @@ class Places:
     def unpack(self, stored: _StoredItem) -> Item:
         """Return the item that ``pack`` packed."""
         path = stored.path
-        if stored.upload is not None:
+        if stored.upload is not msgspec.UNSET:
             path = str(self.folder / UPLOADS / stored.upload)
         elif self.images is not None and path is not None:
             path = os.path.join(self.images, path)
