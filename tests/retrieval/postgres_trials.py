@@ -1,6 +1,6 @@
 """Trials with processes that share a database and a server that is killed; run as a program.
 
-Arguments: ``loads``, ``refits`` or ``shares``; a folder; how often, or for how many seconds; a seed. Prints the
+Arguments: ``loads``, ``refits`` or ``shares``; a folder; how often, or for how many seconds; a seed. Prints
 counts as JSON.
 """
 
@@ -195,12 +195,8 @@ def share(place, seconds):
     left = [name for n in range(2) for name in (place / f"left {n}").read_text().splitlines()]
     names = check_whole(first, np.ones(WIDTHS["text"]))
     assert sorted(names) == sorted([*left, *(f"one {i}" for i in range(60))])
-    counts = [(place / f"seen {n}").read_text().split() for n in (7, 8)]
-    return {
-        "items": len(names),
-        "models": [int(m) for m, _ in counts],
-        "searches": [int(s) for _, s in counts],
-    }
+    counts = np.array([(place / f"seen {n}").read_text().split() for n in (7, 8)], int)
+    return {"items": len(names), "models": counts[:, 0].tolist(), "searches": counts[:, 1].tolist()}
 
 
 if __name__ == "__main__":

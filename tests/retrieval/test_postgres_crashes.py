@@ -127,7 +127,7 @@ def proxy(database):
 
 
 class TestLostCommits:
-    """The connection breaks at a COMMIT, either before the server receives it or before the client hears back."""
+    """The connection breaks at a COMMIT, before the server receives it or before the client hears back."""
 
     @pytest.fixture(params=["before", "after"])
     def stores(self, request, proxy, fresh, rng):
@@ -165,13 +165,17 @@ class TestLostCommits:
         assert store.count() == through.count() == 20
         assert store.state() == through.state()
 
-    def test_a_refit_of_a_retriever_is_repeated_as_a_whole(self, proxy, filled):
-        retriever, address, _, y = filled
-        through = Retriever.connect(proxy.address(address.rpartition("=")[2]))
-        through.search(y[0])
-        through.refit()
-        assert retriever.info()["facts"]["refitted"]["pairs"] == 120
-        assert through.search(y[0]) == retriever.search(y[0])
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_refit_is_repeated_as_a_whole(proxy, filled, moment):
+    retriever, address, _, y = filled
+    through = Retriever.connect(proxy.address(address.rpartition("=")[2]))
+    through.search(y[0])
+    proxy.cut = moment
+    through.refit()
+    assert proxy.cuts == 1
+    assert retriever.info()["facts"]["refitted"]["pairs"] == 120
+    assert through.search(y[0]) == retriever.search(y[0])
 
 
 def test_a_swap_whose_confirmation_is_lost_is_not_repeated(proxy, filled, monkeypatch):
