@@ -122,6 +122,7 @@ class TestSharing:
         one = Retriever(thumbnails, first, **options).fit(few)
         other = Retriever.connect(address, thumbnails)
         query = few.captions[0]
+        old_features = one.encoders.hkse.transform([query])
         assert ids(other.search(query)) == ids(one.search(query))
         newer = Retriever(thumbnails, second, **options).fit(few)
         assert other.search(query) == newer.search(query)
@@ -129,8 +130,14 @@ class TestSharing:
         assert other.annotate(few.paths[0]) == newer.annotate(few.paths[0])
         # Features of the old encoder are not compared with vectors of the new model.
         with pytest.raises(InputError, match="other encoders"):
-            one.search(first.fit(few.captions).transform([query]))
+            one.search(old_features)
         assert one.search(query) == newer.search(query)
+
+    def test_features_of_another_width_are_taken_by_the_new_model(self, filled, views):
+        one, address, _, _ = filled
+        x, y, pairing = views(seed=2, m_x=9, m_y=6)
+        newer = Retriever.from_features(x, y, pairing, model=AWCCA(**MODEL), index=address)
+        assert one.search(y[:3]) == newer.search(y[:3])
 
     def test_an_hkse_is_stored_with_the_model(self, drawn, thumbnails, fresh):
         address, few = fresh(), drawn.select(range(40))
