@@ -449,8 +449,8 @@ def _find_leaks(training: Part, validation: Part | None, test: Part | None) -> d
         if copies:
             leaks[name] = copies
             warnings.warn(
-                f"{copies} of the {name} images that were compared are copies of training images, or nearly so; "
-                f"the recalls on {name} are therefore too high. Move copies into one split.",
+                f"{copies} of the {name} images that were compared are copies of training images, so the "
+                f"recalls on {name} are too high; move copies into one split.",
                 DataWarning,
                 stacklevel=5,
             )

@@ -58,8 +58,8 @@ from diptych.report._card import (
     TaskFacts,
 )
 from diptych.retrieval._embedding import embedding_of
-from diptych.retrieval._fit import Fitted
 from diptych.retrieval._encoders import Encoders, Known
+from diptych.retrieval._fit import Fitted
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval._model_files import (
     MODEL,

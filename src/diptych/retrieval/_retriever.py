@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from sklearn.base import clone
 
-from diptych._checks import InputError, check_choice, check_matrix, check_pairing, check_task, count
+from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
 from diptych._devices import torch_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
@@ -57,7 +57,17 @@ from diptych.retrieval._inputs import (
     text_items,
     warn_outliers,
 )
-from diptych.retrieval._items import SEARCHED, VIEWS, Hit, Hits, Item, Pack, View, Where, check_unique
+from diptych.retrieval._items import (
+    SEARCHED,
+    VIEWS,
+    Hits,
+    Item,
+    Pack,
+    View,
+    Where,
+    check_unique,
+    unknown_item,
+)
 from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, Store, TakenError, UnavailableError
@@ -657,9 +667,13 @@ class Retriever:
         """Remove items, and with an image its captions; return how many items were removed."""
         if not isinstance(ids, Iterable):
             raise InputError(f"{ids!r} is not an id; give the id of an item, or a list of ids.")
+        ids = [ids] if isinstance(ids, str) else list(ids)
+        for item_id in ids:
+            if not isinstance(item_id, str):
+                raise unknown_item(item_id)
         self._current()
         with self._writing:
-            return self.store.remove([ids] if isinstance(ids, str) else list(ids))
+            return self.store.remove(ids)
 
     def evaluate(
         self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None

@@ -34,7 +34,7 @@ from diptych.retrieval._items import (
     check_metadata_keys,
     unknown_item,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store, TakenError
+from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import VectorIndex
 
 T = TypeVar("T")
