@@ -32,7 +32,7 @@ def trial(*arguments):
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONPATH": str(here.parent),
+            "PYTHONPATH": os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")]),
         },
     )
     assert result.returncode == 0, result.stderr[-3000:]

@@ -28,7 +28,7 @@ def place(tmp_path, monkeypatch, views):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+@pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 def test_the_examples_run(place, fresh):
     address, names = fresh(), {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
