@@ -1,4 +1,4 @@
-"""What users pass in, as features and items: queries, new items, pairs, named blocks of features, metadata."""
+"""What users pass in as features and items: queries, new items, pairs, named blocks, metadata."""
 
 from __future__ import annotations
 
@@ -57,10 +57,15 @@ class Queries:
     ignored_words: Sequence[tuple[str, ...]] = ()
 
 
-def read_queries(encoders: Encoders, view: View, queries: Any) -> Queries:
+def is_features(things: Any) -> bool:
+    """Return whether the user passed features: an array, a table, or named blocks of these."""
+    return isinstance(things, Mapping) or is_array(things)
+
+
+def read_queries(encoders: Encoders, view: View, queries: Any, layout: Layout) -> Queries:
     """Return the features of queries, which are encoded unless they are features."""
-    if is_array(queries):
-        return Queries(*_as_matrix(queries, view))
+    if is_features(queries):
+        return Queries(*_as_matrix(join_blocks(queries, layout, view), view))
     things, single = as_list(queries)
     if not things:
         raise InputError("there are no queries; give at least one.")
@@ -71,20 +76,19 @@ def read_queries(encoders: Encoders, view: View, queries: Any) -> Queries:
 
 
 def read_new_items(
-    encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, width: int
+    encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, layout: Layout
 ) -> tuple[list[Any], Floats]:
     """Return the texts or paths of new items, None where unknown, and their features.
 
     ``shown`` are the texts or paths of items that are passed as features.
     """
-    if is_array(items):
-        features = check_view(_as_matrix(items, view)[0], f"{view} features", n_features=width)
+    if is_features(items):
+        features = _as_matrix(join_blocks(items, layout, view), view)[0]
         things = list(shown) if shown is not None else [None] * len(features)
         if len(things) != len(features):
-            name = "paths" if view == "image" else "texts"
+            what = f"{len(things)} {'paths' if view == 'image' else 'texts'}"
             raise InputError(
-                f"got {len(things)} {name} for {count(len(features), 'row')} of {view} features; pass one for "
-                "each row."
+                f"got {what} for {count(len(features), 'row')} of {view} features; pass one for each row."
             )
         return things, features
     things, _ = as_list(items)
@@ -92,7 +96,7 @@ def read_new_items(
         raise InputError(f"the list of {view}s is empty; give at least one.")
     encode = encoders.encode_images if view == "image" else encoders.encode_texts
     blocks = [encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)]
-    return things, check_view(np.concatenate(blocks), f"{view} features", n_features=width)
+    return things, np.concatenate(blocks)
 
 
 def encode_items(encoders: Encoders, view: View, items: Sequence[Item]) -> Floats:
@@ -159,7 +163,7 @@ def text_items(
     metadata: Metadata,
     unused: Iterator[str],
 ) -> list[Item]:
-    """Return items for new texts; their ids are given, or those of their image and a number, or ``unused``."""
+    """Return items for new texts; their ids are given, or made from their image's, or from ``unused``."""
     owners: list[str | None] = [None] * len(texts)
     if images is not None:
         rows = check_pairing(pairing, len(images), np.empty((len(texts), 1)))

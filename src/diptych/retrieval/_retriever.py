@@ -24,7 +24,7 @@ from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
 from diptych.retrieval._embedding import Layout
-from diptych.retrieval._encoders import Encoders, choose_recipe, is_array, warn_of_pyramid
+from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
 from diptych.retrieval._fit import (
     Fitted,
     Recalls,
@@ -50,6 +50,7 @@ from diptych.retrieval._inputs import (
     check_metadata,
     dataset_items,
     image_items,
+    is_features,
     join_blocks,
     read_new_items,
     read_queries,
@@ -70,7 +71,7 @@ from diptych.retrieval._items import (
 )
 from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
-from diptych.retrieval.stores._base import ModelChanged, Store, TakenError, UnavailableError
+from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
 from diptych.retrieval.stores._memory import MemoryStore
 
 T = TypeVar("T")
@@ -202,7 +203,7 @@ class Retriever:
     def searcher(self) -> Searcher:
         """The fitted model on its store; of a shared store, the model that is current now."""
         searcher = self._current()
-        if searcher.store.shared and searcher.store.state().version != searcher.version:
+        if searcher.is_outdated():
             self._follow(searcher, encodes=True)
         return self._current()
 
@@ -454,7 +455,7 @@ class Retriever:
         features: str | os.PathLike[str] | None = None,
         watch: Watch | None = None,
     ) -> PairedViews:
-        """Return the features of pairs, by encoders fitted on the training split: the first step of ``fit``."""
+        """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
         self._check_settings()
         if self._guessed:
             warn_of_pyramid()
@@ -553,8 +554,7 @@ class Retriever:
         model
             The fitted model. An ``AWCCA`` that still has its spectra can be refitted from pairs added later.
         features
-            A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them; None: no
-            warnings.
+            A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them.
         image_encoder, text_encoder
             What made the features, to encode items and queries with.
         options
@@ -622,7 +622,6 @@ class Retriever:
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
         about = check_metadata(metadata)
-        images, captions = self._join("image", images), self._join("text", captions)
         inputs: dict[View, Any] = {"image": (images, paths), "text": (captions, texts)}
 
         def name(things: Mapping[View, list[Any]], unused: Iterator[str]) -> dict[View, list[Item]]:
@@ -637,10 +636,10 @@ class Retriever:
         def put(searcher: Searcher) -> tuple[dict[View, list[Item]], dict[View, np.ndarray[Any, Any]]]:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
             for view in VIEWS:
-                if inputs[view][0] is not None:
-                    width = searcher.embedding.features(view)
-                    new, shown = inputs[view]
-                    things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, width)
+                new, shown = inputs[view]
+                if new is not None:
+                    layout = searcher.fitted.layout(view)
+                    things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, layout)
             with self._writing:
                 current = self._current()
                 if (
@@ -658,7 +657,7 @@ class Retriever:
                     else:
                         return items, features
 
-        items, features = self._retry(put, encodes=not (is_array(images) or is_array(captions)))
+        items, features = self._retry(put, encodes=not (is_features(images) or is_features(captions)))
         for view, own in items.items():
             warn_outliers(self._current().fitted.outliers[view], view, features[view], own)
         return [item.id for own in items.values() for item in own]
@@ -790,10 +789,9 @@ class Retriever:
         single: bool = False,
     ) -> Any:
         """Return the result for one query, or a list of results for several."""
-        query = self._join(view, query)
 
         def answer(searcher: Searcher) -> Any:
-            queries = read_queries(searcher.encoders, view, query)
+            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout(view))
             if single and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
             results = search(searcher, queries.features)
@@ -801,20 +799,26 @@ class Retriever:
                 hits.ignored_words = words
             return results[0] if queries.single else results
 
-        return self._retry(answer, encodes=not is_array(query))
+        return self._retry(answer, encodes=not is_features(query))
 
     def _retry(self, action: Callable[[Searcher], T], *, encodes: bool) -> T:
         """Do something with the model; again if another process has put another model in the store.
 
-        If ``encodes``, the action uses the model's encoders. Otherwise it uses features, and a model with other
-        encoders is an error.
+        If ``encodes``, the action uses the model's encoders. Otherwise it uses features, and a model with
+        other encoders is an error.
         """
         while True:
             searcher = self._current()
             try:
                 return action(searcher)
             except ModelChanged:
-                self._follow(searcher, encodes)
+                pass
+            except (UnavailableError, RefusedError):
+                raise
+            except InputError:  # features of another width may be meant for the new model
+                if not searcher.is_outdated():
+                    raise
+            self._follow(searcher, encodes)
 
     def _follow(self, searcher: Searcher, encodes: bool) -> None:
         """Load the model that a shared store holds now in place of the one in ``searcher``."""
@@ -840,7 +844,7 @@ class Retriever:
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
-        features = read_queries(searcher.encoders, view, self._join(view, things)).features
+        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout(view)).features
         if SEARCHED[chosen] == view:
             return searcher.embedding.items(features, chosen)[0]
         return searcher.embedding.queries(features, chosen)

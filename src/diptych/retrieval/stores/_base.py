@@ -1,8 +1,8 @@
 """The store protocol: where items and their vectors live.
 
-A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models, encoders, packs or
-weightings; ``diptych.retrieval._searcher`` builds those on top, once for all stores. To add a database, implement
-``Store`` and run ``tests/retrieval/test_stores.py`` on it.
+A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models, encoders, packs
+or weightings; ``diptych.retrieval._searcher`` builds those on top, once for all stores. To add a database,
+implement ``Store`` and run ``tests/retrieval/test_stores.py`` on it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,7 @@ class RefusedError(InputError):
 
 
 class TakenError(InputError):
-    """An id is in the store already.
-
-    Parameters
-    ----------
-    item_id
-        The id.
-    """
+    """An id is in the store already."""
 
     def __init__(self, item_id: str) -> None:
         super().__init__(
@@ -105,8 +99,8 @@ class Contents:
     blocks
         All items in the order of addition, images before texts; iterated once.
     sample_queries
-        Returns at most n query vectors of a task, by which an approximate index measures its recall; None if there
-        are none.
+        Returns at most n query vectors of a task, to measure the recall of an approximate index; None if
+        there are none.
     report_recall
         To be called with the recall of an approximate index, before ``write_model``.
     write_model
@@ -134,7 +128,7 @@ class Store(Protocol):
     dtype
         Of the vectors: ``"float32"`` or ``"float16"``.
     shared
-        Whether other processes use it too. What is added is then stored at once, and every call takes a while.
+        Whether other processes use it too. Additions are then stored at once, and every call takes a while.
     """
 
     kind: str
@@ -156,9 +150,9 @@ class Store(Protocol):
     ) -> list[list[tuple[Item, float]]]:
         """Return the k items with the largest inner products for each query, largest first.
 
-        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other view,
-        match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``). Raises
-        ``ModelChanged`` if ``version`` is not the stored one.
+        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other
+        view, match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``).
+        Raises ``ModelChanged`` if ``version`` is not the stored one.
         """
         ...
 
@@ -167,7 +161,7 @@ class Store(Protocol):
         ...
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items, and with an image its captions; return how many. An unknown id is an ``InputError``."""
+        """Remove items, and with an image its captions; return how many. Unknown ids are refused."""
         ...
 
     def items(
@@ -180,8 +174,8 @@ class Store(Protocol):
     ) -> Iterator[Item]:
         """Iterate over items in order of addition.
 
-        Only those of a view, with one of these ids, that are captions of an image, or that were added since the
-        model was fitted (``new``).
+        Only those of a view, with one of these ids, that are captions of an image, or that were added since
+        the model was fitted (``new``).
         """
         ...
 
@@ -205,11 +199,11 @@ class Store(Protocol):
         ...
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
-        """Put a model and all vectors in place of what is stored, in one step; return the store to use from now on.
+        """Replace the stored model and all vectors in one step; return the store to use from now on.
 
-        ``make`` is called once no other process writes, and again if all has to be repeated. Without ``version``,
-        the blocks bring new items in place of the stored ones (fit). With it, the stored items stay and the blocks
-        bring new vectors for them (refit): ``ModelChanged`` if the version is not the stored one, and files that
-        ``write_model`` does not write are taken over from the stored model.
+        ``make`` is called once no other process writes, and again if all has to be repeated. Without
+        ``version``, the blocks bring new items in place of the stored ones (fit). With it, the stored items
+        stay and the blocks bring new vectors for them (refit): ``ModelChanged`` if the version is not the
+        stored one, and files that ``write_model`` does not write are taken over from the stored model.
         """
         ...

@@ -246,7 +246,7 @@ class MemoryStore:
         if view not in self.kept or None in keys:
             return None
         ascending, places = np.unique(np.array(keys, np.int64), return_inverse=True)
-        rows = np.asarray(self.kept[view].vectors_of(ascending).vectors, np.float32)
+        rows = np.asarray(self.kept[view].vectors_of(ascending), np.float32)
         return rows[places] if len(rows) == len(ascending) else None
 
     def read_model(self, folder: Path, names: Sequence[str]) -> str:
