@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commands import run
-from diptych.retrieval.stores.postgres._connection import _SETTINGS, Address
+from diptych.retrieval.stores.postgres._connection import SETTINGS, Address
 from example_files import write_photos
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")
@@ -53,7 +53,7 @@ def test_every_setting_is_described_with_its_default():
         if "`" in names
         for name, value in zip(re.findall(r"`(\w+)`", names), values.split(", "), strict=False)
     }
-    assert set(described) == set(_SETTINGS)
+    assert set(described) == set(SETTINGS)
     defaults = Address({})
     for name, value in described.items():
         if name not in ("index", "schema"):
