@@ -81,23 +81,14 @@ ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
 OneText: TypeAlias = str | Row | Mapping[str, Row]
 ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
 OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
-ManyImages: TypeAlias = (
-    list[str]
-    | list[Path]
-    | list[bytes]
-    | list[Image.Image]
-    | tuple[ImageFile, ...]
-    | Matrix
-    | Mapping[str, Matrix]
-)
+ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
+ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
 
 
 class SupportsArray(Protocol):
     """A tensor or data frame of features."""
 
-    def __array__(self) -> np.ndarray[Any, Any]:
-        """Return it as a NumPy array."""
-        ...
+    def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
 class Retriever:
@@ -307,18 +298,14 @@ class Retriever:
         image
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
             matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such.
-        k
-            The number of hits.
-        where
-            As ``search`` takes it.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
-        weighting
-            Another weighting than the model's, to compare with.
+        k, where, weighting
+            As ``search`` takes them.
         """
-        if packs and (where is not None or weighting is not None):
-            raise InputError("packs are ranked among all images; leave out where and weighting.")
         if packs:
+            if where is not None or weighting is not None:
+                raise InputError("packs are ranked among all images; leave out where and weighting.")
             return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
         where = _reusable(where)
         return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
@@ -335,12 +322,8 @@ class Retriever:
         if (image is None) == (text is None):
             raise InputError("similar takes an image or a text; give one of them.")
         view: View = "text" if image is None else "image"
-        where = _reusable(where)
-
-        def search(searcher: Searcher, rows: np.ndarray[Any, Any]) -> list[Hits]:
-            return searcher.similar(view, rows, k, where)
-
-        hits: Hits = self._answer(view, text if image is None else image, search, single=True)
+        query, where = text if image is None else image, _reusable(where)
+        hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
         return hits
 
     def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
@@ -455,10 +438,8 @@ class Retriever:
             The image file of each row of X.
         metadata
             For some ids, plain values to filter by later.
-        image_encoder, text_encoder
-            What made the features, to encode queries with.
-        options
-            As the constructor takes them.
+        image_encoder, text_encoder, options
+            As the constructor takes them; the encoders are for queries.
         """
         x, x_layout = stack_blocks(X, "X")
         y, y_layout = stack_blocks(Y, "Y")
@@ -500,9 +481,7 @@ class Retriever:
             The fitted model. An ``AWCCA`` that still has its spectra can be refitted from pairs added later.
         features
             A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them.
-        image_encoder, text_encoder
-            What made the features, to encode items and queries with.
-        options
+        image_encoder, text_encoder, options
             As the constructor takes them.
         """
         fitted = adopt_model(model, features)
@@ -679,18 +658,7 @@ class Retriever:
     def connect(
         cls, address: str, image_encoder: Any = None, text_encoder: Any = None, *, device: str = "cpu"
     ) -> Retriever:
-        """Open the model in a database; see ``docs/postgresql.md``.
-
-        Parameters
-        ----------
-        address
-            ``postgresql://user@host/database``.
-        image_encoder, text_encoder
-            The encoders, if they are neither in the database nor where they were when it was filled; they
-            are checked against its fingerprints.
-        device
-            Where evaluation runs.
-        """
+        """Open the model at ``postgresql://user@host/database``; the rest as ``load`` takes it."""
         if not isinstance(address, str) or "://" not in address:
             raise InputError("this is not the address of a database; give postgresql://user@host/database.")
         loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
@@ -771,8 +739,6 @@ class Retriever:
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        if not isinstance(features, Mapping):
-            return features
         return join_blocks(features, self._current().fitted.layout(view), view)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
