@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diptych._checks import TASKS, InputError
-from diptych._persistence import replacing_file
+from diptych._persistence import replace_file
 from diptych.cca import AWCCA
 from diptych.cli._options import AsJson, Quiet, Threads
 from diptych.cli._output import limited_to, plain_console, print_json, said_plainly
@@ -94,7 +94,7 @@ def _compare(console: Console, views: PairedViews, best: Retriever) -> list[Comp
     table.add_column("seconds", justify="right")
     compared = [*compare_weightings(views), *(compare_filter(views, name) for name in FILTERS)]
     start = time.perf_counter()
-    fused = best.fit(views).collection.fitted.model
+    fused = best.fit(views).fitted.model
     assert isinstance(fused, Fusion)
     compared.append(compare_fitted(fused, views, 'preset "best"', time.perf_counter() - start))
     for found in compared:
@@ -148,13 +148,13 @@ def _report(
     for row, hits in zip(range(4, 8), best.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True):
         answers = [Answer(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
         sheet.append(ContactRow(open_image(test.paths[row]), answers))
-    model = retriever.collection.fitted.model
+    model = retriever.fitted.model
     assert isinstance(model, AWCCA)
     assert model.path_ is not None
     try:
         page = demo_page(compared, model.path_, sheet, pairs.n_images, commands)
     except InputError as missing:  # matplotlib is not installed
         return f"no report: {missing}"
-    with replacing_file(file) as staged:
+    with replace_file(file) as staged:
         staged.write_text(page, "utf-8")
     return f"the report is {file}"
