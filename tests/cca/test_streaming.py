@@ -82,7 +82,7 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("diptych.cca.selection._grids.MAX_HELD_OUT", 50)
     largest, merge = [], Moments.merge
     monkeypatch.setattr(
-        Moments, "merge", lambda self, block: (largest.append(block.count), merge(self, block))
+        Moments, "merge", lambda self, block: (largest.append(block.sums.count), merge(self, block))
     )
     model = AWCCA(grid=4, solver="gram").fit(*mapped, pairing)
     assert len(largest) > 10

@@ -119,8 +119,7 @@ class Moments:
         precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
         copies = {name: array + 0.0 for name, array in self._arrays().items()}
         total = Moments(self.count, **copies, precision=precision)
-        rests = {"x_rest": other.x_mean * 0.0, "y_rest": other.y_mean * 0.0}
-        total.merge(Products(other.count, **other._arrays(), **rests))
+        total.merge(Products(other, other.x_mean * 0.0, other.y_mean * 0.0))
         return total
 
     def to_backend_of(self, reference: Array) -> Moments:
@@ -174,28 +173,28 @@ class Moments:
     @np.errstate(over="ignore", invalid="ignore")
     def merge(self, block: Products) -> None:
         """Add the products of a block, in place."""
-        if tuple(block.xy.shape) != tuple(self.xy.shape):
-            (n_x, n_y), expected = block.xy.shape, self.xy.shape
+        sums, (n_x, n_y) = block.sums, self.xy.shape
+        if tuple(sums.xy.shape) != (n_x, n_y):
             raise InputError(
-                f"a block has {n_x} and {n_y} features, but the moments have {expected[0]} and "
-                f"{expected[1]}; give blocks with the same features."
+                f"a block has {sums.xy.shape[0]} and {sums.xy.shape[1]} features, but the moments have {n_x} "
+                f"and {n_y}; give blocks with the same features."
             )
-        if block.count == 0:
+        if sums.count == 0:
             return
         xp = namespace(self.xx)
         x_mean, y_mean, x_rest, y_rest = (
-            move_like(v, self.xx) for v in (block.x_mean, block.y_mean, block.x_rest, block.y_rest)
+            move_like(v, self.xx) for v in (sums.x_mean, sums.y_mean, block.x_rest, block.y_rest)
         )
-        count, total = block.count, self.count + block.count
+        count, total = sums.count, self.count + sums.count
         dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
         # The distance of the means is added and the rest of the shift subtracted. Both are of rank one, so
         # one thin product does it in a single pass over each matrix.
         scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
         x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
         for target, gram, left, right in (
-            (self.xx, block.xx, x_sides, x_sides),
-            (self.yy, block.yy, y_sides, y_sides),
-            (self.xy, block.xy, x_sides, y_sides),
+            (self.xx, sums.xx, x_sides, x_sides),
+            (self.yy, sums.yy, y_sides, y_sides),
+            (self.xy, sums.xy, x_sides, y_sides),
         ):
             target += (left.T * scale) @ right
             target += move_like(gram, target)
@@ -206,14 +205,9 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Count, means and products of one block about a shift, with rest = true mean − shift."""
+    """Moments of one block, but with products about a shift; rest = true mean − shift."""
 
-    count: int
-    x_mean: Array
-    y_mean: Array
-    xx: Array
-    yy: Array
-    xy: Array
+    sums: Moments
     x_rest: Array
     y_rest: Array
 
@@ -236,7 +230,7 @@ def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Produc
     xy = x.T @ sums
     x *= xp.sqrt(weights)[:, None]
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-    return Products(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
+    return Products(Moments(n, *means, x.T @ x, y.T @ y, xy, precision), x_rest, y_rest)
 
 
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:

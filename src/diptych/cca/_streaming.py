@@ -153,7 +153,7 @@ class Preparation:
             yield total, 1
 
     def _zero(self, part: Products) -> Moments:
-        return Moments.zero(*part.xy.shape, precision=self.precision, like=part.xy)
+        return Moments.zero(*part.sums.xy.shape, precision=self.precision, like=part.sums.xy)
 
     def _products(
         self, block: Block, name: str, reading: AbstractContextManager[Any] | None = None
