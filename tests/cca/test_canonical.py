@@ -209,3 +209,13 @@ def test_uncorrelated_views_are_refused():
     y = np.array([[1.0], [1.0], [-1.0], [-1.0]])
     with pytest.raises(InputError, match="not correlated at all"):
         bjorck_golub(spectra(x, y))
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (20, 30)])
+def test_leading_components_equal_those_of_the_whole_svd(backend, shape):
+    x, y = views(n=160, m_x=shape[0], m_y=shape[1])
+    fitted, filters = spectra(backend(x), backend(y)), (Tikhonov(3.0), Tikhonov(5.0))
+    whole = weights(regularized_cca(fitted, *filters, 3))
+    leading = weights(regularized_cca(fitted, *filters, 3, leading=True))
+    for result, expected in zip(leading, whole, strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-9)
