@@ -289,32 +289,7 @@ class TestLimits:
         assert len(few.search(y[0])) == 10
 
 
-HOSTILE = [
-    "it's",
-    '"quoted"',
-    "a;DROP TABLE items--",
-    "%s %(x)s",
-    "{0}",
-    "\\",
-    "猫",
-    "new\nline\u2028",
-    "é" * 999,
-]
-
-
 class TestHostile:
-    @pytest.mark.parametrize("name", HOSTILE)
-    def test_names_of_any_kind_are_stored(self, filled, name):
-        retriever, address, x, y = filled
-        about = {"metadata": {name: {name: name}}, "texts": [f"about {name}"], "paths": [f"/{name}"]}
-        retriever.add(x[:1], y[:1], ids=[name], **about)
-        other = Retriever.connect(address)
-        hit = other.search(y[0], where=name)[0]
-        assert (hit.id, hit.path, hit.metadata) == (name, f"/{name}", {name: name})
-        assert ids(other.search(y[0], where={name: name})) == [name]
-        assert other.annotate(x[0], where=f"{name}#0")[0].text == f"about {name}"
-        assert other.remove(name) == 2
-
     @pytest.mark.parametrize(
         "options",
         [

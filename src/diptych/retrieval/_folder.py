@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -269,9 +270,10 @@ def save(
         if merge is None:
             _check_base(retriever, current, folder)
         base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
-        if merge is not None and base is not None and current is not None and current.id != base.version.id:
+        if base is not None and current is not None and current.id != base.version.id:
             # Both have the same items if they are in the same database.
-            if not address or read_json(current.path / CONFIG).get("address") != address:
+            same = address and read_json(current.path / CONFIG).get("address") == address
+            if merge is not None and not same:
                 merge(current)
                 base = retriever.base
         if journal is None:
@@ -376,7 +378,7 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
             version = store.read_model(folder, (CONFIG, TENSORS))
             try:
                 config, files = read_config(folder, STORED_KIND, ModelConfig)
-                fitted = _read_model(config, files, lambda: _fetch_moments(store, version, fitted.model))
+                fitted = _read_model(config, files, partial(_fetch_moments, store, version))
             except InputError as error:
                 reason = str(error).replace(f"{folder}{os.sep}", "").rstrip(".")
                 raise InputError(
@@ -468,22 +470,24 @@ def _describe_model(
     return ModelConfig(
         model,
         {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
-        {view: _record(encoders, view).relative_to(place) for view in VIEWS},
+        {view: _record(encoders, view, place) for view in VIEWS},
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
     )
 
 
-def _record(encoders: Encoders, view: View) -> EncoderRecord:
-    """Return the record of an encoder: the one that the model came with, if the encoder is the same."""
+def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord:
     described = encoders.describe(view)
+    if place is not None:
+        return described.relative_to(place)
+    # Several machines may use a database; the path on the one that filled it stays.
     known = encoders.known.get(view, described)
     return known if known.fingerprint == described.fingerprint else described
 
 
 def _read_model(
-    config: ModelConfig, files: ModelFiles, load_moments: Callable[[], Moments] | None = None
+    config: ModelConfig, files: ModelFiles, read_moments: Callable[[], bytes] | None = None
 ) -> Fitted:
     tensors, source = files.read_tensors(), files.folder / TENSORS
     model: AWCCA | Fusion
@@ -501,26 +505,25 @@ def _read_model(
         limit = config.outlier_limits[view]
         variance = np.maximum(variance, np.finfo(np.float32).tiny)
         outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
-    if MOMENTS not in files:
-        load_moments = None
-    elif load_moments is None:
-        read, path = files.defer(MOMENTS), files.folder / MOMENTS
-        load_moments = lambda: _check_moments(Moments.parse(read(), path), model, path)  # noqa: E731
+    load_moments = None
+    if MOMENTS in files:
+        read, widths = read_moments or files.defer(MOMENTS), [embedding.features(view) for view in VIEWS]
+        load_moments = partial(_parse_moments, read, files.folder / MOMENTS, widths)
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
     return Fitted(model, load_moments, outliers, facts)
 
 
-def _fetch_moments(store: Store, version: str, model: AWCCA | Fusion) -> Moments:
+def _fetch_moments(store: Store, version: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         if store.read_model(Path(scratch), (MOMENTS,)) != version:
             raise ModelChanged
-        return _check_moments(Moments.load(Path(scratch) / MOMENTS), model, Path(store.address) / MOMENTS)
+        return (Path(scratch) / MOMENTS).read_bytes()
 
 
-def _check_moments(moments: Moments, model: AWCCA | Fusion, path: Path) -> Moments:
-    embedding = embedding_of(model)
-    if (len(moments.x_mean), len(moments.y_mean)) != tuple(embedding.features(view) for view in VIEWS):
+def _parse_moments(read: Callable[[], bytes], path: Path, widths: Sequence[int]) -> Moments:
+    moments = Moments.parse(read(), path)
+    if [len(moments.x_mean), len(moments.y_mean)] != widths:
         raise InputError(f"{path} belongs to a model of other features; save the model again.")
     return moments
 

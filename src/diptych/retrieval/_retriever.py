@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,13 +49,12 @@ from diptych.retrieval._inputs import (
     Metadata,
     check_metadata,
     dataset_items,
-    image_items,
     is_features,
     join_blocks,
+    new_items,
     read_new_items,
     read_queries,
     stack_blocks,
-    text_items,
     warn_outliers,
 )
 from diptych.retrieval._items import (
@@ -140,6 +139,12 @@ class Retriever:
     >>> retriever = Retriever.from_features(x, y, ids=[f"image {i}" for i in range(200)])
     >>> [hit.id for hit in retriever.search(y[7], k=1)]
     ['image 7']
+    >>> [hits[0].id for hits in retriever.search(y[7:9])]
+    ['image 7', 'image 8']
+    >>> retriever.annotate(x[7], k=1, packs=True)[0].image
+    'image 7'
+    >>> retriever.add(x[:1], ids=["another"]), retriever.remove("another")
+    (['another'], 1)
     """
 
     def __init__(
@@ -213,16 +218,7 @@ class Retriever:
         return self.searcher.fitted
 
     def item(self, item_id: str) -> Item | None:
-        """Return the item with an id; None if there is none.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.item("7").view
-        'image'
-        """
+        """Return the item with an id; None if there is none."""
         return next(self.store.items(ids=[item_id]), None)
 
     @overload
@@ -264,40 +260,18 @@ class Retriever:
             only those for which this function of an ``Item`` is true, or only these ids.
         weighting
             Another weighting than the model's, to compare with.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.search(x[7, :3], k=2)[0].id
-        '7'
-        >>> [hits[0].id for hits in retriever.search(x[7:9, :3])]
-        ['7', '8']
         """
         where = _reusable(where)
         return self._answer("text", text, lambda s, rows: s.search("search", rows, k, where, weighting))
 
     @overload
     def annotate(
-        self,
-        image: OneImage,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        packs: Literal[False] = False,
-        weighting: Weighting | None = None,
+        self, image: OneImage, k: int = 5, *, where: Where | None = None, weighting: Weighting | None = None
     ) -> Hits: ...
 
     @overload
     def annotate(
-        self,
-        image: ManyImages,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        packs: Literal[False] = False,
-        weighting: Weighting | None = None,
+        self, image: ManyImages, k: int = 5, *, where: Where | None = None, weighting: Weighting | None = None
     ) -> list[Hits]: ...
 
     @overload
@@ -341,16 +315,6 @@ class Retriever:
             Rank images by all of their captions together instead: return ``Pack`` objects.
         weighting
             Another weighting than the model's, to compare with.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.annotate(x[7], k=1)[0].item.image
-        '7'
-        >>> retriever.annotate(x[7], k=1, packs=True)[0].image
-        '7'
         """
         if packs and (where is not None or weighting is not None):
             raise InputError("packs are ranked among all images; leave out where and weighting.")
@@ -367,16 +331,7 @@ class Retriever:
         *,
         where: Where | None = None,
     ) -> Hits:
-        """Return the ``k`` images most similar to an image, or texts most similar to a text.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.similar(image=x[7], k=2)[0].id
-        '7'
-        """
+        """Return the ``k`` images most similar to an image, or texts most similar to a text."""
         if (image is None) == (text is None):
             raise InputError("similar takes an image or a text; give one of them.")
         view: View = "text" if image is None else "image"
@@ -389,17 +344,7 @@ class Retriever:
         return hits
 
     def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Return vectors of images for a store of your own; inner products with texts' vectors rank.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> scores = retriever.embed_images(x) @ retriever.embed_texts(x[7, :3]).T
-        >>> int(scores.argmax())
-        7
-        """
+        """Return vectors of images for a store of your own; inner products with texts' vectors rank."""
         return self._embed("image", images, task)
 
     def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
@@ -622,40 +567,28 @@ class Retriever:
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
         about = check_metadata(metadata)
-        inputs: dict[View, Any] = {"image": (images, paths), "text": (captions, texts)}
-
-        def name(things: Mapping[View, list[Any]], unused: Iterator[str]) -> dict[View, list[Item]]:
-            items: dict[View, list[Item]] = {}
-            if "image" in things:
-                items["image"] = image_items(things["image"], ids, about, unused)
-            if "text" in things:
-                own = items.get("image")
-                items["text"] = text_items(things["text"], own, pairing, caption_ids, about, unused)
-            return items
+        inputs: dict[View, tuple[Any, Any]] = {"image": (images, paths), "text": (captions, texts)}
 
         def put(searcher: Searcher) -> tuple[dict[View, list[Item]], dict[View, np.ndarray[Any, Any]]]:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
-            for view in VIEWS:
-                new, shown = inputs[view]
+            for view, (new, shown) in inputs.items():
                 if new is not None:
                     layout = searcher.fitted.layout(view)
                     things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, layout)
             with self._writing:
                 current = self._current()
-                if (
-                    current.encoders is not searcher.encoders
-                ):  # another thread has loaded a new model meanwhile
-                    raise ModelChanged
+                if current.encoders is not searcher.encoders:
+                    raise ModelChanged  # another thread has loaded a new model
+                before = None
                 while True:
-                    automatic = _Recorder(current.unused_ids())
-                    items = name(things, automatic)
+                    items = new_items(things, pairing, ids, caption_ids, about, current.unused_ids())
                     try:
                         current.add(items, features, self.keep_features)
-                    except TakenError as error:
-                        if error.item_id not in automatic.seen:
-                            raise
-                    else:
                         return items, features
+                    except TakenError:
+                        if items == before:
+                            raise
+                        before = items  # another process may have used these numbers: try the next ones
 
         items, features = self._retry(put, encodes=not (is_features(images) or is_features(captions)))
         for view, own in items.items():
@@ -901,18 +834,6 @@ class Retriever:
             theirs = Searcher(*theirs.refit(validation, self._write_model), mine.encoders)
         self.store, self._searcher, self.base = theirs.store, theirs, replace(base, hkse=mine.encoders.hkse)
         self.keep_features = loaded.keep_features
-
-
-class _Recorder(Iterator[str]):
-    """An iterator over automatic ids that records those that were used."""
-
-    def __init__(self, ids: Iterator[str]) -> None:
-        self._ids, self.seen = ids, set[str]()
-
-    def __next__(self) -> str:
-        item_id = next(self._ids)
-        self.seen.add(item_id)
-        return item_id
 
 
 def _reusable(where: Where | None) -> Where | None:
