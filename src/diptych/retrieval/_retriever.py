@@ -23,6 +23,7 @@ from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
+from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
 from diptych.retrieval._fit import (
@@ -38,7 +39,6 @@ from diptych.retrieval._fit import (
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
-    describe,
     load,
     load_from_store,
     read_version,
