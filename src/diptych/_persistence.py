@@ -187,10 +187,10 @@ def convert(content: Any, schema: type[T], path: str | os.PathLike[str]) -> T:
         message, _, place = str(error).partition(" - at ")
         where = place.strip("`").removeprefix("$").removeprefix(".")
         message = f"{where}: {message}" if where else message
-        raise InputError(f"{path}: {message.rstrip('.')}; save the model again.") from None
+        raise InputError(f"{path}: {message.rstrip('.')}; restore the file or save again.") from None
     # Dataclasses and typed dictionaries inside a schema ignore unknown keys.
     if (key := _find_dropped_key(content, _to_builtins(value))) is not None:
-        raise InputError(f"{path} has the unknown key {key!r}; save the model again.")
+        raise InputError(f"{path} has the unknown key {key!r}; restore the file or save again.")
     return value
 
 
@@ -231,7 +231,7 @@ def _parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         content = parse_json(raw)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}); save the model again.") from None
+        raise InputError(f"{path} is not valid JSON ({error}); restore the file or save again.") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a JSON {type(content).__name__}; expected an object.")
     return content
