@@ -83,7 +83,7 @@ def test_a_wrong_type_anywhere_in_a_config_is_refused_when_it_is_read(views, tmp
         assert "\n" not in str(caught.value), place
 
 
-def test_an_unknown_key_is_refused_when_it_is_read(make_here, tmp_path):
+def test_an_unknown_key_or_choice_is_refused_when_it_is_read(make_here, tmp_path):
     make_here().retriever.save(tmp_path / "model")
     path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
@@ -93,6 +93,10 @@ def test_an_unknown_key_is_refused_when_it_is_read(make_here, tmp_path):
         seal_config(tmp_path / "model")
         with pytest.raises(InputError, match=r"config\.json.*unknown (field|key) .colour"):
             Retriever.load(tmp_path / "model")
+    path.write_text(json.dumps(replace_at(config, ("model", "index", "kind"), "tree")), "utf-8")
+    seal_config(tmp_path / "model")
+    with pytest.raises(InputError, match=r"config\.json: model\.index\.kind='tree' is unknown"):
+        Retriever.load(tmp_path / "model")
 
 
 @pytest.mark.slow
