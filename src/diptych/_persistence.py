@@ -44,7 +44,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar, get_args, get_origin
 from uuid import uuid4
 
 import msgspec
@@ -182,15 +182,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def convert(content: Any, schema: type[T], path: str | os.PathLike[str]) -> T:
     """Return ``content``, read from the file ``path``, as a ``schema``, or raise an ``InputError``."""
     try:
-        value = msgspec.convert(content, schema)
+        value = msgspec.convert(content, schema, dec_hook=_decode_array)
     except (msgspec.ValidationError, RecursionError) as error:
         message, _, place = str(error).partition(" - at ")
         where = place.strip("`").removeprefix("$").removeprefix(".")
         message = f"{where}: {message}" if where else message
-        raise InputError(f"{path}: {message.rstrip('.')}; save the model again.") from None
+        raise InputError(f"{path}: {message.rstrip('.')}; restore the file or save again.") from None
     # Dataclasses and typed dictionaries inside a schema ignore unknown keys.
-    if (key := _find_dropped_key(content, msgspec.to_builtins(value))) is not None:
-        raise InputError(f"{path} has the unknown key {key!r}; save the model again.")
+    if (key := _find_dropped_key(content, _to_builtins(value))) is not None:
+        raise InputError(f"{path} has the unknown key {key!r}; restore the file or save again.")
     return value
 
 
@@ -207,15 +207,31 @@ def _find_dropped_key(content: Any, kept: Any) -> str | None:
 
 
 def _to_builtins(schema: Any) -> Any:
-    # Users may set parameters to NumPy numbers and arrays.
-    return msgspec.to_builtins(schema, enc_hook=lambda value: value.tolist())
+    return msgspec.to_builtins(schema, enc_hook=_encode_array)
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        value = value.astype(object)
+        value[value != value] = None  # JSON has no NaN
+    return value.tolist()
+
+
+def _decode_array(kind: Any, value: Any) -> np.ndarray[Any, Any]:
+    """Return the array of one or two dimensions that a schema annotates with its dtype."""
+    if get_origin(kind) is not np.ndarray or not isinstance(value, list):
+        raise ValueError(f"Expected an array, got {type(value).__name__}")
+    (dtype,) = get_args(get_args(kind)[1])
+    element: Any = bool if dtype is np.bool_ else float | None
+    nested = bool(value) and isinstance(value[0], list)
+    return np.array(msgspec.convert(value, list[list[element]] if nested else list[element]), dtype)
 
 
 def _parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         content = parse_json(raw)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}); save the model again.") from None
+        raise InputError(f"{path} is not valid JSON ({error}); restore the file or save again.") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a JSON {type(content).__name__}; expected an object.")
     return content

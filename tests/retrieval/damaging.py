@@ -272,8 +272,8 @@ def main(source, count, seed):
             if said and "\n" in said:
                 wrong.append([number, mmap, f"not one sentence: {said[:500]}"])
         shutil.rmtree(copy)
-    found = {"refused": refused, "answered": answered, "warned": warned, "grown": peak_memory() - before}
-    print(json.dumps({**found, "wrong": wrong[:20], "n_wrong": len(wrong)}))
+    counts = {"refused": refused, "answered": answered, "warned": warned, "grown": peak_memory() - before}
+    print(json.dumps({**counts, "wrong": wrong[:20], "n_wrong": len(wrong)}))
 
 
 if __name__ == "__main__":

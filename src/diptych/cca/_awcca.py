@@ -59,10 +59,8 @@ from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
-from diptych.cca.selection import Grid, Path
-from diptych.cca.selection._grids import Kind as GridKind
+from diptych.cca.selection import Path
 from diptych.cca.selection._grids import check_grid
-from diptych.cca.selection._path import Route
 from diptych.ranking import metric, ranks
 
 KIND = "awcca"
@@ -70,7 +68,6 @@ _MEASURED = ("train_correlations", "validation_correlations")
 
 Number: TypeAlias = int | float
 Side: TypeAlias = str | int | list[float]
-Table: TypeAlias = list[list[float | None]]
 
 
 class FilterConfig(Schema, frozen=True):
@@ -148,95 +145,28 @@ class ParamsConfig(Schema, frozen=True):
         }
 
 
-class PathConfig(Schema, frozen=True):
-    """A regularisation path; scores are None at points that failed, because JSON has no NaN."""
-
-    kind: GridKind
-    x: list[float]
-    y: list[float]
-    automatic: bool
-    metric: str
-    scores: dict[Task, dict[str, Table]]
-    exact: dict[Task, list[list[bool]]]
-    choice: dict[Task, tuple[int, int]]
-    route: Route
-    seconds: float
-    failed: list[tuple[int, int]]
-    held_out: str
-    extended: dict[Literal["x", "y"], tuple[int, int]]
-
-    def __post_init__(self) -> None:
-        """Refuse tables that do not fit the grid, and tasks or sides without an entry."""
-        shape = (len(self.x), len(self.y))
-        tables: list[list[list[Any]]] = [*self.exact.values()]
-        tables += [table for named in self.scores.values() for table in named.values()]
-        if any((len(table), *map(len, table)) != (shape[0], *[shape[1]] * shape[0]) for table in tables):
-            raise InputError(
-                f"a table of the regularisation path does not have the shape {shape} of its grid"
-            )
-        for part in (self.scores, self.exact, self.choice):
-            if set(part) != set(TASKS):
-                raise InputError(f"the regularisation path has the tasks {sorted(part)}")
-        if set(self.extended) != {"x", "y"} or any(
-            not 0 <= index < n
-            for point in (*self.choice.values(), *self.failed)
-            for index, n in zip(point, shape, strict=True)
-        ):
-            raise InputError("the regularisation path names points outside its grid")
-
-    @classmethod
-    def pack(cls, path: Path) -> PathConfig:
-        """Return the config of a path."""
-
-        def table(values: np.ndarray[Any, Any]) -> Table:
-            return [[None if np.isnan(value) else float(value) for value in row] for row in values]
-
-        return cls(
-            kind=path.grid.kind,
-            x=path.grid.x.tolist(),
-            y=path.grid.y.tolist(),
-            automatic=path.grid.automatic,
-            metric=path.metric,
-            scores={t: {name: table(each) for name, each in own.items()} for t, own in path.scores.items()},
-            exact={t: each.astype(bool).tolist() for t, each in path.exact.items()},
-            choice={t: (int(i), int(j)) for t, (i, j) in path.choice.items()},
-            route=path.route,
-            seconds=path.seconds,
-            failed=[(int(i), int(j)) for i, j in path.failed],
-            held_out=path.held_out,
-            extended={"x": path.extended["x"], "y": path.extended["y"]},
-        )
-
-    def unpack(self) -> Path:
-        """Return the path."""
-        return Path(
-            Grid(self.kind, np.array(self.x, float), np.array(self.y, float), automatic=self.automatic),
-            self.metric,
-            {
-                t: {name: np.array(each, float) for name, each in own.items()}
-                for t, own in self.scores.items()
-            },
-            {t: np.array(each, bool) for t, each in self.exact.items()},
-            dict(self.choice),
-            self.route,
-            self.seconds,
-            list(self.failed),
-            self.held_out,
-            {"x": self.extended["x"], "y": self.extended["y"]},
-        )
-
-
 class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
     """What ``config.json`` says of a fitted AWCCA."""
 
     params: ParamsConfig
     models: dict[Task, TaskConfig]
-    path: PathConfig | None
+    path: Path | None
 
     def __post_init__(self) -> None:
-        """Refuse a model without one of the tasks."""
+        """Refuse a model without one of the tasks, and a path that does not fit its grid."""
         if set(self.models) != set(TASKS):
             raise InputError(f"models has the tasks {sorted(self.models)}; expected {', '.join(TASKS)}")
+        if self.path is None:
+            return
+        shape, scores = self.path.grid.shape, self.path.scores
+        if any(set(part) != set(TASKS) for part in (scores, self.path.exact, self.path.choice)):
+            raise InputError("path: the regularisation path lacks a task")
+        tables = [*self.path.exact.values(), *(table for own in scores.values() for table in own.values())]
+        points = [*self.path.choice.values(), *self.path.failed]
+        if any(table.shape != shape for table in tables) or not all(
+            0 <= i < shape[0] and 0 <= j < shape[1] for i, j in points
+        ):
+            raise InputError(f"path: a table or a point does not fit the grid of the shape {shape}")
 
 
 class AWCCA(BaseEstimator):  # type: ignore[misc]
@@ -518,7 +448,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             for name in ("correlations", "x_weights", "y_weights", *_MEASURED) if first == task else ():
                 if (array := getattr(model, name)) is not None:
                     tensors[f"{task}.{name}"] = to_numpy(array)
-        path = None if self.path_ is None else PathConfig.pack(self.path_)
+        path = self.path_
+        if path is not None and path.grid.filter is not None:  # a function cannot be stored
+            path = replace(path, grid=replace(path.grid, filter=None))
         return AWCCAConfig(ParamsConfig.pack(self), models, path), tensors
 
     @classmethod
@@ -554,7 +486,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                     f"{source.parent} contradicts itself about the filter; save the model again."
                 )
             model.filter = chosen.filter
-        model.path_ = None if config.path is None else config.path.unpack()
+        model.path_ = config.path
         model.n_features_in_ = int(model.x_mean_.shape[0])
         return model
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import TASKS, InputError
+from diptych._checks import TASKS, InputError, check_choice
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -68,7 +68,7 @@ from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
-from diptych.retrieval.stores._memory import ItemTable, MemoryStore
+from diptych.retrieval.stores._memory import KINDS, ItemTable, MemoryStore
 from diptych.text import HKSE
 from diptych.text._hkse import INSIDE, read_hkse, write_hkse
 
@@ -137,6 +137,8 @@ class RetrieverConfig(Schema, frozen=True):
         """Refuse a folder that has both, or neither."""
         if {self.address is None, self.model is not None, self.items is not None} not in ({True}, {False}):
             raise InputError("expected either the address of a database, or a model and items")
+        if self.model is not None:
+            check_choice(self.model.index.kind, KINDS, "model.index.kind")
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,8 +112,8 @@ def test_the_path_is_saved(pairs, tmp_path):
 def test_a_damaged_path_is_refused(pairs, tmp_path):
     AWCCA(grid=4).fit(*pairs[0]).save(tmp_path / "model")
     path = json.loads((files_of(tmp_path / "model") / "config.json").read_text())["path"]
-    edit_config(tmp_path / "model", path={**path, "x": [1.0]})
-    with pytest.raises(InputError, match="path: a table of the regularisation path"):
+    edit_config(tmp_path / "model", path={**path, "grid": {**path["grid"], "x": [1.0]}})
+    with pytest.raises(InputError, match="path: a table or a point does not fit the grid"):
         AWCCA.load(tmp_path / "model")
 
 
