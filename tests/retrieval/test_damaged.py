@@ -1,4 +1,4 @@
-"""A thousand damaged folders: an answer that looks right, or one sentence; never anything else."""
+"""A thousand damaged folders: an answer that looks right, or one message; never anything else."""
 
 import json
 import os

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from psycopg import sql
 
-from database import fill, unit_rows
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych.retrieval._items import Filter, Item
 from diptych.retrieval.stores._base import Block, ModelChanged
@@ -17,6 +16,7 @@ from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _vectors as vectors_module
 from diptych.retrieval.stores.postgres._connection import Address
 from diptych.retrieval.stores.postgres._items import filter_condition
+from filled_stores import fill, unit_rows
 from saved_files import files_of
 from tolerance import assert_same_hits, rounding
 
@@ -289,32 +289,7 @@ class TestLimits:
         assert len(few.search(y[0])) == 10
 
 
-HOSTILE = [
-    "it's",
-    '"quoted"',
-    "a;DROP TABLE items--",
-    "%s %(x)s",
-    "{0}",
-    "\\",
-    "猫",
-    "new\nline\u2028",
-    "é" * 999,
-]
-
-
 class TestHostile:
-    @pytest.mark.parametrize("name", HOSTILE)
-    def test_names_of_any_kind_are_stored(self, filled, name):
-        retriever, address, x, y = filled
-        about = {"metadata": {name: {name: name}}, "texts": [f"about {name}"], "paths": [f"/{name}"]}
-        retriever.add(x[:1], y[:1], ids=[name], **about)
-        other = Retriever.connect(address)
-        hit = other.search(y[0], where=name)[0]
-        assert (hit.id, hit.path, hit.metadata) == (name, f"/{name}", {name: name})
-        assert ids(other.search(y[0], where={name: name})) == [name]
-        assert other.annotate(x[0], where=f"{name}#0")[0].text == f"about {name}"
-        assert other.remove(name) == 2
-
     @pytest.mark.parametrize(
         "options",
         [

@@ -9,11 +9,11 @@ import numpy as np
 import psycopg
 import pytest
 
-from database import fill, unit_rows
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 from diptych.retrieval.stores.postgres import PostgresStore, read_saved_address
 from diptych.retrieval.stores.postgres._connection import Address, Connections, _configure
+from filled_stores import fill, unit_rows
 from saved_files import edit_config
 
 

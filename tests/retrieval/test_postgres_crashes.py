@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from database import Proxy, fill, unit_rows
+from database import Proxy
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval._items import Item
 from diptych.retrieval.stores._base import Block
 from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _versions as versions_module
+from filled_stores import fill, unit_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lie far")
 MODEL = {"params": (2.0, 3.0)}

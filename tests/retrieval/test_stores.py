@@ -1,22 +1,27 @@
 """Every store keeps the promises of the store protocol, whatever it is built on."""
 
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from diptych import InputError
+from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
 from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS, Filter
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenError
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._memory import MemoryStore
-from tolerance import rounding
+from tolerance import assert_same_hits, rounding
 
 DIMENSIONS = {"search": 4, "annotate": 5}
 WIDTHS = {"image": 3, "text": 6}
 TOLERANCE = rounding(np.float32, 8)
+MODEL = {"params": (2.0, 3.0)}
 STORES = ["flat", "hnsw", "mapped", "postgresql", "postgresql, hnsw"]
 
 
@@ -89,6 +94,12 @@ def empty(request):
     pytest.importorskip("psycopg")
     fresh = request.getfixturevalue("fresh")
     return open_store(fresh(**({"index": "hnsw"} if "hnsw" in request.param else {})))
+
+
+@pytest.fixture
+def without_items(empty):
+    """A store with a model and without items."""
+    return empty.replace(lambda: contents([]))
 
 
 @pytest.fixture
@@ -169,6 +180,62 @@ def test_a_filter_by_metadata(filled, where, fits):
     assert_matches(matches, expected("search", queries, wanted), 99)
 
 
+def test_a_filter_by_ids_and_metadata(filled):
+    queries, ids = queries_of("search"), {"i3", "i4", "i6", "i7"}
+    where = Filter(frozenset(ids), {"colour": ("blue",)})
+    matches = filled.store.search("search", queries, 99, where, filled.version)
+    assert_matches(matches, expected("search", queries, {"i3", "i6"}), 99)
+
+
+def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
+    queries = queries_of("search", 1)
+    where = Filter(frozenset(["a\0", "\udcff", "i3"]))
+    ((match,),) = filled.store.search("search", queries, 9, where, filled.version)
+    assert match[0].id == "i3"
+    with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
+        filled.store.search("search", queries, 9, Filter(metadata={"\udcff": (1,)}), filled.version)
+    with pytest.raises(InputError, match="there is no item"):
+        filled.store.remove(["a\0"])
+    assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
+
+
+KEYS = st.sampled_from(["a", "b", "c'd", '"', "%s", "{0}", "\\"])
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=False, allow_infinity=False, width=16),
+    st.sampled_from(["", "a", "b", "1", "true", "null", "it's", '"', "\\", "\\u0000", "%s", "{}", "猫"]),
+)
+VALUES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab"), inner)
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=5),
+    st.dictionaries(KEYS, PLAIN | st.lists(PLAIN, max_size=3), max_size=2),
+)
+def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, where):
+    store = without_items
+    names, chosen = [f"item {i}" for i in range(len(metadata))], Filter.by_metadata(where)
+    block = make_block("image", names, metadata=dict(zip(names, metadata, strict=True)))
+    version = store.state().version
+    store.add([block], version)
+    try:
+        if set(where) <= {key for own in metadata for key in own}:
+            (own,) = store.search("search", block.vectors[:1], 10, chosen, version)
+            matching = [item for item in block.items if chosen.matches(item)]
+            assert sorted((item for item, _ in own), key=block.items.index) == matching
+        else:
+            with pytest.raises(InputError, match="no item has"):
+                store.search("search", block.vectors[:1], 10, chosen, version)
+    finally:
+        store.remove(names)
+
+
 def test_a_metadata_key_that_no_item_has_is_an_error(filled):
     queries = queries_of("search")
     with pytest.raises(InputError, match="'color', which no item has .* did you mean 'colour'"):
@@ -193,6 +260,60 @@ def test_items_are_added_and_searched(filled):
         rtol=1e-6,
     )
     assert [item.id for item in filled.store.items(image="a")] == ["a#0"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "it's",
+        '"quoted"',
+        "a;DROP TABLE items--",
+        "%s %(x)s",
+        "{0}",
+        "\\",
+        "猫",
+        "new\nline\u2028",
+        "é" * 999,
+    ],
+)
+def test_names_of_any_kind_are_stored(filled, name):
+    image = Item(name, "image", path=f"/{name}", metadata={name: name})
+    text = Item(f"{name}#0", "text", text=f"about {name}", image=name)
+    blocks = [
+        replace(make_block("image", [name]), items=[image]),
+        replace(make_block("text", [name]), items=[text]),
+    ]
+    filled.store.add(blocks, filled.version)
+    for where in (Filter(frozenset([name])), Filter(metadata={name: (name,)})):
+        ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
+        assert match[0] == image
+    assert list(filled.store.items(image=name)) == [text]
+    assert filled.store.remove([name]) == 2
+
+
+def test_threads_search_while_one_adds_and_removes(filled):
+    stop, errors, query = threading.Event(), [], queries_of("search", 1)
+
+    def repeat():
+        try:
+            while not stop.is_set():
+                (own,) = filled.store.search("search", query, 999, None, filled.version)
+                assert len({item.id for item, _ in own}) == len(own) >= len(IMAGES)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(15):
+        filled.store.add([make_block("image", [f"new {i}"], i)], filled.version)
+        if i % 2:
+            filled.store.remove([f"new {i}"])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert filled.store.count("image") == len(IMAGES) + 8
 
 
 @pytest.mark.parametrize(
@@ -225,6 +346,15 @@ def test_an_image_is_removed_with_its_captions(filled):
     assert filled.store.features("text", ["i4#4"]) is None
 
 
+def test_an_id_can_be_used_again_after_its_item_was_removed(filled):
+    filled.store.remove(["i4"])
+    block = make_block("image", ["i4"], 1)
+    filled.store.add([block], filled.version)
+    ((match,),) = filled.store.search("search", block.vectors, 1, None, filled.version)
+    assert match[0] == block.items[0]
+    assert [item.id for item in filled.store.items("image")][-1] == "i4"
+
+
 def test_an_unknown_id_removes_nothing(filled):
     before = filled.store.state()
     with pytest.raises(InputError, match="there is no item 'nobody'"):
@@ -246,6 +376,12 @@ def test_items_come_in_order_of_addition(filled):
     assert [item.id for item in filled.store.items(image="i7")] == ["i7#7", "i7#37"]
     assert [item.id for item in filled.store.items(new=True)] == ["new"]
     assert next(filled.store.items(ids=["i3"])) == BLOCKS[0].items[3]
+
+
+def test_more_items_than_are_read_at_a_time(empty):
+    names = [str(i) for i in range(4500)]
+    store = empty.replace(lambda: contents([make_block("image", names)]))
+    assert [item.id for item in store.items()] == names
 
 
 @pytest.mark.parametrize("task", ["search", "annotate"])
@@ -297,6 +433,39 @@ def test_a_fit_replaces_everything(filled):
     assert [item.id for item, _ in own] == ["only"]
 
 
+def test_a_replacement_that_fails_leaves_the_store_as_it_was(filled):
+    before = filled.store.state()
+
+    def blocks():
+        yield make_block("image", IMAGES[:5], 3)
+        raise InputError("this encoder is broken.")
+
+    for version in (None, filled.version):
+        with pytest.raises(InputError, match="this encoder is broken"):
+            filled.store.replace(lambda: contents(blocks()), version)
+    assert filled.store.state() == before
+    queries = queries_of("search")
+    matches = filled.store.search("search", queries, 7, None, filled.version)
+    assert_matches(matches, expected("search", queries), 7)
+
+
+@pytest.mark.parametrize("index", ["flat", "postgresql"])
+def test_vectors_in_float16(index, request):
+    index = request.getfixturevalue("fresh")() if index == "postgresql" else index
+    store = open_store(index, "float16").replace(lambda: contents(BLOCKS))
+    version, queries = store.state().version, queries_of("search")
+    assert store.dtype == "float16"
+    (block,) = store.vectors("search", version)
+    np.testing.assert_array_equal(block.vectors, BLOCKS[0].vectors.astype(np.float16))
+    half = [replace(BLOCKS[0], vectors=block.vectors.astype(np.float32))]
+    for own, best in zip(
+        store.search("search", queries, 5, None, version),
+        expected("search", queries, blocks=half),
+        strict=True,
+    ):
+        np.testing.assert_allclose([p for _, p in own], [p for _, p in best[:5]], atol=2e-3)
+
+
 def test_a_store_may_be_filled_with_nothing_and_added_to(empty):
     store = empty.replace(lambda: contents([]))
     version, queries = store.state().version, queries_of("search")
@@ -337,3 +506,67 @@ def test_a_shared_store_keeps_the_model_and_notices_another(filled, tmp_path):
             use()
     assert filled.store.read_model(tmp_path, ["config.json"]) == filled.store.state().version
     assert (tmp_path / "config.json").read_text() == "second"
+
+
+class TestRetrievers:
+    """Retrievers behave alike on every kind of store."""
+
+    @pytest.mark.parametrize("features", [False, True])
+    def test_a_fitted_model_is_filled_in_batches_and_refitted(
+        self, new_index, views, tmp_path, features, recwarn
+    ):
+        x, y, pairing = views(n=90)
+        model = AWCCA(**MODEL).fit(x[:60], y[:120], pairing[:120])
+        sample = (x[:60], y[:120]) if features else None
+        retriever = Retriever.from_model(model, features=sample, index=new_index())
+        assert retriever.search(y[0]) == []
+        for start in range(0, 60, 20):
+            rows = slice(2 * start, 2 * start + 40)
+            batch = [str(i) for i in range(start, start + 20)]
+            retriever.add(x[start : start + 20], y[rows], pairing=pairing[rows] - start, ids=batch)
+        plain = Retriever.from_features(x[:60], y[:120], pairing[:120], model=AWCCA(**MODEL))
+        for one, other in zip(retriever.search(y[:20]), plain.search(y[:20]), strict=True):
+            assert [hit.id for hit in one] == [hit.id for hit in other]
+        recwarn.clear()
+        retriever.add(100 * x[60:61], ids=["far"])
+        assert bool([w for w in recwarn if "lie far" in str(w.message)]) == features
+        retriever.save(tmp_path / "model")
+        again = Retriever.load(tmp_path / "model")
+        assert again.search(y[:5]) == retriever.search(y[:5])
+        retriever.refit()  # the pairs were added, so they count once more
+        assert retriever.info()["facts"]["refitted"] == {"pairs": 240, "before": 120}
+
+    def test_a_model_without_its_spectra_cannot_be_refitted(self, new_index, views, tmp_path):
+        x, y, pairing = views()
+        AWCCA(**MODEL).fit(x, y, pairing).save(tmp_path / "awcca")
+        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"), index=new_index())
+        retriever.add(x, y, pairing=pairing)
+        with pytest.raises(InputError, match="moments of this model's training pairs are not known"):
+            retriever.refit()
+        retriever.save(tmp_path / "model")
+        assert len(Retriever.load(tmp_path / "model").search(y[0], k=100)) == 60
+
+    def test_only_fitted_models_are_accepted(self, views):
+        with pytest.raises(InputError, match="str"):
+            Retriever.from_model("model")
+        with pytest.raises(ValueError, match="not fitted"):
+            Retriever.from_model(AWCCA())
+        x, y, pairing = views()
+        with pytest.raises(InputError, match="features"):
+            Retriever.from_model(AWCCA(**MODEL).fit(x, y, pairing), features=(x,))
+
+    def test_filters_by_metadata_and_by_a_function_agree(self, make):
+        about = {str(i): {"colour": ["red", "blue", "green"][i % 3], "even": i % 2 == 0} for i in range(60)}
+        made = make(metadata=about)
+        for where in ({"colour": "red"}, {"colour": ["red", "blue"], "even": True}, {"colour": []}, {}):
+            hits = made.retriever.search(made.y[0], k=100, where=where)
+            chosen = Filter.by_metadata(where)
+            assert {int(hit.id) for hit in hits} == {
+                i for i in range(60) if chosen.matches(Item("", "image", metadata=about[str(i)]))
+            }
+            similar = [
+                made.retriever.similar(image=made.x[0], k=100, where=each) for each in (where, chosen.matches)
+            ]
+            assert_same_hits(*similar, rounding(np.float32, 8))
+            weighted = made.retriever.search(made.y[0], k=100, where=where, weighting="none")
+            assert {hit.id for hit in weighted} == {hit.id for hit in hits}

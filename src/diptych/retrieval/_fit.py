@@ -274,7 +274,7 @@ def adopt_model(model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None) ->
         width = embedding.features(view)
         detector = OutlierDetector.unlimited(width)
         if sample is not None:
-            rows = join_blocks(sample[i], fitted.layout(view), view)
+            rows = join_blocks(sample[i], fitted.layout, view)
             rows = check_view(rows, f"{view} features", n_features=width)
             detector = OutlierDetector.fit(to_numpy(rows), normalize[i])
         fitted.outliers[view] = detector

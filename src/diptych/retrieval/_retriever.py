@@ -150,16 +150,21 @@ class Retriever:
         keep_features: bool = True,
         device: str = "cpu",
     ) -> None:
-        self.store: Store = open_store(index, dtype)
-        self._guessed = isinstance(image_encoder, str) and image_encoder == "auto"
-        self._encoders = Encoders("pyramid" if self._guessed else image_encoder, text_encoder)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
             model = AWCCA() if preset is None else Fusion(preset)
         model.check_parameters()
-        self.model = model
-        self.keep_features, self.device = keep_features, device
+        guess = isinstance(image_encoder, str) and image_encoder == "auto"
+        encoders = Encoders("pyramid" if guess else image_encoder, text_encoder)
+        self._set_up(open_store(index, dtype), encoders, model, keep_features, device)
+        self._guessed = guess
+
+    def _set_up(
+        self, store: Store, encoders: Encoders, model: AWCCA | Fusion, keep_features: bool, device: str
+    ) -> None:
+        self.store, self._encoders, self.model = store, encoders, model
+        self.keep_features, self.device, self._guessed = keep_features, device, False
         self.base: Base | None = None
         self.version = ""
         """The version of the model in a shared store, as last seen."""
@@ -552,7 +557,7 @@ class Retriever:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
             for view, (new, shown) in inputs.items():
                 if new is not None:
-                    layout = searcher.fitted.layout(view)
+                    layout = searcher.fitted.layout
                     things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, layout)
             with self._writing:
                 current = self._current()
@@ -672,9 +677,9 @@ class Retriever:
     def _from_loaded(
         cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
     ) -> Retriever:
-        retriever = cls(None, None, loaded.fitted.model, keep_features=loaded.keep_features, device=device)
-        retriever._searcher = loaded.searcher(loaded.encoders(image_encoder, text_encoder))
-        retriever.store, retriever.version = loaded.store, loaded.version
+        retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
+        retriever._set_up(loaded.store, encoders, loaded.fitted.model, loaded.keep_features, device)
+        retriever._searcher, retriever.version = loaded.searcher(encoders), loaded.version
         return retriever
 
     def _current(self) -> Searcher:
@@ -692,7 +697,7 @@ class Retriever:
         """Return the result for one query, or a list of results for several."""
 
         def answer(searcher: Searcher) -> Any:
-            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout(view))
+            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout)
             if single and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
             results = search(searcher, queries.features)
@@ -739,11 +744,11 @@ class Retriever:
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        return join_blocks(features, self._current().fitted.layout(view), view)
+        return join_blocks(features, self._current().fitted.layout, view)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
-        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout(view)).features
+        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout).features
         if SEARCHED[chosen] == view:
             return searcher.embedding.items(features, chosen)[0]
         return searcher.embedding.queries(features, chosen)

@@ -75,10 +75,9 @@ class ItemTable:
     def keys(self, view: View) -> Keys:
         return np.array([key for key, item in self if item.view == view], np.int64)
 
-    def with_ids(self, ids: Iterable[str]) -> list[tuple[int, Item]]:
-        """Return keys and items of those ids that are stored, in order of addition."""
-        keys = sorted({key for item_id in ids if (key := self.key(item_id)) is not None})
-        return [(key, item) for key in keys if (item := self._items.get(key)) is not None]
+    def keys_of(self, ids: Iterable[str]) -> Keys:
+        """Return the keys of those ids that are stored, ascending."""
+        return np.unique(np.array([key for i in ids if (key := self.key(i)) is not None], np.int64))
 
     def caption_keys(self, image_id: str) -> list[int]:
         return list(self._captions.get(image_id, ()))
@@ -209,9 +208,14 @@ class MemoryStore:
         image: str | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
-        pairs: Iterable[tuple[int, Item | None]] = self.table if ids is None else self.table.with_ids(ids)
-        if image is not None:
-            pairs = [(key, self.table.get(key)) for key in self.table.caption_keys(image)]
+        pairs: Iterable[tuple[int, Item | None]] = self.table
+        if ids is not None or image is not None:
+            keys = (
+                self.table.caption_keys(image)
+                if image is not None
+                else self.table.keys_of(ids or ()).tolist()
+            )
+            pairs = [(key, self.table.get(key)) for key in keys]
         for key, item in pairs:
             if item is not None and view in (None, item.view) and (not new or key >= self.learned):
                 yield item
@@ -267,7 +271,11 @@ class MemoryStore:
 
     def _allowed(self, task: Task, where: Filter) -> Keys:
         if where.ids is not None:
-            return self._matching(task, where, self.table.with_ids(where.ids))
+            keys = self.table.keys_of(where.ids)
+            if not where.metadata:
+                return keys
+            pairs = ((key, item) for key in keys.tolist() if (item := self.table.get(key)) is not None)
+            return self._matching(task, where, pairs)
         # Looking at every item takes longer than a search, and the same filter is often used again.
         name, changes = (task, json.dumps(where.metadata, sort_keys=True)), self.table.changes
         with self._writing:

@@ -135,8 +135,8 @@ def load_version(
 ) -> None:
     """Load a version and put it in use; for callers within ``exclusive``.
 
-    ``before`` is the version whose items and dtype stay, or None if the contents bring new items.
-    ``on_begin`` is called with the name of the new version before it can be in use.
+    ``before`` is the version whose items and dtype stay; None: the contents bring new items. ``on_begin``
+    is called with the name of the new version before it can be in use.
     """
     schema, graph = address.schema, address.index == "hnsw"
     if before is not None:
