@@ -32,6 +32,10 @@ class DataWarning(UserWarning):
     """Something about the data that users should know; the message says what it is and what to do."""
 
 
+FEW_PAIRS = 50
+"""With fewer training pairs, what is selected is mostly chance; a fit warns, and the model card says so."""
+
+
 def count(n: int, noun: str) -> str:
     """``n`` with its noun, singular or plural, for messages.
 

@@ -5,32 +5,33 @@ import pytest
 
 from diptych import AWCCA, retrieval_scores
 from diptych.cca import spectra
-from diptych.paper import Options, Setting, gather
-from diptych.paper._main import chance
-from diptych.paper._selecting import selected_and_tested
+from diptych.paper import Options, find_data
+from diptych.paper._experiment import select_and_test
+from diptych.paper._main_results import chance
+from diptych.paper._setting import Setting
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def setting(real_data):
-    return Setting(gather("flickr8k", real_data), Options.for_dataset("flickr8k", quick=True))
+    return Setting(find_data("flickr8k", real_data), Options.for_dataset("flickr8k", quick=True))
 
 
 @pytest.fixture
 def small(setting):
     """The smallest of each kind of features."""
-    return min(setting.materials.images, key=lambda source: source.dimension), setting.materials.texts[0]
+    return min(setting.data.images, key=lambda source: source.dimension), setting.data.texts[0]
 
 
-def test_what_the_folder_holds(setting):
+def test_features_vectors_and_images_are_found(setting):
     assert setting.image.name == "ResNet-50"
-    assert [source.name for source in setting.materials.texts] == ["MiniLM"]
-    assert "word2vec" in setting.materials.vectors_kind
-    assert setting.materials.picture(int(setting.run.test[0])) is not None
+    assert [source.name for source in setting.data.texts] == ["MiniLM"]
+    assert "word2vec" in setting.data.vectors_origin
+    assert setting.data.load_image(int(setting.run.test[0])) is not None
 
 
-def test_halves_make_the_same_spectra(setting, small):
+def test_views_decomposed_alone_give_the_same_spectra(setting, small):
     found = setting.spectra(*small)
     expected = spectra(*setting.views(*small, setting.train))
     np.testing.assert_allclose(found.s_x, expected.s_x, atol=1e-10 * expected.s_x[0])
@@ -42,7 +43,7 @@ def test_halves_make_the_same_spectra(setting, small):
 @pytest.mark.parametrize("name", ["guided", "tsvd", "tikhonov"])
 def test_rows_of_the_tables_are_what_the_estimator_gives(setting, small, name):
     run = setting.run
-    found = selected_and_tested(setting, *small, run.validation, [run.test], name, "log")[0]
+    found = select_and_test(setting, *small, run.validation, [run.test], name, "log")[0]
     model = AWCCA(filter=name, grid=("log", setting.options.grid))
     model.fit(*setting.views(*small, setting.train), validation=setting.views(*small, run.validation))
     x, y, pairing = setting.views(*small, run.test)
@@ -53,7 +54,7 @@ def test_rows_of_the_tables_are_what_the_estimator_gives(setting, small, name):
             assert abs(value - expected[key]) <= (0.1 if "r@" in key else 1.0)
 
 
-def test_a_random_model_finds_one_in_a_thousand(setting):
+def test_a_random_model_has_one_hit_in_a_thousand(setting):
     row = chance(setting)["rows"][0]
     assert row["search"]["r@1"] == pytest.approx(0.1, abs=0.15)
     assert row["search"]["median_rank"] == pytest.approx(500, abs=40)

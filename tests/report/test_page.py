@@ -1,4 +1,4 @@
-"""The page: everything within it, everything escaped, numbers to the right and the best in bold."""
+"""The page: it contains everything, text is escaped, numbers are aligned right and the best is bold."""
 
 import re
 
@@ -6,17 +6,17 @@ import pytest
 
 from diptych.report._page import (
     Html,
-    Picture,
     Row,
+    Thumbnail,
     bullets,
     code,
     figure,
-    number,
+    format_cell,
     page,
     paragraph,
-    pictures,
     section,
     table,
+    thumbnails,
     verdict,
 )
 
@@ -45,7 +45,9 @@ def whole():
             ),
             section("Figure", figure(drawing(), NASTY, NASTY), figure(drawing(), "twice", "twice")),
             section(
-                "Pictures", pictures([(NASTY, [Picture(b"\x89PNG", NASTY, True)])]), verdict(True, NASTY)
+                "Thumbnails",
+                thumbnails([(NASTY, [Thumbnail(b"\x89PNG", NASTY, True)])]),
+                verdict(True, NASTY),
             ),
         ],
         footer=NASTY,
@@ -59,7 +61,7 @@ def test_everything_is_escaped():
     assert "&lt;script&gt;" in found
 
 
-def test_a_page_needs_nothing_from_elsewhere():
+def test_a_page_loads_nothing_from_the_network():
     found = whole()
     assert not re.search(r"https?://", found)
     linked = re.findall(r'(?:src|href)="([^"]*)"', found)
@@ -69,7 +71,7 @@ def test_a_page_needs_nothing_from_elsewhere():
     assert "url(http" not in found
 
 
-def test_inner_links_lead_somewhere_and_names_do_not_meet():
+def test_inner_links_have_targets_and_ids_are_unique():
     found = whole()
     names = re.findall(r'\bid="([^"]*)"', found)
     assert len(names) == len(set(names))
@@ -77,7 +79,7 @@ def test_inner_links_lead_somewhere_and_names_do_not_meet():
     assert targets <= set(names)
 
 
-def test_the_best_of_a_column_is_bold_and_published_rows_take_no_part():
+def test_the_best_of_a_column_is_bold_and_published_rows_are_not_compared():
     rows = [["a", 10.0, 3], ["b", 20.0, 5], Row(["published", 99.0, 1], "quiet"), Row(["Group"], "head")]
     found = table(["model", "r@1", "median"], rows, best={1: "high", 2: "low"})
     assert re.findall(r'class="best">([^<]*)<', found) == ["3", "20.0"]
@@ -96,7 +98,7 @@ def test_equal_numbers_are_all_best_and_a_single_row_is_not():
         (["guided", "Tikhonov"], True),
         (["28.1 ± 0.3", "≈ 0.5"], False),
         (["3 of 10", "9 s"], False),
-        (["500 pictures drawn here", "2 more"], True),
+        (["500 images drawn here", "2 more"], True),
         ([1.0, "–"], False),
     ],
 )
@@ -115,14 +117,14 @@ def test_headings_over_several_columns():
     [(None, "–"), (21.66, "21.7"), (0.0123, "0.0123"), (0.0, "0.0"), (12345, "12,345"), ("a<b", "a&lt;b")],
 )
 def test_cells(value, shown):
-    assert number(value) == shown
+    assert format_cell(value) == shown
 
 
-def test_what_is_markup_already_is_left_alone():
+def test_markup_is_not_escaped_again():
     assert paragraph(Html("<b>bold</b>")) == "<p><b>bold</b></p>"
 
 
-def test_verdicts_are_told_by_word_not_by_colour_alone():
+def test_verdicts_are_visible_without_colour():
     assert "holds here" in verdict(True)
     assert "does not hold here" in verdict(False)
     assert verdict(None) == "not measured"

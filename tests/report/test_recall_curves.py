@@ -105,7 +105,7 @@ def test_without_matplotlib_one_line_says_what_to_install(ranks, monkeypatch):
     ("given", "message"),
     [
         ({}, "from 1 to 20"),
-        ({str(i): {} for i in range(21)}, "21 models .* from 1 to 20"),
+        ({str(i): {} for i in range(21)}, "21 models.* from 1 to 20"),
         ({"a": {"search": np.array([1])}}, "'a' has no ranks for 'annotate'"),
         (
             {"a": {"search": np.array([1.5]), "annotate": np.array([1])}},
