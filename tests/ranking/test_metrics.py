@@ -18,7 +18,7 @@ RANKS = np.array([1, 2, 6, 11])
 )
 def test_by_name(name, value, cutoff):
     found = metric(name)
-    assert found.of(RANKS) == pytest.approx(value)
+    assert found(RANKS) == pytest.approx(value)
     assert found.cutoff == cutoff
 
 
@@ -31,7 +31,7 @@ def test_a_function():
     def within_two(ranks):
         return float((ranks <= 2).sum())
 
-    assert metric(within_two).of(RANKS) == 2.0
+    assert metric(within_two)(RANKS) == 2.0
     assert metric(within_two).name == "within_two"
 
 

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from diptych._arrays import Array, in_numpy, to_numpy
+from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -43,7 +43,7 @@ from diptych.cca._filters import (
     Tikhonov,
     TruncatedSVD,
     check_filter,
-    named_filters,
+    make_filters,
 )
 from diptych.cca._fit import (
     ByTask,
@@ -61,7 +61,7 @@ from diptych.cca._fit import (
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Engine, are_blocks
-from diptych.cca._weighting import Projection, Weighting, check_weighting
+from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
 from diptych.cca.selection import Grid, Path
 from diptych.cca.selection._grids import check_grid
 from diptych.ranking import metric, ranks
@@ -291,8 +291,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
     weighting : str or pair
         ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y;
-        ``"residual"`` (in units of what the item leaves open of the query), ``"csa"`` (canonical similarity
-        of Li et al., 2025); see ``diptych.cca._weighting``.
+        or ``"residual"``; see ``diptych.cca.powers`` and ``diptych.cca.weight_factors``.
     similarity : {"cosine", "l2"}
         How embeddings are compared.
     n_components : int, "auto" or None
@@ -492,7 +491,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             if name == "X":
                 validate_data(self, X, reset=False, skip_check_array=True)
             projection = self._projection(task, name)
-            embedded.append(projection(view) if device is None else projection.on(device, view))
+            embedded.append(projection(view) if device is None else projection.on_device(device, view))
         return embedded[0] if len(embedded) == 1 else tuple(embedded)
 
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
@@ -506,7 +505,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         values = []
         for each in tasks:
             x, y = self.transform(X, Y, task=each)
-            values.append(chosen.of(ranks(x, y, pairing, task=each, similarity=self.similarity)))
+            values.append(chosen(ranks(x, y, pairing, task=each, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -583,12 +582,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def _projection(self, task: Task, view: str) -> Projection:
         model = self.models_[task]
-        mean, weights, how = (
-            (self.x_mean_, model.x_weights, self.normalize[0])
-            if view == "X"
-            else (self.y_mean_, model.y_weights, self.normalize[1])
-        )
-        return Projection(view, how, mean, weights, model.correlations, self.weighting, task)
+        for_x, for_y = weight_factors(model.correlations, self.weighting, task)
+        if view == "X":
+            return Projection(view, self.normalize[0], self.x_mean_, model.x_weights, for_x)
+        return Projection(view, self.normalize[1], self.y_mean_, model.y_weights, for_y)
 
     def _keep(
         self,
@@ -600,7 +597,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         home: bool = False,
     ) -> None:
         def fitted(where: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
-            filters = named_filters(self.filter, params[task], where.s_x, where.s_y)
+            filters = make_filters(self.filter, params[task], where.s_x, where.s_y)
             return regularized_cca(where, *filters, dimension)
 
         models: dict[Task, CanonicalModel] = {}
@@ -619,7 +616,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                 model = replace(model, validation_correlations=measured[:kept])
             models[task] = model
         if home:
-            spectra, models = in_numpy(spectra), {task: in_numpy(model) for task, model in models.items()}
+            spectra, models = (
+                fields_to_numpy(spectra),
+                {task: fields_to_numpy(model) for task, model in models.items()},
+            )
         self.spectra_, self.models_ = spectra, models
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])

@@ -21,33 +21,40 @@ from diptych._checks import (
     Task,
     check_choice,
     check_matrix,
+    check_number,
     check_pair_of_views,
     check_pairing,
-    check_together,
+    check_same_backend,
 )
-from diptych._devices import on_device
+from diptych._devices import copy_to_device
 from diptych._normalize import normalize
 from diptych._threads import progress_bar
 from diptych.cca._canonical import CanonicalModel, regularized_cca
-from diptych.cca._filters import AnyFilter, CustomFilter, Tikhonov, as_number, custom_filter, named_filters
+from diptych.cca._filters import (
+    SHRINKAGES,
+    AnyFilter,
+    CustomFilter,
+    Shrinkage,
+    Tikhonov,
+    custom_filter,
+    make_filters,
+    shrinkage_gammas,
+)
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
 from diptych.cca._spectra import (
-    SHRINKAGES,
-    Shrinkage,
     Spectra,
     resolve_solver,
-    shrunk_gammas,
     spectra,
     spectra_from_moments,
 )
-from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, moments_of_blocks
+from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
 from diptych.cca.selection import (
     Kind,
     Path,
     best_dimension,
     check_widths,
-    held_out_size,
     hold_out,
+    holdout_size,
     leave_one_out_path,
     left_out,
     make_grid,
@@ -187,7 +194,7 @@ class Fitting:
         """Fit on whole views. Where Gram matrices serve, rows are read and normalised a block at a time."""
         settings = self.settings
         x, y = check_matrix(X, "X"), check_matrix(Y, "Y")
-        check_together(x, y)
+        check_same_backend(x, y)
         pairing = check_pairing(pairing, x.shape[0], y)
         if y.shape[0] < 2:
             raise InputError(
@@ -289,7 +296,7 @@ class Fitting:
         dimensions: Dimensions = dict.fromkeys(TASKS, fixed)
         if settings.n_components == "auto":
             for task in TASKS:
-                filters = named_filters(settings.filter, chosen[task], spectra.s_x, spectra.s_y)
+                filters = make_filters(settings.filter, chosen[task], spectra.s_x, spectra.s_y)
                 model = regularized_cca(spectra, *filters)
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
         return Selected(spectra, chosen, dimensions, path, Unseen(validation, spectra, chosen))
@@ -312,8 +319,8 @@ class Fitting:
         if validation is not None or settings.filter != "tikhonov" or settings.n_components == "auto":
             return None
         images = len(np.unique(to_numpy(pairing)))
-        share = as_number(settings.validation_fraction, "validation_fraction")
-        if images >= FEW or not 0.0 < share < 1.0 or held_out_size(images, share) is not None:
+        share = check_number(settings.validation_fraction, "validation_fraction")
+        if images >= FEW or not 0.0 < share < 1.0 or holdout_size(images, share) is not None:
             return None
         warnings.warn(
             f"{images} items are too few to hold some out: γ was taken from theory (Ledoit-Wolf), which "
@@ -329,7 +336,7 @@ class Fitting:
         """Parameters with no validation pairs; the spectra are those of the given views."""
         settings = self.settings
         if kind != "leave-one-out":
-            return params_by_task(shrunk_gammas(x, y, pairing, kind)), None
+            return params_by_task(shrinkage_gammas(x, y, pairing, kind)), None
         seeded = {"random_state": settings.random_state, "similarity": settings.similarity}
         rows = left_out(spectra, x, y, pairing, **seeded)  # type: ignore[arg-type]
         grid = make_grid("tikhonov", settings.grid, spectra)
@@ -348,7 +355,7 @@ class Fitting:
             named = getattr(blocks, "fingerprint", "")
             kept = Checkpoint(self.checkpoint, f"{named} {how} {settings.precision}")
         with progress_bar("summing", settings.verbose) as progress:
-            return moments_of_blocks(blocks, prepare, engine=self.engine, checkpoint=kept, progress=progress)
+            return sum_blocks(blocks, prepare, engine=self.engine, checkpoint=kept, progress=progress)
 
     def _blocks(self, x: Array, y: Array, pairing: Array, captions: Array | None = None) -> ArrayBlocks:
         size = None if self.device is None else DEVICE_BLOCK_BYTES
@@ -360,7 +367,7 @@ class Fitting:
         x, y = check_matrix(pairs[0], "X"), check_matrix(_as_matrix(pairs[1]), "Y")
         pairing = check_pairing(pairs[2] if len(pairs) == 3 else None, x.shape[0], y)
         if self.device is not None:
-            x, y, pairing = (on_device(each, self.device) for each in (x, y, pairing))
+            x, y, pairing = (copy_to_device(each, self.device) for each in (x, y, pairing))
         x, y, pairing = check_pair_of_views(x, y, pairing)
         return normalize(x, how[0]), normalize(y, how[1]), pairing
 

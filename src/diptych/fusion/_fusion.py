@@ -399,7 +399,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
         """Recall at 1 (percent) on the given pairs; the mean of both tasks when ``task`` is None."""
         tasks = TASKS if task is None else (check_task(task),)
-        return sum(metric("r@1").of(self.ranks(X, Y, pairing, task=t)) for t in tasks) / len(tasks)
+        return sum(metric("r@1")(self.ranks(X, Y, pairing, task=t)) for t in tasks) / len(tasks)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from diptych._checks import TASKS, Task
 from diptych.cca import AWCCA, spectra
-from diptych.cca._filters import AnyFilter, named_filters
+from diptych.cca._filters import AnyFilter, make_filters
 from diptych.cca.selection import Path, make_grid
 from diptych.data import PairedViews
 from diptych.fusion import Fusion
@@ -65,7 +65,7 @@ def compare_weightings(views: PairedViews) -> list[TestedModel]:
     grid = make_grid("tikhonov", _GRID, training)
     best: dict[tuple[str, Task], tuple[float, tuple[AnyFilter, AnyFilter]]] = {}
     for gammas in itertools.product(grid.x, grid.y):
-        filters = named_filters("tikhonov", gammas, training.s_x, training.s_y)
+        filters = make_filters("tikhonov", gammas, training.s_x, training.s_y)
         validation = rank(filters, "val")
         for name, by_task in WEIGHTINGS.items():
             for task, powers in by_task.items():

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from diptych._checks import TASKS, Task
-from diptych._normalize import unit_length
-from diptych.cca import CanonicalModel, Spectra, regularized_cca
-from diptych.cca._filters import named_filters
+from diptych._normalize import to_unit_length
+from diptych.cca import regularized_cca
+from diptych.cca._filters import make_filters
+from diptych.cca._weighting import project
 from diptych.paper._cache import Result
 from diptych.paper._experiment import Experiment, Part, Records, Results, select
 from diptych.paper._features import Floats, Rows
 from diptych.paper._figures import draw_planes
 from diptych.paper._setting import Setting
-from diptych.paper._weighting import ASYMMETRIC, Powers, project, sweep
+from diptych.paper._weighting import ASYMMETRIC, Powers, sweep
 from diptych.report._page import Html, Thumbnail, bullets, figure, heading, join, paragraph, text, thumbnails
 
 WEIGHTINGS: dict[str, Powers] = {
@@ -31,28 +31,22 @@ SHOWN, EXAMPLES, PACKS = 6, 3, 3
 THUMBNAIL_SIDE = 224
 
 
-@dataclass(eq=False)
 class _Embedder:
     """Guided Tikhonov at ``params`` (k of either view), on the features of the single experiments."""
 
-    setting: Setting
-    params: tuple[int, int]
+    def __init__(self, setting: Setting, params: tuple[int, int], powers: Powers) -> None:
+        self._setting, self._powers = setting, powers
+        self._spectra = setting.spectra(setting.image, setting.hkse)
+        filters = make_filters("guided", (params[0], params[1]), self._spectra.s_x, self._spectra.s_y)
+        self._model = regularized_cca(self._spectra, *filters)
 
-    @cached_property
-    def _spectra(self) -> Spectra:
-        return self.setting.spectra(self.setting.image, self.setting.hkse)
-
-    @cached_property
-    def _model(self) -> CanonicalModel:
-        filters = named_filters("guided", self.params, self._spectra.s_x, self._spectra.s_y)
-        return regularized_cca(self._spectra, *filters)
-
-    def embed(self, rows: Rows, powers: Powers, *, packs: bool = False) -> tuple[Floats, Floats, Rows]:
+    def embed(self, rows: Rows, *, packs: bool = False) -> tuple[Floats, Floats, Rows]:
         """Return unit vectors of some images and of their captions (or packs), and their pairing."""
-        setting = self.setting
+        setting, spectra, model = self._setting, self._spectra, self._model
         x, y, pairing = (setting.packs if packs else setting.views)(setting.image, setting.hkse, rows)
-        u, v, sigma = project(self._spectra, self._model, x, y)
-        return unit_length(u * sigma ** powers[0]), unit_length(v * sigma ** powers[1]), pairing
+        u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
+        a, b = (model.correlations**power for power in self._powers)
+        return to_unit_length(u * a), to_unit_length(v * b), pairing
 
 
 def largest(scores: Floats, number: int) -> Floats:
@@ -72,7 +66,7 @@ def _lay_out(setting: Setting) -> Result:
     def compute() -> Result:
         rows = setting.run.test
         vectors = {
-            name: _Embedder(setting, tuple(each["params"])).embed(rows, powers)
+            name: _Embedder(setting, each["params"], powers).embed(rows)
             for each, (name, powers) in zip(best, WEIGHTINGS.items(), strict=True)
         }
         count = min(setting.options.neighbours, len(rows))
@@ -161,9 +155,11 @@ def _find_examples(setting: Setting) -> Result:
     def compute() -> Result:
         dataset, rows = setting.data.dataset, setting.run.test
         captions = dataset.caption_rows(rows)
-        embedders: dict[Task, _Embedder] = {task: _Embedder(setting, tuple(params[task])) for task in TASKS}
+        embedders: dict[Task, _Embedder] = {
+            task: _Embedder(setting, params[task], ASYMMETRIC[task]) for task in TASKS
+        }
         rng = np.random.default_rng(setting.seed)
-        x, y, pairing = embedders["search"].embed(rows, ASYMMETRIC["search"])
+        x, y, pairing = embedders["search"].embed(rows)
         search = []
         for query in _draw_examples(np.array([np.argmax(x @ v) for v in y]) == pairing, rng):
             scores = x @ y[query]
@@ -175,7 +171,7 @@ def _find_examples(setting: Setting) -> Result:
                     "hits": [{"row": int(rows[i]), "score": scores[i]} for i in largest(scores, SHOWN)],
                 }
             )
-        x, y, pairing = embedders["annotate"].embed(rows, ASYMMETRIC["annotate"])
+        x, y, pairing = embedders["annotate"].embed(rows)
         annotate = []
         is_right = pairing[np.array([np.argmax(y @ u) for u in x])] == np.arange(len(x))
         for query in _draw_examples(is_right, rng):
@@ -212,8 +208,8 @@ def _find_packs(setting: Setting, embedder: _Embedder, rng: np.random.Generator)
     """Describe some test images by the nearest packs of captions of training images."""
     dataset = setting.data.dataset
     queries = np.sort(rng.permutation(setting.run.test)[:EXAMPLES])
-    x, _, _ = embedder.embed(queries, ASYMMETRIC["annotate"])
-    _, packs, _ = embedder.embed(setting.train, ASYMMETRIC["annotate"], packs=True)
+    x, _, _ = embedder.embed(queries)
+    _, packs, _ = embedder.embed(setting.train, packs=True)
     described = np.array([row for row in setting.train if len(dataset.caption_rows([row]))])
     examples = []
     for row, query in zip(queries, x, strict=True):

@@ -12,7 +12,7 @@ import threadpoolctl
 
 from diptych._checks import TASKS, InputError, Task
 from diptych.cca import Spectra, Tikhonov
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.cca.selection import Grid, Problem, make_grid, make_weights, regularization_path
 from diptych.cca.selection._path import exact_points
 from diptych.paper._cache import Result, digest
@@ -96,7 +96,7 @@ def blas_threads() -> int:
 
 def rank_queries(problem: Problem, spectra: Spectra, name: str, params: Any) -> dict[Task, Floats]:
     """Rank every query of both tasks with one filter, exactly and without an SVD."""
-    x, y = named_filters(name, tuple(params), spectra.s_x, spectra.s_y)
+    x, y = make_filters(name, tuple(params), spectra.s_x, spectra.s_y)
     if isinstance(x, Tikhonov) and isinstance(y, Tikhonov):
         point = Grid("tikhonov", np.array([x.gamma]), np.array([y.gamma]))
     else:

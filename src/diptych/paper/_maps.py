@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych._checks import TASKS, Task
 from diptych.cca import Spectra, Tikhonov
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.cca.selection import Grid, Problem, make_grid, make_weights
 from diptych.cca.selection._path import exact_points
 from diptych.paper._cache import Result
@@ -245,7 +245,7 @@ def _select_filters(setting: Setting) -> Result:
         spectra = setting.spectra(image, text)
         ks: dict[Task, Sequence[int]] = {task: choice["tsvd"][task]["params"] for task in TASKS}
         s_x, s_y = spectra.s_x, spectra.s_y
-        guided = {task: named_filters("guided", (ks[task][0], ks[task][1]), s_x, s_y) for task in TASKS}
+        guided = {task: make_filters("guided", (ks[task][0], ks[task][1]), s_x, s_y) for task in TASKS}
         result: Result = {}
         for side, (view, singular) in enumerate((("images", s_x), ("texts", s_y))):
             number = min(len(singular), SINGULAR_VALUES)

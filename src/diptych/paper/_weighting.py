@@ -10,9 +10,10 @@ import numpy as np
 
 from diptych._arrays import group_max
 from diptych._checks import TASKS, Task
-from diptych._threads import in_parallel
-from diptych.cca import CanonicalModel, Spectra, TruncatedSVD, regularized_cca
-from diptych.cca._filters import AnyFilter, named_filters
+from diptych._threads import map_parallel
+from diptych.cca import Spectra, TruncatedSVD, regularized_cca
+from diptych.cca._filters import AnyFilter, make_filters
+from diptych.cca._weighting import project
 from diptych.cca.selection import make_grid
 from diptych.cca.selection._exact import Row as ScoreRow
 from diptych.cca.selection._exact import count_others, own_scores
@@ -45,13 +46,8 @@ def canonical_vectors(
     spectra: Spectra, filters: tuple[AnyFilter, AnyFilter], x: Floats, y: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Return the unweighted canonical vectors of both views, and the canonical correlations."""
-    return project(spectra, regularized_cca(spectra, *filters), x, y)
-
-
-def project(spectra: Spectra, model: CanonicalModel, x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
-    """Do the same with a model that is already fitted."""
-    u = (x - spectra.x_mean.astype(x.dtype)) @ model.x_weights.astype(x.dtype)
-    v = (y - spectra.y_mean.astype(y.dtype)) @ model.y_weights.astype(y.dtype)
+    model = regularized_cca(spectra, *filters)
+    u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
     return u, v, np.asarray(model.correlations)
 
 
@@ -117,7 +113,7 @@ def sweep(
             }
 
         # Small SVDs gain nothing from several threads, so whole points run in parallel.
-        scores = in_parallel(score, points, x)
+        scores = map_parallel(score, points, x)
 
         def best(task: Task, which: int, column: int) -> Result:
             own = [each[task][which] for each in scores]
@@ -164,7 +160,7 @@ def _test(setting: Setting) -> Result:
 
         @cache
         def ranks_at(k_x: int, k_y: int) -> dict[Task, Floats]:
-            filters = named_filters("guided", (k_x, k_y), spectra.s_x, spectra.s_y)
+            filters = make_filters("guided", (k_x, k_y), spectra.s_x, spectra.s_y)
             return weighted_ranks(*canonical_vectors(spectra, filters, x, y), pairing, pairs)
 
         rows: dict[str, Result] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import TASKS, InputError, Task, not_installed
+from diptych._checks import TASKS, InputError, Task, missing_package_error
 from diptych._persistence import replacing_file
 from diptych.cca.selection import Path
 from diptych.ranking import recall_at_k
@@ -98,7 +98,7 @@ def _matplotlib(module: str) -> Any:
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        raise not_installed("figures need", "report") from None
+        raise missing_package_error("figures need", "report") from None
 
 
 def draw_recall_curves(

@@ -19,7 +19,7 @@ from sklearn.base import clone
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, count
-from diptych._threads import ahead, thread_count
+from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
@@ -139,7 +139,7 @@ def _encoded(
     readable: list[int] = []
     features: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in networks}
     workers, seen = thread_count(None), 0
-    loaded = ahead(load, [int(row) for row in rows], workers, _BATCH + workers)
+    loaded = prefetch(load, [int(row) for row in rows], workers, _BATCH + workers)
     for start in range(0, len(rows), _BATCH):
         drawn = [next(loaded) for _ in rows[start : start + _BATCH]]
         batch = [each for each in drawn if each is not None]

@@ -16,10 +16,10 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 import numpy as np
 
 from diptych._checks import TASKS, DataWarning, InputError, Task, count
-from diptych._devices import on_device
+from diptych._devices import copy_to_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._awcca import unpack
-from diptych.cca.selection import held_out_size
+from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._pairs import near_duplicates
 from diptych.fusion import Fusion
@@ -287,7 +287,7 @@ def _held_out(training: Part, validation: Part | None, fraction: float) -> str:
     """In words, the pairs that the settings were selected on."""
     if validation is not None:
         return f"the val split ({count(len(validation[0]), 'image')}, {count(len(validation[1]), 'caption')})"
-    size = held_out_size(len(np.unique(training[2])), fraction)
+    size = holdout_size(len(np.unique(training[2])), fraction)
     return (
         f"{size} of {count(len(training[0]), 'training image')}, held out for that with their captions; the "
         "model was then fitted on all of them"
@@ -346,7 +346,7 @@ def _hashes(views: PairedViews, image_rows: np.ndarray[Any, Any]) -> np.ndarray[
 def recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:
     """Retrieval scores of both tasks on some pairs."""
     if device != "cpu" and isinstance(model, AWCCA):
-        part = tuple(on_device(np.asarray(array), device) for array in part)
+        part = tuple(copy_to_device(np.asarray(array), device) for array in part)
     x, y, pairing = part
     if isinstance(model, Fusion):
         x, y = in_blocks(x, layout_of(model, "image")), in_blocks(y, layout_of(model, "text"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from diptych._checks import InputError, check_choice, not_installed
+from diptych._checks import InputError, check_choice, missing_package_error
 from diptych.retrieval._embedding import embedding_of
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._fit import Fitted
@@ -95,4 +95,4 @@ def _needed() -> None:
         import pgvector  # noqa: F401
         import psycopg  # noqa: F401
     except ImportError:
-        raise not_installed("an index in PostgreSQL needs", "postgres") from None
+        raise missing_package_error("an index in PostgreSQL needs", "postgres") from None

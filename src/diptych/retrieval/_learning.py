@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import in_numpy, to_numpy
+from diptych._arrays import fields_to_numpy, to_numpy
 from diptych._checks import TASKS, InputError, check_view
 from diptych.cca import AWCCA, Moments, moments_from_spectra
 from diptych.fusion import Fusion
@@ -61,7 +61,7 @@ def adopted(model: Any, features: tuple[Any, Any] | None) -> Fitted:
     if isinstance(model, AWCCA):
         hows = tuple(model.normalize)
         if hasattr(model, "spectra_"):
-            moments = in_numpy(moments_from_spectra(model.spectra_, model.precision))
+            moments = fields_to_numpy(moments_from_spectra(model.spectra_, model.precision))
         model = AWCCA.unpacked(copied(model))
     embedding, reach = embedding_of(model), dict[View, Reach]()
     if features is not None and len(features) != 2:

@@ -18,7 +18,7 @@ import numpy as np
 from sklearn.base import clone
 
 from diptych._checks import InputError, check_choice, check_matrix, check_pairing, check_task, count
-from diptych._devices import torch_device
+from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
 from diptych.cca._weighting import Weighting
@@ -644,7 +644,7 @@ class Retriever(Asking):
         self._home.check()
         self.model.check_parameters()
         if self.device != "cpu":
-            torch_device(self.device)
+            check_device(self.device)
         if engine is not None and isinstance(self.model, Fusion):
             raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
 

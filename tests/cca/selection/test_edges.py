@@ -1,4 +1,4 @@
-"""Grids whose best point lies on the edge, and points that fail."""
+"""Grids whose best point is on the edge, and points that fail."""
 
 import warnings
 

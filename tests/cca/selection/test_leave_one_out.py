@@ -88,7 +88,7 @@ def test_scores_are_those_of_refits_to_first_order():
     first, none = np.abs(ours - exact)[~mine], np.abs(half - exact)[~mine]
     assert first.mean() < 0.15 * none.mean()
     # Without the lesson the scores are those of leaving the item out alone, exactly.
-    images.pull[:] = 0.0
+    images.influence[:] = 0.0
     plain = search_scores(problem, images, captions, w_y)
     np.testing.assert_allclose(plain, half, atol=1e-10)
 
@@ -154,7 +154,7 @@ def test_validation_pairs_and_too_few_images_are_refused():
     training, validation = make_pairs(0)
     with pytest.raises(InputError, match="takes no validation"):
         AWCCA(selection="oas").fit(*training, validation=validation)
-    with pytest.raises(InputError, match="too little"):
+    with pytest.raises(InputError, match="too few to choose on"):
         AWCCA(selection="leave-one-out").fit(*(view[:2] for view in training[:2]))
     with pytest.raises(InputError, match="selection="):
         AWCCA(selection="guess").fit(*training)

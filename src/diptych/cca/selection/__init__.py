@@ -1,6 +1,6 @@
 """Model selection: every regularisation on a grid, scored by retrieval, exactly and fast."""
 
-from diptych.cca.selection._grids import Grid, HoldOut, Kind, held_out_size, hold_out, make_grid
+from diptych.cca.selection._grids import Grid, HoldOut, Kind, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import LeftOut, left_out
 from diptych.cca.selection._path import (
     NumericalFailureWarning,
@@ -25,8 +25,8 @@ __all__ = [
     "choose_route",
     "components_path",
     "dimensions_up_to",
-    "held_out_size",
     "hold_out",
+    "holdout_size",
     "leave_one_out_path",
     "left_out",
     "make_grid",
