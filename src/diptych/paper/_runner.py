@@ -234,7 +234,7 @@ class Reproduction:
             ReportTable("files", ["file", "used as"], setting.data.files),
             bullets(notes),
             ReportTable(
-                "gaps", ["not run", "how to get it"], setting.data.missing(), caption="What is missing"
+                "missing", ["not run", "how to get it"], setting.data.missing(), caption="What is missing"
             ),
         ]
 
