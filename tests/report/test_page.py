@@ -1,13 +1,17 @@
 """The page: it contains everything, text is escaped, numbers are aligned right and the best is bold."""
 
+import base64
+import io
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from diptych.report._page import (
     Html,
     Row,
-    Thumbnail,
+    ShownHit,
     bullets,
     code,
     figure,
@@ -15,8 +19,8 @@ from diptych.report._page import (
     page,
     paragraph,
     section,
+    show_hits,
     table,
-    thumbnails,
     verdict,
 )
 
@@ -44,11 +48,7 @@ def whole():
                 table([NASTY, "r@1"], [[NASTY, 1.0], Row([NASTY], "head")], caption=NASTY, note=NASTY),
             ),
             section("Figure", figure(drawing(), NASTY, NASTY), figure(drawing(), "twice", "twice")),
-            section(
-                "Thumbnails",
-                thumbnails([(NASTY, [Thumbnail(b"\x89PNG", NASTY, True)])]),
-                verdict(True, NASTY),
-            ),
+            section("Hits", show_hits(NASTY, [ShownHit(NASTY, 0.5, True)]), verdict(True, NASTY)),
         ],
         footer=NASTY,
     )
@@ -135,3 +135,44 @@ def test_light_and_dark_print_and_phone():
     assert "prefers-color-scheme: dark" in found
     assert "@media print" in found
     assert 'name="viewport"' in found
+
+
+def decode_images(markup):
+    coded = re.findall(r'src="data:image/jpeg;base64,([^"]*)"', markup)
+    return [Image.open(io.BytesIO(base64.b64decode(each))) for each in coded]
+
+
+def test_right_hits_are_marked_in_words_and_by_class():
+    image = Image.new("RGB", (40, 30), "navy")
+    images = show_hits("a dog", [ShownHit(image, 0.8), ShownHit(image, -0.1, True)])
+    assert images.startswith('<div class="strip"><p>a dog</p><ul><li><img')
+    assert re.findall(r">(✓ )?([−\d.]+)</li>", images) == [("", "0.80"), ("✓ ", "−0.10")]
+    assert images.count('<li class="right">') == 1
+    texts = show_hits(image, [ShownHit("a dog", 0.7, True), ShownHit("a cat", 0.6)])
+    assert texts.endswith(
+        '<ul class="texts"><li class="right">✓ 0.70: a dog</li><li>0.60: a cat</li></ul></div>'
+    )
+    assert len(decode_images(texts)) == 1
+
+
+@pytest.mark.parametrize("size", [(4000, 3000), (3000, 4000), (2000, 2), (1, 1), (224, 224)])
+def test_thumbnails_are_small_and_keep_their_shape(size):
+    image = Image.new("RGB", size, "red")
+    (small,) = decode_images(show_hits("red", [ShownHit(image, 1.0)]))
+    assert max(small.size) == min(224, max(size))
+    assert (
+        abs(small.width / small.height - size[0] / size[1]) <= 0.02 * size[0] / size[1]
+        or min(small.size) == 1
+    )
+    assert image.size == size
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_images_of_any_mode_are_shown(mode):
+    (small,) = decode_images(show_hits(Image.new(mode, (30, 20)), []))
+    assert (small.mode, small.size) == ("RGB", (30, 20))
+
+
+def test_transparent_images_are_shown_on_white():
+    (small,) = decode_images(show_hits(Image.new("RGBA", (8, 8), (255, 0, 0, 0)), []))
+    assert (np.asarray(small) == 255).all()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,7 @@ from diptych.paper._comparison import (
     evaluate_filter,
     evaluate_fusion,
 )
-from diptych.report import SheetHit, SheetRow
+from diptych.report._page import ShownHit
 from diptych.retrieval import Item, Retriever
 from diptych.scenes import make_scenes
 from diptych.text import HKSE
@@ -133,21 +134,21 @@ def _write_report(
     """Write the page; return where it is, or why it could not be written."""
     test = pairs.subset("test")
     assert test.paths is not None
-    sheet = []
+    examples: list[tuple[Image.Image | str, list[ShownHit]]] = []
     captions = [test.captions[int(test.caption_rows([row])[0])] for row in range(4)]
     for row, hits in enumerate(best.search(captions, 6, where=_is_test)):
         shown = [
-            SheetHit(open_image(str(hit.path)), hit.score, hit.id == test.image_ids[row]) for hit in hits
+            ShownHit(open_image(str(hit.path)), hit.score, hit.id == test.image_ids[row]) for hit in hits
         ]
-        sheet.append(SheetRow(captions[row], shown))
+        examples.append((captions[row], shown))
     for row, hits in zip(range(4, 8), best.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True):
-        shown = [SheetHit(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
-        sheet.append(SheetRow(open_image(test.paths[row]), shown))
+        shown = [ShownHit(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
+        examples.append((open_image(test.paths[row]), shown))
     model = retriever.collection.fitted.model
     assert isinstance(model, AWCCA)
     assert model.path_ is not None
     try:
-        content = demo_page(models, model.path_, sheet, pairs.n_images, commands)
+        content = demo_page(models, model.path_, examples, pairs.n_images, commands)
     except InputError as error:  # matplotlib is not installed
         return f"no report: {error}"
     with replacing_file(file) as staged:

@@ -36,10 +36,16 @@ RATE_SLACK = 0.15
 """How precisely a few draws determine the exponent of an error."""
 
 INTERVALS = f"{LEVEL:g} % intervals of a paired bootstrap over images, {RESAMPLES:,} resamples"
-RULE = (
-    "holds if the intervals of the differences of r@1, r@5 and r@10 of both tasks are all above 0; does not "
-    "hold if one interval is entirely below 0; otherwise it is undecided"
-)
+
+
+def _rule(recalls: str, limit: str = "0") -> str:
+    return (
+        f"holds if the intervals of the differences of r@1, r@5 and r@10 {recalls} are all above {limit}; "
+        f"does not hold if one interval is entirely below {limit}; otherwise it is undecided"
+    )
+
+
+RULE = _rule("of both tasks")
 
 COMPARED = (
     ("text", "HKSE(rbf, rbf)", "HKSE(lin, lin)", "HKSE(rbf, rbf) outperforms the mean word vector"),
@@ -194,22 +200,17 @@ def weighting_claims(methods: Mapping[str, Method]) -> list[Claim]:
 
 def generation_claims(alphas: Sequence[float], methods: Sequence[Method]) -> list[Claim]:
     """Judge whether α = 1 is best for search and α = 0 for annotation, on validation images."""
-    claims = []
-    ends: tuple[tuple[Task, float], ...] = (("search", 1.0), ("annotate", 0.0))
-    for task, special in ends:
-        others = {f"α = {a:g}": method for a, method in zip(alphas, methods, strict=True) if a != special}
-        claims.append(
-            compare(
-                f"α = {special:g} is the best point of (Σ^α, Σ^(1−α)) for {task}.",
-                methods[list(alphas).index(special)],
-                others,
-                tasks=(task,),
-                rule="holds if the intervals of the differences of r@1, r@5 and r@10 from every other α, on "
-                "the validation images, are all above 0; does not hold if one interval is entirely below 0; "
-                "otherwise it is undecided",
-            )
+    ends: dict[Task, float] = {"search": 1.0, "annotate": 0.0}
+    return [
+        compare(
+            f"α = {end:g} is the best point of (Σ^α, Σ^(1−α)) for {task}.",
+            methods[list(alphas).index(end)],
+            {f"α = {a:g}": method for a, method in zip(alphas, methods, strict=True) if a != end},
+            tasks=(task,),
+            rule=_rule("from every other α, on the validation images,"),
         )
-    return claims
+        for task, end in ends.items()
+    ]
 
 
 def regularization_claims(methods: Mapping[str, Method], spacing: str = "rank") -> list[Claim]:
@@ -221,9 +222,7 @@ def regularization_claims(methods: Mapping[str, Method], spacing: str = "rank") 
             methods["guided"],
             {"Tikhonov": methods["Tikhonov"]},
             margin=ON_PAR_POINTS,
-            rule="holds if the intervals of the differences of r@1, r@5 and r@10 of both tasks are all "
-            f"above −{ON_PAR_POINTS:g} points; does not hold if one interval is entirely below "
-            f"−{ON_PAR_POINTS:g}; otherwise it is undecided",
+            rule=_rule("of both tasks", f"−{ON_PAR_POINTS:g}"),
         ),
         compare(
             f"T-SVD alone is less accurate than Tikhonov ({grid}).",

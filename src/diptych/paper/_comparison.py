@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from PIL import Image
+
 from diptych._checks import TASKS, Task
 from diptych.cca import AWCCA, spectra
 from diptych.cca._filters import AnyFilter, make_filters
@@ -16,8 +18,8 @@ from diptych.data import PairedViews
 from diptych.fusion import Fusion
 from diptych.paper._weighting import Powers, canonical_vectors, weighted_ranks
 from diptych.ranking import ranks, summary
-from diptych.report import SheetRow, draw_contact_sheet, draw_recall_curves, draw_regularization_path
-from diptych.report._page import code, figure, page, section, table
+from diptych.report import draw_recall_curves, draw_regularization_path
+from diptych.report._page import ShownHit, code, figure, page, paragraph, section, show_hits, table
 
 WEIGHTINGS: dict[str, dict[Task, Powers]] = {
     "plain CCA": {"search": (0.0, 0.0), "annotate": (0.0, 0.0)},
@@ -110,7 +112,7 @@ def best_model(models: Sequence[TestedModel]) -> TestedModel:
 def demo_page(
     models: Sequence[TestedModel],
     path: Path,
-    sheet: Sequence[SheetRow],
+    examples: Sequence[tuple[Image.Image | str, Sequence[ShownHit]]],
     pairs: int,
     commands: Sequence[str],
 ) -> str:
@@ -128,11 +130,10 @@ def demo_page(
                 "Queries and hits",
                 "Four captions and four images of the test split, which the model has not seen, with their "
                 "hits. The right hit is framed or ticked; other hits may fit the query as well.",
-                figure(
-                    draw_contact_sheet(sheet),
+                *(show_hits(query, hits) for query, hits in examples),
+                paragraph(
                     'Preset "best". Scores order the hits of one query; they are not probabilities.',
-                    "Queries with their hits",
-                    raster=True,
+                    note=True,
                 ),
             ),
             section(

@@ -58,6 +58,28 @@ FEATURE_NAMES = {
 YOURS = "(yours)"
 """Marks the user's own features in every table."""
 
+_ENCODE = "diptych encode images {} --images IMAGES --image-encoder"
+PAPER_FEATURES = (
+    (
+        "VGG-19",
+        "VGG-19 image features (4096 numbers, mean of ten crops): their rows were not run",
+        f"{_ENCODE} vgg19.onnx --recipe vgg-ten-crops -o DATA/vgg19 (Karpathy's vgg_feats.mat is no "
+        "substitute: it is VGG-16 on one view of each image)",
+    ),
+    (
+        "ResNet-101",
+        "ResNet-101 image features (2048 numbers, full image): their rows were not run",
+        f"{_ENCODE} torchvision:resnet101 --recipe resnet-full-image -o DATA/resnet101",
+    ),
+    (
+        "skip-thoughts",
+        "skip-thought vectors (4800 numbers): their rows were not run",
+        "encode every caption, in the order of the split file, with the skip-thoughts encoder "
+        "(github.com/ryankiros/skip-thoughts), and save the array as DATA/skipthoughts.npy",
+    ),
+)
+"""Features of the paper: name, what is missing without them, and how to get them."""
+
 PathLike = str | os.PathLike[str]
 View = Literal["image", "text"]
 
@@ -111,43 +133,17 @@ class PaperData:
 
     def missing(self) -> list[MissingData]:
         """List the features and datasets of the paper that this run does not have."""
-        images = {features.name for features in self.images}
-        texts = {features.name for features in self.texts}
-        encode = (
-            f"diptych encode images {SPLIT_FILES.get(self.name, 'PAIRS')} --images IMAGES --image-encoder"
-        )
-        missing = []
-        if "VGG-19" not in images:
-            missing.append(
-                MissingData(
-                    "VGG-19 image features (4096 numbers, mean of ten crops): its rows were not run",
-                    f"{encode} vgg19.onnx --recipe vgg-ten-crops -o DATA/vgg19 (Karpathy's vgg_feats.mat is "
-                    "no substitute: it is VGG-16 on one view of each image)",
-                )
-            )
-        if "ResNet-101" not in images:
-            missing.append(
-                MissingData(
-                    "ResNet-101 image features (2048 numbers, full image): its rows were not run",
-                    f"{encode} torchvision:resnet101 --recipe resnet-full-image -o DATA/resnet101",
-                )
-            )
-        if "skip-thoughts" not in texts:
-            missing.append(
-                MissingData(
-                    "skip-thought vectors (4800 numbers): their rows were not run",
-                    "encode every caption, in the order of the split file, with the skip-thoughts encoder "
-                    "(github.com/ryankiros/skip-thoughts), and save the array as DATA/skipthoughts.npy",
-                )
-            )
+        present = {features.name for features in (*self.images, *self.texts)}
+        split_file = SPLIT_FILES.get(self.name, "PAIRS")
+        missing = [
+            MissingData(what, how.format(split_file))
+            for name, what, how in PAPER_FEATURES
+            if name not in present
+        ]
         if "googlenews-vectors-negative300" not in self.vectors_origin.lower():
-            missing.append(
-                MissingData(
-                    "the paper's word vectors, all of GoogleNews-vectors-negative300; used instead: "
-                    f"{self.vectors_origin}",
-                    "download the file (code.google.com/archive/p/word2vec) and pass it with --vectors",
-                )
-            )
+            what = "the paper's word vectors, all of GoogleNews-vectors-negative300; used instead: "
+            how = "download the file (code.google.com/archive/p/word2vec) and pass it with --vectors"
+            missing.append(MissingData(what + self.vectors_origin, how))
         return missing + [
             MissingData(
                 f"{title}: its tables were not run",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from diptych._checks import TASKS, Task
 from diptych._normalize import to_unit_length
@@ -19,7 +19,7 @@ from diptych.paper._features import Floats, Rows
 from diptych.paper._figures import draw_planes
 from diptych.paper._setting import Setting
 from diptych.paper._weighting import ASYMMETRIC, Powers, sweep
-from diptych.report._page import Html, Thumbnail, bullets, figure, heading, join, paragraph, text, thumbnails
+from diptych.report._page import ShownHit, figure, heading, show_hits
 
 WEIGHTINGS: dict[str, Powers] = {
     "query generation (ΣUᵀx, Vᵀy)": (1.0, 0.0),
@@ -28,7 +28,6 @@ WEIGHTINGS: dict[str, Powers] = {
 }
 PLANE_GRID = 5
 SHOWN, EXAMPLES, PACKS = 6, 3, 3
-THUMBNAIL_SIDE = 224
 
 
 class _Embedder:
@@ -225,58 +224,30 @@ def _find_packs(setting: Setting, embedder: _Embedder, rng: np.random.Generator)
     return examples
 
 
-def _thumbnail(setting: Setting, row: int) -> bytes | None:
-    image = setting.data.load_image(row)
-    if image is None:
-        return None
-    small = image.convert("RGB")
-    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-    stream = io.BytesIO()
-    small.save(stream, "JPEG", quality=82)
-    return stream.getvalue()
-
-
-def _strip(setting: Setting, words: str, items: list[tuple[int, str, bool]]) -> Html:
-    """Show (row, caption, is right) as thumbnails, or as names where there are no image files."""
-    images = [_thumbnail(setting, row) for row, _, _ in items]
-    if any(data is None for data in images):
-        names = [f"{setting.data.dataset.image_ids[row]}: {caption}" for row, caption, _ in items]
-        return join(paragraph(words), bullets(names))
-    shown = [
-        Thumbnail(data, caption, right)
-        for data, (_, caption, right) in zip(images, items, strict=True)
-        if data is not None
-    ]
-    return thumbnails([(words, shown)])
-
-
 def _show_examples(setting: Setting, results: Results) -> list[Part]:
     result = results["queries"]
+
+    def image(row: int) -> Image.Image | str:
+        return setting.data.load_image(row) or setting.data.dataset.image_ids[row]
+
     parts: list[Part] = [
         f"Test queries drawn at random: {EXAMPLES} whose first hit is right and {EXAMPLES} whose first hit "
         f"is wrong ({setting.image.name}, {setting.hkse.name}, guided). Numbers are cosines.",
         heading("Search: a caption and the images found for it"),
     ]
     for each in result["search"]:
-        words = f"“{each['caption']}” The right image has rank {each['rank']}."
-        items = [(hit["row"], f"{hit['score']:.2f}", hit["row"] == each["truth"]) for hit in each["hits"]]
-        parts.append(_strip(setting, words, items))
+        query = f"“{each['caption']}” The right image has rank {each['rank']}."
+        hits = [ShownHit(image(h["row"]), h["score"], h["row"] == each["truth"]) for h in each["hits"]]
+        parts.append(show_hits(query, hits))
     parts.append(heading("Annotation: an image and the captions found for it"))
     for each in result["annotate"]:
-        parts.append(_strip(setting, "", [(each["row"], "", False)]))
-        parts.append(bullets(map(_caption_line, each["hits"])))
+        hits = [ShownHit(hit["caption"], hit["score"], hit["right"]) for hit in each["hits"]]
+        parts.append(show_hits(image(each["row"]), hits))
     parts.append(heading("Packs: a test image and the nearest packs of training captions"))
     for each in result["packs"]:
-        parts.append(_strip(setting, "", [(each["row"], "", False)]))
-        parts.append(
-            bullets(f"{pack['score']:.2f}: {' / '.join(pack['captions'])}" for pack in each["packs"])
-        )
+        hits = [ShownHit(" / ".join(pack["captions"]), pack["score"]) for pack in each["packs"]]
+        parts.append(show_hits(image(each["row"]), hits))
     return parts
-
-
-def _caption_line(hit: Result) -> Html:
-    line = text(f"{hit['score']:.2f}: {hit['caption']}")
-    return Html(f'<span class="holds">✓ {line}</span>') if hit["right"] else line
 
 
 def _example_tables(results: Results) -> dict[str, Records]:

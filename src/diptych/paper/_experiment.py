@@ -46,14 +46,14 @@ class Experiment:
     show
         Returns the parts of its section of the report.
     tables
-        Returns its numbers at full precision, as records by table name, for CSV files.
+        Returns further numbers, such as those of figures, as records by table name, for CSV files.
     """
 
     name: str
     title: str
     jobs: Callable[[Setting], Jobs]
     show: Callable[[Setting, Results], list[Part]]
-    tables: Callable[[Results], dict[str, Records]]
+    tables: Callable[[Results], dict[str, Records]] = lambda results: {}
 
 
 def select(

@@ -21,7 +21,6 @@ from diptych.paper._tables import (
     head_row,
     published,
     published_row,
-    recall_record,
     recall_table,
 )
 from diptych.ranking import ranks, summary
@@ -204,7 +203,8 @@ def _tables(results: Results) -> dict[str, Records]:
     names = ("protocol", "features", "images", "text", "method", "seeds")
     return {
         "main": [
-            {**{name: row.get(name, "") for name in names}, **recall_record(row)}
+            {name: row.get(name, "") for name in names}
+            | {f"{task} {metric}": value for task in TASKS for metric, value in row[task].items()}
             | {f"{key} spread": value for key, value in row["spread"].items()}
             for row in merge_seeds(results)
         ]

@@ -31,7 +31,6 @@ from diptych.paper._tables import (
     published,
     published_row,
     recall_cells,
-    recall_record,
     recall_table,
 )
 from diptych.ranking import metric
@@ -87,16 +86,6 @@ def _show_filters(setting: Setting, results: Results) -> list[Part]:
     ]
 
 
-def _filter_tables(results: Results) -> dict[str, Records]:
-    return {
-        "regularization": [
-            {"grid": spacing, "filter": name, **recall_record(row)}
-            for spacing in SPACINGS
-            for name, row in results[spacing]["rows"].items()
-        ]
-    }
-
-
 def _similarity_jobs(setting: Setting) -> Jobs:
     guided = {"guided": "guided"}
     return {
@@ -119,14 +108,6 @@ def _show_similarity(setting: Setting, results: Results) -> list[Part]:
         "for it. The paper gives no figures.",
         recall_table("similarity", ["compared by"], body, bold=False),
     ]
-
-
-def _similarity_tables(results: Results) -> dict[str, Records]:
-    return {
-        "similarity": [
-            {"setting": name, **recall_record(result["rows"]["guided"])} for name, result in results.items()
-        ]
-    }
 
 
 def _time(setting: Setting, text: Features) -> Result:
@@ -251,9 +232,7 @@ def _timing_tables(results: Results) -> dict[str, Records]:
 
 
 REGULARIZATION = Experiment(
-    "regularization", "Regularisation: Tikhonov, T-SVD, guided", _filter_jobs, _show_filters, _filter_tables
+    "regularization", "Regularisation: Tikhonov, T-SVD, guided", _filter_jobs, _show_filters
 )
 TIMING = Experiment("timing", "How long selection takes", _timing_jobs, _show_timing, _timing_tables)
-SIMILARITY = Experiment(
-    "similarity", "Cosine against ℓ2", _similarity_jobs, _show_similarity, _similarity_tables
-)
+SIMILARITY = Experiment("similarity", "Cosine against ℓ2", _similarity_jobs, _show_similarity)

@@ -123,17 +123,6 @@ class _Recent(Generic[V]):
         return self._values[key]
 
 
-@dataclass(frozen=True, eq=False)
-class _ViewSpectra:
-    """One view's part of the spectra."""
-
-    count: int
-    mean: Floats
-    values: Floats
-    vectors: Floats
-    resolution: float
-
-
 @dataclass(frozen=True)
 class _RowNumbers:
     """A varying column in the place of the other view, when only one view is decomposed."""
@@ -169,7 +158,7 @@ class Setting:
     cache: Cache = field(default_factory=Cache)
     seed: int = 0
     _spectra: _Recent[Spectra] = field(default_factory=lambda: _Recent(2), repr=False)
-    _view_spectra: _Recent[_ViewSpectra] = field(default_factory=lambda: _Recent(10), repr=False)
+    _view_spectra: _Recent[Spectra] = field(default_factory=lambda: _Recent(10), repr=False)
     _problems: _Recent[Problem] = field(default_factory=lambda: _Recent(3), repr=False)
     _embedded: list[HKSEFeatures] = field(default_factory=list, repr=False)
     _by_seed: dict[int, Setting] = field(default_factory=dict, repr=False)
@@ -279,29 +268,24 @@ class Setting:
         """
 
         def compute() -> Spectra:
-            x, y = self._decompose(image, "x"), self._decompose(text, "y")
+            blank = _RowNumbers(len(self.data.dataset.pairing))
+            x = self._view_spectra.fetch(image.fingerprint, lambda: self._decompose(image, blank))
+            y = self._view_spectra.fetch(text.fingerprint, lambda: self._decompose(blank, text))
             cross = np.zeros((image.dimension, text.dimension))
             for start in range(0, len(self.train), BLOCK_IMAGES):
                 rows, captions, pairing = self.views(image, text, self.train[start : start + BLOCK_IMAGES])
-                cross += (rows - x.mean).T @ group_sum(captions - y.mean, pairing, len(rows))
-            t0 = (x.vectors.T @ cross) @ y.vectors
-            views = x.mean, y.mean, x.values, x.vectors, y.values, y.vectors
+                cross += (rows - x.x_mean).T @ group_sum(captions - y.y_mean, pairing, len(rows))
+            t0 = (x.v_x.T @ cross) @ y.v_y
+            views = x.x_mean, y.y_mean, x.s_x, x.v_x, y.s_y, y.v_y
             return Spectra(x.count, *views, t0, max(x.resolution, y.resolution))
 
         return self._spectra.fetch((image.fingerprint, text.fingerprint), compute)
 
-    def _decompose(self, features: Features, side: str) -> _ViewSpectra:
-        def compute() -> _ViewSpectra:
-            blank = _RowNumbers(len(self.data.dataset.pairing))
-            image, text = (features, blank) if side == "x" else (blank, features)
-            moments = Moments.zero(image.dimension, text.dimension)
-            for start in range(0, len(self.train), BLOCK_IMAGES):
-                moments.update(*self.views(image, text, self.train[start : start + BLOCK_IMAGES]))
-            both = spectra_from_moments(moments)
-            view = (getattr(both, f"{side}_mean"), getattr(both, f"s_{side}"), getattr(both, f"v_{side}"))
-            return _ViewSpectra(both.count, *view, both.resolution)
-
-        return self._view_spectra.fetch(features.fingerprint, compute)
+    def _decompose(self, image: Features, text: Features) -> Spectra:
+        moments = Moments.zero(image.dimension, text.dimension)
+        for start in range(0, len(self.train), BLOCK_IMAGES):
+            moments.update(*self.views(image, text, self.train[start : start + BLOCK_IMAGES]))
+        return spectra_from_moments(moments)
 
     def problem(
         self,

@@ -53,7 +53,7 @@ class ReportTable:
         return table(self.columns, self.rows, **shown, best=self.best, groups=self.groups)
 
     def csv(self) -> str:
-        """Return the cells as they are shown; heading rows become a first column, ``section``."""
+        """Return the cells, numbers at full precision; heading rows become a first column, ``section``."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         has_sections = any(row.kind == "head" for row in self._rows)
@@ -63,7 +63,7 @@ class ReportTable:
             if row.kind == "head":
                 section = plain_text(row.cells[0])
             else:
-                writer.writerow([*([section] if has_sections else []), *map(plain_text, row.cells)])
+                writer.writerow([*([section] if has_sections else []), *map(_exact_text, row.cells)])
         return stream.getvalue()
 
     def latex(self) -> str:
@@ -130,6 +130,10 @@ def plain_text(cell: Any) -> str:
     return unescape(re.sub(r"<[^>]*>", "", shown.replace("<br>", "; ")))
 
 
+def _exact_text(cell: Any) -> str:
+    return repr(float(cell)) if isinstance(cell, float) else plain_text(cell)
+
+
 def latex_text(text: str) -> str:
     r"""Escape ``text`` for LaTeX.
 
@@ -166,16 +170,6 @@ def recall_cells(scores: Mapping[str, Any], *, median: bool = True) -> list[floa
     """Return the cells of a row: r@1, r@5, r@10 and the median rank of search, then of annotate."""
     names = METRICS if median else METRICS[:3]
     return [scores[task][name] if task in scores else None for task in TASKS for name in names]
-
-
-def recall_record(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return every metric of both tasks at full precision, for a CSV file."""
-    return {
-        f"{task} {name}": value
-        for task in TASKS
-        for name, value in scores.get(task, {}).items()
-        if name != "params"
-    }
 
 
 def published_row(names: Sequence[str], values: Sequence[float | None]) -> Row:

@@ -23,14 +23,7 @@ from diptych.paper._experiment import Experiment, Jobs, Part, Records, Results
 from diptych.paper._features import Features, Floats, Rows
 from diptych.paper._figures import draw_generation_curve
 from diptych.paper._setting import Setting
-from diptych.paper._tables import (
-    head_row,
-    published,
-    published_row,
-    recall_cells,
-    recall_record,
-    recall_table,
-)
+from diptych.paper._tables import head_row, published, published_row, recall_cells, recall_table
 from diptych.ranking import Truth, mean_recall, recall_at_k, summary, tie_slack
 from diptych.report._page import Row, figure
 
@@ -197,11 +190,6 @@ def _show_weighting(setting: Setting, results: Results) -> list[Part]:
     ]
 
 
-def _weighting_tables(results: Results) -> dict[str, Records]:
-    rows = results["test"]["rows"].items()
-    return {"weighting": [{"weighting": name, **recall_record(row)} for name, row in rows]}
-
-
 def _generation(setting: Setting) -> Result:
     """Return the curve, and the ranks of the validation queries at each α's best truncated SVD by r@10."""
     pairs, best = _path(setting), _sweep_all(setting)
@@ -253,11 +241,7 @@ def _generation_tables(results: Results) -> dict[str, Records]:
 
 
 WEIGHTING = Experiment(
-    "weighting",
-    "Weighting: symmetric against asymmetric",
-    _weighting_jobs,
-    _show_weighting,
-    _weighting_tables,
+    "weighting", "Weighting: symmetric against asymmetric", _weighting_jobs, _show_weighting
 )
 GENERATION = Experiment(
     "generation",

@@ -1,17 +1,13 @@
 """Figures, pages and model cards about fitted models."""
 
 from diptych.report._card import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
-from diptych.report._contact_sheet import SheetHit, SheetRow, draw_contact_sheet
 from diptych.report._figures import draw_recall_curves, draw_regularization_path
 
 __all__ = [
     "Card",
     "EncoderFacts",
     "IndexFacts",
-    "SheetHit",
-    "SheetRow",
     "TaskFacts",
-    "draw_contact_sheet",
     "draw_recall_curves",
     "draw_regularization_path",
     "model_card",

@@ -63,36 +63,6 @@ def text_width(text: str, size: float) -> float:
     return float(width) / 72.0 + 0.5 * len(text) / DOTS_PER_INCH
 
 
-def fit_lines(text: str, width: float, size: float, at_most: int) -> list[str]:
-    """Break ``text`` into at most so many lines of ``width`` inches; "…" replaces what does not fit."""
-    lines: list[str] = []
-    rest = one_line(text, 120 * at_most)
-    while rest and len(lines) < at_most:
-        last = len(lines) == at_most - 1
-        end = _fitting_letters(rest, width, size, "…" if last else "")
-        if end < len(rest) and not last:
-            # A word longer than the line is cut at the end of the line.
-            space = rest.rfind(" ", 0, end + 1)
-            end = space if space > 0 else end
-        line, rest = rest[:end].rstrip(), rest[end:].lstrip()
-        lines.append(line + "…" if last and rest else line)
-    return lines
-
-
-def _fitting_letters(text: str, width: float, size: float, ending: str) -> int:
-    """Return how many letters of ``text``, at least one, fit with ``ending`` after them."""
-    if text_width(text, size) <= width:
-        return len(text)
-    low, high = 1, len(text)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if text_width(text[:middle] + ending, size) <= width:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def _matplotlib(module: str) -> Any:
     # Imported on first use: matplotlib is optional and slow to import.
     try:
@@ -128,7 +98,7 @@ def draw_recall_curves(
     checked = _check_ranks(ranks_by_name)
     if depth < 2:
         raise InputError(f"depth={depth} leaves no curve to draw; pass the largest k, 2 or more.")
-    names = [" ".join(fit_lines(name, LONGEST_NAME, TEXT_SIZE, 1)) or "model" for name in checked]
+    names = [_shorten(name) or "model" for name in checked]
     per_row = max(1, int(WIDTH / (max(text_width(name, TEXT_SIZE) for name in names) + 0.75)))
     legend_rows = math.ceil(len(names) / per_row)
     figure = new_figure(WIDTH, 2.9 + 0.19 * legend_rows)
@@ -178,6 +148,14 @@ def draw_recall_curves(
     if file is not None:
         write_figure(figure, file)
     return figure
+
+
+def _shorten(name: str) -> str:
+    """Return a name on one line that fits into the legend."""
+    name = one_line(name)
+    while text_width(name, TEXT_SIZE) > LONGEST_NAME:
+        name = name.rstrip("…")[:-1] + "…"
+    return name
 
 
 def _check_ranks(ranks_by_name: Mapping[str, Mapping[Task, Array]]) -> dict[str, dict[Task, Any]]:

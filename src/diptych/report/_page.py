@@ -23,6 +23,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
+from PIL import Image
+
 from diptych._checks import Task
 
 TITLES: dict[Task, str] = {
@@ -30,6 +32,9 @@ TITLES: dict[Task, str] = {
     "annotate": "annotate: image → texts",
 }
 """Titles of the tasks in figures and cards."""
+
+
+THUMBNAIL_SIDE = 224
 
 
 def one_line(text: str, longest: int = 200) -> str:
@@ -75,13 +80,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Thumbnail:
-    """A small image: JPEG, PNG, GIF or WebP bytes, and the text below it."""
+class ShownHit:
+    """One hit of a query: an image or a text, its score, and whether it is right."""
 
-    data: bytes
-    caption: str = ""
+    item: Image.Image | str
+    score: float
     right: bool = False
-    alt: str = ""
 
 
 def page(title: str, lead: str | Html, sections: Iterable[Section], *, footer: str | Html = "") -> str:
@@ -218,7 +222,7 @@ def figure(drawing: Any, caption: str | Html, alt: str, *, raster: bool = False)
     stream = io.BytesIO()
     if raster:
         drawing.savefig(stream, format="png", dpi=170)
-        inside = f'<img src="{_data_uri(stream.getvalue())}" alt="{escape(alt)}">'
+        inside = f'<img src="{_data_uri(stream.getvalue(), "png")}" alt="{escape(alt)}">'
     else:
         drawing.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
         drawn = stream.getvalue().decode("utf-8")
@@ -233,26 +237,35 @@ def figure(drawing: Any, caption: str | Html, alt: str, *, raster: bool = False)
     return Html(f'<figure><div class="plate">{inside}</div><figcaption>{text(caption)}</figcaption></figure>')
 
 
-def thumbnails(rows: Iterable[tuple[str | Html, Sequence[Thumbnail]]]) -> Html:
-    """Return strips of thumbnails, each below a line of text; the right ones are framed."""
-    strips = []
-    for words, shown in rows:
-        items = "".join(
-            f"<li{_class('right' if each.right else '')}>"
-            f'<img src="{_data_uri(each.data)}" alt="{escape(each.alt or each.caption)}" loading="lazy">'
-            + ('<span class="mark">✓</span> ' if each.right else "")
-            + f"{escape(each.caption)}</li>"
-            for each in shown
-        )
-        strips.append(f'<div class="strip"><p>{text(words)}</p><ul>{items}</ul></div>')
-    return Html("".join(strips))
+def show_hits(query: Image.Image | str, hits: Sequence[ShownHit]) -> Html:
+    """Show a query and its hits below it, images as thumbnails and texts as a list; right hits are marked."""
+    images, texts = "", ""
+    for hit in hits:
+        score = ("✓ " if hit.right else "") + f"{hit.score:.2f}".replace("-", "−")
+        start = f"<li{_class('right' if hit.right else '')}>"
+        if isinstance(hit.item, str):
+            texts += f"{start}{score}: {escape(hit.item)}</li>"
+        else:
+            images += f"{start}{_thumbnail(hit.item, f'hit with score {score}')}{score}</li>"
+    shown = f"<p>{escape(query)}</p>" if isinstance(query, str) else _thumbnail(query, "query")
+    shown += f"<ul>{images}</ul>" if images else ""
+    shown += f'<ul class="texts">{texts}</ul>' if texts else ""
+    return Html(f'<div class="strip">{shown}</div>')
 
 
-KINDS = {b"\xff\xd8\xff": "jpeg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp"}
+def _thumbnail(image: Image.Image, alt: str) -> str:
+    """Return an image in RGB on white, at most ``THUMBNAIL_SIDE`` pixels wide and high, as markup."""
+    if image.mode not in ("RGB", "L"):
+        transparent = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), transparent)
+    small = image.convert("RGB")
+    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    stream = io.BytesIO()
+    small.save(stream, "JPEG", quality=82)
+    return f'<img src="{_data_uri(stream.getvalue(), "jpeg")}" alt="{escape(alt)}" loading="lazy">'
 
 
-def _data_uri(data: bytes) -> str:
-    kind = next((name for start, name in KINDS.items() if data.startswith(start)), "png")
+def _data_uri(data: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
