@@ -18,7 +18,7 @@ from diptych._checks import FEW_PAIRS as FEW_PAIRS
 from diptych._checks import TASKS, Task, count
 from diptych.report._page import TITLES, one_line
 
-PICTURE = "regularization.png"
+FIGURE_FILE = "regularization.png"
 SHOWN_CORRELATIONS = 5
 CORRELATIONS = {
     "correlations": "of the regularised model (Σ)",
@@ -350,7 +350,7 @@ def _limits(facts: Card) -> Iterator[str]:
 def _files(facts: Card) -> Iterator[str]:
     listed = {"README.md": "this card", **facts.files}
     if facts.has_picture:
-        listed.setdefault(PICTURE, "the figure above")
+        listed.setdefault(FIGURE_FILE, "the figure above")
     yield "## Files"
     yield _table(("file", "content"), listed.items())
     yield "Loading the model executes no code from these files: they are arrays, JSON, text and figures."

@@ -46,7 +46,7 @@ from diptych.fusion import Fusion
 from diptych.report import draw_regularization_path, model_card
 from diptych.report._card import (
     CORRELATIONS,
-    PICTURE,
+    FIGURE_FILE,
     SHOWN_CORRELATIONS,
     Card,
     EncoderFacts,
@@ -337,7 +337,7 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
     has_picture = False
     if path is not None:
         try:
-            draw_regularization_path(path, staged / PICTURE)
+            draw_regularization_path(path, staged / FIGURE_FILE)
             has_picture = True
         except InputError:  # matplotlib is not installed: a card without a picture is a card
             has_picture = False

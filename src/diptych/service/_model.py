@@ -23,7 +23,7 @@ from diptych._persistence import JOURNAL, ChangedError, find_current, real_folde
 from diptych.cca import AWCCA
 from diptych.cca._weighting import NAMES
 from diptych.fusion import Fusion
-from diptych.report._card import PICTURE
+from diptych.report._card import FIGURE_FILE
 from diptych.retrieval import Hit, Item, Pack, Retriever
 from diptych.retrieval._embedding import layout_of
 from diptych.retrieval._items import VIEWS, View
