@@ -310,7 +310,7 @@ def _regularization(facts: Card) -> Iterator[str]:
     if facts.params:
         yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
     if facts.has_picture:
-        yield f"![Scores of every grid point for both tasks, and the selected one]({PICTURE})"
+        yield f"![Scores of every grid point for both tasks, and the selected one]({FIGURE_FILE})"
 
 
 def _scores(facts: Card) -> Iterator[str]:

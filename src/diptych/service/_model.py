@@ -302,7 +302,7 @@ class Served:
             "facets": _facets(found[:_LOOKED_AT]),
             "features": {view: self.widths(view) for view in VIEWS},
             "can": {"text": self.missing("text"), "image": self.missing("image")},
-            "card": self.card.replace(f"]({PICTURE})", "]()"),
+            "card": self.card.replace(f"]({FIGURE_FILE})", "]()"),
         }
 
     def hit(self, hit: Hit) -> dict[str, Any]:
