@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from diptych.paper._cache import Result
-from diptych.paper._experiment import Experiment, Part, Records, Results
+from diptych.paper._experiment import Experiment, Part, Results
 from diptych.paper._features import Floats
 from diptych.paper._figures import draw_approximation
 from diptych.paper._setting import Setting
@@ -116,17 +115,10 @@ def slope(rows: list[Result]) -> float:
 
 def _show(setting: Setting, results: Results) -> list[Part]:
     result = results["errors"]
-    body: list[list[Any]] = [
-        [
-            level,
-            row["features"],
-            f"{row['rms']:.4f}",
-            f"{row['largest']:.3f}",
-            f"{row['paper']:.3f}",
-            f"{row['violations']['paper']} of {result['draws']}",
-            f"{row['hoeffding']:.3f}",
-            f"{row['violations']['hoeffding']} of {result['draws']}",
-        ]
+    draws = result["draws"]
+    body = [
+        [level, row["features"], row["rms"], row["largest"]]
+        + [cell for name in CONSTANTS for cell in (row[name], f"{row['violations'][name]} of {draws}")]
         for level in LEVELS
         for row in result[level]
     ]
@@ -134,7 +126,7 @@ def _show(setting: Setting, results: Results) -> list[Part]:
     columns += ["δ (Hoeffding)", "draws that violate it"]
     return [
         f"Errors of kernel values over all pairs of {result['words_sampled']:,} words (of "
-        f"{result['vocabulary']:,}) and of {result['captions_sampled']:,} captions, {result['draws']} draws; "
+        f"{result['vocabulary']:,}) and of {result['captions_sampled']:,} captions, {draws} draws; "
         f"γ = {result['gamma']:.3f}, η = {ETA}. The bound is the δ that Proposition 1 promises for all words "
         f"and all captions of at most {result['length']} words at once (ε = {EPSILON}), with the published "
         "constants and with those of Hoeffding's inequality.",
@@ -147,21 +139,9 @@ def _show(setting: Setting, results: Results) -> list[Part]:
     ]
 
 
-def _tables(results: Results) -> dict[str, Records]:
-    return {
-        "approximation": [
-            {"level": level, **{k: v for k, v in row.items() if k != "violations"}}
-            | {f"draws beyond {name}": number for name, number in row["violations"].items()}
-            for level in LEVELS
-            for row in results["errors"][level]
-        ]
-    }
-
-
 APPROXIMATION = Experiment(
     "approximation",
     "HKSE: how good the approximation is",
     lambda setting: {"errors": partial(_measure, setting)},
     _show,
-    _tables,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -263,9 +262,9 @@ def _select_filters(setting: Setting) -> Result:
 
 def _show_filters(setting: Setting, results: Results) -> list[Part]:
     views = results["selected"]
-    rows: list[list[Any]] = [
-        [view, task, each[task]["k"], f"{each[task]['guided']:.3g}", f"{each[task]['tikhonov']:.3g}"]
-        for view, each in views.items()
+    rows = [
+        [view, task, *(views[view][task][name] for name in ("k", "guided", "tikhonov"))]
+        for view in views
         for task in TASKS
     ]
     return [
@@ -285,12 +284,10 @@ def _show_filters(setting: Setting, results: Results) -> list[Part]:
 
 
 def _filter_tables(results: Results) -> dict[str, Records]:
-    views = results["selected"].items()
     return {
-        "filters": [{"view": view, "task": task, **each[task]} for view, each in views for task in TASKS],
         "singular_values": [
             {"view": view, "rank": rank, "value": value}
-            for view, each in views
+            for view, each in results["selected"].items()
             for rank, value in zip(each["ranks"], each["values"], strict=True)
         ],
     }

@@ -13,7 +13,7 @@ import numpy as np
 from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import PairedViews, Plan, Run, plan
+from diptych.data import Plan, Run, plan
 from diptych.paper._cache import Cache, Result, digest
 from diptych.paper._data import YOURS, PaperData
 from diptych.paper._features import CaptionWords, Features, Floats, HKSEFeatures, Rows, StoredFeatures
@@ -41,24 +41,17 @@ class Options:
 
     Attributes
     ----------
-    grid
-        Points per side where filters are selected.
-    map_shape
-        Points of the dense maps.
+    grid, map_shape, alphas, timed_points
+        Points per side of the grids, points of the dense maps, points of the curve over (Σ^α, Σ^(1−α)), and
+        grid points per side on which the textbook route is timed.
     word_features, sentence_features
         m and m' of HKSE.
-    alphas
-        Points of the curve over (Σ^α, Σ^(1−α)).
-    timed_points
-        Grid points per side on which the textbook route is timed.
-    all_images
-        Whether the main tables use every image feature, or only the first and the user's own.
+    all_images, seeds
+        Whether the main tables use every image feature, or only the first and the user's own; their seeds.
     draws, sampled_words, sampled_captions, feature_counts
         Of the approximation of HKSE.
     neighbours
         Images in a panel of the t-SNE figure.
-    seeds
-        Number of seeds of the main tables.
     quick
         Whether this is the small version, whose verdicts are indicative.
 
@@ -241,17 +234,15 @@ class Setting:
 
     def views(self, image: Features, text: Features, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """Return ``X, Y, pairing`` of some images and their captions."""
-        # Row numbers in the place of features: PairedViews alone decides which caption belongs to an image.
         dataset = self.data.dataset
-        numbers = PairedViews(
-            dataset, np.arange(dataset.n_images)[:, None], np.arange(dataset.n_captions)[:, None]
-        )
-        images, captions, pairing = numbers.of(rows)
+        captions = dataset.caption_rows(rows)
+        positions = np.full(dataset.n_images, -1)
+        positions[rows] = np.arange(len(rows))
         if isinstance(text, HKSEFeatures):
             self._embedded = [*(each for each in self._embedded if each is not text), text]
             for older in self._embedded[:-EMBEDDED_KEPT]:
                 older.release()
-        return image.take(images[:, 0]), text.take(captions[:, 0]), pairing
+        return image.take(rows), text.take(captions), positions[dataset.pairing[captions]]
 
     def packs(self, image: Features, text: Features, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """Return ``X``, the mean of each image's captions, and the pairing row by row.

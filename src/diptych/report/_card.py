@@ -34,8 +34,7 @@ class EncoderFacts:
 
     ``kept`` is False if the model has no encoder to apply, so that every query must be features.
 
-    >>> EncoderFacts("ResNet-50", "onnx:1f2e", 2048).kept
-    True
+    >>> encoder = EncoderFacts("ResNet-50", "onnx:1f2e", 2048)
     """
 
     name: str
@@ -51,8 +50,7 @@ class TaskFacts:
     ``correlations`` are those of the regularised model, the others those of its variates on training and on
     validation pairs, where measured. Only the first few are needed; ``components`` is their number.
 
-    >>> TaskFacts("γ = 12.3", "γ = 0.45", 300, correlations=(0.98, 0.97)).components
-    300
+    >>> task = TaskFacts("γ = 12.3", "γ = 0.45", 300, correlations=(0.98, 0.97))
     """
 
     filter_x: str
@@ -69,8 +67,7 @@ class IndexFacts:
 
     ``recall`` is the share of the true nearest neighbours that an approximate index finds; None: it is exact.
 
-    >>> IndexFacts({"images": 8000, "texts": 40000}, "HNSW", recall=0.987).items["images"]
-    8000
+    >>> index = IndexFacts({"images": 8000, "texts": 40000}, "HNSW", recall=0.987)
     """
 
     items: Mapping[str, int]
@@ -85,14 +82,10 @@ class Card:
 
     Attributes
     ----------
-    name
-        Of the model.
-    folder
-        Name of the model folder, for the commands.
-    library
-        Version of the library that fitted the model.
-    date
-        When it was fitted.
+    name, folder
+        Names of the model and of its folder; the commands use the folder.
+    library, date, seconds
+        Version of the library that fitted the model, when, and how long that took.
     pairs
         For each split, the number of images and of captions.
     image_encoder, text_encoder
@@ -103,8 +96,6 @@ class Card:
         Parameters of the estimator that users should know.
     selected_on
         Which pairs the regularisation was selected on; None if it was not selected.
-    seconds
-        How long fitting took.
     quality
         What the model was measured on; see ``describe_quality``.
     metrics
@@ -118,8 +109,7 @@ class Card:
 
     Examples
     --------
-    >>> Card("beaches", "beaches", "1.0", "2025-01-31", {"train": (100, 500)}, None, None, {}).quality
-    'It was not measured: try it before you rely on it.'
+    >>> card = Card("beaches", "beaches", "1.0", "2025-01-31", {"train": (100, 500)}, None, None, {})
     """
 
     name: str
@@ -157,13 +147,8 @@ def model_card(facts: Card) -> str:
 def describe_quality(facts: Mapping[str, Any]) -> str:
     """Describe what a model was selected and measured on; command line, card and page show this.
 
-    Parameters
-    ----------
-    facts
-        The facts that ``diptych.retrieval._fit`` stores with a model.
+    ``facts`` are those that ``diptych.retrieval._fit`` stores with a model.
 
-    Examples
-    --------
     >>> selection = {"pairs": "the val split", "metric": "r@1", "search": 34.12, "annotate": 45.3}
     >>> print(describe_quality({"selection": selection}).partition(". ")[0])
     Selected on the val split; r@1 there: search 34.1, annotate 45.3
