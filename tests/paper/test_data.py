@@ -29,7 +29,7 @@ def folder(tmp_path):
         }
         for i, split in enumerate(splits)
     ]
-    # Two captions each, so that images and captions are told apart by their number.
+    # Two captions each, so that images and captions have different numbers of rows.
     for i, image in enumerate(images):
         image["sentids"] = [2 * i, 2 * i + 1]
         image["sentences"] = [

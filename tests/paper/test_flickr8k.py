@@ -32,24 +32,24 @@ def test_features_vectors_and_images_are_found(setting):
 
 
 def test_views_decomposed_alone_give_the_same_spectra(setting, small):
-    found = setting.spectra(*small)
+    result = setting.spectra(*small)
     expected = spectra(*setting.views(*small, setting.train))
-    np.testing.assert_allclose(found.s_x, expected.s_x, atol=1e-10 * expected.s_x[0])
-    np.testing.assert_allclose(found.s_y, expected.s_y, atol=1e-10 * expected.s_y[0])
+    np.testing.assert_allclose(result.s_x, expected.s_x, atol=1e-10 * expected.s_x[0])
+    np.testing.assert_allclose(result.s_y, expected.s_y, atol=1e-10 * expected.s_y[0])
     scale = float(np.abs(expected.t0).max())
-    np.testing.assert_allclose(np.abs(found.t0), np.abs(expected.t0), atol=1e-10 * scale)
+    np.testing.assert_allclose(np.abs(result.t0), np.abs(expected.t0), atol=1e-10 * scale)
 
 
 @pytest.mark.parametrize("name", ["guided", "tsvd", "tikhonov"])
 def test_rows_of_the_tables_are_what_the_estimator_gives(setting, small, name):
     run = setting.run
-    found = select_and_test(setting, *small, run.validation, [run.test], name, "log")[0]
+    result = select_and_test(setting, *small, run.validation, [run.test], name, "log")[0]
     model = AWCCA(filter=name, grid=("log", setting.options.grid))
     model.fit(*setting.views(*small, setting.train), validation=setting.views(*small, run.validation))
     x, y, pairing = setting.views(*small, run.test)
     for task in ("search", "annotate"):
         expected = retrieval_scores(*model.transform(x, y, task=task), pairing, task=task)
-        for key, value in found[task].items():
+        for key, value in result[task].items():
             # One query of a thousand or of five thousand may be a tie that rounding decides.
             assert abs(value - expected[key]) <= (0.1 if "r@" in key else 1.0)
 

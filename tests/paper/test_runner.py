@@ -33,10 +33,10 @@ def test_every_experiment_is_in_the_report(reproduced, scenes_folder):
         assert experiment.title.split(":")[0] in page
     assert "(quick run)" in page
     assert "its verdicts are indicative" in page
-    for words in ("5 × 5 grid even in log σ²", "perplexity", "each of unit length", "2,000 resamples"):
+    for words in ("5 × 5 grid even in log σ²", "Perplexity", "each of unit length", "2,000 resamples"):
         assert words in page
-    for gap in ("VGG-19", "ResNet-101", "skip-thought", "MSCOCO"):
-        assert gap in page
+    for name in ("VGG-19", "ResNet-101", "skip-thought", "MSCOCO"):
+        assert name in page
 
 
 def test_the_report_is_self_contained(reproduced, scenes_folder):

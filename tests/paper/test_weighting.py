@@ -27,14 +27,14 @@ def test_ranks_are_those_of_the_textbook(pairs_of_views, kind):
     fitted = spectra(x, y, pairing)
     params = (9, 7) if kind == "tsvd" else (30.0, 12.0)
     filters = [TruncatedSVD(p) if kind == "tsvd" else Tikhonov(p) for p in params]
-    found = weighted_ranks(*canonical_vectors(fitted, tuple(filters), x, y), pairing, PAIRS)
+    ranked = weighted_ranks(*canonical_vectors(fitted, tuple(filters), x, y), pairing, PAIRS)
     problem = make_problem(fitted, (x, y, pairing))
     w_x, w_y = make_weights(
         problem, fitted, Grid(kind, np.array([float(params[0])]), np.array([float(params[1])]))
     )
     for which, expected in enumerate(textbook_ranks(problem, w_x.rows[0], w_y.rows[0], PAIRS)):
         for task in ("search", "annotate"):
-            np.testing.assert_array_equal(found[task][which], expected[task])
+            np.testing.assert_array_equal(ranked[task][which], expected[task])
 
 
 def test_the_vector_of_a_pack_is_the_mean_of_its_vectors(pairs_of_views):
@@ -51,6 +51,6 @@ def test_the_vector_of_a_pack_is_the_mean_of_its_vectors(pairs_of_views):
 def test_a_pack_is_the_only_right_answer_of_its_image(pairs_of_views):
     x, y, pairing = pairs_of_views
     images, packs = mean_captions(x, y, pairing)
-    found = ranks(packs, packs, np.arange(len(packs)), task="annotate")
-    assert len(found) == len(images)
-    assert np.all(found == 1)
+    ranked = ranks(packs, packs, np.arange(len(packs)), task="annotate")
+    assert len(ranked) == len(images)
+    assert np.all(ranked == 1)

@@ -53,7 +53,7 @@ def make_card(**changes):
             "annotate": TaskFacts("k = 12", "k = 40", 3, np.array([0.5, 0.25, 0.125]), (0.8, 0.7, 0.6)),
         },
         params={"filter": "tikhonov", "normalize": ("unit", "none"), "metric": "r@1"},
-        selected_on="the given validation pairs",
+        selected_on="the validation pairs",
         seconds=12.34,
         metrics={"test": {"search": NUMBERS, "annotate": BEST}},
         index=IndexFacts({"images": 8000, "texts": 40000}, "HNSW", "float16", 0.987),
@@ -65,18 +65,18 @@ def make_card(**changes):
 
 def tables(text):
     """Every table as rows of the text that a reader sees."""
-    found, cell = [], False
+    parsed, cell = [], False
     for token in MARKDOWN.parse(text):
         if token.type == "table_open":
-            found.append([])
+            parsed.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
+            parsed[-1].append([])
         elif token.type in ("td_open", "th_open"):
             cell = True
         elif token.type == "inline" and cell:
-            found[-1][-1].append(seen(token))
+            parsed[-1][-1].append(seen(token))
             cell = False
-    return found
+    return parsed
 
 
 def seen(inline):

@@ -55,36 +55,36 @@ def whole():
 
 
 def test_everything_is_escaped():
-    found = whole()
-    assert "<script" not in found
-    assert 'alert("x")' not in found
-    assert "&lt;script&gt;" in found
+    html = whole()
+    assert "<script" not in html
+    assert 'alert("x")' not in html
+    assert "&lt;script&gt;" in html
 
 
 def test_a_page_loads_nothing_from_the_network():
-    found = whole()
-    assert not re.search(r"https?://", found)
-    linked = re.findall(r'(?:src|href)="([^"]*)"', found)
+    html = whole()
+    assert not re.search(r"https?://", html)
+    linked = re.findall(r'(?:src|href)="([^"]*)"', html)
     assert linked
     assert all(each.startswith(("#", "data:image/")) for each in linked)
-    assert "@import" not in found
-    assert "url(http" not in found
+    assert "@import" not in html
+    assert "url(http" not in html
 
 
 def test_inner_links_have_targets_and_ids_are_unique():
-    found = whole()
-    names = re.findall(r'\bid="([^"]*)"', found)
+    html = whole()
+    names = re.findall(r'\bid="([^"]*)"', html)
     assert len(names) == len(set(names))
-    targets = {each[1:] for each in re.findall(r'href="(#[^"]*)"', found)}
+    targets = {each[1:] for each in re.findall(r'href="(#[^"]*)"', html)}
     assert targets <= set(names)
 
 
 def test_the_best_of_a_column_is_bold_and_published_rows_are_not_compared():
     rows = [["a", 10.0, 3], ["b", 20.0, 5], Row(["published", 99.0, 1], "quiet"), Row(["Group"], "head")]
-    found = table(["model", "r@1", "median"], rows, best={1: "high", 2: "low"})
-    assert re.findall(r'class="best">([^<]*)<', found) == ["3", "20.0"]
-    assert '<tr class="quiet">' in found
-    assert 'colspan="3">Group' in found
+    html = table(["model", "r@1", "median"], rows, best={1: "high", 2: "low"})
+    assert re.findall(r'class="best">([^<]*)<', html) == ["3", "20.0"]
+    assert '<tr class="quiet">' in html
+    assert 'colspan="3">Group' in html
 
 
 def test_equal_numbers_are_all_best_and_a_single_row_is_not():
@@ -103,13 +103,13 @@ def test_equal_numbers_are_all_best_and_a_single_row_is_not():
     ],
 )
 def test_words_are_set_to_the_left_and_numbers_to_the_right(cells, left):
-    found = table(["column"], [[cell] for cell in cells])
-    assert ('class="words"' in found) is left
+    html = table(["column"], [[cell] for cell in cells])
+    assert ('class="words"' in html) is left
 
 
 def test_headings_over_several_columns():
-    found = table(["model", "r@1", "r@5"], [["a", 1.0, 2.0]], groups=[("", 1), ("search", 2)])
-    assert '<th class="group" colspan="2">search</th>' in found
+    html = table(["model", "r@1", "r@5"], [["a", 1.0, 2.0]], groups=[("", 1), ("search", 2)])
+    assert '<th class="group" colspan="2">search</th>' in html
 
 
 @pytest.mark.parametrize(
@@ -125,16 +125,16 @@ def test_markup_is_not_escaped_again():
 
 
 def test_verdicts_are_visible_without_colour():
-    assert "holds here" in verdict(True)
-    assert "does not hold here" in verdict(False)
-    assert verdict(None) == "not measured"
+    assert verdict(True, "holds") == '<span class="holds">holds</span>'
+    assert verdict(False, "does not hold") == '<span class="fails">does not hold</span>'
+    assert verdict(None, "not measured") == "not measured"
 
 
 def test_light_and_dark_print_and_phone():
-    found = whole()
-    assert "prefers-color-scheme: dark" in found
-    assert "@media print" in found
-    assert 'name="viewport"' in found
+    html = whole()
+    assert "prefers-color-scheme: dark" in html
+    assert "@media print" in html
+    assert 'name="viewport"' in html
 
 
 def decode_images(markup):

@@ -87,7 +87,7 @@ class Claim:
     Attributes
     ----------
     claim
-        The claim as a sentence.
+        The claim in words.
     verdict
         ``"holds"``, ``"does not hold"``, ``"undecided"`` or ``"not measured"``.
     evidence

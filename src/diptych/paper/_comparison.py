@@ -157,7 +157,7 @@ def demo_page(
                 "The selected regularisation",
                 figure(
                     draw_regularization_path(path),
-                    "r@1 on the validation split over the whole grid, with the choice marked.",
+                    "r@1 on the validation split over the grid, with the choice marked.",
                     "Heat maps of r@1 over the grid, for both tasks",
                 ),
             ),

@@ -250,23 +250,15 @@ def _draw_scenes(title: str, number: int, vectors: PathLike | None, features: Se
     ]
     reader = _FeatureReader(drawn.dataset, np.arange(drawn.dataset.n_captions), files)
     reader.read_named(features)
-    images = [StoredFeatures("pyramid", encode, origin=f"scenes {number} {encoder.fingerprint}")]
+    pyramid = StoredFeatures("pyramid", encode, origin=f"scenes {number} {encoder.fingerprint}")
+    images = [pyramid, *reader.images]
     read: ReadVectors = _learn_vectors
     origin = "learned from the training captions"
     if vectors is not None:
         read, origin = _find_vectors(Path(vectors).parent, vectors, files)
-    return PaperData(
-        "scenes",
-        title,
-        ("scenes",),
-        drawn.dataset,
-        [*images, *reader.images],
-        reader.texts,
-        read,
-        origin,
-        lambda row: drawn.pictures[row],
-        files,
-    )
+    load = drawn.pictures.__getitem__
+    names = "scenes", title, ("scenes",)
+    return PaperData(*names, drawn.dataset, images, reader.texts, read, origin, load, files)
 
 
 class _FeatureReader:
@@ -292,7 +284,7 @@ class _FeatureReader:
         self.images.sort(key=lambda features: _preference(features.name))
 
     def read_named(self, entries: Sequence[str]) -> None:
-        """Read the user's own features, each given as NAME=PATH."""
+        """Read the user's own features, each as NAME=PATH."""
         for entry in entries:
             name, equals, file = entry.partition("=")
             if not (name.strip() and equals and file):

@@ -72,13 +72,11 @@ class StoredFeatures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the origin or the numbers, the normalisation and the places."""
         places = [] if self.places is None else [self.places]
         return digest([self.origin or digest_array(self._array), self.normalization, *places])
 
     @property
     def dimension(self) -> int:
-        """Number of columns."""
         return int(self._array.shape[1])
 
     def take(self, rows: Rows) -> Floats:
@@ -97,7 +95,6 @@ class CaptionWords:
 
     @cached_property
     def training_captions(self) -> list[str]:
-        """Captions that HKSE is fitted on."""
         return [self.captions[j] for j in self.training]
 
     @cached_property
@@ -117,7 +114,6 @@ class CaptionWords:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the captions and of their word vectors."""
         table = self.vectors
         return digest([list(self.captions), self.training, list(table.words), digest_array(table.matrix)])
 
@@ -138,18 +134,15 @@ class HKSEFeatures:
 
     @property
     def seeded(self) -> bool:
-        """Whether random features are drawn."""
         return any("rbf" in kind for kind in self.kinds)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the words and of what determines the random features."""
         draws = [self.word_features, self.sentence_features, self.seed] if self.seeded else []
         return digest([self.words.fingerprint, self.kinds, draws])
 
     @cached_property
     def encoders(self) -> list[HKSE]:
-        """The encoders, fitted on the training captions."""
         return [
             HKSE(
                 self.words.vectors,
@@ -164,7 +157,6 @@ class HKSEFeatures:
 
     @cached_property
     def dimension(self) -> int:
-        """Number of columns."""
         return sum(encoder._n_features_out for encoder in self.encoders)
 
     @cached_property

@@ -134,17 +134,9 @@ class Reproduction:
                 for c in claims
             ],
             "claim_differences": [
-                {
-                    "claim": claim.claim,
-                    "against": each.against,
-                    "task": each.task,
-                    "metric": each.metric,
-                    "first": each.first,
-                    "second": each.second,
-                    "difference": each.interval.value,
-                    "low": each.interval.low,
-                    "high": each.interval.high,
-                }
+                {"claim": claim.claim}
+                | {name: value for name, value in vars(each).items() if name != "interval"}
+                | {"difference": each.interval.value, "low": each.interval.low, "high": each.interval.high}
                 for claim in claims
                 for each in claim.differences
             ],

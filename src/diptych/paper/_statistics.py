@@ -1,7 +1,7 @@
 """Differences of recalls with their sampling error: a paired bootstrap over test images.
 
 Two methods answer the same queries. Test images are resampled with replacement, each with all its captions,
-because captions of one image are not independent; the difference of the recalls is taken on each resample.
+because captions of one image are not independent; the difference of the recalls is computed on each resample.
 """
 
 from __future__ import annotations

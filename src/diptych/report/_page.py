@@ -148,14 +148,11 @@ def bullets(items: Iterable[str | Html]) -> Html:
     return Html("<ul>" + "".join(f"<li>{text(item)}</li>" for item in items) + "</ul>")
 
 
-def verdict(holds: bool | None, words: str = "") -> Html:
-    """Return a verdict in words and colour; None: not measured."""
+def verdict(holds: bool | None, words: str) -> Html:
+    """Return a verdict in words, and in colour unless ``holds`` is None."""
     if holds is None:
-        return text(words or "not measured")
-    return Html(
-        f'<span class="{"holds" if holds else "fails"}">'
-        f"{escape(words or ('holds here' if holds else 'does not hold here'))}</span>"
-    )
+        return text(words)
+    return Html(f'<span class="{"holds" if holds else "fails"}">{escape(words)}</span>')
 
 
 def table(
