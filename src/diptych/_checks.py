@@ -55,8 +55,6 @@ FEW_PAIRS = 50
 def count(n: int, noun: str) -> str:
     """Return ``n`` with its noun, singular or plural, for messages.
 
-    Examples
-    --------
     >>> count(1, "image"), count(1200, "image"), count(2, "query")
     ('1 image', '1,200 images', '2 queries')
     """
@@ -67,14 +65,8 @@ def count(n: int, noun: str) -> str:
 def missing_package_error(what: str, extra: str, package: str = "") -> InputError:
     """Return the error for missing packages of an optional extra, with the command that installs them.
 
-    Parameters
-    ----------
-    what
-        What needs them, as the start of a sentence: "HDF5 files need".
-    extra
-        Name of the extra in this package's metadata.
-    package
-        The one package of the extra that is needed; empty: all of them.
+    ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
+    all.
     """
     try:
         lines = requires("diptych") or []
@@ -105,11 +97,11 @@ def check_similarity(similarity: object) -> Similarity:
     return cast(Similarity, check_choice(similarity, SIMILARITIES, "similarity"))
 
 
-def check_count(count: object, name: str) -> int:
-    """Return ``count`` if it is a whole number of at least 1."""
-    if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1:
+def check_count(count: object, name: str, minimum: int = 1) -> int:
+    """Return ``count`` if it is a whole number of at least ``minimum``."""
+    if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= minimum:
         return int(count)
-    raise InputError(f"{name}={count!r}; give a whole number of at least 1.")
+    raise InputError(f"{name}={count!r}; give a whole number of at least {minimum}.")
 
 
 def check_number(value: object, name: str) -> float:
@@ -122,11 +114,7 @@ def check_number(value: object, name: str) -> float:
 
 def check_seed(random_state: object) -> int | None:
     """Return ``random_state`` if it can seed a generator: a whole number of at least 0, or None."""
-    if random_state is None:
-        return None
-    if isinstance(random_state, Integral) and not isinstance(random_state, bool) and int(random_state) >= 0:
-        return int(random_state)
-    raise InputError(f"random_state={random_state!r}; give a whole number of at least 0, or None.")
+    return None if random_state is None else check_count(random_state, "random_state", minimum=0)
 
 
 def is_unicode(text: str) -> bool:
@@ -167,7 +155,11 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -
             f"{name} has 0 feature(s) (shape={tuple(view.shape)}) while a minimum of 1 is required; "
             "give at least one column."
         )
-    _check_width(view, name, n_features)
+    if n_features is not None and view.shape[1] != n_features:
+        raise InputError(
+            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
+            "give the same features as in fit."
+        )
     return view
 
 
@@ -177,8 +169,7 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> 
     float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
     and integers float64. Lists and data frames become NumPy.
     """
-    view = _as_real_float(check_matrix(view, name), name)
-    _check_width(view, name, n_features)
+    view = _as_real_float(check_matrix(view, name, n_features=n_features), name)
     if not _all_finite(view):
         raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
     return view
@@ -229,14 +220,6 @@ def check_same_backend(x: Array, y: Array) -> None:
         raise InputError(
             f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
             f"{device(y)}; give both in the same library and on the same device."
-        )
-
-
-def _check_width(view: Array, name: str, n_features: int | None) -> None:
-    if n_features is not None and view.shape[1] != n_features:
-        raise InputError(
-            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
-            "give the same features as in fit."
         )
 
 

@@ -1,24 +1,23 @@
 """Copies between host memory and a torch device, at the same time as the computation.
 
-One thread takes the blocks (which may mean reading them from disk), puts them into page-locked memory and
-starts their copy on a CUDA stream of its own, while the caller computes with earlier blocks. Arrays keep
-their type: float16 crosses the bus as float16 and is converted on the device.
+One thread reads the blocks, puts them into page-locked memory and starts their copy on a CUDA stream of its
+own, while the caller computes with earlier blocks. Arrays keep their type: float16 crosses the bus as float16
+and is converted on the device.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Array
 from diptych._checks import InputError, missing_package_error
+from diptych._threads import prefetch
 
 Arrays: TypeAlias = tuple[Array | None, ...]
 
@@ -50,35 +49,19 @@ def copy_to_device(array: Array, device: str) -> Array:
 def copy_blocks(blocks: Iterable[Arrays], device: str, in_flight: int = BLOCKS_IN_FLIGHT) -> Iterator[Arrays]:
     """Yield the arrays of each block on a torch ``device``, in order; None stays None."""
     copier = _Copier(check_device(device))
-    waiting: queue.Queue[Any] = queue.Queue(maxsize=in_flight)
-    stopped = threading.Event()
+    source = iter(blocks)
 
-    def put(copy: Any) -> None:
-        while not stopped.is_set():
-            with suppress(queue.Full):
-                waiting.put(copy, timeout=0.1)
-                return
+    def start(_: int) -> tuple[Arrays, Any, Arrays] | None:
+        # The worker takes the next block itself, so that reading it does not wait for the caller.
+        block = next(source, None)
+        return None if block is None else copier.start(block)
 
-    def copy_all() -> None:
-        try:
-            for block in blocks:
-                if stopped.is_set():
-                    return
-                put(copier.start(block))
-            put(None)
-        except BaseException as error:  # raised again in the thread that uses the blocks
-            put(error)
-
-    thread = threading.Thread(target=copy_all, name="copy blocks", daemon=True)
-    thread.start()
     try:
-        while (copy := waiting.get()) is not None:
-            if isinstance(copy, BaseException):
-                raise copy
+        for copy in prefetch(start, count(), workers=1, window=in_flight + 1):
+            if copy is None:
+                return
             yield copier.wait(copy)
     finally:
-        stopped.set()
-        thread.join()
         copier.close()
 
 

@@ -19,17 +19,10 @@ def check_normalization(name: object) -> Normalization:
 def normalize(view: Array, how: str = "unit") -> Array:
     r"""Return the rows of ``view``, normalised.
 
-    Parameters
-    ----------
-    view
-        Floating-point matrix; rows are items.
-    how
-        ``"none"``: unchanged. ``"unit"``: scaled to length 1. ``"signed-sqrt"``: each entry becomes
-        :math:`\mathrm{sign}(v)\sqrt{|v|}`, which reduces the weight of a few large entries.
-        ``"sqrt-unit"``: ``"signed-sqrt"``, then ``"unit"``. Rows of zeros stay zero.
+    ``"none"``: unchanged. ``"unit"``: scaled to length 1. ``"signed-sqrt"``: each entry becomes
+    :math:`\mathrm{sign}(v)\sqrt{|v|}`, which reduces the weight of a few large entries. ``"sqrt-unit"``:
+    ``"signed-sqrt"``, then ``"unit"``. Rows of zeros stay zero.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> normalize(np.array([[9.0, -16.0]]), "sqrt-unit")
     array([[ 0.6, -0.8]])

@@ -12,13 +12,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from array_api_compat import device
 
 from diptych._arrays import Array, count_groups, count_true, group_max, group_sum, namespace, to_numpy
-from diptych._checks import InputError, check_pair_of_views, check_similarity, check_task
+from diptych._checks import InputError, Similarity, Task, check_pair_of_views, check_similarity, check_task
+
+__all__ = [
+    "Metric",
+    "mean_rank",
+    "mean_recall",
+    "median_rank",
+    "metric",
+    "ranks",
+    "recall_at_k",
+    "retrieval_scores",
+    "summary",
+]
 
 DEFAULT_BLOCK_BYTES = 64 * 2**20
 
@@ -27,25 +38,7 @@ _RECALL = re.compile(r"r@([1-9][0-9]*)")
 
 @dataclass(frozen=True)
 class Metric:
-    """A function of ranks, called as ``metric(ranks)``.
-
-    Attributes
-    ----------
-    name
-        As in tables and saved models.
-    function
-        Takes an array of ranks and returns a number.
-    greater_is_better
-        False for the median and the mean rank.
-    cutoff
-        k of recall at k, which needs to know of a rank only whether it is within k; else None.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> metric("median_rank")(np.array([1, 2, 5, 9]))
-    3.0
-    """
+    """A function of ranks, called as ``metric(ranks)``; ``cutoff`` is the k of recall at k, else None."""
 
     name: str
     function: Callable[[Array], float]
@@ -70,8 +63,6 @@ def metric(name: str | Callable[[Array], float]) -> Metric:
         ``"r@k"`` for any k, ``"mean_recall"`` (of r@1, r@5 and r@10), ``"median_rank"``, ``"mean_rank"``, or
         a function of ranks for which greater is better.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> metric("r@3")(np.array([1, 3, 7, 9]))
     50.0
@@ -94,22 +85,9 @@ def metric(name: str | Callable[[Array], float]) -> Metric:
 
 @dataclass(frozen=True)
 class Truth:
-    """Which captions belong to which image, for ranking in both directions.
+    """Which captions belong to which image: caption j to image ``pairing[j]``.
 
-    Attributes
-    ----------
-    pairing
-        Caption j belongs to image ``pairing[j]``.
-    n_images
-        Number of images, including those without captions.
-    described
-        Images that have a caption, ascending; only they are queries of ``"annotate"``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> Truth.of(np.array([0, 0, 2]), n_images=3).described
-    array([0, 2])
+    ``described`` are the images that have a caption, ascending; only they are queries of ``"annotate"``.
     """
 
     pairing: Array
@@ -124,12 +102,12 @@ class Truth:
 
 
 def ranks(
-    x: Any,
-    y: Any,
-    pairing: Any = None,
+    x: Array,
+    y: Array,
+    pairing: Array | None = None,
     *,
-    task: str = "search",
-    similarity: str = "cosine",
+    task: Task = "search",
+    similarity: Similarity = "cosine",
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> Array:
     """Return the rank of the truth for every query; 1 is the best.
@@ -148,8 +126,6 @@ def ranks(
     block_bytes
         Scores are computed in blocks of at most this size (at least one query).
 
-    Examples
-    --------
     >>> import numpy as np
     >>> images = np.array([[1.0, 0.0], [0.0, 1.0]])
     >>> captions = np.array([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]])
@@ -215,22 +191,8 @@ def tie_slack(queries: Array, items: Array | float, dimension: int, similarity: 
     cosine without the length of the query has that divided by the length of the item; an ℓ2 score, which is
     :math:`\langle item, query\rangle - \tfrac12\|item\|^2`, has that of both of its terms.
 
-    Parameters
-    ----------
-    queries
-        Lengths of the queries.
-    items
-        Lengths of their true items; an item that equals the truth is as long. Cosines do not need them.
-    dimension
-        Number of products that were summed.
-    similarity
-        ``"cosine"`` or ``"l2"``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> bool(tie_slack(np.array([1.0]), 1.0, dimension=100)[0] < 1e-14)
-    True
+    ``queries`` are the lengths of the queries, ``items`` those of their true items (cosines do not need
+    them), and ``dimension`` is d.
     """
     xp = namespace(queries)
     scale = queries if similarity == "cosine" else items * (queries + 0.5 * items)
@@ -241,13 +203,6 @@ def search_ranks(scores: Array, own: Array, slack: Array) -> Array:
     """Return the ranks in a block of ``scores``, captions × images.
 
     ``own`` are the true images of the captions, ``slack`` is the ``tie_slack`` of each caption.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> scores = np.array([[0.9, 0.1], [0.7, 0.3]])
-    >>> search_ranks(scores, own=np.array([0, 1]), slack=np.zeros(2))
-    array([1, 2])
     """
     xp = namespace(scores)
     true = xp.take_along_axis(scores, own[:, None], axis=1) - slack[:, None]
@@ -259,14 +214,6 @@ def annotate_ranks(scores: Array, truth: Truth, images: Array, slack: Array) -> 
     """Return the ranks in a block of ``scores``, ``images`` × all captions.
 
     The rank of an image is that of its best own caption; ``slack`` is the ``tie_slack`` of each image.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> truth = Truth.of(np.array([0, 0, 1]), n_images=2)
-    >>> scores = np.array([[0.2, 0.9, 0.5], [0.6, 0.1, 0.4]])
-    >>> annotate_ranks(scores, truth, images=np.array([0, 1]), slack=np.zeros(2))
-    array([1, 2])
     """
     xp = namespace(scores)
     row_of = xp.full((truth.n_images,), -1, dtype=xp.int64, device=device(scores))
@@ -295,8 +242,6 @@ def _check_range(queries: Array, items: Array) -> None:
 def recall_at_k(ranks: Array, k: int) -> float:
     """Return the percentage of queries whose truth is among the first ``k`` items.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> recall_at_k(np.array([1, 3, 12, 2]), 2)
     50.0
@@ -310,8 +255,6 @@ def recall_at_k(ranks: Array, k: int) -> float:
 def mean_recall(ranks: Array) -> float:
     """Return the mean of recall at 1, 5 and 10.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> mean_recall(np.array([1, 7, 20, 4]))
     50.0
@@ -322,8 +265,6 @@ def mean_recall(ranks: Array) -> float:
 def median_rank(ranks: Array) -> float:
     """Return the median rank as in the reference protocol: floor of the median zero-based rank, plus 1.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> median_rank(np.array([1, 2, 5, 9]))
     3.0
@@ -335,8 +276,6 @@ def median_rank(ranks: Array) -> float:
 def mean_rank(ranks: Array) -> float:
     """Return the mean rank; 1 is the best.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> mean_rank(np.array([1, 2, 6]))
     3.0
@@ -347,8 +286,6 @@ def mean_rank(ranks: Array) -> float:
 def summary(ranks: Array) -> dict[str, float]:
     """Return recall at 1, 5 and 10 (percent), median and mean rank, as the paper's tables report them.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> summary(np.array([1, 2, 6, 30]))
     {'r@1': 25.0, 'r@5': 50.0, 'r@10': 75.0, 'median_rank': 4.0, 'mean_rank': 9.75}
@@ -363,12 +300,12 @@ def summary(ranks: Array) -> dict[str, float]:
 
 
 def retrieval_scores(
-    x: Any,
-    y: Any,
-    pairing: Any = None,
+    x: Array,
+    y: Array,
+    pairing: Array | None = None,
     *,
-    task: str = "search",
-    similarity: str = "cosine",
+    task: Task = "search",
+    similarity: Similarity = "cosine",
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> dict[str, float]:
     """Return recall at 1, 5 and 10 (percent), median and mean rank of one task.
@@ -378,8 +315,6 @@ def retrieval_scores(
     x, y, pairing, task, similarity, block_bytes
         See ``ranks``.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> images = np.eye(3)
     >>> captions = np.repeat(images, 2, axis=0)

@@ -40,12 +40,12 @@ class Lazy:
 
 def cut(x, y, pairing, ends):
     """Blocks of whole images."""
-    found = []
+    result = []
     for first, last in zip([0, *ends], [*ends, len(x)], strict=True):
         rows = (pairing >= first) & (pairing < last)
         if rows.any():
-            found.append((x[first:last], y[rows], pairing[rows] - first))
-    return found
+            result.append((x[first:last], y[rows], pairing[rows] - first))
+    return result
 
 
 @settings(deadline=None, max_examples=25)
@@ -53,11 +53,11 @@ def cut(x, y, pairing, ends):
 def test_any_cut_into_blocks_gives_the_moments_of_the_whole(ends, lazy):
     x, y, pairing = pairs()
     blocks = cut(x, y, pairing, ends)
-    found = sum_blocks([Lazy(b) for b in blocks] if lazy else iter(blocks), Preparation())
+    result = sum_blocks([Lazy(b) for b in blocks] if lazy else iter(blocks), Preparation())
     whole = Moments.of(x, y, pairing)
-    assert found.count == whole.count
+    assert result.count == whole.count
     for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
-        mine, its = getattr(found, name), getattr(whole, name)
+        mine, its = getattr(result, name), getattr(whole, name)
         np.testing.assert_allclose(mine, its, atol=1e-10 * np.abs(its).max())
 
 
@@ -82,7 +82,7 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("diptych.cca.selection._grids.MAX_HELD_OUT", 50)
     largest, merge = [], Moments.merge
     monkeypatch.setattr(
-        Moments, "merge", lambda self, block: (largest.append(block.count), merge(self, block))
+        Moments, "merge", lambda self, block: (largest.append(block.sums.count), merge(self, block))
     )
     model = AWCCA(grid=4, solver="gram").fit(*mapped, pairing)
     assert len(largest) > 10
@@ -93,7 +93,7 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_what_was_written_to_a_map_stays(tmp_path, mode):
+def test_changes_to_a_mapped_array_are_kept(tmp_path, mode):
     x, y, pairing = pairs(n=500)
     np.save(tmp_path / "x.npy", np.zeros_like(x))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r+" if mode == "r" else mode)
@@ -102,10 +102,10 @@ def test_what_was_written_to_a_map_stays(tmp_path, mode):
         mapped.flush()
         mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
-    found = AWCCA(params=(2.0, 3.0), solver="gram").fit(mapped, y, pairing)
+    result = AWCCA(params=(2.0, 3.0), solver="gram").fit(mapped, y, pairing)
     np.testing.assert_array_equal(mapped, x)
     # Another way to read may sum in other blocks; singular vectors enlarge what that rounds.
-    mine, its = found.models_["search"].x_weights, whole.models_["search"].x_weights
+    mine, its = result.models_["search"].x_weights, whole.models_["search"].x_weights
     assert_close(mine, its, len(y), condition=1e4)
 
 
@@ -120,7 +120,7 @@ def test_holding_out_in_one_pass_equals_two_fits():
     )
 
 
-def test_a_checkpoint_is_gone_after_the_fit_and_holds_the_rest_to_the_bit(tmp_path):
+def test_a_resumed_pass_gives_the_same_numbers_and_removes_its_checkpoint(tmp_path):
     x, y, pairing = pairs()
     blocks, file = cut(x, y, pairing, [50, 100, 150, 200]), tmp_path / "sum"
     whole = sum_blocks(blocks, Preparation())
@@ -151,7 +151,7 @@ def test_a_checkpoint_is_gone_after_the_fit_and_holds_the_rest_to_the_bit(tmp_pa
     assert not (tmp_path / "other").exists()
 
 
-def test_a_checkpoint_of_arrays_knows_its_arrays(tmp_path):
+def test_a_checkpoint_of_other_arrays_is_refused(tmp_path):
     x, y, pairing = pairs()
     file = tmp_path / "sum"
     mine = ArrayBlocks(x, y, pairing)
@@ -229,25 +229,25 @@ def test_a_device_gives_the_same_model_in_numpy(device):
     assert isinstance(small.models_["search"].x_weights, np.ndarray)
 
 
-def test_views_of_two_libraries_meet_on_a_device():
+def test_validation_of_another_library_is_copied_to_the_device():
     torch = pytest.importorskip("torch")
     x, y, pairing = pairs()
     mixed = [(bx, torch.as_tensor(by), p) for bx, by, p in cut(x, y, pairing, [100, 200])]
-    found = AWCCA(params=(2.0, 3.0)).fit(mixed, device="cpu")
+    result = AWCCA(params=(2.0, 3.0)).fit(mixed, device="cpu")
     whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
-    np.testing.assert_allclose(found.x_mean_, whole.x_mean_)
+    np.testing.assert_allclose(result.x_mean_, whole.x_mean_)
     np.testing.assert_allclose(
-        found.models_["search"].correlations, whole.models_["search"].correlations, atol=1e-9
+        result.models_["search"].correlations, whole.models_["search"].correlations, atol=1e-9
     )
 
 
-def test_blocks_reach_a_device_in_order_and_errors_too():
+def test_blocks_are_copied_in_order_and_errors_are_raised():
     pytest.importorskip("torch")
     from diptych._devices import copy_blocks
 
     blocks = [(np.full((3, 2), i, np.float16), None) for i in range(20)]
-    found = [(block[0][0, 0].item(), block[1]) for block in copy_blocks(iter(blocks), "cpu")]
-    assert found == [(float(i), None) for i in range(20)]
+    result = [(block[0][0, 0].item(), block[1]) for block in copy_blocks(iter(blocks), "cpu")]
+    assert result == [(float(i), None) for i in range(20)]
 
     def failing():
         yield blocks[0]
@@ -272,9 +272,9 @@ class Copies:
         import pickle
 
         sent = pickle.dumps(function)
-        found = [pickle.loads(pickle.dumps(pickle.loads(sent)(item))) for item in items]
-        self.mapped += len(found)
-        return found
+        result = [pickle.loads(pickle.dumps(pickle.loads(sent)(item))) for item in items]
+        self.mapped += len(result)
+        return result
 
     def reduce(self, function, mapped):
         total = mapped[0]
@@ -286,7 +286,7 @@ class Copies:
 @pytest.mark.parametrize(
     "options", [{}, {"filter": "tsvd"}, {"weighting": "symmetric"}, {"metric": "median_rank"}]
 )
-def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
+def test_an_engine_scores_the_grid_alike(options):
     x, y, pairing = pairs()
     held, engine = pairs(n=60, seed=1), Copies()
     here = AWCCA(grid=7, solver="gram", path_metrics="all", **options).fit(x, y, pairing, validation=held)
@@ -300,7 +300,7 @@ def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
             np.testing.assert_allclose(there.path_.scores[task][name], scores, atol=0.5)
 
 
-def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
+def test_an_engine_with_a_checkpoint_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("diptych.cca._streaming.BLOCKS_PER_CHECKPOINT", 2)
     x, y, pairing = pairs()
     blocks, read = cut(x, y, pairing, [50, 100, 150, 200]), []
@@ -315,9 +315,9 @@ def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="cluster"):
         sum_blocks(lazy, Preparation(), engine=Fails(), checkpoint=Checkpoint(file, "a", every=0))
     before = len(read)
-    found = sum_blocks(lazy, Preparation(), engine=Copies(), checkpoint=Checkpoint(file, "a", every=0))
+    result = sum_blocks(lazy, Preparation(), engine=Copies(), checkpoint=Checkpoint(file, "a", every=0))
     assert len(read) - before == 1
-    np.testing.assert_allclose(found.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
+    np.testing.assert_allclose(result.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
 
 
 def test_blocks_are_read_one_at_a_time():
@@ -340,7 +340,7 @@ def test_blocks_are_read_one_at_a_time():
     assert max(most) == 1
 
 
-def test_what_is_no_stream_is_said_in_a_sentence(rng):
+def test_wrong_blocks_are_refused(rng):
     x, y, pairing = pairs()
     good = cut(x, y, pairing, [100])
     model = AWCCA(params=(1.0, 1.0))

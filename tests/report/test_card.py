@@ -58,7 +58,7 @@ def make_card(**changes):
         metrics={"test": {"search": NUMBERS, "annotate": BEST}},
         index=IndexFacts({"images": 8000, "texts": 40000}, "HNSW", "float16", 0.987),
         files={"config.json": "parameters"},
-        has_picture=True,
+        has_figure=True,
     )
     return dataclasses.replace(card, **changes)
 
@@ -121,7 +121,7 @@ def test_it_says_what_is_not_known():
         make_card(
             metrics=None,
             index=None,
-            has_picture=False,
+            has_figure=False,
             selected_on=None,
             quality=describe_quality({}),
             text_encoder=None,

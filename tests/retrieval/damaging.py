@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from diptych import InputError, Retriever
-from saved_files import files_of, seal
+from saved_files import files_of, places, seal
 
 VALUES = [
     *(
@@ -66,16 +66,6 @@ VALUES = [
         [1e308, -1],
     ),
 ]
-
-
-def places(tree, path=()):
-    """Every place in a JSON tree."""
-    found = [path] if path else []
-    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, child in children:
-        if not (isinstance(key, int) and key > 3):
-            found += places(child, (*path, key))
-    return found
 
 
 def change_json(content, rng):
@@ -226,7 +216,7 @@ def ask(folder, mmap):
     """Load a model and ask it everything; whether it answered, or what it said."""
     try:
         retriever = Retriever.load(folder, mmap=mmap)
-        widths = {view: retriever.collection.embedding.features(view) for view in ("image", "text")}
+        widths = {view: retriever.searcher.embedding.features(view) for view in ("image", "text")}
         image, text = np.linspace(-1, 1, widths["image"]), np.linspace(-1, 1, widths["text"])
         check(retriever.search(text, k=5), 5, "image")
         check(retriever.search(text, k=500, where=lambda item: True, weighting="none"), 500, "image")
@@ -242,6 +232,9 @@ def ask(folder, mmap):
             shutil.rmtree(again, ignore_errors=True)
             retriever.save(again)
             Retriever.load(again)
+            if retriever.keep_features:
+                retriever.refit()
+            check(retriever.search(text, k=5), 5, "image")
     except InputError as error:
         return str(error)
     return None

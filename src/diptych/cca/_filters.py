@@ -24,8 +24,6 @@ def g_soft(sigma: Array, alpha: float) -> Array:
 
     It is Tikhonov regularisation with :math:`\gamma = \alpha^2` (equation 8).
 
-    Examples
-    --------
     >>> import numpy as np
     >>> g_soft(np.array([4.0, 3.0]), 3.0).round(3)
     array([0.8  , 0.707])
@@ -40,8 +38,6 @@ def g_hard(sigma: Array, alpha: float) -> Array:
 
     It is the truncated SVD at the k with :math:`\sigma_k = \alpha` (equation 9).
 
-    Examples
-    --------
     >>> import numpy as np
     >>> g_hard(np.array([4.0, 3.0, 1.0]), 3.0)
     array([1., 1., 0.])
@@ -55,8 +51,6 @@ class Tikhonov:
 
     γ is in units of XᵀX, a sum over pairs, so it grows with the number of pairs.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> Tikhonov(2.0).denominators(np.array([3.0, 1.0]))
     array([11.,  3.])
@@ -82,8 +76,6 @@ class Tikhonov:
 class TruncatedSVD:
     """Hard filter: the first k directions are kept unchanged, the others dropped (Theorem 1.2).
 
-    Examples
-    --------
     >>> import numpy as np
     >>> TruncatedSVD(1).denominators(np.array([3.0, 1.0]))
     array([9.])

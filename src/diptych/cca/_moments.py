@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,11 +15,13 @@ from array_api_compat import device, is_numpy_array
 from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_pair_of_views
 from diptych._persistence import (
+    FORMAT_VERSION,
     check_format,
-    read_metadata,
-    read_tensors,
-    replacing_file,
-    take,
+    check_plain_file,
+    parse_metadata,
+    parse_tensors,
+    replace_file,
+    take_array,
     write_tensors,
 )
 
@@ -27,7 +30,6 @@ PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 
 CPU_BLOCK_BYTES = 2**27
 DEVICE_BLOCK_BYTES = 2**30
-FORMAT_VERSION = 1
 
 
 @dataclass(eq=False)
@@ -100,13 +102,13 @@ class Moments:
         x, y, pairing = check_pair_of_views(x, y, pairing)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes):
-            total.accumulate(*block)
+            total.merge(products(*block, precision))
         return total
 
     def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
         """Add a block of pairs in place and return self; ``pairing`` refers to rows of this ``x``."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
-        self.accumulate(x, y, pairing)
+        self.merge(products(x, y, pairing, self.precision))
         return self
 
     def __add__(self, other: Moments) -> Moments:
@@ -117,8 +119,7 @@ class Moments:
         precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
         copies = {name: array + 0.0 for name, array in self._arrays().items()}
         total = Moments(self.count, **copies, precision=precision)
-        rests = {"x_rest": other.x_mean * 0.0, "y_rest": other.y_mean * 0.0}
-        total.merge(Products(other.count, **other._arrays(), **rests))
+        total.merge(Products(other, other.x_mean * 0.0, other.y_mean * 0.0))
         return total
 
     def to_backend_of(self, reference: Array) -> Moments:
@@ -138,17 +139,21 @@ class Moments:
             "precision": self.precision,
             **(notes or {}),
         }
-        with replacing_file(path) as staged:
+        with replace_file(path) as staged:
             write_tensors(staged, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Moments:
         """Read what ``save`` wrote."""
-        path = Path(path)
-        tensors, metadata = read_tensors(path), read_metadata(path)
-        check_format(metadata, "moments", FORMAT_VERSION, path)
-        x_mean = take(tensors, "x_mean", (None,), path)
-        y_mean = take(tensors, "y_mean", (None,), path)
+        return cls.parse(check_plain_file(Path(path)).read_bytes(), Path(path))
+
+    @classmethod
+    def parse(cls, raw: bytes, path: Path) -> Moments:
+        """Return the moments in the content of a file; ``path`` is where it was read, for messages."""
+        tensors, metadata = parse_tensors(raw, path), parse_metadata(BytesIO(raw), path)
+        check_format(metadata, "moments", path)
+        x_mean = take_array(tensors, "x_mean", (None,), path)
+        y_mean = take_array(tensors, "y_mean", (None,), path)
         n_x, n_y = len(x_mean), len(y_mean)
         count, precision = metadata.get("count", ""), metadata.get("precision")
         if not count.isdecimal() or precision not in PRECISIONS:
@@ -159,41 +164,37 @@ class Moments:
             int(count),
             x_mean,
             y_mean,
-            take(tensors, "xx", (n_x, n_x), path),
-            take(tensors, "yy", (n_y, n_y), path),
-            take(tensors, "xy", (n_x, n_y), path),
+            take_array(tensors, "xx", (n_x, n_x), path),
+            take_array(tensors, "yy", (n_y, n_y), path),
+            take_array(tensors, "xy", (n_x, n_y), path),
             precision,
         )
-
-    def accumulate(self, x: Array, y: Array, pairing: Array) -> None:
-        """``update`` without checking the block."""
-        self.merge(products(x, y, pairing, self.precision))
 
     @np.errstate(over="ignore", invalid="ignore")
     def merge(self, block: Products) -> None:
         """Add the products of a block, in place."""
-        if tuple(block.xy.shape) != tuple(self.xy.shape):
-            (n_x, n_y), expected = block.xy.shape, self.xy.shape
+        sums, (n_x, n_y) = block.sums, self.xy.shape
+        if tuple(sums.xy.shape) != (n_x, n_y):
             raise InputError(
-                f"a block has {n_x} and {n_y} features, but the moments have {expected[0]} and "
-                f"{expected[1]}; give blocks with the same features."
+                f"a block has {sums.xy.shape[0]} and {sums.xy.shape[1]} features, but the moments have {n_x} "
+                f"and {n_y}; give blocks with the same features."
             )
-        if block.count == 0:
+        if sums.count == 0:
             return
         xp = namespace(self.xx)
         x_mean, y_mean, x_rest, y_rest = (
-            move_like(v, self.xx) for v in (block.x_mean, block.y_mean, block.x_rest, block.y_rest)
+            move_like(v, self.xx) for v in (sums.x_mean, sums.y_mean, block.x_rest, block.y_rest)
         )
-        count, total = block.count, self.count + block.count
+        count, total = sums.count, self.count + sums.count
         dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
         # The distance of the means is added and the rest of the shift subtracted. Both are of rank one, so
         # one thin product does it in a single pass over each matrix.
         scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
         x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
         for target, gram, left, right in (
-            (self.xx, block.xx, x_sides, x_sides),
-            (self.yy, block.yy, y_sides, y_sides),
-            (self.xy, block.xy, x_sides, y_sides),
+            (self.xx, sums.xx, x_sides, x_sides),
+            (self.yy, sums.yy, y_sides, y_sides),
+            (self.xy, sums.xy, x_sides, y_sides),
         ):
             target += (left.T * scale) @ right
             target += move_like(gram, target)
@@ -204,14 +205,9 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Count, means and products of one block about a shift, with rest = true mean − shift."""
+    """Moments of one block, but with products about a shift; rest = true mean − shift."""
 
-    count: int
-    x_mean: Array
-    y_mean: Array
-    xx: Array
-    yy: Array
-    xy: Array
+    sums: Moments
     x_rest: Array
     y_rest: Array
 
@@ -234,7 +230,7 @@ def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Produc
     xy = x.T @ sums
     x *= xp.sqrt(weights)[:, None]
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-    return Products(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
+    return Products(Moments(n, *means, x.T @ x, y.T @ y, xy, precision), x_rest, y_rest)
 
 
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:

@@ -42,8 +42,6 @@ class Spectra:
         Relative rounding error of ``t0``; 0 for the SVD solver, whose rows and columns are each exact
         relative to their own scale.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -84,8 +82,6 @@ def spectra(
     precision
         Of the moments; see ``Moments``.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -95,7 +91,7 @@ def spectra(
     check_choice(solver, SOLVERS, "solver")
     x, y, pairing = check_pair_of_views(x, y, pairing)
     if resolve_solver(solver, tuple(x.shape), tuple(y.shape)) == "svd":
-        return spectra_from_arrays(x, y, pairing)
+        return _spectra_from_views(x, y, pairing)
     return spectra_from_moments(Moments.of(x, y, pairing, precision=precision))
 
 
@@ -111,8 +107,6 @@ def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int,
 def spectra_from_moments(moments: Moments) -> Spectra:
     """Return spectra by two eigendecompositions of Gram matrices, in the precision of the moments.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import Moments, spectra_from_moments
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -138,8 +132,6 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
 
     Directions without variance contribute nothing, so the result can be merged with the moments of new pairs.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import Moments, moments_from_spectra, spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -156,18 +148,8 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
     return Moments(spectra.count, *means, *grams, precision)
 
 
-def spectra_from_arrays(x: Any, y: Any, pairing: Any = None) -> Spectra:
-    """Return spectra by singular value decompositions of the views themselves, in float64.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from diptych.cca import spectra_from_arrays
-    >>> x = np.random.default_rng(0).normal(size=(5, 8))
-    >>> spectra_from_arrays(x, x[:, :2]).ranks
-    (4, 2)
-    """
-    x, y, pairing = check_pair_of_views(x, y, pairing)
+def _spectra_from_views(x: Array, y: Array, pairing: Array) -> Spectra:
+    """Return spectra by singular value decompositions of the views themselves, in float64."""
     xp = namespace(x, y)
     x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
     n_images, n = x.shape[0], y.shape[0]

@@ -54,8 +54,6 @@ S = TypeVar("S")
 class Engine(Protocol):
     """Where the pass over the data and the rows of the grid run: anything with ``map`` and ``reduce``.
 
-    Examples
-    --------
     >>> from functools import reduce
     >>> class Here:
     ...     def map(self, function, items):
@@ -105,21 +103,11 @@ def load_block(block: Block) -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The steps from a block to its products; it can be sent to another process.
-
-    Attributes
-    ----------
-    normalize
-        Normalisations of the rows of X and of Y.
-    precision
-        Of the products.
-    device
-        A torch device to compute on; None: where the arrays are.
-    """
+    """The steps from a block to its products; it can be sent to another process."""
 
     normalize: tuple[str, str] = ("none", "none")
     precision: Precision = "float64"
-    device: str | None = None
+    device: str | None = None  # a torch device; None: where the arrays are
 
     def stream(self, blocks: Iterable[Block], first: int = 0) -> Iterator[Products]:
         """Yield the products of each block, while the next block is being read or copied.
@@ -165,7 +153,7 @@ class Preparation:
             yield total, 1
 
     def _zero(self, part: Products) -> Moments:
-        return Moments.zero(*part.xy.shape, precision=self.precision, like=part.xy)
+        return Moments.zero(*part.sums.xy.shape, precision=self.precision, like=part.sums.xy)
 
     def _products(
         self, block: Block, name: str, reading: AbstractContextManager[Any] | None = None
@@ -182,23 +170,13 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False)
 class ArrayBlocks:
-    """Two arrays, in memory or mapped from disk, as blocks of pairs; a block is copied when it is read.
-
-    Attributes
-    ----------
-    x, y, pairing
-        The views; a checked pairing.
-    captions
-        Rows of y to use, ascending; None: all.
-    block_bytes
-        Approximate size of a block in the precision of the computation; None: chosen for the backend.
-    """
+    """Two arrays, in memory or mapped from disk, as blocks of pairs; a block is copied when it is read."""
 
     x: Array
     y: Array
     pairing: Array
-    captions: Array | None = None
-    block_bytes: int | None = None
+    captions: Array | None = None  # rows of y to use, ascending; None: all
+    block_bytes: int | None = None  # approximate size of a block; None: chosen for the backend
 
     def __len__(self) -> int:
         n = self.pairing.shape[0] if self.captions is None else self.captions.shape[0]
@@ -235,16 +213,9 @@ def _release_pages(view: Array) -> None:
 
 
 class Checkpoint:
-    """A file with the sum so far and the number of blocks in it, replaced atomically.
+    """A file with the sum so far and the number of blocks in it, replaced every so many seconds.
 
-    Parameters
-    ----------
-    path
-        The file; it need not exist yet.
-    identity
-        Describes the data and the settings; a checkpoint of another identity is refused.
-    every
-        Seconds between two writes.
+    ``identity`` describes the data and the settings; a checkpoint of another identity is refused.
     """
 
     def __init__(
@@ -287,19 +258,9 @@ def sum_blocks(
 ) -> Moments:
     """Return the moments of all blocks together; two or three blocks are in memory at a time.
 
-    Parameters
-    ----------
-    blocks
-        Blocks of pairs, as in the module docstring.
-    prepare
-        The steps from a block to its products.
-    engine
-        Sums the blocks; None: this process, one after another.
-    checkpoint
-        Saves the sum from time to time. Without an engine, the result after an interruption is the same to
-        the last bit; with an engine, it is if both runs had a checkpoint.
-    progress
-        Called with the share that is done, if the number of blocks is known.
+    An ``engine`` sums the blocks, or this process, one after another. ``checkpoint`` saves the sum from time
+    to time: after an interruption the result is the same to the last bit (on an engine, if both runs had a
+    checkpoint). ``progress`` is called with the share that is done, if the number of blocks is known.
     """
     total, done = (None, 0) if checkpoint is None else checkpoint.read()
     count = len(blocks) if isinstance(blocks, Sized) else 0

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diptych._checks import TASKS, InputError
-from diptych._persistence import replacing_file
+from diptych._persistence import replace_file
 from diptych.cca import AWCCA
 from diptych.cli._options import AsJson, Quiet, Threads
 from diptych.cli._output import limited_to, plain_console, print_json, said_plainly
@@ -85,7 +85,7 @@ def demo(
 def _compare(console: Console, views: PairedViews, best: Retriever) -> list[TestedModel]:
     models = [*compare_weightings(views), *(evaluate_filter(views, name) for name in FILTERS)]
     start = time.perf_counter()
-    fusion = best.fit(views).collection.fitted.model
+    fusion = best.fit(views).fitted.model
     assert isinstance(fusion, Fusion)
     models.append(evaluate_fusion(fusion, views, 'preset "best"', time.perf_counter() - start))
     title = f"{len(views.split('test')[0])} test images, regularisation selected on validation"
@@ -144,13 +144,13 @@ def _write_report(
     for row, hits in zip(range(4, 8), best.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True):
         shown = [ShownHit(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
         examples.append((open_image(test.paths[row]), shown))
-    model = retriever.collection.fitted.model
+    model = retriever.fitted.model
     assert isinstance(model, AWCCA)
     assert model.path_ is not None
     try:
         content = demo_page(models, model.path_, examples, pairs.n_images, commands)
     except InputError as error:  # matplotlib is not installed
         return f"no report: {error}"
-    with replacing_file(file) as staged:
+    with replace_file(file) as staged:
         staged.write_text(content, "utf-8")
     return f"the report is {file}"

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError
-from diptych._persistence import library_version, read_json, replacing_file, write_json
+from diptych._persistence import library_version, read_json, replace_file, write_json
 
 Result: TypeAlias = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Cache:
         """Store how long a job took."""
         self.seconds[label] = seconds
         if self.folder is not None:
-            with replacing_file(self.folder / _SECONDS) as staged:
+            with replace_file(self.folder / _SECONDS) as staged:
                 write_json(staged, self.seconds)
 
     def fetch(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Result]) -> Result:
@@ -86,7 +86,7 @@ class Cache:
         # Through JSON and back, so that a computed result equals the one that is read later.
         result: Result = json.loads(json.dumps(plain(compute()), allow_nan=False))
         if self.folder is not None:
-            with replacing_file(self.folder / f"{key}.json") as staged:
+            with replace_file(self.folder / f"{key}.json") as staged:
                 write_json(staged, {"name": name, "inputs": plain(inputs), "result": result})
         self.computed.append(name)
         return result

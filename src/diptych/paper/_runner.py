@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diptych._checks import InputError, count
-from diptych._persistence import library_version, replacing_file, write_json
+from diptych._persistence import library_version, replace_file, write_json
 from diptych.paper._approximation import APPROXIMATION
 from diptych.paper._cache import Cache, plain
 from diptych.paper._claims import INTERVALS, RULE, VERDICTS, Claim, Verdict, judge_claims
@@ -170,7 +170,7 @@ class Reproduction:
         # Numbers at full precision replace the rounded ones of a table with the same name.
         files |= {f"{TABLES}/{name}.csv": csv_text(rows) for name, rows in self.tables().items()}
         for name, content in files.items():
-            with replacing_file(self.folder / name) as staged:
+            with replace_file(self.folder / name) as staged:
                 staged.write_text(content, "utf-8")
         everything = {
             "command": command,
@@ -182,7 +182,7 @@ class Reproduction:
             "missing": [each._asdict() for each in self.setting.data.missing()],
             "results": _without_ranks(self.results),
         }
-        with replacing_file(self.folder / RESULTS) as staged:
+        with replace_file(self.folder / RESULTS) as staged:
             write_json(staged, plain(everything))
         return [self.folder / name for name in (*files, RESULTS)]
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diptych._checks import FEW_PAIRS as FEW_PAIRS
-from diptych._checks import TASKS, Task, count
+from diptych._checks import FEW_PAIRS, TASKS, Task, count
 from diptych.report._page import TITLES, one_line
 
 FIGURE_FILE = "regularization.png"
@@ -104,7 +103,7 @@ class Card:
         None if nothing is indexed.
     files
         Names and descriptions of the other files of the folder.
-    has_picture
+    has_figure
         Whether ``regularization.png`` is in the folder.
 
     Examples
@@ -127,7 +126,7 @@ class Card:
     metrics: Mapping[str, Mapping[Task, Mapping[str, float]]] | None = None
     index: IndexFacts | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    has_picture: bool = False
+    has_figure: bool = False
 
 
 def model_card(facts: Card) -> str:
@@ -248,7 +247,7 @@ def _training(facts: Card) -> Iterator[str]:
     items = ", ".join(escape_markdown(count(number, view)) for view, number in index.items.items())
     recall = "" if index.recall is None else f", finding {100 * index.recall:.1f} % of the true nearest"
     kind, dtype = escape_markdown(index.kind), escape_markdown(index.dtype)
-    yield f"Indexed: {items or 'nothing'} ({kind}, {dtype}{recall})."
+    yield f"Indexed when this card was written: {items or 'nothing'} ({kind}, {dtype}{recall})."
 
 
 def _quality(facts: Card) -> Iterator[str]:
@@ -294,7 +293,7 @@ def _regularization(facts: Card) -> Iterator[str]:
         )
     if facts.params:
         yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
-    if facts.has_picture:
+    if facts.has_figure:
         yield f"![Scores of every grid point for both tasks, and the selected one]({FIGURE_FILE})"
 
 
@@ -334,7 +333,7 @@ def _limits(facts: Card) -> Iterator[str]:
 
 def _files(facts: Card) -> Iterator[str]:
     listed = {"README.md": "this card", **facts.files}
-    if facts.has_picture:
+    if facts.has_figure:
         listed.setdefault(FIGURE_FILE, "the figure above")
     yield "## Files"
     yield _table(("file", "content"), listed.items())

@@ -30,25 +30,13 @@ MAX_HELD_OUT = 5000
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Parameters to try for X and for Y, strongest regularisation first.
-
-    Attributes
-    ----------
-    kind
-        Which filter the parameters belong to.
-    x, y
-        The parameters of both views.
-    automatic
-        Whether the values were computed from the spectra rather than given by the user.
-    filter
-        The filter, for the kind ``"custom"``.
-    """
+    """Parameters to try for X and for Y, strongest regularisation first."""
 
     kind: Kind
     x: Floats
     y: Floats
-    automatic: bool = False
-    filter: SpectralFilter | None = None
+    automatic: bool = False  # computed from the spectra rather than given by the user
+    filter: SpectralFilter | None = None  # for the kind "custom"
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -51,21 +51,11 @@ _MIN_ROUNDINGS = 64  # 1 − h below so many roundings: the fit of a row depends
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
-    """A sample of the training images, to be left out in turn with their captions.
+    """A sample of the training images, to be left out in turn with their captions."""
 
-    Attributes
-    ----------
-    problem
-        The sampled rows, as if they were validation rows.
-    spectra
-        Of all training pairs.
-    description
-        Which images were sampled, in words.
-    """
-
-    problem: Problem
-    spectra: Spectra
-    description: str
+    problem: Problem  # the sampled rows, as if they were validation rows
+    spectra: Spectra  # of all training pairs
+    description: str  # which images were sampled, in words
 
 
 def left_out(
@@ -124,21 +114,11 @@ def leave_one_out_ranks(rows: LeftOut, grid: Grid) -> Iterator[tuple[int, int, d
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """Rows mapped by the models without their own image, and the influence of other images on them.
+    """Rows mapped by the models without their own image, and the influence of other images on them."""
 
-    Attributes
-    ----------
-    rows
-        The mapped rows, in the eigenbasis of the other view.
-    residuals
-        Truth − ``rows``.
-    influence
-        How much each row (down) depends on each sampled training row (across).
-    """
-
-    rows: Array
-    residuals: Array
-    influence: Array
+    rows: Array  # in the eigenbasis of the other view
+    residuals: Array  # truth − rows
+    influence: Array  # how much each row (down) depends on each sampled training row (across)
 
 
 def mapped_images(problem: Problem, w_x: Array, count: int) -> Mapped | None:

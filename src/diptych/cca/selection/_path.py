@@ -162,15 +162,12 @@ def regularization_path(
     ----------
     problem, spectra, grid, metric
         Validation pairs, training spectra, parameters to try, and what to maximise.
-    weighting, n_components
-        Of the models; see ``AWCCA``.
-    path_metrics
-        ``"metric"`` keeps the values of ``metric``; ``"all"`` adds r@1, r@5, r@10 and the median rank.
+    weighting, n_components, path_metrics
+        As in ``AWCCA``.
     route
         None lets ``choose_route`` decide.
     engine
-        Scores the rows of the grid, each by itself; None: this process. Screening runs in this process,
-        because it needs a tenth of the work.
+        Scores the rows of the grid; None: this process. Screening, a tenth of the work, always runs here.
     extend
         Extend an automatic grid while the best point of a task is on its edge, as far as that can change
         anything (see ``Grid.beyond``), and warn if the edge is one of a grid that was given.
@@ -251,21 +248,11 @@ def exact_points(
 
 @dataclass(frozen=True, eq=False)
 class RowScorer:
-    """Computes the points of one row of the grid; it can be sent to another process.
-
-    Attributes
-    ----------
-    problem, weights
-        See ``diptych.cca.selection._problem``.
-    norms
-        For the exact route, the norms of the captions at every point, which all rows share; else None.
-    weighting, n_components
-        For the textbook route.
-    """
+    """Computes the points of one row of the grid; it can be sent to another process."""
 
     problem: Problem
     weights: tuple[Weights, Weights]
-    norms: Any
+    norms: Any  # for the exact route, the annotate norms of all points; else None
     weighting: Weighting
     n_components: int | None
 

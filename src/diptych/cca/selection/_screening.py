@@ -38,23 +38,17 @@ class Screen:
     A bound is NaN where scores are not finite.
     """
 
-    problem: Problem
-    w_y: Weights
-    mapped: list[Floats]
-    norms: Floats
-    lengths: Floats
+    table: _Table
     own: Floats
     bounds: dict[Task, Floats]
 
     def exact(self, i: int, j: int) -> dict[Task, Floats]:
         """Return the exact ranks of both tasks at one grid point."""
-        alone = Weights.of(np.asarray(self.w_y.rows[j : j + 1, :], dtype=np.float64), self.problem.a)
-        at = slice(j, j + 1)
-        row = make_row(
-            self.problem, self.mapped[i], self.norms[i, at], alone, self.lengths[at], self.own[i, at]
-        )
-        search, annotate = count_others(self.problem, row, alone)
-        return {"search": 1 + search[0], "annotate": 1 + annotate[0, self.problem.truth.described]}
+        table, problem = self.table, self.table.problem
+        alone = Weights.of(np.asarray(table.w_y.rows[j : j + 1, :], dtype=np.float64), problem.a)
+        row = table.row(i, slice(j, j + 1), self.own[i, j : j + 1], alone)
+        search, annotate = count_others(problem, row, alone)
+        return {"search": 1 + search[0], "annotate": 1 + annotate[0, problem.truth.described]}
 
 
 def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
@@ -74,14 +68,28 @@ def screen(
     progress(0.35)
     mapped = [product.copy() for _, product in products(problem.a, w_x, problem.t0)]
     progress(0.45)
-    lengths = caption_lengths(problem, w_y)
-    images, captions = _candidates(problem, mapped, norms, lengths, w_x, w_y, cutoff)
+    table = _Table(problem, w_y, mapped, norms, caption_lengths(problem, w_y))
+    images, captions = _candidates(table, _anchors(w_x), cutoff)
     progress(0.75)
-    numerators = _pair_numerators(problem, mapped, w_y, images, captions)
+    numerators = _pair_numerators(table, images, captions)
     progress(0.95)
     own = np.swapaxes(numerators[:, _own_pairs(problem, images, captions), :], 1, 2)
-    bounds = _bounds(problem, mapped, norms, lengths, w_y, numerators, own, images, captions, cutoff)
-    return Screen(problem, w_y, mapped, norms, lengths, own, bounds)
+    return Screen(table, own, _bounds(table, numerators, own, images, captions, cutoff))
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The parts of the scores that every step needs."""
+
+    problem: Problem
+    w_y: Weights
+    mapped: list[Floats]  # for each x value, the images in the eigenbasis of the captions
+    norms: Floats  # ``annotate_norms``
+    lengths: Floats  # ``caption_lengths``
+
+    def row(self, i: int, columns: Any, own: Floats, w_y: Weights) -> Row:
+        """Return the ``Row`` of x value ``i`` at the y values ``columns``, whose weights are ``w_y``."""
+        return make_row(self.problem, self.mapped[i], self.norms[i, columns], w_y, self.lengths[columns], own)
 
 
 def _anchors(weights: Weights) -> list[int]:
@@ -91,27 +99,20 @@ def _anchors(weights: Weights) -> list[int]:
     return sorted({int(np.argmin(np.abs(total - target))) for target in targets})
 
 
-def _candidates(
-    problem: Problem,
-    mapped: list[Floats],
-    norms: Floats,
-    lengths: Floats,
-    w_x: Weights,
-    w_y: Weights,
-    cutoff: int,
-) -> tuple[Floats, Floats]:
+def _candidates(table: _Table, rows: list[int], cutoff: int) -> tuple[Floats, Floats]:
     """Return the pairs (image, caption) to score at every point: the true ones and the rivals."""
+    problem = table.problem
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
-    columns = _anchors(w_y)
-    anchors = Weights.of(np.asarray(w_y.rows[columns, :], dtype=np.float64), problem.a)
+    columns = _anchors(table.w_y)
+    anchors = Weights.of(np.asarray(table.w_y.rows[columns, :], dtype=np.float64), problem.a)
     keep = RIVALS + cutoff - 1
     width = max(1, TILE_BYTES // (n_images * problem.b.dtype.itemsize))
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
     codes = [problem.truth.pairing * n_captions + np.arange(n_captions)]
-    for i in _anchors(w_x):
-        # Rivals are compared with each other, so the scores of the truth are not needed yet.
-        unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
-        row = make_row(problem, mapped[i], norms[i, columns, :], anchors, lengths[columns, :], unknown)
+    # Rivals are compared with each other, so the scores of the truth are not needed yet.
+    unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
+    for i in rows:
+        row = table.row(i, columns, unknown, anchors)
         parts = map_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
         best = np.concatenate([scores for _, scores, _ in parts], axis=2)
@@ -161,10 +162,9 @@ def _largest(scores: Floats, keep: int, groups: int = 16) -> Floats:
     return np.take_along_axis(places, top[:, places.shape[1] - keep :], axis=1)
 
 
-def _pair_numerators(
-    problem: Problem, mapped: list[Floats], w_y: Weights, images: Floats, captions: Floats
-) -> Floats:
+def _pair_numerators(table: _Table, images: Floats, captions: Floats) -> Floats:
     """Return the numerators of the pairs (sorted by image): x values × pairs × y values."""
+    problem, mapped, w_y = table.problem, table.mapped, table.w_y
     numerators = np.empty((len(mapped), len(images), w_y.rows.shape[0]), dtype=problem.b.dtype)
     bounds = np.searchsorted(images, np.arange(problem.a.shape[0] + 1))
     nested = not all(step.fresh for step in w_y.steps)
@@ -186,21 +186,13 @@ def _pair_numerators(
 
 
 def _bounds(
-    problem: Problem,
-    mapped: list[Floats],
-    norms: Floats,
-    lengths: Floats,
-    w_y: Weights,
-    numerators: Floats,
-    own: Floats,
-    images: Floats,
-    captions: Floats,
-    cutoff: int,
+    table: _Table, numerators: Floats, own: Floats, images: Floats, captions: Floats, cutoff: int
 ) -> dict[Task, Floats]:
+    problem = table.problem
     rival = (problem.truth.pairing[captions] != images)[:, None]
     by_caption = np.argsort(captions, kind="stable")
     grouped = captions[by_caption]
-    bounds: dict[Task, Floats] = {task: np.empty((len(mapped), w_y.rows.shape[0])) for task in TASKS}
+    bounds: dict[Task, Floats] = {task: np.empty(table.norms.shape[:2]) for task in TASKS}
 
     def beat_truth(i: int, scale: Floats, floor: Floats, items: Floats, queries: Floats) -> Floats:
         # Transposed, because rows of a few numbers are indexed fast: pairs × y values.
@@ -208,7 +200,7 @@ def _bounds(
         return np.asarray((scores >= np.ascontiguousarray(floor.T)[queries]) & rival)
 
     def fill(i: int) -> None:
-        row = make_row(problem, mapped[i], norms[i], w_y, lengths, own[i])
+        row = table.row(i, slice(None), own[i], table.w_y)
         # Half of the slack: these scores are summed in another order than the exact ones, and a rival that
         # counts here must count there.
         beaten = beat_truth(i, row.search_scale, row.search_truth - row.search_slack / 2, images, captions)
@@ -219,7 +211,7 @@ def _bounds(
         others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
         bounds["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
 
-    map_parallel(fill, list(range(len(mapped))), problem.a)
+    map_parallel(fill, list(range(len(table.mapped))), problem.a)
     return bounds
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import TASKS, InputError, Task, check_similarity
 from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
@@ -53,7 +53,7 @@ def textbook_ranks(
                 apply_factors(y, for_y),
                 problem.truth.pairing,
                 task=task,
-                similarity=problem.similarity,
+                similarity=check_similarity(problem.similarity),
             )
         yield by_task
 
