@@ -120,7 +120,7 @@ def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_p
 
 
 def test_encoders_pickle(pairs, hkse, tmp_path):
-    pictures = list(make_scenes(3, size=64).pictures)
+    pictures = list(make_scenes(3, size=64).images)
     write_network(tmp_path / "colours.onnx")
     for encoder in (PyramidDescriptor(), OnnxEncoder(tmp_path / "colours.onnx", threads=1)):
         again = pickle.loads(pickle.dumps(encoder))

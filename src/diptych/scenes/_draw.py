@@ -1,8 +1,6 @@
-"""The things of generated scenes, each a few layers in a unit square, filled with a colour and a texture.
+"""Images of generated scenes: objects, each a few layers in a unit square, on one of twelve backgrounds.
 
-The places of generated scenes.
-
-From the description of a scene to its picture.
+Everything is drawn in integer coordinates with Pillow, so that the pixels are the same on every platform.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ PALETTE: dict[str, Colour] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """One outline; ``tone`` says what fills it: the thing's texture, a shade of it, a colour, or nothing."""
+    """One part of an object. ``tone`` fills it: the object's texture, a shade, a fixed colour, or a hole."""
 
     kind: Literal["polygon", "ellipse", "box", "upper half", "lower half"]
     points: Points
@@ -74,7 +72,7 @@ def _petals(count: int, distance: float, radius: float) -> tuple[Layer, ...]:
     )
 
 
-THINGS: dict[str, tuple[Layer, ...]] = {
+OBJECTS: dict[str, tuple[Layer, ...]] = {
     "circle": (_ellipse(0.5, 0.5, 0.46, 0.46),),
     "square": (_box(0.1, 0.1, 0.9, 0.9),),
     "triangle": (_polygon((0.5, 0.06), (0.96, 0.9), (0.04, 0.9)),),
@@ -193,32 +191,31 @@ _FIXED = {
 }
 
 
-def mixed(colour: Colour, other: Colour, share: float) -> Colour:
-    """``colour`` with a share of another in it."""
+def _mix(colour: Colour, other: Colour, share: float) -> Colour:
     r, g, b = (round(c + (o - c) * share) for c, o in zip(colour, other, strict=True))
     return r, g, b
 
 
-def draw_thing(shape: str, colour: Colour, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
-    """A thing ``side`` pixels wide: its colours and the mask of where it is."""
-    dark, light = mixed(colour, (20, 22, 40), 0.3), _lighter(colour)
-    face = _textured(colour, light, texture, side)
+def _draw_object(shape: str, colour: Colour, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
+    """Draw an object ``side`` pixels wide; return its colours and its mask."""
+    dark, light = _mix(colour, (20, 22, 40), 0.3), _lighten(colour)
+    face = _draw_texture(colour, light, texture, side)
     mask = Image.new("L", (side, side), 0)
     on_face, on_mask = ImageDraw.Draw(face), ImageDraw.Draw(mask)
     tones: dict[str, Colour] = {"dark": dark, "light": light, **_FIXED}
-    for layer in THINGS[shape]:
+    for layer in OBJECTS[shape]:
         if layer.tone in tones:
-            _outline(on_face, layer, side, tones[layer.tone])
-        _outline(on_mask, layer, side, 0 if layer.tone == "none" else 255)
+            _draw_layer(on_face, layer, side, tones[layer.tone])
+        _draw_layer(on_mask, layer, side, 0 if layer.tone == "none" else 255)
     return face, mask
 
 
-def _lighter(colour: Colour) -> Colour:
-    # A texture on something nearly white must be darker than it to be seen.
-    return mixed(colour, (255, 255, 255), 0.55) if sum(colour) < 690 else mixed(colour, (120, 130, 150), 0.45)
+def _lighten(colour: Colour) -> Colour:
+    # On an object that is nearly white, only a darker texture is visible.
+    return _mix(colour, (255, 255, 255), 0.55) if sum(colour) < 690 else _mix(colour, (120, 130, 150), 0.45)
 
 
-def _outline(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
+def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
     points = [(round(x * (side - 1)), round(y * (side - 1))) for x, y in layer.points]
     if layer.kind == "polygon":
         draw.polygon(points, fill=fill)
@@ -231,7 +228,7 @@ def _outline(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Col
         draw.pieslice(points, start, start + 180, fill=fill)
 
 
-def _textured(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
+def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
     face = Image.new("RGB", (side, side), colour)
     if texture == "plain":
         return face
@@ -251,9 +248,8 @@ def _textured(colour: Colour, second: Colour, texture: str, side: int) -> Image.
     return face
 
 
-def draw_backdrop(name: str, side: int, dice: Dice) -> Image.Image:
-    """The place called ``name``, ``side`` pixels square."""
-    return _PLACES[name](side, dice)
+def _draw_disc(draw: ImageDraw.ImageDraw, x: float, y: float, r: float, fill: Colour) -> None:
+    draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
 
 
 def _gradient(side: int, *colours: Colour) -> Image.Image:
@@ -262,22 +258,31 @@ def _gradient(side: int, *colours: Colour) -> Image.Image:
     return column.resize((side, side), Image.Resampling.BILINEAR)
 
 
-def _hill(
-    draw: ImageDraw.ImageDraw, side: int, level: float, swell: float, phase: float, fill: Colour
+def _draw_wave(
+    draw: ImageDraw.ImageDraw,
+    side: int,
+    dice: Dice,
+    level: float,
+    height: float,
+    fill: Colour,
+    *,
+    angle: float = 5,
+    pieces: int = 24,
 ) -> None:
-    steps = 24
-    ridge = [
-        (round(side * i / steps), round(side * (level + swell * math.sin(phase + 5 * i / steps))))
-        for i in range(steps + 1)
+    """Fill the image below a sine curve over ``angle`` radians, drawn in straight pieces."""
+    phase = dice.between(0, 6.3)
+    crest = [
+        (round(side * i / pieces), round(side * (level + height * math.sin(phase + angle * i / pieces))))
+        for i in range(pieces + 1)
     ]
-    draw.polygon([(0, side), *ridge, (side, side)], fill=fill)
+    draw.polygon([(0, side), *crest, (side, side)], fill=fill)
 
 
 def _hills(side: int, dice: Dice, sky: tuple[Colour, Colour], *grounds: Colour) -> Image.Image:
     image = _gradient(side, *sky)
     draw = ImageDraw.Draw(image)
     for i, ground in enumerate(grounds):
-        _hill(draw, side, 0.62 + 0.14 * i, 0.035 + 0.01 * i, dice.between(0, 6.3), ground)
+        _draw_wave(draw, side, dice, 0.62 + 0.14 * i, 0.035 + 0.01 * i, ground)
     return image
 
 
@@ -287,27 +292,17 @@ def _sprinkle(
     draw, side = ImageDraw.Draw(image), image.width
     for _ in range(count):
         x, y = dice.between(0, side), dice.between(top * side, bottom * side)
-        r = max(1, round(size * side * dice.between(0.5, 1.0)))
-        draw.ellipse((round(x) - r, round(y) - r, round(x) + r, round(y) + r), fill=fill)
+        _draw_disc(draw, round(x), round(y), max(1, round(size * side * dice.between(0.5, 1.0))), fill)
     return image
 
 
 def _clouds(image: Image.Image, dice: Dice, fill: Colour) -> Image.Image:
     draw, side = ImageDraw.Draw(image), image.width
-    for _ in range(dice.whole(1, 3)):
-        x, y, r = (
-            dice.between(0.05, 0.85) * side,
-            dice.between(0.06, 0.3) * side,
-            dice.between(0.03, 0.055) * side,
-        )
+    for _ in range(dice.integer(1, 3)):
+        x, y = dice.between(0.05, 0.85) * side, dice.between(0.06, 0.3) * side
+        r = dice.between(0.03, 0.055) * side
         for dx, dy, scale in ((0, 0, 1.0), (1.1, -0.5, 1.25), (2.3, 0, 1.0)):
-            box = (
-                x + dx * r - scale * r,
-                y + dy * r - scale * r,
-                x + dx * r + scale * r,
-                y + dy * r + scale * r,
-            )
-            draw.ellipse(tuple(map(round, box)), fill=fill)
+            _draw_disc(draw, x + dx * r, y + dy * r, scale * r, fill)
     return image
 
 
@@ -319,14 +314,8 @@ def _meadow(side: int, dice: Dice) -> Image.Image:
 def _sea(side: int, dice: Dice) -> Image.Image:
     image = _gradient(side, (176, 216, 240), (224, 240, 246))
     draw = ImageDraw.Draw(_clouds(image, dice, (251, 252, 253)))
-    blues: tuple[Colour, ...] = ((96, 168, 208), (76, 148, 196), (60, 128, 182))
-    for i, blue in enumerate(blues):
-        level, phase, waves = 0.58 + 0.14 * i, dice.between(0, 6.3), 40
-        crest = [
-            (round(side * k / waves), round(side * (level + 0.012 * math.sin(phase + 1.9 * k))))
-            for k in range(waves + 1)
-        ]
-        draw.polygon([(0, side), *crest, (side, side)], fill=blue)
+    for i, blue in enumerate(((96, 168, 208), (76, 148, 196), (60, 128, 182))):
+        _draw_wave(draw, side, dice, 0.58 + 0.14 * i, 0.012, blue, angle=76, pieces=40)
     return image
 
 
@@ -343,20 +332,17 @@ def _night(side: int, dice: Dice) -> Image.Image:
     image = _gradient(side, (20, 24, 58), (46, 48, 100), (76, 72, 132))
     image = _sprinkle(image, dice, (242, 238, 208), 45, 0.0, 0.9, 0.006)
     draw, x, r = ImageDraw.Draw(image), dice.between(0.12, 0.88) * side, 0.06 * side
-    draw.ellipse(
-        (round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)), fill=(250, 243, 205)
-    )
+    box = round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)
+    draw.ellipse(box, fill=(250, 243, 205))
     return image
 
 
 def _sunset(side: int, dice: Dice) -> Image.Image:
     image = _gradient(side, (104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
     draw, x, r = ImageDraw.Draw(image), dice.between(0.2, 0.8) * side, 0.15 * side
-    draw.ellipse(
-        (round(x - r), round(0.74 * side - r), round(x + r), round(0.74 * side + r)), fill=(255, 240, 190)
-    )
-    _hill(draw, side, 0.78, 0.02, dice.between(0, 6.3), (110, 78, 122))
-    _hill(draw, side, 0.88, 0.02, dice.between(0, 6.3), (76, 58, 100))
+    _draw_disc(draw, x, 0.74 * side, r, (255, 240, 190))
+    _draw_wave(draw, side, dice, 0.78, 0.02, (110, 78, 122))
+    _draw_wave(draw, side, dice, 0.88, 0.02, (76, 58, 100))
     return image
 
 
@@ -365,16 +351,15 @@ def _city(side: int, dice: Dice) -> Image.Image:
     draw, x = ImageDraw.Draw(image), 0.0
     while x < 1:
         width, top = dice.between(0.1, 0.18), dice.between(0.42, 0.66)
-        wall = mixed((122, 128, 156), (92, 98, 130), dice.unit())
+        wall = _mix((122, 128, 156), (92, 98, 130), dice.unit())
         draw.rectangle((round(x * side), round(top * side), round((x + width) * side), side), fill=wall)
         pane, gap = 0.022 * side, 0.045 * side
         for row in range(int((1 - top) * side / gap)):
             for column in range(1, int(width * side / gap)):
                 if dice.chance(0.55):
                     px, py = x * side + column * gap - pane / 2, top * side + (row + 0.5) * gap
-                    draw.rectangle(
-                        (round(px), round(py), round(px + pane), round(py + pane)), fill=(250, 226, 160)
-                    )
+                    box = round(px), round(py), round(px + pane), round(py + pane)
+                    draw.rectangle(box, fill=(250, 226, 160))
         x += width + 0.004
     return image
 
@@ -384,15 +369,12 @@ def _table(side: int, dice: Dice) -> Image.Image:
     draw, planks = ImageDraw.Draw(image), 5
     for i in range(planks):
         top, bottom = i * side // planks, (i + 1) * side // planks
-        shade = mixed((206, 160, 112), (180, 132, 90), dice.unit())
+        shade = _mix((206, 160, 112), (180, 132, 90), dice.unit())
         draw.rectangle((0, top, side, bottom), fill=shade)
         for _ in range(4):
             y = round(dice.between(top, bottom))
-            draw.line(
-                (0, y, side, y + round(dice.between(-0.01, 0.01) * side)),
-                fill=mixed(shade, (120, 80, 50), 0.25),
-                width=2,
-            )
+            slope, grain = round(dice.between(-0.01, 0.01) * side), _mix(shade, (120, 80, 50), 0.25)
+            draw.line((0, y, side, y + slope), fill=grain, width=2)
         draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
     return image
 
@@ -411,11 +393,8 @@ def _blackboard(side: int, dice: Dice) -> Image.Image:
     draw, frame = ImageDraw.Draw(image), side // 24
     for _ in range(3):
         x, y = dice.between(0, 0.7) * side, dice.between(0.1, 0.9) * side
-        draw.line(
-            (round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)),
-            fill=(64, 98, 88),
-            width=side // 16,
-        )
+        ends = round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)
+        draw.line(ends, fill=(64, 98, 88), width=side // 16)
     draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=frame)
     return image
 
@@ -426,10 +405,9 @@ def _bricks(side: int, dice: Dice) -> Image.Image:
     for row in range(11):
         for column in range(-1, 6):
             x, y = (column + 0.5 * (row % 2)) * width, row * height
-            shade = mixed((206, 132, 108), (186, 110, 92), dice.unit())
-            draw.rectangle(
-                (round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)), fill=shade
-            )
+            shade = _mix((206, 132, 108), (186, 110, 92), dice.unit())
+            box = round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)
+            draw.rectangle(box, fill=shade)
     return image
 
 
@@ -439,33 +417,25 @@ def _carpet(side: int, dice: Dice) -> Image.Image:
     for row in range(-1, 10):
         for column in range(-1, 10):
             x, y, r = (column + shift + 0.5 * (row % 2)) * step, (row + shift) * step, step * 0.2
-            draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=(206, 172, 206))
+            _draw_disc(draw, x, y, r, (206, 172, 206))
     return image
 
 
-_PLACES: dict[str, Callable[[int, Dice], Image.Image]] = {
-    "meadow": _meadow,
-    "sea": _sea,
-    "desert": _desert,
-    "snow": _snow,
-    "night": _night,
-    "sunset": _sunset,
-    "city": _city,
-    "table": _table,
-    "paper": _paper,
-    "blackboard": _blackboard,
-    "bricks": _bricks,
-    "carpet": _carpet,
+_BACKGROUNDS: dict[str, Callable[[int, Dice], Image.Image]] = {
+    function.__name__[1:]: function
+    for function in (
+        *(_meadow, _sea, _desert, _snow, _night, _sunset),
+        *(_city, _table, _paper, _blackboard, _bricks, _carpet),
+    )
 }
 
-
 OVERSAMPLING = 3
-"""Scenes are drawn this many times larger and averaged down: smooth edges on every platform alike."""
+"""Images are drawn this many times larger and averaged down, which gives smooth edges on every platform."""
 
 _WIDTHS = {"small": 0.15, "medium": 0.23, "large": 0.33}
 _WHOLE = (0.06, 0.06, 0.94, 0.94)
 _REGIONS = {
-    # Where the main group and the other one stand: left, top, right, bottom.
+    # Boxes of the main and the other group: left, top, right, bottom.
     "left of": ((0.03, 0.08, 0.55, 0.95), (0.58, 0.08, 0.97, 0.95)),
     "right of": ((0.45, 0.08, 0.97, 0.95), (0.03, 0.08, 0.42, 0.95)),
     "above": ((0.06, 0.03, 0.94, 0.55), (0.06, 0.58, 0.94, 0.97)),
@@ -475,36 +445,38 @@ _ROWS = {1: (1,), 2: (2,), 3: (1, 2), 4: (2, 2), 5: (2, 3)}
 
 
 def draw_scene(scene: Scene, side: int) -> Image.Image:
-    """Draw ``scene`` as a square RGB picture."""
+    """Draw ``scene`` as a square RGB image."""
     dice = Dice(f"picture {scene.seed}")
     large = side * OVERSAMPLING
-    image = draw_backdrop(scene.backdrop, large, dice)
+    image = _BACKGROUNDS[scene.background](large, dice)
     if scene.other is None or scene.relation is None:
-        _place(image, scene.main, _WHOLE, dice)
+        _draw_group(image, scene.main, _WHOLE, dice)
     else:
         region, beside = _REGIONS[scene.relation]
-        _place(image, scene.other, beside, dice)
-        _place(image, scene.main, region, dice)
+        _draw_group(image, scene.other, beside, dice)
+        _draw_group(image, scene.main, region, dice)
     return image.reduce(OVERSAMPLING)
 
 
-def _place(image: Image.Image, group: Group, region: tuple[float, float, float, float], dice: Dice) -> None:
-    places, room = _arrangement(group.count, region, dice)
+def _draw_group(
+    image: Image.Image, group: Group, region: tuple[float, float, float, float], dice: Dice
+) -> None:
+    centres, room = _arrange(group.count, region, dice)
     width = min(_WIDTHS[group.size], 0.95 * room) * dice.between(0.92, 1.08)
     side = max(6, round(width * image.width))
-    r, g, b = (min(255, max(0, c + dice.whole(-12, 12))) for c in PALETTE[group.colour])
-    face, mask = draw_thing(group.shape, (r, g, b), group.texture, side)
+    r, g, b = (min(255, max(0, c + dice.integer(-12, 12))) for c in PALETTE[group.colour])
+    face, mask = _draw_object(group.shape, (r, g, b), group.texture, side)
     shadow, drop = mask.point([value // 4 for value in range(256)]), max(1, side // 20)
-    for x, y in places:
+    for x, y in centres:
         corner = round(x * image.width - side / 2), round(y * image.width - side / 2)
         image.paste((24, 26, 48), (corner[0] + drop, corner[1] + drop), shadow)
         image.paste(face, corner, mask)
 
 
-def _arrangement(
+def _arrange(
     count: int, region: tuple[float, float, float, float], dice: Dice
 ) -> tuple[list[tuple[float, float]], float]:
-    """Centres for ``count`` things in ``region``, and how wide each may be."""
+    """Return the centres of ``count`` objects in ``region``, and the width that each may have."""
     left, top, right, bottom = region
     width, height = right - left, bottom - top
     rows = _ROWS[count]
