@@ -64,7 +64,7 @@ class Scenes:
     --------
     >>> scenes = make_scenes(20)
     >>> len(scenes), scenes.dataset.split_sizes()
-    (20, {'train': 14, 'validation': 3, 'test': 3})
+    (20, {'train': 14, 'val': 3, 'test': 3})
     """
 
     descriptions: tuple[Scene, ...]
