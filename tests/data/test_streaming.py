@@ -136,7 +136,7 @@ def test_a_network_that_is_another_elsewhere_is_refused(tmp_path):
     write_network(tmp_path / "colours.onnx")
     sent = pickle.dumps(OnnxEncoder(tmp_path / "colours.onnx"))
     write_network(tmp_path / "colours.onnx", side=32)
-    with pytest.raises(InputError, match=r"colours.onnx is another network here"):
+    with pytest.raises(InputError, match=r"colours.onnx is not the same network"):
         pickle.loads(sent)
     (tmp_path / "colours.onnx").unlink()
     with pytest.raises(InputError, match=r"colours.onnx does not exist"):
