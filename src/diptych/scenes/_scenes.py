@@ -12,7 +12,7 @@ from typing import overload
 from PIL import Image
 
 from diptych._checks import InputError
-from diptych._persistence import replacing_file
+from diptych._persistence import replace_file
 from diptych.data._pairs import PairedDataset, split_by_image
 from diptych.scenes._captions import write_captions
 from diptych.scenes._describe import Scene, describe
@@ -83,7 +83,7 @@ class Scenes:
         paths = tuple(folder / "images" / name for name in dataset.image_ids)
         image_ids = tuple(f"images/{name}" for name in dataset.image_ids)
         (folder / "images").mkdir(parents=True, exist_ok=True)
-        with replacing_file(folder / TABLE) as staged, open(staged, "w", encoding="utf-8") as table:
+        with replace_file(folder / TABLE) as staged, open(staged, "w", encoding="utf-8") as table:
             for row, image in enumerate(self.images):
                 image.save(paths[row], compress_level=1)
                 line = {
