@@ -12,7 +12,7 @@ from diptych.text import (
     tokenize,
     word_kernel,
 )
-from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma
 from tolerance import assert_close
 
 pytestmark = pytest.mark.data
@@ -23,14 +23,14 @@ def sample(news_vectors, flickr_captions):
     """250 captions, 5 of each of 50 images, and the vectors of their words."""
     captions = flickr_captions[:250]
     vectors = read_word_vectors(news_vectors, {word for caption in captions for word in tokenize(caption)})
-    gamma = median_gamma(vectors.matrix, stream(0))
+    gamma = median_gamma(vectors.matrix, make_generator(0))
     words = [np.array([vectors[w] for w in tokenize(c) if w in vectors]) for c in captions]
     return captions, vectors, gamma, words
 
 
 def word_grams(vectors, gamma, m, seeds):
     for seed in seeds:
-        features = fourier_features(vectors.matrix, *draw_fourier(300, m, gamma, stream(seed)))
+        features = fourier_features(vectors.matrix, *draw_fourier(300, m, gamma, make_generator(seed)))
         yield features @ features.T
 
 
@@ -135,4 +135,4 @@ def test_what_is_known_of_flickr8k(news_vectors, flickr_captions):
     assert others / (report.tokens - sum(c for _, c in report.most_frequent_unknown[:4])) == pytest.approx(
         0.03, abs=0.01
     )
-    assert report.sentences_without_known_word < 10
+    assert report.texts_without_known_word < 10
