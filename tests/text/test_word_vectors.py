@@ -105,7 +105,7 @@ def test_inconsistent_tensors_are_refused(table, change):
 
 def test_cooccurrences_count_the_texts_with_both_words():
     corpus = Corpus.of(["a b", "b a a", "b c", "d"])
-    together = count_cooccurrences(corpus.bag(presence=True)).toarray()
+    together = count_cooccurrences(corpus.presence()).toarray()
     a, b, c, d = range(4)
     assert together[a, b] == together[b, a] == 2
     assert together[b, c] == 1

@@ -133,8 +133,7 @@ def test_a_corpus_has_the_words_of_its_texts_in_order(words):
     ]
     assert again == words
     assert corpus.counts().sum() == sum(map(len, words))
-    assert corpus.bag().sum() == sum(map(len, words))
-    assert corpus.bag(presence=True).sum() == sum(len(set(text)) for text in words)
+    assert corpus.presence().sum() == sum(len(set(text)) for text in words)
 
 
 @given(texts, st.sets(st.sampled_from("abcdefgh")))

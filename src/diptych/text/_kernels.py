@@ -91,8 +91,8 @@ def sentence_kernel(
     check_choice(word, KINDS, "word")
     check_choice(sentence, KINDS, "sentence")
     check_gamma(eta, "eta", median=False)
-    rows = _stack_words(sentences, "sentences")
-    columns = rows if others is None else _stack_words(others, "others")
+    rows = _check_sentences(sentences, "sentences")
+    columns = rows if others is None else _check_sentences(others, "others")
     cross = _mean_kernel(rows, columns, word, gamma)
     if sentence == "lin":
         return cross
@@ -223,23 +223,14 @@ def hkse_factor(eta: float, delta: float, constants: Constants = "hoeffding") ->
     return math.exp((4.0 if constants == "hoeffding" else 3.0) * eta * delta / 2.0)
 
 
-_Stack: TypeAlias = tuple[Array, Array, int]
-
-
-def _stack_words(sentences: Sequence[Any], name: str) -> _Stack:
+def _check_sentences(sentences: Sequence[Any], name: str) -> list[Array]:
     if len(sentences) == 0:
         raise InputError(f"{name} is empty; pass at least one sentence.")
-    views = [check_view(words, f"{name}[{i}]") for i, words in enumerate(sentences)]
-    if len({view.shape[1] for view in views}) > 1:
+    matrices = [check_view(words, f"{name}[{i}]") for i, words in enumerate(sentences)]
+    if len({matrix.shape[1] for matrix in matrices}) > 1:
         raise InputError(f"{name} has word vectors of different lengths; pass vectors of one table.")
-    xp = namespace(views[0])
-    where = device(views[0])
-    lengths = xp.asarray([view.shape[0] for view in views], device=where)
-    return (
-        xp.astype(xp.concat(views), xp.float64),
-        xp.repeat(xp.arange(len(views), device=where), lengths),
-        len(views),
-    )
+    xp = namespace(matrices[0])
+    return [xp.astype(matrix, xp.float64) for matrix in matrices]
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
@@ -251,29 +242,31 @@ def _squared_distances(a: Array, b: Array) -> Array:
     return xp.clip(squares, 0.0, None)
 
 
-def _mean_kernel(rows: _Stack, columns: _Stack, kind: Kind, gamma: float) -> Array:
-    a, own_a, n_a = rows
-    b, own_b, n_b = columns
-    xp = namespace(a, b)
+def _mean_kernel(rows: list[Array], columns: list[Array], kind: Kind, gamma: float) -> Array:
+    """Return the mean of the word kernel over the pairs of words of each pair of sentences."""
+    xp = namespace(rows[0], columns[0])
+    a, b = xp.concat(rows), xp.concat(columns)
+    (groups_a, lengths_a), (groups_b, lengths_b) = _group_words(rows), _group_words(columns)
     # In blocks of words, so that the Gram matrix of all pairs of words is never in memory.
     step = max(1, _BLOCK_ENTRIES // b.shape[0])
     parts = []
     for start in range(0, a.shape[0], step):
         gram = word_kernel(a[start : start + step, :], b, kind=kind, gamma=gamma)
-        parts.append(group_sum(gram.T, own_b, n_b).T)
-    sums = group_sum(xp.concat(parts), own_a, n_a)
-    return sums / _lengths(rows)[:, None] / _lengths(columns)[None, :]
+        parts.append(group_sum(gram.T, groups_b, len(columns)).T)
+    sums = group_sum(xp.concat(parts), groups_a, len(rows))
+    return sums / lengths_a[:, None] / lengths_b[None, :]
 
 
-def _own_kernel(stack: _Stack, kind: Kind, gamma: float) -> Array:
-    vectors, own, n = stack
-    xp = namespace(vectors)
-    parts = [vectors[own == i, :] for i in range(n)]
-    means = [float(xp.mean(word_kernel(part, part, kind=kind, gamma=gamma))) for part in parts]
-    return move_like(xp.asarray(means, dtype=vectors.dtype), vectors)
+def _own_kernel(matrices: list[Array], kind: Kind, gamma: float) -> Array:
+    """Return the mean of the word kernel over the pairs of words within each sentence."""
+    xp = namespace(matrices[0])
+    means = [float(xp.mean(word_kernel(matrix, matrix, kind=kind, gamma=gamma))) for matrix in matrices]
+    return move_like(xp.asarray(means, dtype=matrices[0].dtype), matrices[0])
 
 
-def _lengths(stack: _Stack) -> Array:
-    vectors, own, n = stack
-    xp = namespace(vectors)
-    return xp.astype(xp.bincount(own, minlength=n), vectors.dtype)
+def _group_words(matrices: list[Array]) -> tuple[Array, Array]:
+    """Return the sentence of each word, and the length of each sentence."""
+    xp, place = namespace(matrices[0]), device(matrices[0])
+    lengths = xp.asarray([matrix.shape[0] for matrix in matrices], device=place)
+    groups = xp.repeat(xp.arange(len(matrices), device=place), lengths)
+    return groups, xp.astype(lengths, matrices[0].dtype)

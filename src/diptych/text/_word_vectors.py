@@ -213,8 +213,7 @@ def learn_from_corpus(
             f"The texts have {len(chosen)} words that occur {min_count} times or more; pass more texts, a "
             "lower min_count, or a file of word vectors."
         )
-    bag = corpus.bag(presence=True)[:, chosen]
-    information = positive_information(count_cooccurrences(bag))
+    information = positive_information(count_cooccurrences(corpus.presence()[:, chosen]))
     if information.nnz == 0:
         raise InputError(
             "No two words occur together more often than by chance, so there is nothing to learn from; "
@@ -225,9 +224,9 @@ def learn_from_corpus(
     return WordVectors([corpus.words[i] for i in chosen], vectors)
 
 
-def count_cooccurrences(bag: Any) -> Any:
+def count_cooccurrences(presence: Any) -> Any:
     """Count, for each pair of different words, the texts that have both (sparse, symmetric)."""
-    together = (bag.T @ bag).tocsr()
+    together = (presence.T @ presence).tocsr()
     together.setdiag(0)
     together.eliminate_zeros()
     return together

@@ -10,7 +10,7 @@ import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -178,15 +178,14 @@ class Corpus:
         """Return how often each word occurs."""
         return np.bincount(self.rows, minlength=len(self.words))
 
-    def bag(self, *, presence: bool = False) -> Any:
-        """Return a sparse matrix, texts × words: how often each text has each word, or whether it does."""
+    def presence(self) -> Any:
+        """Return the sparse matrix, texts × words, that is 1 where the text has the word."""
         starts = np.concatenate([[0], self.ends])
         values = np.ones(len(self.rows), dtype=np.float32)
-        bag = scipy.sparse.csr_matrix((values, self.rows, starts), shape=(len(self), len(self.words)))
-        bag.sum_duplicates()
-        if presence:
-            bag.data[:] = 1.0
-        return bag
+        matrix = scipy.sparse.csr_matrix((values, self.rows, starts), shape=(len(self), len(self.words)))
+        matrix.sum_duplicates()
+        matrix.data[:] = 1.0
+        return matrix
 
     def lookup(self, index: Mapping[str, int]) -> tuple[Ints, Ints]:
         """Return ``rows`` and ``ends`` with the numbers that ``index`` has; other words are left out."""
@@ -250,10 +249,6 @@ class Coverage:
     def unknown_share(self) -> float:
         """Share of the tokens that are unknown, from 0 to 1."""
         return self.unknown_tokens / max(1, self.tokens)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dict."""
-        return asdict(self)
 
     def __str__(self) -> str:
         frequent = ", ".join(f"{word} ({count})" for word, count in self.most_frequent_unknown[:10])
