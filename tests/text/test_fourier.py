@@ -13,13 +13,13 @@ from diptych.text._fourier import draw_fourier, fourier_features, make_generator
 from tolerance import assert_close
 
 
-def test_features_are_the_papers_formula(rng):
+def test_features_follow_the_formula_of_the_paper(rng):
     x, w, b = rng.normal(size=(5, 3)), rng.normal(size=(3, 8)), rng.uniform(0, 6, size=8)
     expected = [[np.sqrt(2 / 8) * np.cos(w[:, j] @ a + b[j]) for j in range(8)] for a in x]
     np.testing.assert_allclose(fourier_features(x, w, b), expected, atol=1e-12)
 
 
-def test_a_draw_has_the_stated_law(rng):
+def test_frequencies_and_phases_have_the_stated_distributions(rng):
     weights, offsets = draw_fourier(300, 2000, 0.25, rng)
     assert weights.dtype == offsets.dtype == np.float32
     assert abs(weights.mean()) < 5 * 0.5 / np.sqrt(weights.size)
@@ -42,7 +42,7 @@ def test_inner_products_are_unbiased(rng):
     assert np.all(np.abs(np.mean(draws, axis=0) - exact) < 4.5 * error)
 
 
-def test_the_error_falls_like_one_over_the_root_of_m(rng):
+def test_the_error_falls_like_one_over_root_m(rng):
     x = rng.normal(size=(40, 5))
     exact = word_kernel(x, x, gamma=0.5)
     sizes = np.array([100, 400, 1600, 6400])
@@ -71,7 +71,7 @@ def test_the_median_is_over_pairs_of_different_rows():
     assert median_gamma((x + 1000).astype(np.float32), make_generator(0)) == pytest.approx(1 / 4)
 
 
-def test_many_rows_are_sampled_with_the_seed(rng):
+def test_the_median_of_many_rows_uses_a_random_sample(rng):
     x = rng.normal(size=(5000, 6))
     exact = median_gamma(x, make_generator(0), max_rows=5000)
     sampled = median_gamma(x, make_generator(0))
@@ -82,12 +82,12 @@ def test_many_rows_are_sampled_with_the_seed(rng):
 
 
 @pytest.mark.parametrize("x", [np.ones((1, 3)), np.ones((9, 3)), np.full((9, 3), 0.1, dtype=np.float32)])
-def test_a_median_of_zero_is_told(x):
+def test_a_median_of_zero_is_refused(x):
     with pytest.raises(InputError, match="pass a number as gamma"):
         median_gamma(x, make_generator(0))
 
 
-def test_streams_are_their_own_and_repeat():
+def test_generators_of_different_keys_are_independent_and_repeatable():
     assert make_generator(5, 1).random() == make_generator(5, 1).random()
     assert len({make_generator(seed, key).random() for seed in (0, 1) for key in (0, 1, 2)}) == 6
     assert (
@@ -121,10 +121,10 @@ def test_transformer_follows_scikit_learn(rng):
             RandomFourier(**wrong).fit(x)
 
 
-def test_arrays_choose_where_it_runs(rng, backend):
+def test_the_transformer_uses_the_backend_of_its_input(rng, backend):
     x = rng.normal(size=(50, 4))
     expected = RandomFourier(64).fit_transform(x)
-    given_back = RandomFourier(64).fit_transform(backend(x))
-    assert type(given_back) is type(backend(x))
+    result = RandomFourier(64).fit_transform(backend(x))
+    assert type(result) is type(backend(x))
     # Cosines of sums of four products and an offset.
-    assert_close(to_numpy(given_back), expected, 5, dtype=np.float32, magnitude=1.0)
+    assert_close(to_numpy(result), expected, 5, dtype=np.float32, magnitude=1.0)
