@@ -8,9 +8,8 @@ import os
 import struct
 import threading
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -49,11 +48,9 @@ class UnreadableImage(InputError):  # noqa: N818, the name describes the file
 
     Examples
     --------
-    >>> try:
-    ...     open_image(b"plain text")
-    ... except UnreadableImage as error:
-    ...     print(error)
-    The image is not in a supported format; remove or convert it.
+    >>> open_image(b"plain text")
+    Traceback (most recent call last):
+    diptych.image._decoding.UnreadableImage: The image is not in a supported format; remove or convert it.
     """
 
 
@@ -90,10 +87,17 @@ def open_image(
     name = str(source) if isinstance(source, (str, os.PathLike)) else "The image"
     stream: Any = io.BytesIO(source) if isinstance(source, bytes) else source
     if isinstance(stream, (str, os.PathLike)):
-        _check_file(Path(stream))
+        if not os.path.isfile(stream):
+            raise UnreadableImage(f"{name} does not exist or is not a file; check the path.")
+        if os.path.getsize(stream) == 0:
+            raise UnreadableImage(f"{name} is empty (0 bytes); replace the file.")
     try:
         with _open_header(stream, max_pixels) as image:
-            _check_size(image, name, max_pixels)
+            size = f"{image.width} × {image.height}"
+            if image.width < 1 or image.height < 1:
+                raise UnreadableImage(f"{name} has no pixels ({size}); replace the file.")
+            if image.width * image.height > max_pixels:
+                raise _too_large(name, f"{size} pixels", max_pixels)
             return _to_rgb(image)
     except UnidentifiedImageError:
         if "HEIF" not in _known_formats() and _is_heif(stream):
@@ -106,20 +110,6 @@ def open_image(
     except _DECODER_ERRORS as error:
         detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(f"{name} is truncated or damaged ({detail}); replace the file.") from None
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise UnreadableImage(f"{path} does not exist or is not a file; check the path.")
-    if path.stat().st_size == 0:
-        raise UnreadableImage(f"{path} is empty (0 bytes); replace the file.")
-
-
-def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
-    if image.width < 1 or image.height < 1:
-        raise UnreadableImage(f"{name} has no pixels ({image.width} × {image.height}); replace the file.")
-    if image.width * image.height > max_pixels:
-        raise _too_large(name, f"{image.width} × {image.height} pixels", max_pixels)
 
 
 def _too_large(name: str, size: str, max_pixels: int) -> UnreadableImage:
@@ -145,12 +135,9 @@ def _open_header(stream: Any, max_pixels: int) -> Image.Image:
 
 def _is_heif(stream: Any) -> bool:
     try:
-        if isinstance(stream, (str, os.PathLike)):
-            with open(stream, "rb") as file:
-                head = file.read(12)
-        else:
-            stream.seek(0)
-            head = stream.read(12)
+        with nullcontext(stream) if hasattr(stream, "read") else open(stream, "rb") as file:
+            file.seek(0)
+            head = file.read(12)
     except (OSError, ValueError, AttributeError):
         return False
     return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS

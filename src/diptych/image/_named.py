@@ -31,22 +31,12 @@ StrPath: TypeAlias = str | os.PathLike[str]
 class TorchEncoder(NetworkEncoder):
     """Encode images with a torch module, on the module's device and without gradients.
 
-    Parameters
-    ----------
-    module
-        Maps [n, 3, height, width] to features.
-    recipe
-        Preprocessing: a ``Recipe``, the name of a preset, or its fields as a dict.
-    name
-        Identifies the architecture and the weights; None: a digest of the weights.
-    run_pixels
-        Maximal number of pixels that go through the network at once; a larger crop goes alone.
+    ``module`` maps [n, 3, height, width] to features. ``name`` identifies the architecture and the weights;
+    by default it is a digest of the weights. See ``NetworkEncoder`` for the other parameters.
 
     Examples
     --------
-    >>> import torch  # doctest: +SKIP
-    >>> network = torch.nn.Conv2d(3, 5, kernel_size=3)  # doctest: +SKIP
-    >>> TorchEncoder(network, Recipe(pooling="mean")).dimension  # doctest: +SKIP
+    >>> TorchEncoder(torch.nn.Conv2d(3, 5, 3), Recipe(pooling="mean")).dimension  # doctest: +SKIP
     5
     """
 
@@ -76,25 +66,15 @@ def torchvision_encoder(
 ) -> TorchEncoder:
     """Return an encoder with a torchvision network, without the network's last layer.
 
-    The paper uses two: ``"vgg19"``, the output of fc7 after its rectifier, averaged over ten crops; and
-    ``"resnet101"``, the spatial average over the full image.
-
-    Parameters
-    ----------
-    name
-        The network's name in torchvision.
-    recipe
-        Preprocessing; None: the paper's protocol for VGG and ResNet, ``"imagenet-224"`` for others.
-    weights
-        A safetensors file with the weights; None: torchvision's own, which it downloads once.
-    device
-        Device of the network.
+    The paper uses ``"vgg19"``, the output of fc7 after its rectifier, averaged over ten crops; and
+    ``"resnet101"``, the spatial average over the full image. These are the default recipes of VGG and ResNet;
+    for other networks it is ``"imagenet-224"``. ``weights`` is a safetensors file; by default, torchvision
+    downloads its own weights once.
 
     Examples
     --------
-    >>> encoder = torchvision_encoder("resnet101")  # doctest: +SKIP
-    >>> encoder.encode([image]).shape  # doctest: +SKIP
-    (1, 2048)
+    >>> torchvision_encoder("resnet101").dimension  # doctest: +SKIP
+    2048
     """
     models = _import("torchvision").models
     if name not in models.list_models():
@@ -112,22 +92,13 @@ def timm_encoder(
 ) -> TorchEncoder:
     """Return an encoder with a timm network, without its classifier and with timm's own pooling.
 
-    Parameters
-    ----------
-    name
-        The network's name in timm, for example ``"resnet101.a1h_in1k"``.
-    recipe
-        Preprocessing; None: what timm's configuration of the network says.
-    weights
-        A safetensors file with the weights; None: timm's own, which it downloads once.
-    device
-        Device of the network.
+    The default recipe is timm's configuration of the network. ``weights`` is a safetensors file; by default,
+    timm downloads its own weights once.
 
     Examples
     --------
-    >>> encoder = timm_encoder("resnet101.a1h_in1k")  # doctest: +SKIP
-    >>> encoder.encode([image]).shape  # doctest: +SKIP
-    (1, 2048)
+    >>> timm_encoder("resnet101.a1h_in1k").dimension  # doctest: +SKIP
+    2048
     """
     timm = _import("timm")
     if not timm.is_model(name.split(".")[0]):

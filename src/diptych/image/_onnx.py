@@ -110,7 +110,6 @@ class OnnxEncoder(NetworkEncoder):
         return {"source": str(self._graph.path), "recipe": asdict(self.recipe)}
 
     def encode_prepared(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the features of prepared images, one row per image."""
         if self.assumed and not self._warned:
             self._warned = True
             warnings.warn(

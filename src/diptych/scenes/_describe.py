@@ -41,14 +41,7 @@ BACKGROUNDS = {
 
 @dataclass(frozen=True)
 class Group:
-    """One to five equal objects.
-
-    Attributes
-    ----------
-    shape, colour, texture, size
-        What each object looks like, for example ``"star"``, ``"red"``, ``"striped"``, ``"large"``.
-    count
-        The number of objects.
+    """One to five equal objects in a generated image.
 
     Examples
     --------
@@ -68,18 +61,8 @@ class Group:
 class Scene:
     """The true content of a generated image.
 
-    Attributes
-    ----------
-    background
-        The background, for example ``"meadow"``.
-    main
-        The main group of objects.
-    other
-        A second group, or None.
-    relation
-        Where ``main`` is relative to ``other``, for example ``"left of"``; None without a second group.
-    seed
-        Seed of everything else: exact positions, shades, and the words of the captions.
+    ``main`` is the main group of objects, ``other`` a second group or None, and ``relation`` where ``main``
+    is relative to ``other``. ``seed`` decides the rest: exact positions, shades, and words of the captions.
 
     Examples
     --------
@@ -105,28 +88,19 @@ class Dice:
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed).random  # noqa: S311, images need no secrecy
 
-    def unit(self) -> float:
-        """Draw a number from 0 up to 1."""
-        return self._random()
-
     def between(self, low: float, high: float) -> float:
-        """Draw a number from ``low`` up to ``high``."""
         return low + (high - low) * self._random()
 
     def integer(self, low: int, high: int) -> int:
-        """Draw an integer from ``low`` to ``high``, both included."""
         return low + int((high - low + 1) * self._random())
 
     def pick(self, choices: Sequence[Choice]) -> Choice:
-        """Draw one of ``choices``."""
         return choices[int(len(choices) * self._random())]
 
     def chance(self, probability: float) -> bool:
-        """Return True with this probability."""
         return self._random() < probability
 
     def shuffle(self, items: Sequence[Choice]) -> list[Choice]:
-        """Return ``items`` in a random order."""
         return [items[i] for i in sorted(range(len(items)), key=[self._random() for _ in items].__getitem__)]
 
 

@@ -248,177 +248,161 @@ def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Im
     return face
 
 
-def _draw_disc(draw: ImageDraw.ImageDraw, x: float, y: float, r: float, fill: Colour) -> None:
-    draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
+class _Canvas:
+    """A square image with a vertical gradient of colours, and the shapes that backgrounds consist of."""
 
+    def __init__(self, side: int, dice: Dice, *colours: Colour) -> None:
+        column = Image.new("RGB", (1, len(colours)))
+        column.putdata(colours)
+        self.image = column.resize((side, side), Image.Resampling.BILINEAR)
+        self.draw, self.side, self.dice = ImageDraw.Draw(self.image), side, dice
 
-def _gradient(side: int, *colours: Colour) -> Image.Image:
-    column = Image.new("RGB", (1, len(colours)))
-    column.putdata(colours)
-    return column.resize((side, side), Image.Resampling.BILINEAR)
+    def disc(self, x: float, y: float, r: float, fill: Colour) -> None:
+        self.draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
 
+    def wave(self, level: float, height: float, fill: Colour, angle: float = 5, pieces: int = 24) -> None:
+        """Fill the image below a sine curve over ``angle`` radians, drawn in straight pieces."""
+        side, phase = self.side, self.dice.between(0, 6.3)
+        crest = [
+            (round(side * i / pieces), round(side * (level + height * math.sin(phase + angle * i / pieces))))
+            for i in range(pieces + 1)
+        ]
+        self.draw.polygon([(0, side), *crest, (side, side)], fill=fill)
 
-def _draw_wave(
-    draw: ImageDraw.ImageDraw,
-    side: int,
-    dice: Dice,
-    level: float,
-    height: float,
-    fill: Colour,
-    *,
-    angle: float = 5,
-    pieces: int = 24,
-) -> None:
-    """Fill the image below a sine curve over ``angle`` radians, drawn in straight pieces."""
-    phase = dice.between(0, 6.3)
-    crest = [
-        (round(side * i / pieces), round(side * (level + height * math.sin(phase + angle * i / pieces))))
-        for i in range(pieces + 1)
-    ]
-    draw.polygon([(0, side), *crest, (side, side)], fill=fill)
+    def hills(self, *colours: Colour) -> None:
+        for i, colour in enumerate(colours):
+            self.wave(0.62 + 0.14 * i, 0.035 + 0.01 * i, colour)
 
+    def dots(self, fill: Colour, count: int, top: float, bottom: float, size: float) -> None:
+        between, side = self.dice.between, self.side
+        for _ in range(count):
+            x, y = round(between(0, side)), round(between(top * side, bottom * side))
+            self.disc(x, y, max(1, round(size * side * between(0.5, 1.0))), fill)
 
-def _hills(side: int, dice: Dice, sky: tuple[Colour, Colour], *grounds: Colour) -> Image.Image:
-    image = _gradient(side, *sky)
-    draw = ImageDraw.Draw(image)
-    for i, ground in enumerate(grounds):
-        _draw_wave(draw, side, dice, 0.62 + 0.14 * i, 0.035 + 0.01 * i, ground)
-    return image
-
-
-def _sprinkle(
-    image: Image.Image, dice: Dice, fill: Colour, count: int, top: float, bottom: float, size: float
-) -> Image.Image:
-    draw, side = ImageDraw.Draw(image), image.width
-    for _ in range(count):
-        x, y = dice.between(0, side), dice.between(top * side, bottom * side)
-        _draw_disc(draw, round(x), round(y), max(1, round(size * side * dice.between(0.5, 1.0))), fill)
-    return image
-
-
-def _clouds(image: Image.Image, dice: Dice, fill: Colour) -> Image.Image:
-    draw, side = ImageDraw.Draw(image), image.width
-    for _ in range(dice.integer(1, 3)):
-        x, y = dice.between(0.05, 0.85) * side, dice.between(0.06, 0.3) * side
-        r = dice.between(0.03, 0.055) * side
-        for dx, dy, scale in ((0, 0, 1.0), (1.1, -0.5, 1.25), (2.3, 0, 1.0)):
-            _draw_disc(draw, x + dx * r, y + dy * r, scale * r, fill)
-    return image
+    def clouds(self, fill: Colour) -> None:
+        between, side = self.dice.between, self.side
+        for _ in range(self.dice.integer(1, 3)):
+            x, y, r = between(0.05, 0.85) * side, between(0.06, 0.3) * side, between(0.03, 0.055) * side
+            for dx, dy, scale in ((0, 0, 1.0), (1.1, -0.5, 1.25), (2.3, 0, 1.0)):
+                self.disc(x + dx * r, y + dy * r, scale * r, fill)
 
 
 def _meadow(side: int, dice: Dice) -> Image.Image:
-    image = _hills(side, dice, ((158, 212, 240), (226, 243, 246)), (158, 204, 122), (126, 184, 98))
-    return _sprinkle(_clouds(image, dice, (250, 252, 253)), dice, (244, 240, 190), 14, 0.85, 1.0, 0.008)
+    canvas = _Canvas(side, dice, (158, 212, 240), (226, 243, 246))
+    canvas.hills((158, 204, 122), (126, 184, 98))
+    canvas.clouds((250, 252, 253))
+    canvas.dots((244, 240, 190), 14, 0.85, 1.0, 0.008)
+    return canvas.image
 
 
 def _sea(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (176, 216, 240), (224, 240, 246))
-    draw = ImageDraw.Draw(_clouds(image, dice, (251, 252, 253)))
+    canvas = _Canvas(side, dice, (176, 216, 240), (224, 240, 246))
+    canvas.clouds((251, 252, 253))
     for i, blue in enumerate(((96, 168, 208), (76, 148, 196), (60, 128, 182))):
-        _draw_wave(draw, side, dice, 0.58 + 0.14 * i, 0.012, blue, angle=76, pieces=40)
-    return image
+        canvas.wave(0.58 + 0.14 * i, 0.012, blue, angle=76, pieces=40)
+    return canvas.image
 
 
 def _desert(side: int, dice: Dice) -> Image.Image:
-    return _hills(side, dice, ((250, 222, 172), (253, 240, 212)), (236, 196, 132), (224, 176, 110))
+    canvas = _Canvas(side, dice, (250, 222, 172), (253, 240, 212))
+    canvas.hills((236, 196, 132), (224, 176, 110))
+    return canvas.image
 
 
 def _snow(side: int, dice: Dice) -> Image.Image:
-    image = _hills(side, dice, ((172, 196, 220), (216, 228, 240)), (232, 239, 246), (246, 249, 252))
-    return _sprinkle(image, dice, (253, 254, 255), 40, 0.0, 1.0, 0.009)
+    canvas = _Canvas(side, dice, (172, 196, 220), (216, 228, 240))
+    canvas.hills((232, 239, 246), (246, 249, 252))
+    canvas.dots((253, 254, 255), 40, 0.0, 1.0, 0.009)
+    return canvas.image
 
 
 def _night(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (20, 24, 58), (46, 48, 100), (76, 72, 132))
-    image = _sprinkle(image, dice, (242, 238, 208), 45, 0.0, 0.9, 0.006)
-    draw, x, r = ImageDraw.Draw(image), dice.between(0.12, 0.88) * side, 0.06 * side
+    canvas = _Canvas(side, dice, (20, 24, 58), (46, 48, 100), (76, 72, 132))
+    canvas.dots((242, 238, 208), 45, 0.0, 0.9, 0.006)
+    x, r = dice.between(0.12, 0.88) * side, 0.06 * side
     box = round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)
-    draw.ellipse(box, fill=(250, 243, 205))
-    return image
+    canvas.draw.ellipse(box, fill=(250, 243, 205))
+    return canvas.image
 
 
 def _sunset(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
-    draw, x, r = ImageDraw.Draw(image), dice.between(0.2, 0.8) * side, 0.15 * side
-    _draw_disc(draw, x, 0.74 * side, r, (255, 240, 190))
-    _draw_wave(draw, side, dice, 0.78, 0.02, (110, 78, 122))
-    _draw_wave(draw, side, dice, 0.88, 0.02, (76, 58, 100))
-    return image
+    canvas = _Canvas(side, dice, (104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
+    canvas.disc(dice.between(0.2, 0.8) * side, 0.74 * side, 0.15 * side, (255, 240, 190))
+    canvas.wave(0.78, 0.02, (110, 78, 122))
+    canvas.wave(0.88, 0.02, (76, 58, 100))
+    return canvas.image
 
 
 def _city(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (186, 196, 224), (240, 222, 214))
-    draw, x = ImageDraw.Draw(image), 0.0
+    canvas = _Canvas(side, dice, (186, 196, 224), (240, 222, 214))
+    x = 0.0
     while x < 1:
         width, top = dice.between(0.1, 0.18), dice.between(0.42, 0.66)
-        wall = _mix((122, 128, 156), (92, 98, 130), dice.unit())
-        draw.rectangle((round(x * side), round(top * side), round((x + width) * side), side), fill=wall)
+        wall = _mix((122, 128, 156), (92, 98, 130), dice.between(0, 1))
+        canvas.draw.rectangle(
+            (round(x * side), round(top * side), round((x + width) * side), side), fill=wall
+        )
         pane, gap = 0.022 * side, 0.045 * side
         for row in range(int((1 - top) * side / gap)):
             for column in range(1, int(width * side / gap)):
                 if dice.chance(0.55):
                     px, py = x * side + column * gap - pane / 2, top * side + (row + 0.5) * gap
                     box = round(px), round(py), round(px + pane), round(py + pane)
-                    draw.rectangle(box, fill=(250, 226, 160))
+                    canvas.draw.rectangle(box, fill=(250, 226, 160))
         x += width + 0.004
-    return image
+    return canvas.image
 
 
 def _table(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (198, 152, 106))
-    draw, planks = ImageDraw.Draw(image), 5
+    canvas, planks = _Canvas(side, dice, (198, 152, 106)), 5
     for i in range(planks):
         top, bottom = i * side // planks, (i + 1) * side // planks
-        shade = _mix((206, 160, 112), (180, 132, 90), dice.unit())
-        draw.rectangle((0, top, side, bottom), fill=shade)
+        shade = _mix((206, 160, 112), (180, 132, 90), dice.between(0, 1))
+        canvas.draw.rectangle((0, top, side, bottom), fill=shade)
         for _ in range(4):
             y = round(dice.between(top, bottom))
             slope, grain = round(dice.between(-0.01, 0.01) * side), _mix(shade, (120, 80, 50), 0.25)
-            draw.line((0, y, side, y + slope), fill=grain, width=2)
-        draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
-    return image
+            canvas.draw.line((0, y, side, y + slope), fill=grain, width=2)
+        canvas.draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
+    return canvas.image
 
 
 def _paper(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (251, 247, 236))
-    draw, step, start = ImageDraw.Draw(image), side // 12, round(dice.between(0, side / 12))
-    for at in range(start, side, step):
+    canvas = _Canvas(side, dice, (251, 247, 236))
+    for at in range(round(dice.between(0, side / 12)), side, side // 12):
         for line in ((at, 0, at, side), (0, at, side, at)):
-            draw.line(line, fill=(196, 216, 230), width=max(1, side // 200))
-    return image
+            canvas.draw.line(line, fill=(196, 216, 230), width=max(1, side // 200))
+    return canvas.image
 
 
 def _blackboard(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (52, 84, 74), (44, 72, 66))
-    draw, frame = ImageDraw.Draw(image), side // 24
+    canvas = _Canvas(side, dice, (52, 84, 74), (44, 72, 66))
     for _ in range(3):
         x, y = dice.between(0, 0.7) * side, dice.between(0.1, 0.9) * side
         ends = round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)
-        draw.line(ends, fill=(64, 98, 88), width=side // 16)
-    draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=frame)
-    return image
+        canvas.draw.line(ends, fill=(64, 98, 88), width=side // 16)
+    canvas.draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=side // 24)
+    return canvas.image
 
 
 def _bricks(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (230, 214, 200))
-    draw, height, width = ImageDraw.Draw(image), side / 11, side / 5
+    canvas, height, width = _Canvas(side, dice, (230, 214, 200)), side / 11, side / 5
     for row in range(11):
         for column in range(-1, 6):
             x, y = (column + 0.5 * (row % 2)) * width, row * height
-            shade = _mix((206, 132, 108), (186, 110, 92), dice.unit())
+            shade = _mix((206, 132, 108), (186, 110, 92), dice.between(0, 1))
             box = round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)
-            draw.rectangle(box, fill=shade)
-    return image
+            canvas.draw.rectangle(box, fill=shade)
+    return canvas.image
 
 
 def _carpet(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (230, 206, 226))
-    draw, step, shift = ImageDraw.Draw(image), side / 9, dice.unit()
+    canvas, step, shift = _Canvas(side, dice, (230, 206, 226)), side / 9, dice.between(0, 1)
     for row in range(-1, 10):
         for column in range(-1, 10):
             x, y, r = (column + shift + 0.5 * (row % 2)) * step, (row + shift) * step, step * 0.2
-            _draw_disc(draw, x, y, r, (206, 172, 206))
-    return image
+            canvas.disc(x, y, r, (206, 172, 206))
+    return canvas.image
 
 
 _BACKGROUNDS: dict[str, Callable[[int, Dice], Image.Image]] = {

@@ -40,21 +40,20 @@ class SentenceEncoder(Protocol):
         ...
 
 
-class _Encode(Protocol):
-    def encode(self, texts: list[str], /) -> Any: ...
+class Transformer(Protocol):
+    """A fitted scikit-learn transformer of texts."""
+
+    def transform(self, texts: list[str], /) -> Array: ...
 
 
-class _Transform(Protocol):
-    def transform(self, texts: list[str], /) -> Any: ...
-
-
-Source: TypeAlias = (
-    str | os.PathLike[str] | np.ndarray[Any, Any] | HKSE | _Encode | _Transform | Callable[[list[str]], Any]
-)
+TextFunction: TypeAlias = Callable[[list[str]], Array]
 
 
 def sentence_encoder(
-    source: Source, *, texts: Sequence[str] | None = None, device: str | None = None
+    source: str | os.PathLike[str] | Array | SentenceEncoder | Transformer | TextFunction,
+    *,
+    texts: Sequence[str] | None = None,
+    device: str | None = None,
 ) -> SentenceEncoder:
     """Return the sentence encoder that ``source`` is or names; its output is checked.
 
@@ -105,7 +104,7 @@ class CallableEncoder:
     ``fingerprint`` identifies the function; it is empty if there is nothing to identify it by.
     """
 
-    def __init__(self, function: Callable[[list[str]], Any], fingerprint: str = "") -> None:
+    def __init__(self, function: TextFunction, fingerprint: str = "") -> None:
         self._function, self.fingerprint = function, fingerprint
 
     def encode(self, texts: list[str]) -> Array:

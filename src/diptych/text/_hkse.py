@@ -284,15 +284,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         self.tokenizer = tokenizer
 
     def fit(self, texts: Iterable[Text], y: None = None) -> HKSE:
-        """Find the vocabulary, set γ, and draw the random features.
-
-        Parameters
-        ----------
-        texts
-            Strings, or lists of words; read once.
-        y
-            Ignored.
-        """
+        """Find the vocabulary of texts (strings, or lists of words), set γ, and draw the random features."""
         self._fit(self._read(texts))
         return self
 
@@ -311,12 +303,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     def transform(self, texts: Iterable[Text], *, unknown: Unknown = "error") -> Array:
         """Return the features of texts: float32, one row per text.
 
-        Parameters
-        ----------
-        texts
-            Strings, or lists of words.
-        unknown
-            For a text without a known word: raise an ``"error"``, or use the training ``"mean"``.
+        For a text without a known word, ``unknown`` raises an ``"error"`` or uses the training ``"mean"``.
         """
         parts = list(self.transform_blocks(texts, unknown=unknown))
         if not parts:

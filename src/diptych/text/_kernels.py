@@ -21,16 +21,10 @@ _BLOCK_ENTRIES = 2**23
 
 
 def word_kernel(a: Any, b: Any, *, kind: Kind = "rbf", gamma: float = 1.0) -> Array:
-    r"""Return the Gram matrix of two sets of word vectors under the word kernel of Section 4.
+    r"""Return the Gram matrix of two sets of word vectors, the rows of ``a`` and ``b``.
 
-    Parameters
-    ----------
-    a, b
-        Word vectors, one per row.
-    kind
-        ``"rbf"``: :math:`k_\gamma(a, b) = \exp(-\frac\gamma2\|a-b\|^2)`; ``"lin"``: ⟨a, b⟩.
-    gamma
-        Parameter of ``"rbf"``.
+    The kernel is :math:`k_\gamma(a, b) = \exp(-\frac\gamma2\|a-b\|^2)` (Section 4) for ``"rbf"``, ⟨a, b⟩ for
+    ``"lin"``.
 
     Examples
     --------
@@ -106,7 +100,7 @@ def sentence_kernel(
 def gaussian_product(
     mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True, log: bool = False
 ) -> Array:
-    r"""Return the product kernel :math:`\int p\,q` of isotropic Gaussians with given means.
+    r"""Return the product kernel :math:`\int p\,q` of isotropic Gaussians around the rows of two matrices.
 
     This is the Gaussian reading of HKSE(lin, rbf) (the paper's appendix "HKSE as a Gaussian Embedding of
     Sentences"): a sentence is the Gaussian :math:`\mathcal N(\mu, \sigma^2 I)` around its mean word vector,
@@ -115,19 +109,9 @@ def gaussian_product(
     .. math:: \int \mathcal N(x; \mu_1, \sigma^2 I)\,\mathcal N(x; \mu_2, \sigma^2 I)\,dx
               = (4\pi\sigma^2)^{-d/2} \exp\!\Big(-\frac{\|\mu_1-\mu_2\|^2}{4\sigma^2}\Big).
 
-    Normalised to 1 for equal sentences, it is the kernel of HKSE(lin, rbf) with
-    :math:`\eta = 1/(2\sigma^2)`; the factor in front is the same for all pairs.
-
-    Parameters
-    ----------
-    mean_a, mean_b
-        Means, one Gaussian per row.
-    variance
-        :math:`\sigma^2`.
-    normalized
-        Leave the constant factor out.
-    log
-        Return the logarithm; in hundreds of dimensions, the constant is outside the range of floats.
+    Without the factor in front, which is the same for all pairs and which ``normalized`` leaves out, it is
+    the kernel of HKSE(lin, rbf) with :math:`\eta = 1/(2\sigma^2)`. ``log`` returns the logarithm; in hundreds
+    of dimensions, the factor is outside the range of floats.
 
     Examples
     --------
@@ -203,16 +187,7 @@ def hkse_dimensions(
 
 
 def hkse_factor(eta: float, delta: float, constants: Constants = "hoeffding") -> float:
-    r"""Return the factor :math:`e^{c\eta\delta/2}` of Proposition 1.
-
-    Parameters
-    ----------
-    eta
-        Parameter of the sentence kernel.
-    delta
-        Error at each level, as in ``hkse_dimensions``.
-    constants
-        ``"hoeffding"``: c = 4; ``"paper"``: c = 3, which the paper's proof does not show.
+    r"""Return the factor :math:`e^{c\eta\delta/2}` of Proposition 1; see ``hkse_dimensions`` for c.
 
     Examples
     --------

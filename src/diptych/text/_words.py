@@ -72,9 +72,6 @@ def find_ignored_words(text: str, known: Container[str], tokenizer: Tokenizer = 
 
     A Chinese or Japanese character counts as known if it, or a bigram with it, is known. Neighbouring
     unknown characters are returned together.
-
-    >>> find_ignored_words("a quokka and a dog", {"a", "dog", "and"})
-    ('quokka',)
     """
     if tokenizer is not tokenize or text.isascii():
         return tuple(dict.fromkeys(word for word in tokenizer(text) if word not in known))
@@ -96,10 +93,7 @@ def find_ignored_words(text: str, known: Container[str], tokenizer: Tokenizer = 
 def split_texts(
     texts: Iterable[Text], tokenizer: Tokenizer = tokenize, first: int = 0
 ) -> Iterator[list[str]]:
-    """Return the words of each text; a text that is a list of words is used as it is.
-
-    ``first`` is the position of the first text, for error messages.
-    """
+    """Return the words of each text; ``first`` is the position of the first text, for error messages."""
     kind = type(texts).__name__
     if isinstance(texts, str | bytes):
         raise InputError(f"texts is one {kind}; pass a list of texts: [text].")
@@ -144,16 +138,9 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Texts as numbers of words: text i is ``rows[ends[i-1]:ends[i]]``.
+    """Texts as numbers of words: text i has the words with numbers ``rows[ends[i-1]:ends[i]]``.
 
-    Attributes
-    ----------
-    words
-        Distinct words, in the order of their first occurrence.
-    rows
-        For each token, the number of its word.
-    ends
-        Where each text ends in ``rows``.
+    ``words`` are the distinct words, in the order of their first occurrence.
     """
 
     words: list[str]
