@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from PIL import Image, ImageDraw
 
@@ -33,11 +32,10 @@ PALETTE: dict[str, Colour] = {
 }
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One part of an object. ``tone`` fills it: the object's texture, a shade, a fixed colour, or a hole."""
 
-    kind: Literal["polygon", "ellipse", "box", "upper half", "lower half"]
+    kind: Literal["polygon", "ellipse", "rectangle", "dome"]
     points: Points
     tone: str = "fill"
 
@@ -51,24 +49,15 @@ def _ellipse(x: float, y: float, rx: float, ry: float, tone: str = "fill") -> La
 
 
 def _box(x0: float, y0: float, x1: float, y1: float, tone: str = "fill") -> Layer:
-    return Layer("box", ((x0, y0), (x1, y1)), tone)
+    return Layer("rectangle", ((x0, y0), (x1, y1)), tone)
 
 
-def _around(corners: int, radii: tuple[float, ...], tone: str = "fill", turn: float = -0.25) -> Layer:
-    angles = [2 * math.pi * (i / corners + turn) for i in range(corners)]
-    return _polygon(
-        *(
-            (0.5 + radii[i % len(radii)] * math.cos(a), 0.5 + radii[i % len(radii)] * math.sin(a))
-            for i, a in enumerate(angles)
-        ),
-        tone=tone,
-    )
-
-
-def _petals(count: int, distance: float, radius: float) -> tuple[Layer, ...]:
-    turns = [2 * math.pi * (i / count - 0.25) for i in range(count)]
+def _circle(count: int, *radii: float, turn: float = -0.25) -> Points:
+    """Return points around the centre, at the given distances in turn."""
+    angles = [2 * math.pi * (i / count + turn) for i in range(count)]
+    distances = [radii[i % len(radii)] for i in range(count)]
     return tuple(
-        _ellipse(0.5 + distance * math.cos(a), 0.5 + distance * math.sin(a), radius, radius) for a in turns
+        (0.5 + r * math.cos(a), 0.5 + r * math.sin(a)) for a, r in zip(angles, distances, strict=True)
     )
 
 
@@ -76,14 +65,14 @@ OBJECTS: dict[str, tuple[Layer, ...]] = {
     "circle": (_ellipse(0.5, 0.5, 0.46, 0.46),),
     "square": (_box(0.1, 0.1, 0.9, 0.9),),
     "triangle": (_polygon((0.5, 0.06), (0.96, 0.9), (0.04, 0.9)),),
-    "star": (_around(10, (0.5, 0.21)),),
+    "star": (_polygon(*_circle(10, 0.5, 0.21)),),
     "heart": (
         _ellipse(0.29, 0.33, 0.235, 0.235),
         _ellipse(0.71, 0.33, 0.235, 0.235),
         _polygon((0.085, 0.44), (0.5, 0.24), (0.915, 0.44), (0.5, 0.94)),
     ),
     "diamond": (_polygon((0.5, 0.02), (0.86, 0.5), (0.5, 0.98), (0.14, 0.5)),),
-    "hexagon": (_around(6, (0.49,), turn=0.0),),
+    "hexagon": (_polygon(*_circle(6, 0.49, turn=0.0)),),
     "ring": (_ellipse(0.5, 0.5, 0.47, 0.47), _ellipse(0.5, 0.5, 0.23, 0.23, "none")),
     "cross": (_box(0.34, 0.05, 0.66, 0.95), _box(0.05, 0.34, 0.95, 0.66)),
     "crescent": (_ellipse(0.47, 0.5, 0.45, 0.45), _ellipse(0.66, 0.42, 0.37, 0.37, "none")),
@@ -120,10 +109,13 @@ OBJECTS: dict[str, tuple[Layer, ...]] = {
         _ellipse(0.2, 0.44, 0.06, 0.06, "paper"),
         _ellipse(0.19, 0.44, 0.03, 0.03, "ink"),
     ),
-    "flower": (*_petals(6, 0.29, 0.2), _ellipse(0.5, 0.5, 0.17, 0.17, "gold")),
+    "flower": (
+        *(_ellipse(x, y, 0.2, 0.2) for x, y in _circle(6, 0.29)),
+        _ellipse(0.5, 0.5, 0.17, 0.17, "gold"),
+    ),
     "mushroom": (
-        Layer("upper half", ((0.05, 0.06), (0.95, 1.0))),
-        Layer("box", ((0.36, 0.53), (0.64, 0.95)), "cream"),
+        Layer("dome", ((0.05, 0.06), (0.95, 1.0))),
+        _box(0.36, 0.53, 0.64, 0.95, "cream"),
         _ellipse(0.5, 0.94, 0.14, 0.05, "cream"),
     ),
     "rocket": (
@@ -134,7 +126,7 @@ OBJECTS: dict[str, tuple[Layer, ...]] = {
         _ellipse(0.5, 0.36, 0.1, 0.1, "glass"),
     ),
     "umbrella": (
-        Layer("upper half", ((0.03, 0.08), (0.97, 1.0))),
+        Layer("dome", ((0.03, 0.08), (0.97, 1.0))),
         _ellipse(0.19, 0.54, 0.155, 0.09, "none"),
         _ellipse(0.5, 0.54, 0.155, 0.09, "none"),
         _ellipse(0.81, 0.54, 0.155, 0.09, "none"),
@@ -217,15 +209,10 @@ def _lighten(colour: Colour) -> Colour:
 
 def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
     points = [(round(x * (side - 1)), round(y * (side - 1))) for x, y in layer.points]
-    if layer.kind == "polygon":
-        draw.polygon(points, fill=fill)
-    elif layer.kind == "ellipse":
-        draw.ellipse(points, fill=fill)
-    elif layer.kind == "box":
-        draw.rectangle(points, fill=fill)
+    if layer.kind == "dome":
+        draw.pieslice(points, 180, 360, fill=fill)
     else:
-        start = 180 if layer.kind == "upper half" else 0
-        draw.pieslice(points, start, start + 180, fill=fill)
+        getattr(draw, layer.kind)(points, fill=fill)
 
 
 def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
