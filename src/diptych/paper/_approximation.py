@@ -15,7 +15,7 @@ from diptych.paper._setting import Setting
 from diptych.paper._tables import ReportTable
 from diptych.report._page import figure
 from diptych.text import hkse_dimensions, hkse_factor, sentence_kernel, tokenize, word_kernel
-from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma
 from diptych.text._words import Corpus, mean_rows
 
 CONSTANTS = ("paper", "hoeffding")
@@ -43,21 +43,21 @@ def _measure(setting: Setting) -> Result:
 
     def compute() -> Result:
         vectors = setting.words.vectors
-        rng = stream(setting.seed, 7)
+        rng = make_generator(setting.seed, 7)
         captions = [[w for w in tokenize(c) if w in vectors] for c in setting.words.training_captions]
         captions = [words for words in captions if words]
         length = max(map(len, captions))
         sample = rng.choice(len(captions), min(options.sampled_captions, len(captions)), replace=False)
         sentences = [captions[i] for i in sample]
         matrix = np.asarray(vectors.matrix, dtype=np.float32)
-        gamma = median_gamma(matrix, stream(setting.seed, 0))
+        gamma = median_gamma(matrix, make_generator(setting.seed, 0))
         sample = rng.choice(len(matrix), min(options.sampled_words, len(matrix)), replace=False)
         words = matrix[np.sort(sample)]
         exact_words = word_kernel(words, words, gamma=gamma)
         exact_sentences = sentence_kernel(
             [matrix[[vectors.index[w] for w in s]] for s in sentences], gamma=gamma, eta=ETA
         )
-        rows, ends = Corpus.of(sentences).known(vectors.index)
+        rows, ends = Corpus.of(sentences).lookup(vectors.index)
         result: Result = {level: [] for level in LEVELS}
         for m in options.feature_counts:
             bounds = {
@@ -66,11 +66,11 @@ def _measure(setting: Setting) -> Result:
             }
             errors: dict[str, list[Result]] = {level: [] for level in LEVELS}
             for draw in range(options.draws):
-                word_layer = draw_fourier(matrix.shape[1], m, gamma, stream(setting.seed, 8, draw, m))
+                word_layer = draw_fourier(matrix.shape[1], m, gamma, make_generator(setting.seed, 8, draw, m))
                 features = fourier_features(words, *word_layer)
                 errors["words"].append(_errors(features, exact_words, 0.0, bounds["words"]))
                 means = mean_rows(fourier_features(matrix, *word_layer), rows, ends, lambda _: None)
-                sentence_layer = draw_fourier(m, m, ETA, stream(setting.seed, 9, draw, m))
+                sentence_layer = draw_fourier(m, m, ETA, make_generator(setting.seed, 9, draw, m))
                 features = fourier_features(means, *sentence_layer)
                 errors["sentences"].append(_errors(features, exact_sentences, ETA, bounds["sentences"]))
             for level, draws in errors.items():

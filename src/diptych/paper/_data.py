@@ -243,7 +243,7 @@ def _find_split_file(name: str, folder: Path) -> tuple[Path, Path]:
 def _draw_scenes(title: str, number: int, vectors: PathLike | None, features: Sequence[str]) -> PaperData:
     drawn = make_scenes(number)
     encoder = PyramidDescriptor()
-    encode = cache(lambda: encoder.encode(list(drawn.pictures)))
+    encode = cache(lambda: encoder.encode(list(drawn.images)))
     files = [
         DataFile("(none)", f"{number:,} images drawn here, with five captions each, split 70 / 15 / 15"),
         DataFile("(none)", "image features: pyramid, colours and edges, no network"),
@@ -256,7 +256,7 @@ def _draw_scenes(title: str, number: int, vectors: PathLike | None, features: Se
     origin = "learned from the training captions"
     if vectors is not None:
         read, origin = _find_vectors(Path(vectors).parent, vectors, files)
-    load = drawn.pictures.__getitem__
+    load = drawn.images.__getitem__
     names = "scenes", title, ("scenes",)
     return PaperData(*names, drawn.dataset, images, reader.texts, read, origin, load, files)
 
