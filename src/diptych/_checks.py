@@ -48,6 +48,10 @@ class DataWarning(UserWarning):
     """The data or the settings may give poor results; the message says why and what to do."""
 
 
+FEW_PAIRS = 50
+"""With fewer training pairs, what is selected is mostly chance; a fit warns, and the model card says so."""
+
+
 def count(n: int, noun: str) -> str:
     """Return ``n`` with its noun, singular or plural, for messages.
 

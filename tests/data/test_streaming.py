@@ -120,7 +120,7 @@ def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_p
 
 
 def test_encoders_pickle(pairs, hkse, tmp_path):
-    pictures = list(make_scenes(3, size=64).pictures)
+    pictures = list(make_scenes(3, size=64).images)
     write_network(tmp_path / "colours.onnx")
     for encoder in (PyramidDescriptor(), OnnxEncoder(tmp_path / "colours.onnx", threads=1)):
         again = pickle.loads(pickle.dumps(encoder))
@@ -136,7 +136,7 @@ def test_a_network_that_is_another_elsewhere_is_refused(tmp_path):
     write_network(tmp_path / "colours.onnx")
     sent = pickle.dumps(OnnxEncoder(tmp_path / "colours.onnx"))
     write_network(tmp_path / "colours.onnx", side=32)
-    with pytest.raises(InputError, match=r"colours.onnx is another network here"):
+    with pytest.raises(InputError, match=r"colours.onnx is not the same network"):
         pickle.loads(sent)
     (tmp_path / "colours.onnx").unlink()
     with pytest.raises(InputError, match=r"colours.onnx does not exist"):

@@ -22,8 +22,8 @@ from diptych._checks import DataWarning, InputError, check_choice, count
 from diptych._threads import prefetch, thread_count
 from diptych.data._feature_store import DTYPES, FeatureStore, Job, StoreWriter, finished, started
 from diptych.data._pairs import PairedDataset
-from diptych.image._base import ImageEncoder, StagedEncoder
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
+from diptych.image._encoders import ImageEncoder, StagedEncoder
 from diptych.image._named import image_encoder as named_encoder
 from diptych.text._encoders import SentenceEncoder, sentence_encoder
 

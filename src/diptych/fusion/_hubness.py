@@ -130,16 +130,7 @@ class TaskChoice:
 class Evaluator:
     """Ranks of the true items in score matrices of one task, and metrics of them.
 
-    Parameters
-    ----------
-    task
-        What is searched.
-    pairing
-        For each row of Y the row of X that it belongs to.
-    n_images
-        Rows of X.
-    dimension
-        The dimension of the vectors whose cosines the scores are; the largest where there are several.
+    ``dimension`` is that of the vectors whose cosines the scores are, the largest where there are several.
     """
 
     def __init__(

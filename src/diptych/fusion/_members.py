@@ -137,17 +137,7 @@ def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weigh
 
 @dataclass(eq=False)
 class FittedPart:
-    """A part whose γ were chosen on validation, and what is needed to use it and to fit it again.
-
-    Attributes
-    ----------
-    part
-        The blocks.
-    moments, spectra
-        Of the training pairs.
-    path
-        The regularisation path.
-    """
+    """A part whose γ were chosen on validation, with the moments and spectra of the training pairs."""
 
     part: Part
     moments: Moments

@@ -16,7 +16,7 @@ from diptych.fusion import Fusion
 from diptych.report import draw_regularization_path, model_card
 from diptych.report._card import (
     CORRELATIONS,
-    PICTURE,
+    FIGURE_FILE,
     SHOWN_CORRELATIONS,
     Card,
     EncoderFacts,
@@ -88,7 +88,7 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
     fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
     if isinstance(model, AWCCA) and model.path_ is not None:
         with suppress(InputError):
-            draw_regularization_path(model.path_, folder / PICTURE)
+            draw_regularization_path(model.path_, folder / FIGURE_FILE)
     encoders = [
         EncoderFacts(
             **own,
@@ -121,7 +121,7 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
             min(recall.values()) if recall else None,
         ),
         files={each: meaning for each, meaning in _FILES.items() if (folder / each).exists()},
-        has_picture=(folder / PICTURE).is_file(),
+        has_figure=(folder / FIGURE_FILE).is_file(),
     )
     (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
 

@@ -18,7 +18,7 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 import numpy as np
 
 from diptych._arrays import fields_to_numpy, to_numpy
-from diptych._checks import TASKS, DataWarning, InputError, Task, check_view, count
+from diptych._checks import FEW_PAIRS, TASKS, DataWarning, InputError, Task, check_view, count
 from diptych._devices import copy_to_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.selection import holdout_size
@@ -26,7 +26,7 @@ from diptych.data import PairedDataset, PairedViews, Progress, encode_images, en
 from diptych.data._pairs import near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
-from diptych.report._card import FEW_PAIRS, describe_quality
+from diptych.report._card import describe_quality
 from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import Layout, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders

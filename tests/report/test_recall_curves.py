@@ -102,10 +102,10 @@ def test_without_matplotlib_one_line_says_what_to_install(ranks, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("ranks", "message"),
     [
         ({}, "from 1 to 20"),
-        ({str(i): {} for i in range(21)}, "21 models .* from 1 to 20"),
+        ({str(i): {} for i in range(21)}, "21 models.* from 1 to 20"),
         ({"a": {"search": np.array([1])}}, "'a' has no ranks for 'annotate'"),
         (
             {"a": {"search": np.array([1.5]), "annotate": np.array([1])}},
@@ -116,9 +116,9 @@ def test_without_matplotlib_one_line_says_what_to_install(ranks, monkeypatch):
         ({"a": {"search": np.array([[1]]), "annotate": np.array([1])}}, r"int64\[1, 1\]"),
     ],
 )
-def test_what_is_not_ranks_is_refused(given, message):
+def test_values_that_are_not_ranks_are_refused(ranks, message):
     with pytest.raises(InputError, match=message):
-        draw_recall_curves(given)
+        draw_recall_curves(ranks)
 
 
 def test_bad_input(ranks, tmp_path):

@@ -1,4 +1,4 @@
-"""Features of either view behind one verb, ``take(rows)``, whether they lie on disk or are computed."""
+"""Features of images or captions, read from a file or computed, behind one method: ``take(rows)``."""
 
 from __future__ import annotations
 
@@ -16,50 +16,55 @@ from diptych.text._words import Corpus, Coverage
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+ReadVectors: TypeAlias = Callable[[Sequence[str], Sequence[str]], WordVectors]
+"""Word vectors from the training captions and all captions: read for all, or learned from training."""
 
 KEPT_BYTES = 2**30
-"""Embedded captions up to this size are kept in memory; larger ones are embedded again when asked for."""
+"""Caption features up to this size stay in memory; larger ones are computed again for each use."""
 
 
-class Source(Protocol):
-    """Rows of features of one view."""
+class Features(Protocol):
+    """Features of one view, one row per image or per caption.
 
-    @property
-    def name(self) -> str:
-        """What the paper would call it, or the file's own name."""
-        ...
-
-    @property
-    def seeded(self) -> bool:
-        """Whether other seeds give other features."""
-        ...
+    ``fingerprint`` identifies the numbers without computing them; ``seeded`` says whether another seed gives
+    other numbers.
+    """
 
     @property
-    def fingerprint(self) -> str:
-        """What the features follow from, known without computing them."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def dimension(self) -> int:
-        """Numbers in a row."""
-        ...
+    def seeded(self) -> bool: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
 
     def take(self, rows: Rows) -> Floats:
-        """The features of some rows, float32."""
+        """Return the features of some rows as float32."""
         ...
 
 
 @dataclass(eq=False)
-class Stored:
-    """Features that are an array, or become one when first asked for, with a normalisation of rows."""
+class StoredFeatures:
+    """Features from an array that is opened on first use, with a normalisation of its rows.
+
+    Attributes
+    ----------
+    origin
+        Text that determines the numbers, used as fingerprint; empty: the numbers are hashed.
+    places
+        Row of the array for each image or caption; None: they are in the same order.
+    """
 
     name: str
     open: Callable[[], Floats]
     normalization: str = "none"
     origin: str = ""
     seeded: bool = False
-    kept: Rows | None = None
-    """Rows of the array that are used, where the file has more captions than the protocol."""
+    places: Rows | None = None
 
     @cached_property
     def _array(self) -> Floats:
@@ -67,63 +72,61 @@ class Stored:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The origin where it determines the numbers; else the numbers themselves."""
-        kept = [] if self.kept is None else [self.kept]
-        return digest([self.origin or digest_array(self._array), self.normalization, *kept])
+        places = [] if self.places is None else [self.places]
+        return digest([self.origin or digest_array(self._array), self.normalization, *places])
 
     @property
     def dimension(self) -> int:
-        """Numbers in a row."""
         return int(self._array.shape[1])
 
     def take(self, rows: Rows) -> Floats:
-        """Rows, normalised."""
-        rows = rows if self.kept is None else self.kept[rows]
+        """Return the features of some rows, normalised."""
+        rows = rows if self.places is None else self.places[rows]
         return np.asarray(normalize(np.asarray(self._array[rows], dtype=np.float32), self.normalization))
 
 
 @dataclass(eq=False)
-class Words:
-    """Captions and the vectors of their words: what every HKSE starts from."""
+class CaptionWords:
+    """All captions and the vectors of their words, which every HKSE is built from."""
 
     captions: Sequence[str]
     training: Rows
-    read: Callable[[Sequence[str], Sequence[str]], WordVectors]
-    kind: str
+    read: ReadVectors
 
     @cached_property
     def training_captions(self) -> list[str]:
-        """The captions that HKSE may see when it is fitted."""
         return [self.captions[j] for j in self.training]
 
     @cached_property
     def vectors(self) -> WordVectors:
-        """Vectors of the words of all captions, or learned from the training captions."""
+        """Word vectors, read for all captions or learned from the training captions."""
         return self.read(self.training_captions, self.captions)
 
     def coverage(self, rows: Rows) -> Coverage:
-        """How many words of some captions have a vector."""
+        """Count the words of some captions that have a vector."""
         return Corpus.of([self.captions[j] for j in rows]).coverage(self.vectors.index)
 
     @cached_property
     def have_unit_length(self) -> bool:
-        """Whether every vector has length 1."""
+        """Whether every word vector has length 1."""
         norms = np.linalg.norm(np.asarray(self.vectors.matrix, dtype=np.float64), axis=1)
         return bool(np.all(np.abs(norms - 1) < 1e-3))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the captions and of the vectors that are used."""
         table = self.vectors
         return digest([list(self.captions), self.training, list(table.words), digest_array(table.matrix)])
 
 
 @dataclass(eq=False)
-class Embedded:
-    """One HKSE, or several side by side, of the captions."""
+class HKSEFeatures:
+    """Captions embedded by one HKSE, or by several side by side.
+
+    ``kinds`` gives the word and the sentence kernel of each, such as ``(("rbf", "rbf"),)``.
+    """
 
     name: str
-    words: Words
+    words: CaptionWords
     kinds: tuple[tuple[str, str], ...]
     word_features: int
     sentence_features: int
@@ -131,18 +134,15 @@ class Embedded:
 
     @property
     def seeded(self) -> bool:
-        """Only random features depend on the seed."""
         return any("rbf" in kind for kind in self.kinds)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the words and the draws."""
         draws = [self.word_features, self.sentence_features, self.seed] if self.seeded else []
         return digest([self.words.fingerprint, self.kinds, draws])
 
     @cached_property
     def encoders(self) -> list[HKSE]:
-        """Fitted on the training captions."""
         return [
             HKSE(
                 self.words.vectors,
@@ -157,7 +157,6 @@ class Embedded:
 
     @cached_property
     def dimension(self) -> int:
-        """Numbers in a row."""
         return sum(encoder._n_features_out for encoder in self.encoders)
 
     @cached_property
@@ -167,14 +166,13 @@ class Embedded:
         return self._embed(self.words.captions)
 
     def _embed(self, captions: Sequence[str]) -> Floats:
-        parts = [encoder.transform(captions, unknown="mean") for encoder in self.encoders]
-        return np.concatenate(parts, axis=1)
+        return np.concatenate([each.transform(captions, unknown="mean") for each in self.encoders], axis=1)
 
     def take(self, rows: Rows) -> Floats:
-        """Embeddings of some captions."""
-        kept = self._all
-        return self._embed([self.words.captions[j] for j in rows]) if kept is None else kept[rows]
+        """Return the embeddings of some captions."""
+        everything = self._all
+        return self._embed([self.words.captions[j] for j in rows]) if everything is None else everything[rows]
 
-    def forget(self) -> None:
-        """Let go of what is in memory."""
+    def release(self) -> None:
+        """Free the memory of the embedded captions; the next ``take`` computes them again."""
         self.__dict__.pop("_all", None)

@@ -68,7 +68,7 @@ def test_it_is_written_whole(path, tmp_path, suffix):
 
 
 def test_bad_input(path, tmp_path):
-    with pytest.raises(InputError, match=r"holds median_rank, r@1, r@10, r@5"):
+    with pytest.raises(InputError, match=r"it has median_rank, r@1, r@10, r@5"):
         draw_regularization_path(path, metric="r@7")
     with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         draw_regularization_path(path, tmp_path / "map.gif")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diptych.paper._bootstrap import RESAMPLES, Answers, compare_recall, draw_images
+from diptych.paper._statistics import RESAMPLES, Answers, compare_recall, draw_images
 
 N = 800
 
@@ -14,32 +14,32 @@ def answers(hits, per_image=1):
     return Answers(ranks, np.repeat(np.arange(len(hits)), per_image), len(hits))
 
 
-def test_the_spread_is_that_of_paired_differences(rng):
+def test_intervals_have_the_spread_of_paired_differences(rng):
     first, second = rng.random(N) < 0.5, rng.random(N) < 0.4
-    found = compare_recall([answers(first)], [answers(second)], 1)
+    interval = compare_recall([answers(first)], [answers(second)], 1)
     gain = first.astype(float) - second
-    assert found.value == pytest.approx(100 * gain.mean())
+    assert interval.value == pytest.approx(100 * gain.mean())
     error = 100 * gain.std() / np.sqrt(N)
     # Percentiles of 2,000 resamples are known to a few percent of the width.
-    assert found.low == pytest.approx(found.value - 1.96 * error, abs=0.25 * error)
-    assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.25 * error)
+    assert interval.low == pytest.approx(interval.value - 1.96 * error, abs=0.25 * error)
+    assert interval.high == pytest.approx(interval.value + 1.96 * error, abs=0.25 * error)
 
 
-def test_what_both_have_in_common_cancels(rng):
+def test_queries_that_both_methods_answer_alike_cancel(rng):
     hits = rng.random(N) < 0.3
     other = hits.copy()
     other[:4] = ~other[:4]
     assert compare_recall([answers(hits)], [answers(hits)], 1).high == 0.0
-    found = compare_recall([answers(hits)], [answers(other)], 1)
+    interval = compare_recall([answers(hits)], [answers(other)], 1)
     # Four images of 800 differ: unpaired, the interval would be ten times as wide.
-    assert found.high - found.low < 1.2
+    assert interval.high - interval.low < 1.2
 
 
 def test_captions_of_an_image_are_drawn_together(rng):
     first, second = rng.random(N) < 0.5, rng.random(N) < 0.45
     one = compare_recall([answers(first)], [answers(second)], 1)
     five = compare_recall([answers(first, 5)], [answers(second, 5)], 1)
-    # Five captions that always agree say no more than one.
+    # Five captions that always agree give no more information than one.
     assert (five.low, five.high) == pytest.approx((one.low, one.high))
 
 
@@ -55,8 +55,8 @@ def test_runs_and_seeds_are_averaged(rng):
     expected = 100 * np.mean([hits[0].mean() - hits[2].mean(), hits[1].mean() - hits[3].mean()])
     assert runs.value == pytest.approx(expected)
     seeds = Answers(np.where(np.stack(hits[:2]), 1, 20), np.arange(N), N)
-    found = compare_recall([seeds], [answers(hits[2])], 1)
-    assert found.value == pytest.approx(100 * ((hits[0].mean() + hits[1].mean()) / 2 - hits[2].mean()))
+    interval = compare_recall([seeds], [answers(hits[2])], 1)
+    assert interval.value == pytest.approx(100 * ((hits[0].mean() + hits[1].mean()) / 2 - hits[2].mean()))
 
 
 def test_every_resample_draws_as_many_images_and_the_seed_is_fixed():

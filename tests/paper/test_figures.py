@@ -1,19 +1,19 @@
-"""The chosen filters: no legend over a curve."""
+"""The figure of the selected filters: the legend covers no curve."""
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from diptych.paper._figures import draw_chosen_filters
+from diptych.paper._figures import draw_selected_filters
 
 
-def test_the_legend_stands_outside_the_axes():
+def test_the_legend_is_outside_the_axes():
     ranks = np.arange(1, 2001)
     entry = {
         "ranks": ranks,
         "values": 100.0 / ranks**0.5,
         "search": {"k": 1700, "guided": 1.23e4, "tikhonov": 0.01},
     }
-    figure = draw_chosen_filters({"images": entry, "texts": entry})
+    figure = draw_selected_filters({"images": entry, "texts": entry})
     FigureCanvasAgg(figure).draw()
     whole = figure.bbox
     for axes in figure.axes:
