@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import threadpoolctl
 
-from diptych._checks import DataWarning, InputError, not_installed
+from diptych._checks import DataWarning, InputError, missing_package_error
 from diptych._threads import progress_bar
 
 
@@ -457,5 +457,5 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise not_installed("a Dask cluster needs", "dask", "dask") from None
+        raise missing_package_error("a Dask cluster needs", "dask", "dask") from None
     return distributed

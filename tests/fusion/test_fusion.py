@@ -66,8 +66,8 @@ def test_never_worse_on_validation_than_the_best_part():
             chosen = model.selection_["tasks"][task]
             assert chosen["value"] >= max(part["value"] for part in chosen["parts"])
             # What was promised is what the fitted model gives.
-            found = model.ranks(*validation, task=task)
-            assert mean_recall(found) == pytest.approx(chosen["value"], abs=0.5)
+            ranks = model.ranks(*validation, task=task)
+            assert mean_recall(ranks) == pytest.approx(chosen["value"], abs=0.5)
             plain = max(u["recall"]["r@1"] for p in chosen["parts"] for u in p["tried"])
             assert chosen["recall"]["r@1"] > plain - 5
 
@@ -229,7 +229,7 @@ def test_missing_or_damaged_arrays_are_refused(fitted):
             Fusion.unpack(config, {k: v for k, v in tensors.items() if k != name}, Path("model.safetensors"))
 
 
-def test_bad_input_is_told(fitted):
+def test_wrong_inputs_are_refused(fitted):
     training, validation = blocks()
     x, y, pairing = training
     with pytest.raises(InputError, match="missing"):
@@ -261,10 +261,10 @@ def test_bad_input_is_told(fitted):
 def test_leading_components_are_those_of_the_whole_model():
     for m_x, m_y in ((30, 20), (20, 30)):
         x, y, pairing = make_pairs(4, n=160, m_x=m_x, m_y=m_y)[0]
-        found = spectra(x, y, pairing)
+        training = spectra(x, y, pairing)
         filters = Tikhonov(3.0), Tikhonov(5.0)
-        whole = regularized_cca(found, *filters, 6)
-        first = regularized_cca(found, *filters, 6, leading=True)
+        whole = regularized_cca(training, *filters, 6)
+        first = regularized_cca(training, *filters, 6, leading=True)
         np.testing.assert_allclose(first.correlations, whole.correlations, atol=1e-12)
         for name in ("x_weights", "y_weights"):
             mine, its = getattr(first, name), getattr(whole, name)

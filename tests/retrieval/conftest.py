@@ -26,8 +26,8 @@ def views():
 
 
 @pytest.fixture(params=["memory", "postgresql"])
-def home(request):
-    """Where collections are kept: ``home("hnsw")`` is an ``index`` with nothing in it."""
+def new_index(request):
+    """Returns the ``index`` of an empty store: ``new_index("hnsw")``."""
     if request.param == "memory":
         return lambda kind="flat": kind
     fresh = request.getfixturevalue("fresh")
@@ -44,9 +44,9 @@ def made(seed=1, shape=None, **options):
 
 
 @pytest.fixture
-def make(home):
+def make(new_index):
     """Makes such retrievers, once in memory and once in PostgreSQL."""
-    return lambda *args, index="flat", **options: made(*args, index=home(index), **options)
+    return lambda *args, index="flat", **options: made(*args, index=new_index(index), **options)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def make_here():
 
 
 class Thumbnails:
-    """A picture as 4 × 4 colours: an image encoder that costs nothing."""
+    """An image as 4 × 4 colours: an image encoder that costs nothing."""
 
     dimension, fingerprint, name = 48, "thumbnails", "thumbnails"
 
@@ -72,7 +72,7 @@ def thumbnails():
 
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory):
-    """Pairs of drawings and sentences on disk."""
+    """Pairs of drawings and texts on disk."""
     folder = tmp_path_factory.mktemp("drawn") / "scenes"
     make_scenes(100, size=48).write(folder)
     return read_pairs(folder)

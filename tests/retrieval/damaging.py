@@ -232,7 +232,8 @@ def ask(folder, mmap):
             shutil.rmtree(again, ignore_errors=True)
             retriever.save(again)
             Retriever.load(again)
-            retriever.refit()
+            if retriever.keep_features:
+                retriever.refit()
             check(retriever.search(text, k=5), 5, "image")
     except InputError as error:
         return str(error)
@@ -271,8 +272,8 @@ def main(source, count, seed):
             if said and "\n" in said:
                 wrong.append([number, mmap, f"not one sentence: {said[:500]}"])
         shutil.rmtree(copy)
-    found = {"refused": refused, "answered": answered, "warned": warned, "grown": peak_memory() - before}
-    print(json.dumps({**found, "wrong": wrong[:20], "n_wrong": len(wrong)}))
+    counts = {"refused": refused, "answered": answered, "warned": warned, "grown": peak_memory() - before}
+    print(json.dumps({**counts, "wrong": wrong[:20], "n_wrong": len(wrong)}))
 
 
 if __name__ == "__main__":

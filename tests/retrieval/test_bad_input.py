@@ -1,4 +1,4 @@
-"""Whatever is given: an answer, or one sentence that says what to do."""
+"""Whatever is given: an answer, or one message that says what to do."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def refused(words, action):
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, True, "3", None, np.float32(2), float("nan")])
-def test_k_is_a_whole_number_from_one(made, k):
+def test_k_must_be_a_whole_number_of_at_least_one(made, k):
     retriever, x, y = made
     for ask in (
         lambda: retriever.search(y[0], k=k),
@@ -55,7 +55,7 @@ def test_k_is_a_whole_number_from_one(made, k):
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
-def test_queries_that_are_none(made, ask, query, words):
+def test_queries_that_are_not_queries_are_refused(made, ask, query, words):
     retriever = made[0]
     if ask in ("image", "text"):
         # A matrix, even of one row, is more than the one item that similar takes.
@@ -64,7 +64,7 @@ def test_queries_that_are_none(made, ask, query, words):
         refused(words, lambda: getattr(retriever, ask)(query))
 
 
-def test_sentences_without_words(fitted):
+def test_texts_without_words_are_refused(fitted):
     for sentence in ("", "   ", "\n\t"):
         refused("is not a text", lambda sentence=sentence: fitted.search(sentence))
         refused("is not a text", lambda sentence=sentence: fitted.search(["a red star", sentence]))
@@ -74,11 +74,11 @@ def test_sentences_without_words(fitted):
     refused("is not a text", lambda: fitted.search(b"a star"))
 
 
-def test_a_string_of_numpys_is_a_sentence(fitted):
+def test_a_string_of_numpys_is_a_text(fitted):
     assert fitted.search(np.str_("a red star"), k=3) == fitted.search("a red star", k=3)
 
 
-def test_similar_takes_one_thing(made):
+def test_similar_takes_one_item(made):
     retriever, x, y = made
     refused("an image or a text; give one of them", lambda: retriever.similar())
     refused("an image or a text; give one of them", lambda: retriever.similar(image=x[0], text=y[0]))
@@ -91,7 +91,7 @@ def test_packs_stand_alone(made):
         refused("leave out where and weighting", lambda o=options: retriever.annotate(x[0], packs=True, **o))
 
 
-def test_packs_need_captions_of_pictures(views):
+def test_packs_need_captions_of_images(views):
     x, y, pairing = views()
     retriever = Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)))
     retriever.remove([f"{i}#{j}" for i in range(60) for j in range(2)])
@@ -101,7 +101,7 @@ def test_packs_need_captions_of_pictures(views):
 
 
 @pytest.mark.parametrize("where", [5, ["nobody"], "nobody", [5], [["0"]], 1.5], ids=str)
-def test_filters_that_are_none(made, where):
+def test_filters_that_are_not_filters_are_refused(made, where):
     retriever, x, y = made
     for ask in (
         lambda: retriever.search(y[0], where=where),
@@ -115,7 +115,7 @@ def test_filters_that_are_none(made, where):
 @pytest.mark.parametrize(
     "weighting", ["bad", (1,), (1, -1), (1, 2, 3), 5, np.ones(2), ("a", "b"), (1, np.inf)]
 )
-def test_weightings_that_are_none(made, weighting):
+def test_unknown_weightings_are_refused(made, weighting):
     retriever, x, y = made
     with pytest.raises(InputError):
         retriever.search(y[0], weighting=weighting)
@@ -163,7 +163,7 @@ def test_an_unfitted_retriever_says_so(action):
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"device": "nowhere"}, "no device 'nowhere'"),
         ({"pairing": [0, 1]}, "pairing has shape"),
-        ({"pairing": np.arange(120)}, "reaches from 0 to 119"),
+        ({"pairing": np.arange(120)}, "has entries from 0 to 119"),
         ({"pairing": np.full(120, 0.5)}, "expected integers"),
         ({"X": np.ones((60, 3)) * np.nan}, "contains NaN"),
         ({"X": np.ones((60, 3))}, "every row of X is the same"),
@@ -213,7 +213,7 @@ def test_a_table_of_features_is_features(made):
         ]
 
 
-def test_an_array_of_strings_is_sentences(fitted):
+def test_an_array_of_strings_is_texts(fitted):
     sentences = [hit.text for hit in fitted.annotate(next(iter(fitted.search("red", k=1))).path, k=2)]
     found = fitted.search(np.array(sentences))
     assert [len(hits) for hits in found] == [10, 10]

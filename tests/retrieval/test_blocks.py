@@ -36,10 +36,10 @@ def kind(request):
 
 
 @pytest.fixture
-def blocks(home, views, kind):
+def blocks(new_index, views, kind):
     x, y, pairing = views()
     named = [dict(reversed(view.items())) for view in (images(x), texts(y))]
-    return Retriever.from_features(*named, pairing, model=MODELS[kind], index=home()), x, y, pairing
+    return Retriever.from_features(*named, pairing, model=MODELS[kind], index=new_index()), x, y, pairing
 
 
 def test_whatever_asks_takes_named_blocks(blocks):
@@ -100,7 +100,7 @@ def test_they_outlive_a_refit_and_the_disk(blocks, kind, tmp_path):
         ({"resnet": ["a"] * 5, "dino": np.ones(3)}, "not numbers"),
     ],
 )
-def test_wrong_blocks_are_told_in_one_sentence(views, given, message):
+def test_wrong_blocks_are_named_in_one_message(views, given, message):
     x, y, pairing = views()
     named = [dict(reversed(view.items())) for view in (images(x), texts(y))]
     retriever = Retriever.from_features(*named, pairing, model=AWCCA(params=(2.0, 3.0)))

@@ -48,7 +48,7 @@ def test_what_is_added_is_found_where_awcca_puts_it(make):
         assert_ranked(hits, dict(zip(names, row.tolist(), strict=True)), rounding(np.float32, 8))
 
 
-def test_items_without_a_name_get_one_that_nobody_has(make, tmp_path):
+def test_items_without_an_id_get_an_unused_one(make, tmp_path):
     made = make()
     first = made.retriever.add(made.x[:2])
     assert first == ["item-180", "item-181"]
@@ -63,7 +63,7 @@ def test_items_without_a_name_get_one_that_nobody_has(make, tmp_path):
     assert loaded.store.count() == 180 + 3 - 3 + 8
 
 
-def test_a_picture_takes_its_captions_with_it(make):
+def test_removing_an_image_removes_its_captions(make):
     made = make()
     assert made.retriever.remove("7") == 3
     left = {hit.id for hit in made.retriever.annotate(made.x[7], k=1000)}
@@ -206,11 +206,11 @@ class TestRefit:
         return x, y, pairing
 
     @pytest.fixture(autouse=True)
-    def _kept(self, home):
-        self.home = home
+    def _use(self, new_index):
+        self.new_index = new_index
 
     def retrieved(self, x, y, pairing, n, **model):
-        options = {"ids": [f"p{i}" for i in range(n)], "model": AWCCA(**model), "index": self.home()}
+        options = {"ids": [f"p{i}" for i in range(n)], "model": AWCCA(**model), "index": self.new_index()}
         return Retriever.from_features(x[:n], y[: 2 * n], pairing[: 2 * n], **options)
 
     def add_rest(self, retriever, x, y, pairing, start, stop):
@@ -337,7 +337,7 @@ class TestRefit:
         made.retriever.add(made.x[:5], made.y[:5], ids=list("abcde"))
         assert made.retriever.fitted is fitted
 
-    def test_searches_that_began_before_a_refit_end_though_items_go(self, make_here):
+    def test_searches_that_began_before_a_refit_finish_on_the_old_vectors(self, make_here):
         made = make_here()
         begun = made.retriever.searcher
         expected = [hit.id for hit in made.retriever.search(made.y[0], k=60)]
@@ -373,7 +373,7 @@ class TestFeaturesThatWereNotKept:
             made.retriever.refit()
         assert made.retriever.searcher is before
 
-    def test_refitting_encodes_pictures_and_sentences_again(self, drawn, thumbnails, tmp_path):
+    def test_refitting_encodes_images_and_texts_again(self, drawn, thumbnails, tmp_path):
         hkse = HKSE(word="lin", sentence="lin").fit(drawn.captions)
         model = AWCCA(params=(5.0, 5.0))
         kept, encoded = (
@@ -402,7 +402,7 @@ class TestFeaturesThatWereNotKept:
         loaded.refit()
         assert loaded.keep_features is False
 
-    def test_a_picture_that_is_gone_is_named(self, drawn, thumbnails, tmp_path):
+    def test_the_message_names_a_missing_image(self, drawn, thumbnails, tmp_path):
         copy = tmp_path / "copy.png"
         copy.write_bytes(drawn.paths[0].read_bytes())
         hkse = HKSE(word="lin", sentence="lin").fit(drawn.captions)
@@ -414,7 +414,7 @@ class TestFeaturesThatWereNotKept:
             retriever.refit()
 
 
-def test_fitting_again_forgets_what_was(make, views):
+def test_fitting_again_replaces_everything(make, views):
     made = make()
     x, y, pairing = views(seed=2, n=50)
     names = tuple(f"other {i}" for i in range(50))

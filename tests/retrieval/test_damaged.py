@@ -1,4 +1,4 @@
-"""A thousand damaged folders: an answer that looks right, or one sentence; never anything else."""
+"""A thousand damaged folders: an answer that looks right, or one message; never anything else."""
 
 import json
 import os
@@ -44,15 +44,15 @@ def save_models(folder):
         )
 
 
-def damaged(folder, count, seed):
-    found = subprocess.run(
+def damage(folder, count, seed):
+    done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "damaging.py"), str(folder), str(count), str(seed)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
-    assert found.returncode == 0, found.stderr[-2000:]
-    return json.loads(found.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def replace_at(tree, place, value):
@@ -83,7 +83,7 @@ def test_a_wrong_type_anywhere_in_a_config_is_refused_when_it_is_read(views, tmp
         assert "\n" not in str(caught.value), place
 
 
-def test_an_unknown_key_is_refused_when_it_is_read(make_here, tmp_path):
+def test_an_unknown_key_or_choice_is_refused_when_it_is_read(make_here, tmp_path):
     make_here().retriever.save(tmp_path / "model")
     path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
@@ -93,19 +93,23 @@ def test_an_unknown_key_is_refused_when_it_is_read(make_here, tmp_path):
         seal_config(tmp_path / "model")
         with pytest.raises(InputError, match=r"config\.json.*unknown (field|key) .colour"):
             Retriever.load(tmp_path / "model")
+    path.write_text(json.dumps(replace_at(config, ("model", "index", "kind"), "tree")), "utf-8")
+    seal_config(tmp_path / "model")
+    with pytest.raises(InputError, match=r"config\.json: model\.index\.kind='tree' is unknown"):
+        Retriever.load(tmp_path / "model")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_a_thousand_damaged_folders(tmp_path):
     save_models(tmp_path)
-    found = damaged(tmp_path, 1000, 0)
-    assert found["wrong"] == []
+    counts = damage(tmp_path, 1000, 0)
+    assert counts["wrong"] == []
     # Both outcomes occur, so that the test tests something.
-    assert found["refused"] > 800
-    assert found["answered"] > 200
-    assert found["warned"] < 20
-    assert found["grown"] < 300
+    assert counts["refused"] > 800
+    assert counts["answered"] > 200
+    assert counts["warned"] < 20
+    assert counts["grown"] < 300
 
 
 def test_links_are_not_followed(make_here, tmp_path):

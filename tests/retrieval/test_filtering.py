@@ -41,7 +41,7 @@ def test_a_filter_that_was_asked_before_sees_what_changed(views):
     assert retriever.search(y[0], where=where) == []
 
 
-def test_a_key_that_no_item_has_is_named(make):
+def test_the_message_names_a_key_that_no_item_has(make):
     about = {"0": {"genre": "jazz", "year": 1959}, "1": {"genre": "rock"}}
     made = make(metadata=about)
     retriever, x, y = made.retriever, made.x, made.y
@@ -61,7 +61,7 @@ def test_a_key_that_no_item_has_is_named(make):
         retriever.search(y[0], where={"colour": "red"})
 
 
-def test_a_key_of_the_other_view_is_known_and_finds_nothing(make):
+def test_a_key_of_the_other_view_matches_nothing(make):
     made = make(metadata={"0": {"genre": "jazz"}})
     assert made.retriever.annotate(made.x[0], where={"genre": "jazz"}) == []
 
@@ -80,7 +80,7 @@ def test_keys_come_and_go_with_their_items(make):
         retriever.search(y[0], where={"genre": "jazz"})
 
 
-def test_nothing_is_unknown_where_nothing_is_indexed(make):
+def test_no_key_is_unknown_in_an_empty_index(make):
     made = make()
     made.retriever.remove([item.id for item in made.retriever.store.items() if item.view == "image"])
     assert made.retriever.search(made.y[0], where={"genre": "jazz"}) == []

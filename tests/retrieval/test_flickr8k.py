@@ -92,7 +92,7 @@ def test_searches_give_those_recalls_too(flickr, retriever, by_hand):
 
 
 def test_packs_find_what_means_of_embeddings_find(flickr, retriever):
-    """A thousand pictures against eight thousand packs; in NumPy, from the embeddings of AWCCA."""
+    """A thousand images against eight thousand packs; in NumPy, from the embeddings of AWCCA."""
     pairs, x, y = flickr
     images = pairs.image_rows("test")
     fitted = retriever.fitted.model
@@ -126,7 +126,7 @@ def test_a_graph_over_forty_thousand_captions_finds_them(flickr, retriever):
 
 @pytest.fixture(scope="module")
 def first_captions(flickr):
-    """Pictures with one caption each, and which of them are in the test split."""
+    """Images with one caption each, and which of them are in the test split."""
     pairs, x, y = flickr
     rows = np.unique(pairs.pairing, return_index=True)[1]
     return x, y[rows], pairs.image_rows("test")

@@ -1,4 +1,4 @@
-"""Retrievers on disk: what comes back, what is asked for, and what is refused."""
+"""Retrievers on disk: what is read again, which encoders are needed, and what is refused."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from saved_files import edit_config, files_of
     ],
     ids=str,
 )
-def test_loaded_answers_as_saved_did(make, same_answers, tmp_path, mmap, dtype, model):
+def test_a_loaded_retriever_answers_as_the_saved_one(make, same_answers, tmp_path, mmap, dtype, model):
     made = make(model=AWCCA(**{"params": (2.0, 3.0), **model}), dtype=dtype)
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model", mmap=mmap)
@@ -80,7 +80,7 @@ def test_correlations_of_unseen_pairs_stand_beside_those_of_the_model(views, tmp
     assert "on validation pairs" in card
 
 
-def test_a_filter_of_ones_own_is_asked_for_before_a_refit(views, tmp_path):
+def test_a_custom_filter_must_be_given_before_a_refit(views, tmp_path):
     x, y, pairing = views()
     model = AWCCA(filter=lambda squares, t: (1 - (1 - squares / squares[0]) ** t) / squares, params=(9, 9))
     retriever = Retriever.from_features(x, y, pairing, model=model)
@@ -94,7 +94,7 @@ def test_a_filter_of_ones_own_is_asked_for_before_a_refit(views, tmp_path):
     loaded.refit()
 
 
-def test_what_came_and_went_before_saving_comes_back(make_here, same_answers, tmp_path):
+def test_additions_and_removals_before_saving_are_read_again(make_here, same_answers, tmp_path):
     made = make_here(metadata={"4": {"colour": "red"}})
     made.retriever.add(made.x[:5] + 0.1, made.y[:5], ids=[f"new {i}" for i in range(5)])
     made.retriever.remove(["3", "7#0", "new 2"])
@@ -142,14 +142,14 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
 def test_a_mapped_model_takes_little_memory(rng, tmp_path):
     x = rng.normal(size=(8000, 200)).astype(np.float32)
     Retriever.from_features(x, x[:, :9], model=AWCCA(params=(9.0, 9.0))).save(tmp_path / "model")
-    taken = {}
+    memory = {}
     for mmap in (True, False):
         tracemalloc.start()
         loaded = Retriever.load(tmp_path / "model", mmap=mmap)
         assert len(loaded.search(x[0, :9], k=3)) == 3
-        taken[mmap] = tracemalloc.get_traced_memory()[1]
+        memory[mmap] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert taken[False] - taken[True] > x.nbytes
+    assert memory[False] - memory[True] > x.nbytes
 
 
 def test_only_a_refit_reads_the_moments(make_here, tmp_path, monkeypatch):
@@ -210,14 +210,14 @@ class TestEncoders:
         loaded = Retriever.load(tmp_path / "model")
         for query in ("a red star at night", drawn.captions[5]):
             assert loaded.search(query, k=10) == fitted.search(query, k=10)
-        picture = drawn.paths[3]
-        assert loaded.annotate(picture, k=10) == fitted.annotate(picture, k=10)
-        assert loaded.annotate(picture, packs=True) == fitted.annotate(picture, packs=True)
+        image = drawn.paths[3]
+        assert loaded.annotate(image, k=10) == fitted.annotate(image, k=10)
+        assert loaded.annotate(image, packs=True) == fitted.annotate(image, packs=True)
         assert loaded.info() == fitted.info()
         with pytest.raises(InputError, match="no word that the model knows"):
             loaded.search("zzyzx qwrtp")
 
-    def test_missing_encoders_are_asked_for_in_one_sentence(self, make_here):
+    def test_a_missing_encoder_is_named_in_one_sentence(self, make_here):
         made = make_here()
         for ask in (
             lambda r: r.search("a dog"),
@@ -254,7 +254,7 @@ class TestEncoders:
             assert loaded.search("a dog", k=4) == made.retriever.search("a dog", k=4)
             assert loaded.info()["encoders"]["text"]["name"] == "sevens"
 
-    def test_another_picture_encoder_or_hkse_is_refused(self, fitted, drawn, tmp_path):
+    def test_another_image_encoder_or_hkse_is_refused(self, fitted, drawn, tmp_path):
         fitted.save(tmp_path / "model")
         right = Retriever.load(tmp_path / "model", image_encoder="pyramid")
         assert right.info()["encoders"]["image"]["fingerprint"] == PyramidDescriptor().fingerprint
@@ -283,8 +283,8 @@ class TestEncoders:
         retriever.save(tmp_path / "model")
         with pytest.raises(InputError, match="tokenizer of its own"):
             Retriever.load(tmp_path / "model")
-        given = HKSE.load(tmp_path / "model", tokenizer=tokenizer)
-        loaded = Retriever.load(tmp_path / "model", text_encoder=given)
+        encoder = HKSE.load(tmp_path / "model", tokenizer=tokenizer)
+        loaded = Retriever.load(tmp_path / "model", text_encoder=encoder)
         assert loaded.search("red-dog", k=5) == retriever.search("red-dog", k=5)
 
     def test_what_is_no_encoder_is_refused(self):
@@ -293,7 +293,7 @@ class TestEncoders:
         with pytest.raises(InputError, match="int is no sentence encoder"):
             Retriever("pyramid", 5)
 
-    def test_a_text_encoder_object_is_taken_as_it_is(self, fitted):
+    def test_a_text_encoder_object_is_used_as_it_is(self, fitted):
         encoder = sentence_encoder(fitted.encoders.hkse)
         assert Retriever("pyramid", encoder).encoders.text is encoder
 
@@ -321,8 +321,8 @@ def test_captions_that_are_no_strings_are_stored_as_such(make_here, tmp_path):
     made.retriever.add(captions=made.y[:2], texts=[5, np.str_("six")], caption_ids=["five", "six"])
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
-    found = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
-    assert (found["0#0"], found["0#1"], found["five"], found["six"]) == (None, "0", "5", "six")
+    texts = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
+    assert (texts["0#0"], texts["0#1"], texts["five"], texts["six"]) == (None, "0", "5", "six")
     assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {
         None,
         os.path.abspath("0.png"),
@@ -427,7 +427,7 @@ class TestRefused:
         assert list(tmp_path.iterdir()) == []
 
 
-class TestAlone:
+class TestLockForServing:
     HOLD = (
         "import sys\nfrom diptych._persistence import lock_for_serving\n"
         "with lock_for_serving(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"

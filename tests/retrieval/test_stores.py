@@ -512,11 +512,13 @@ class TestRetrievers:
     """Retrievers behave alike on every kind of store."""
 
     @pytest.mark.parametrize("features", [False, True])
-    def test_a_fitted_model_is_filled_in_batches_and_refitted(self, home, views, tmp_path, features, recwarn):
+    def test_a_fitted_model_is_filled_in_batches_and_refitted(
+        self, new_index, views, tmp_path, features, recwarn
+    ):
         x, y, pairing = views(n=90)
         model = AWCCA(**MODEL).fit(x[:60], y[:120], pairing[:120])
         sample = (x[:60], y[:120]) if features else None
-        retriever = Retriever.from_model(model, features=sample, index=home())
+        retriever = Retriever.from_model(model, features=sample, index=new_index())
         assert retriever.search(y[0]) == []
         for start in range(0, 60, 20):
             rows = slice(2 * start, 2 * start + 40)
@@ -534,10 +536,10 @@ class TestRetrievers:
         retriever.refit()  # the pairs were added, so they count once more
         assert retriever.info()["facts"]["refitted"] == {"pairs": 240, "before": 120}
 
-    def test_a_model_without_its_spectra_cannot_be_refitted(self, home, views, tmp_path):
+    def test_a_model_without_its_spectra_cannot_be_refitted(self, new_index, views, tmp_path):
         x, y, pairing = views()
         AWCCA(**MODEL).fit(x, y, pairing).save(tmp_path / "awcca")
-        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"), index=home())
+        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"), index=new_index())
         retriever.add(x, y, pairing=pairing)
         with pytest.raises(InputError, match="moments of this model's training pairs are not known"):
             retriever.refit()

@@ -124,7 +124,7 @@ def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
         assert sorted(hit.id for hit in named) == sorted(fixed)
 
     def annotate():
-        # Sentences without a name are known by their name once they are there: they are left out.
+        # Texts without a name are known by their name once they are there: they are left out.
         def named(item):
             return item.image is not None
 
@@ -197,7 +197,7 @@ def test_saving_while_others_add_and_remove(busy_here, tmp_path, same_answers):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_items_without_names_may_be_added_by_many_at_once(make):
+def test_many_threads_may_add_items_without_ids(make):
     made, named, barrier = make(), [], threading.Barrier(4)
 
     def add():
@@ -214,7 +214,7 @@ def test_items_without_names_may_be_added_by_many_at_once(make):
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_an_item_that_goes_between_being_found_and_being_named_makes_room(make_here, monkeypatch, filtered):
+def test_an_item_removed_during_a_search_makes_room_for_the_next(make_here, monkeypatch, filtered):
     made = make_here()
     expected = [hit.id for hit in made.retriever.search(made.y[0], k=6)]
     search, gone = VectorIndex.search, []

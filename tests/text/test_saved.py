@@ -62,7 +62,7 @@ def test_a_folder_of_something_else_is_left_alone(table, captions, tmp_path):
         fitted(table, captions).save(tmp_path)
 
 
-def test_a_tokenizer_of_ones_own_is_asked_for_again(table, captions, tmp_path):
+def test_a_custom_tokenizer_must_be_given_again(table, captions, tmp_path):
     model = fitted(table, captions, tokenizer=str.split)
     model.save(tmp_path / "model")
     with pytest.raises(InputError, match="tokenizer of its own"):
@@ -140,7 +140,7 @@ def test_tampered_tensors_are_refused(table, captions, tmp_path, name, how):
         HKSE.load(tmp_path / "model")
 
 
-def test_a_missing_or_damaged_folder_is_told(table, captions, tmp_path):
+def test_a_missing_or_damaged_folder_is_refused(table, captions, tmp_path):
     with pytest.raises(InputError, match="not a folder"):
         HKSE.load(tmp_path / "nowhere")
     fitted(table, captions).save(tmp_path / "model")

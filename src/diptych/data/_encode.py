@@ -19,7 +19,7 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import DataWarning, InputError, check_choice, count
-from diptych._threads import ahead, thread_count
+from diptych._threads import prefetch, thread_count
 from diptych.data._feature_store import DTYPES, FeatureStore, Job, StoreWriter, finished, started
 from diptych.data._pairs import PairedDataset
 from diptych.image._base import ImageEncoder, StagedEncoder
@@ -198,7 +198,7 @@ def _run(
         return before
     writer = StoreWriter(folder, job)
     begun, waiting, resumed = time.perf_counter(), 0.0, writer.done
-    loaded = ahead(load, items[resumed:], workers, job.batch_size + 2 * workers)
+    loaded = prefetch(load, items[resumed:], workers, job.batch_size + 2 * workers)
     try:
         while writer.done < job.count:
             size = min(job.batch_size, job.count - writer.done)
@@ -344,7 +344,7 @@ class Encoding:
             except UnreadableImage as problem:
                 return problem
 
-        return ahead(load, paths, self.workers, self.batch_size + 2 * self.workers)
+        return prefetch(load, paths, self.workers, self.batch_size + 2 * self.workers)
 
     def encode_images(self, batch: list[Any]) -> np.ndarray[Any, Any]:
         """Features of pictures that ``pictures`` gave."""

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 from diptych._persistence import READ_ERRORS, map_npy, map_tensors
 from diptych.data._feature_store import FeatureStore
 from diptych.data._readers import check_file, npy_header
@@ -147,7 +147,7 @@ def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> np.ndarray[Any, A
     try:
         import h5py
     except ImportError:
-        raise not_installed("HDF5 files need", "hdf5") from None
+        raise missing_package_error("HDF5 files need", "hdf5") from None
     with h5py.File(path, "r") as file:
         shapes: dict[str, tuple[int, ...]] = {}
 

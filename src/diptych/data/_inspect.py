@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from diptych._checks import count
-from diptych._threads import ahead, thread_count
+from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
@@ -181,7 +181,7 @@ def _look(
             return problem
         return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest()
 
-    for row, result in enumerate(ahead(digest, dataset.paths or (), workers, 4 * workers)):
+    for row, result in enumerate(prefetch(digest, dataset.paths or (), workers, 4 * workers)):
         name = dataset.image_ids[row]
         if result is None:
             seen.missing.append(name)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 from diptych.data._features import open_features
 from diptych.data._readers import contained_path, npy_header
 from diptych.data._remote import Options, is_remote, opened, read_bytes, reading, size_of, version_of
@@ -135,7 +135,7 @@ def _parquet(name: str, options: Options) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise not_installed("Parquet files need", "parquet") from None
+        raise missing_package_error("Parquet files need", "parquet") from None
     with opened(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
         yield table
 
@@ -268,7 +268,7 @@ def _library(name: str) -> Any:
     try:
         import zarr
     except ImportError:
-        raise not_installed(f"{name} needs", "zarr") from None
+        raise missing_package_error(f"{name} needs", "zarr") from None
     return zarr
 
 

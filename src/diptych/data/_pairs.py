@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError, check_choice, check_seed, count, is_unicode
-from diptych._normalize import unit_length
+from diptych._normalize import to_unit_length
 
 SPLITS = ("train", "val", "test")
 _SPLIT_NAMES = {
@@ -416,10 +416,10 @@ def near_duplicates(
     if len(rows) > _SAMPLE:
         rows = np.sort(np.random.default_rng(random_state).choice(rows, _SAMPLE, replace=False))
     mean = np.asarray(training[:_BLOCK], np.float32).mean(axis=0)
-    asked = unit_length(np.asarray(held_out[rows], np.float32) - mean)
+    asked = to_unit_length(np.asarray(held_out[rows], np.float32) - mean)
     nearest = np.full(len(rows), -1.0, np.float32)
     for start in range(0, len(training), _BLOCK):
-        block = unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
+        block = to_unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
         nearest = np.maximum(nearest, np.max(asked @ block.T, axis=1))
     found: np.ndarray[Any, np.dtype[np.int64]] = rows[nearest > SAME]
     return found

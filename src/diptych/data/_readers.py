@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych._checks import DataWarning, InputError, count, is_unicode, not_installed
+from diptych._checks import DataWarning, InputError, count, is_unicode, missing_package_error
 from diptych.data._pairs import PairedDataset, split_name
 from diptych.image._decoding import EXTENSIONS
 
@@ -578,7 +578,7 @@ def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Iterator[tuple
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise not_installed("Parquet files need", "parquet") from None
+        raise missing_package_error("Parquet files need", "parquet") from None
     try:
         # Repeated texts stay codes of a dictionary, so that their size is known before they are unpacked.
         file = pyarrow.parquet.ParquetFile(path)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 
 Options: TypeAlias = Mapping[str, Any] | None
 """What a file system asks for beside a URL, an access key for one; as fsspec calls it."""
@@ -59,7 +59,7 @@ def filesystem(name: str, options: Options = None) -> tuple[Any, str]:
     try:
         core = importlib.import_module("fsspec.core")
     except ImportError:
-        raise not_installed(f"{name} needs", "zarr", "fsspec") from None
+        raise missing_package_error(f"{name} needs", "zarr", "fsspec") from None
     try:
         return core.url_to_fs(name, **(options or {}))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:  # a protocol nobody knows, or one whose library is missing

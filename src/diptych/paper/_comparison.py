@@ -10,7 +10,7 @@ from typing import Any
 
 from diptych._checks import TASKS, Task
 from diptych.cca import AWCCA, spectra
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.cca.selection import Path, make_grid
 from diptych.data import PairedViews
 from diptych.fusion import Fusion
@@ -67,7 +67,7 @@ def compare_weightings(views: PairedViews) -> list[Compared]:
 
     grid = make_grid("tikhonov", _GRID, training)
     for gammas in itertools.product(grid.x, grid.y):
-        filters = named_filters("tikhonov", gammas, training.s_x, training.s_y)
+        filters = make_filters("tikhonov", gammas, training.s_x, training.s_y)
         found = ranked(filters, "val")
         for name, by_task in WEIGHTINGS.items():
             for task, pair in by_task.items():

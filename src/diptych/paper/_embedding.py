@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from diptych._checks import Task
-from diptych._normalize import unit_length
+from diptych._normalize import to_unit_length
 from diptych.cca import CanonicalModel, Spectra, regularized_cca
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.paper._selecting import select
 from diptych.paper._setting import Setting
 from diptych.paper._sources import Floats, Rows
@@ -48,7 +48,7 @@ class Embedder:
     @cached_property
     def model(self) -> CanonicalModel:
         """The fitted model; one SVD, however much is embedded."""
-        filters = named_filters("guided", self.params, self.spectra.s_x, self.spectra.s_y)
+        filters = make_filters("guided", self.params, self.spectra.s_x, self.spectra.s_y)
         return regularized_cca(self.spectra, *filters)
 
     def views(
@@ -59,7 +59,7 @@ class Embedder:
         x, y, pairing = (setting.packs if packs else setting.views)(setting.image, setting.hkse, rows)
         u, v, sigma = embedded(self.spectra, self.model, x, y)
         a, b = ASYMMETRIC[self.task] if powers is None else powers
-        return unit_length(u * sigma**a), unit_length(v * sigma**b), pairing
+        return to_unit_length(u * sigma**a), to_unit_length(v * sigma**b), pairing
 
 
 def first(scores: Floats, count: int) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 
 from diptych._checks import TASKS
 from diptych.cca import Tikhonov
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.paper._cache import Result
 from diptych.paper._experiment import Experiment, Job, Part, Results, Table
 from diptych.paper._figures import draw_chosen_filters, draw_filters
@@ -39,7 +39,7 @@ def _filtered(setting: Setting) -> Result:
             entry: Result = {"ranks": places + 1, "values": singular[places]}
             for task in TASKS:
                 k = choice["tsvd"][task]["params"]
-                guided = named_filters("guided", tuple(k), spectra.s_x, spectra.s_y)[side]
+                guided = make_filters("guided", tuple(k), spectra.s_x, spectra.s_y)[side]
                 assert isinstance(guided, Tikhonov)
                 entry[task] = {
                     "k": k[side],

@@ -9,7 +9,7 @@ import threadpoolctl
 
 from diptych._checks import TASKS, InputError, Task
 from diptych.cca import Spectra, Tikhonov
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.cca.selection import Grid, Path, Problem, make_grid, make_weights, regularization_path
 from diptych.cca.selection._path import exact_points
 from diptych.paper._cache import Result, digest
@@ -75,7 +75,7 @@ def ranks_at(problem: Problem, spectra: Spectra, name: str, params: Any) -> dict
 
 def point(spectra: Spectra, name: str, params: Any) -> Grid:
     """A grid of one point: the filters of that name, ``"guided"`` included."""
-    x, y = named_filters(name, tuple(params), spectra.s_x, spectra.s_y)
+    x, y = make_filters(name, tuple(params), spectra.s_x, spectra.s_y)
     if isinstance(x, Tikhonov) and isinstance(y, Tikhonov):
         return Grid("tikhonov", np.array([x.gamma]), np.array([y.gamma]))
     return Grid("tsvd", np.array([float(params[0])]), np.array([float(params[1])]))

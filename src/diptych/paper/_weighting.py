@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from diptych._checks import TASKS, Task
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca import TruncatedSVD
-from diptych.cca._filters import named_filters
+from diptych.cca._filters import make_filters
 from diptych.cca.selection import make_grid
 from diptych.paper._cache import Result, digest
 from diptych.paper._claims import published
@@ -66,7 +66,7 @@ def sweep(
             }
 
         # Small SVDs gain nothing from several threads each: whole points run side by side.
-        found = in_parallel(at, points, x)
+        found = map_parallel(at, points, x)
         best: Result = {}
         for task in TASKS:
             for column, cut in enumerate((1, 10)):
@@ -110,7 +110,7 @@ def _tested(setting: Setting) -> Result:
             for task, which in by_task.items():
                 params = best[f"{task} 1"][which]["params"]
                 if str(params) not in at:
-                    filters = named_filters("guided", tuple(params), spectra.s_x, spectra.s_y)
+                    filters = make_filters("guided", tuple(params), spectra.s_x, spectra.s_y)
                     at[str(params)] = weighted_ranks(*canonical(spectra, filters, x, y), pairing, pairs)
                 ranks = at[str(params)][task][which]
                 found[name][task] = {**summary(ranks), "params": params}

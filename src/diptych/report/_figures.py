@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diptych._arrays import to_numpy
-from diptych._checks import TASKS, InputError, Task, not_installed
+from diptych._checks import TASKS, InputError, Task, missing_package_error
 from diptych._persistence import replace_file
 from diptych.cca.selection import Path
 from diptych.ranking import recall_at_k
@@ -95,7 +95,7 @@ def _matplotlib(module: str) -> Any:
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        raise not_installed("figures need", "report") from None
+        raise missing_package_error("figures need", "report") from None
 
 
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, BLACK, ORANGE, SKY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,6 +28,9 @@ from diptych.retrieval._encoders import Encoders, as_list, is_array
 from diptych.retrieval._items import Item, View
 
 Floats: TypeAlias = np.ndarray[Any, Any]
+
+LayoutOf: TypeAlias = Callable[[View], Layout]
+"""Returns names and widths of a view's feature blocks."""
 
 Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Plain values for some ids."""
@@ -62,7 +65,7 @@ def is_features(things: Any) -> bool:
     return isinstance(things, Mapping) or is_array(things)
 
 
-def read_queries(encoders: Encoders, view: View, queries: Any, layout: Layout) -> Queries:
+def read_queries(encoders: Encoders, view: View, queries: Any, layout: LayoutOf) -> Queries:
     """Return the features of queries, which are encoded unless they are features."""
     if is_features(queries):
         return Queries(*_as_matrix(join_blocks(queries, layout, view), view))
@@ -76,7 +79,7 @@ def read_queries(encoders: Encoders, view: View, queries: Any, layout: Layout) -
 
 
 def read_new_items(
-    encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, layout: Layout
+    encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, layout: LayoutOf
 ) -> tuple[list[Any], Floats]:
     """Return the texts or paths of new items, None where unknown, and their features.
 
@@ -210,13 +213,14 @@ def stack_blocks(view: Any, name: str) -> tuple[Floats, Layout]:
     return np.concatenate(list(blocks.values()), axis=1), {key: b.shape[1] for key, b in blocks.items()}
 
 
-def join_blocks(features: Any, layout: Layout, view: View) -> Any:
+def join_blocks(features: Any, layout_of: LayoutOf, view: View) -> Any:
     """Return named blocks of features as one row or matrix in the model's order; anything else unchanged.
 
     Blocks are all rows (one item) or all matrices.
     """
     if not isinstance(features, Mapping):
         return features
+    layout = layout_of(view)
     if not layout:
         raise InputError(
             f"this model's {view} features have no named blocks; give them as one row or matrix."

@@ -16,13 +16,14 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
-from diptych._devices import torch_device
+from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
 from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
+from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
 from diptych.retrieval._fit import (
@@ -38,7 +39,6 @@ from diptych.retrieval._fit import (
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
-    describe,
     load,
     load_from_store,
     read_version,
@@ -81,23 +81,14 @@ ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
 OneText: TypeAlias = str | Row | Mapping[str, Row]
 ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
 OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
-ManyImages: TypeAlias = (
-    list[str]
-    | list[Path]
-    | list[bytes]
-    | list[Image.Image]
-    | tuple[ImageFile, ...]
-    | Matrix
-    | Mapping[str, Matrix]
-)
+ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
+ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
 
 
 class SupportsArray(Protocol):
     """A tensor or data frame of features."""
 
-    def __array__(self) -> np.ndarray[Any, Any]:
-        """Return it as a NumPy array."""
-        ...
+    def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
 class Retriever:
@@ -159,16 +150,21 @@ class Retriever:
         keep_features: bool = True,
         device: str = "cpu",
     ) -> None:
-        self.store: Store = open_store(index, dtype)
-        self._guessed = isinstance(image_encoder, str) and image_encoder == "auto"
-        self._encoders = Encoders("pyramid" if self._guessed else image_encoder, text_encoder)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
             model = AWCCA() if preset is None else Fusion(preset)
         model.check_parameters()
-        self.model = model
-        self.keep_features, self.device = keep_features, device
+        guess = isinstance(image_encoder, str) and image_encoder == "auto"
+        encoders = Encoders("pyramid" if guess else image_encoder, text_encoder)
+        self._set_up(open_store(index, dtype), encoders, model, keep_features, device)
+        self._guessed = guess
+
+    def _set_up(
+        self, store: Store, encoders: Encoders, model: AWCCA | Fusion, keep_features: bool, device: str
+    ) -> None:
+        self.store, self._encoders, self.model = store, encoders, model
+        self.keep_features, self.device, self._guessed = keep_features, device, False
         self.base: Base | None = None
         self.version = ""
         """The version of the model in a shared store, as last seen."""
@@ -307,18 +303,14 @@ class Retriever:
         image
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
             matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such.
-        k
-            The number of hits.
-        where
-            As ``search`` takes it.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
-        weighting
-            Another weighting than the model's, to compare with.
+        k, where, weighting
+            As ``search`` takes them.
         """
-        if packs and (where is not None or weighting is not None):
-            raise InputError("packs are ranked among all images; leave out where and weighting.")
         if packs:
+            if where is not None or weighting is not None:
+                raise InputError("packs are ranked among all images; leave out where and weighting.")
             return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
         where = _reusable(where)
         return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
@@ -335,12 +327,8 @@ class Retriever:
         if (image is None) == (text is None):
             raise InputError("similar takes an image or a text; give one of them.")
         view: View = "text" if image is None else "image"
-        where = _reusable(where)
-
-        def search(searcher: Searcher, rows: np.ndarray[Any, Any]) -> list[Hits]:
-            return searcher.similar(view, rows, k, where)
-
-        hits: Hits = self._answer(view, text if image is None else image, search, single=True)
+        query, where = text if image is None else image, _reusable(where)
+        hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
         return hits
 
     def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
@@ -455,10 +443,8 @@ class Retriever:
             The image file of each row of X.
         metadata
             For some ids, plain values to filter by later.
-        image_encoder, text_encoder
-            What made the features, to encode queries with.
-        options
-            As the constructor takes them.
+        image_encoder, text_encoder, options
+            As the constructor takes them; the encoders are for queries.
         """
         x, x_layout = stack_blocks(X, "X")
         y, y_layout = stack_blocks(Y, "Y")
@@ -500,9 +486,7 @@ class Retriever:
             The fitted model. An ``AWCCA`` that still has its spectra can be refitted from pairs added later.
         features
             A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them.
-        image_encoder, text_encoder
-            What made the features, to encode items and queries with.
-        options
+        image_encoder, text_encoder, options
             As the constructor takes them.
         """
         fitted = adopt_model(model, features)
@@ -573,7 +557,7 @@ class Retriever:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
             for view, (new, shown) in inputs.items():
                 if new is not None:
-                    layout = searcher.fitted.layout(view)
+                    layout = searcher.fitted.layout
                     things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, layout)
             with self._writing:
                 current = self._current()
@@ -679,18 +663,7 @@ class Retriever:
     def connect(
         cls, address: str, image_encoder: Any = None, text_encoder: Any = None, *, device: str = "cpu"
     ) -> Retriever:
-        """Open the model in a database; see ``docs/postgresql.md``.
-
-        Parameters
-        ----------
-        address
-            ``postgresql://user@host/database``.
-        image_encoder, text_encoder
-            The encoders, if they are neither in the database nor where they were when it was filled; they
-            are checked against its fingerprints.
-        device
-            Where evaluation runs.
-        """
+        """Open the model at ``postgresql://user@host/database``; the rest as ``load`` takes it."""
         if not isinstance(address, str) or "://" not in address:
             raise InputError("this is not the address of a database; give postgresql://user@host/database.")
         loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
@@ -704,9 +677,9 @@ class Retriever:
     def _from_loaded(
         cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
     ) -> Retriever:
-        retriever = cls(None, None, loaded.fitted.model, keep_features=loaded.keep_features, device=device)
-        retriever._searcher = loaded.searcher(loaded.encoders(image_encoder, text_encoder))
-        retriever.store, retriever.version = loaded.store, loaded.version
+        retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
+        retriever._set_up(loaded.store, encoders, loaded.fitted.model, loaded.keep_features, device)
+        retriever._searcher, retriever.version = loaded.searcher(encoders), loaded.version
         return retriever
 
     def _current(self) -> Searcher:
@@ -724,7 +697,7 @@ class Retriever:
         """Return the result for one query, or a list of results for several."""
 
         def answer(searcher: Searcher) -> Any:
-            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout(view))
+            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout)
             if single and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
             results = search(searcher, queries.features)
@@ -771,13 +744,11 @@ class Retriever:
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        if not isinstance(features, Mapping):
-            return features
-        return join_blocks(features, self._current().fitted.layout(view), view)
+        return join_blocks(features, self._current().fitted.layout, view)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
-        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout(view)).features
+        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout).features
         if SEARCHED[chosen] == view:
             return searcher.embedding.items(features, chosen)[0]
         return searcher.embedding.queries(features, chosen)
@@ -787,7 +758,7 @@ class Retriever:
         self.store.state()
         self.model.check_parameters()
         if self.device != "cpu":
-            torch_device(self.device)
+            check_device(self.device)
         if engine is not None and isinstance(self.model, Fusion):
             raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
 

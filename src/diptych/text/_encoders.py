@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from diptych._arrays import Array, namespace
-from diptych._checks import InputError, check_view, not_installed
+from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, map_npy
 from diptych.text._hkse import BLOCK_ROWS, HKSE, hkse_fingerprint
 from diptych.text._words import Corpus, blocks, ignored_words, no_known_word, sentence_lengths
@@ -135,7 +135,7 @@ class SentenceTransformersEncoder(CallableEncoder):
         try:
             library = importlib.import_module("sentence_transformers")
         except ImportError:
-            raise not_installed(f"the encoder {os.fspath(name)!r} needs", "sentence") from None
+            raise missing_package_error(f"the encoder {os.fspath(name)!r} needs", "sentence") from None
         self._given = os.path.abspath(name) if os.path.isdir(name) else os.fspath(name), device, batch_size
         model = library.SentenceTransformer(
             os.fspath(name),

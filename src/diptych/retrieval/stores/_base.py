@@ -139,11 +139,9 @@ class Store(Protocol):
     @property
     def keeps_features(self) -> bool:
         """Whether the features of items are stored."""
-        ...
 
     def state(self) -> State:
         """Return the current state. A store that was opened to be filled makes its tables first."""
-        ...
 
     def search(
         self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
@@ -154,15 +152,12 @@ class Store(Protocol):
         view, match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``).
         Raises ``ModelChanged`` if ``version`` is not the stored one.
         """
-        ...
 
     def add(self, blocks: Sequence[Block], version: str) -> None:
         """Add items, all of them or none; an id that is in the store is a ``TakenError``."""
-        ...
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove items, and with an image its captions; return how many. Unknown ids are refused."""
-        ...
 
     def items(
         self,
@@ -177,26 +172,21 @@ class Store(Protocol):
         Only those of a view, with one of these ids, that are captions of an image, or that were added since
         the model was fitted (``new``).
         """
-        ...
 
     def count(self, view: View | None = None) -> int:
         """Return the number of items, of one view or of both."""
-        ...
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition, without features."""
-        ...
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
         """Return stored features in the order of ``ids``; None if those of one item are not stored."""
-        ...
 
     def read_model(self, folder: Path, names: Sequence[str]) -> str:
         """Write the stored files of the model with these names to a folder; return the version.
 
         Names of files that the model does not have are left out. A store in memory has none.
         """
-        ...
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
         """Replace the stored model and all vectors in one step; return the store to use from now on.
@@ -206,4 +196,3 @@ class Store(Protocol):
         stay and the blocks bring new vectors for them (refit): ``ModelChanged`` if the version is not the
         stored one, and files that ``write_model`` does not write are taken over from the stored model.
         """
-        ...

@@ -1,4 +1,4 @@
-"""From picture files and sentences to answers, with both encoders."""
+"""From image files and texts to answers, with both encoders."""
 
 import io
 import pickle
@@ -13,7 +13,7 @@ from diptych.data import PairedDataset, join
 from tolerance import assert_same_hits, rounding
 
 
-def test_sentences_find_pictures_and_pictures_sentences(fitted, drawn):
+def test_texts_return_images_and_images_return_texts(fitted, drawn):
     hits = fitted.search("a red star at night", k=10)
     assert len(hits) == 10
     assert {hit.id for hit in hits} <= set(drawn.image_ids)
@@ -26,7 +26,7 @@ def test_sentences_find_pictures_and_pictures_sentences(fitted, drawn):
     assert len(fitted.annotate(drawn.paths[0])) == 5
 
 
-def test_the_pictures_it_learned_from_are_found_by_their_sentences(fitted, drawn):
+def test_captions_of_training_images_return_them(fitted, drawn):
     """Seventy drawings teach little about others, but these it must know."""
     found = fitted.evaluate(drawn, "train")
     chance = 1000 / drawn.split_sizes()["train"]
@@ -34,7 +34,7 @@ def test_the_pictures_it_learned_from_are_found_by_their_sentences(fitted, drawn
     assert found["annotate"]["r@10"] > 3 * chance
 
 
-def test_batches_of_both_and_every_kind_of_picture(fitted, drawn):
+def test_batches_of_queries_and_every_kind_of_image(fitted, drawn):
     paths = list(drawn.paths[:3])
     # Cosines, of sums over the features of either side.
     tolerance = rounding(np.float32, fitted.encoders.image.dimension + 60)
@@ -52,7 +52,7 @@ def test_batches_of_both_and_every_kind_of_picture(fitted, drawn):
     assert fitted.search(tuple(sentences), k=4) == fitted.search(iter(sentences), k=4)
 
 
-def test_pictures_like_a_picture_and_sentences_like_a_sentence(fitted, drawn):
+def test_similar_images_and_similar_texts(fitted, drawn):
     assert fitted.similar(drawn.paths[4], k=3)[0].path == str(drawn.paths[4])
     assert fitted.similar(text=drawn.captions[4], k=3)[0].text == drawn.captions[4]
 
@@ -117,7 +117,7 @@ def test_evaluation_is_that_of_awcca(fitted, drawn):
         fitted.evaluate(drawn, "practice")
 
 
-def test_evaluating_on_a_split_that_is_not_there_is_one_sentence(fitted, drawn):
+def test_evaluating_on_a_split_that_is_not_there_is_one_message(fitted, drawn):
     training = drawn.subset("train")
     for data in (
         training,
@@ -129,7 +129,7 @@ def test_evaluating_on_a_split_that_is_not_there_is_one_sentence(fitted, drawn):
 
 
 @pytest.mark.filterwarnings("ignore:.*lie far")
-def test_pictures_are_added_by_path_or_by_name(pictures, drawn, tmp_path):
+def test_images_are_added_by_path_or_by_name(pictures, drawn, tmp_path):
     with Image.open(drawn.paths[0]) as picture:
         copy = picture.copy()
     path = tmp_path / "copy.png"
@@ -150,7 +150,7 @@ def test_pictures_are_added_by_path_or_by_name(pictures, drawn, tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["missing.png", "letter.txt", "cut.png", b"no picture", b""])
-def test_one_unreadable_picture_and_nothing_is_added(pictures, drawn, tmp_path, bad):
+def test_an_unreadable_image_adds_nothing(pictures, drawn, tmp_path, bad):
     (tmp_path / "letter.txt").write_text("dear")
     (tmp_path / "cut.png").write_bytes(drawn.paths[0].read_bytes()[:200])
     before = list(pictures.store.items())
@@ -163,7 +163,7 @@ def test_one_unreadable_picture_and_nothing_is_added(pictures, drawn, tmp_path, 
         pictures.annotate(given)
 
 
-def test_pictures_that_cannot_be_read_are_left_out_of_a_fit(drawn, thumbnails, tmp_path):
+def test_images_that_cannot_be_read_are_left_out_of_a_fit(drawn, thumbnails, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     few = drawn.select(range(30))
     paths = (tmp_path / "broken.png", *few.paths[1:])
@@ -178,8 +178,8 @@ def test_pictures_that_cannot_be_read_are_left_out_of_a_fit(drawn, thumbnails, t
     assert not hasattr(hkse, "vectors_")  # the one that was given is not fitted in place
 
 
-def test_words_of_training_sentences_alone_are_known(drawn, thumbnails):
-    """Queries may use what training sentences taught, not what test sentences would have."""
+def test_only_words_of_training_texts_are_known(drawn, thumbnails):
+    """Queries may use what training texts taught, not what test texts would have."""
     drawn = drawn.select(np.r_[drawn.image_rows("train")[:30], drawn.image_rows("test")[:3]])
     captions = [*drawn.captions]
     place = next(j for j, i in enumerate(drawn.pairing) if drawn.splits[i] == "test")
@@ -196,7 +196,7 @@ def test_words_of_training_sentences_alone_are_known(drawn, thumbnails):
     assert "xylophone" in {hit.text for hit in retriever.annotate(drawn.paths[0], k=10**6)}
 
 
-def test_encoded_features_are_kept_and_found_again(drawn, thumbnails, tmp_path):
+def test_encoded_features_are_kept_and_used_again(drawn, thumbnails, tmp_path):
     few, said = drawn.select(range(20)), []
     model, hkse = AWCCA(params=(5.0, 5.0)), HKSE(word="lin", sentence="lin")
     options = {
@@ -211,7 +211,7 @@ def test_encoded_features_are_kept_and_found_again(drawn, thumbnails, tmp_path):
     assert second.search(few.captions[0]) == first.search(few.captions[0])
 
 
-def test_fitting_pictures_needs_encoders(drawn):
+def test_fitting_images_needs_encoders(drawn):
     with pytest.raises(InputError, match="no image encoder for these pairs"):
         Retriever(None, "hkse").fit(drawn.select(range(20)))
     with pytest.raises(InputError, match="no text encoder for these pairs"):
@@ -219,7 +219,7 @@ def test_fitting_pictures_needs_encoders(drawn):
 
 
 @pytest.mark.filterwarnings("ignore:.*lie far")
-def test_many_pictures_are_encoded_in_batches(pictures):
+def test_many_images_are_encoded_in_batches(pictures):
     picture = Image.new("RGB", (8, 8), "red")
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")

@@ -14,7 +14,7 @@ from generated_pairs import make_pairs
 from saved_files import edit_config, files_of
 
 
-def test_with_validation_nothing_is_refitted_on_it(pairs):
+def test_validation_pairs_are_not_fitted(pairs):
     training, validation = pairs
     model = AWCCA(grid=6).fit(*training, validation=validation)
     for task in ("search", "annotate"):
@@ -25,7 +25,7 @@ def test_with_validation_nothing_is_refitted_on_it(pairs):
         assert model.score(*validation, task=task) == model.path_.best(task)
 
 
-def test_without_validation_it_is_refitted_on_everything(pairs):
+def test_without_validation_the_model_is_refitted_on_all_pairs(pairs):
     training, _ = pairs
     model = AWCCA(grid=6).fit(*training)
     pairing = training[2]
@@ -40,7 +40,7 @@ def test_without_validation_it_is_refitted_on_everything(pairs):
     np.testing.assert_array_equal(model.transform(training[0]), again.transform(training[0]))
 
 
-def test_truncated_svd_and_guided(pairs):
+def test_guided_takes_gamma_from_the_truncated_svd(pairs):
     training, validation = pairs
     hard = AWCCA("tsvd", grid=6).fit(*training, validation=validation)
     k_x, k_y = hard.path_.params("search")
@@ -51,7 +51,7 @@ def test_truncated_svd_and_guided(pairs):
     assert guided.models_["search"].filter_x.gamma == pytest.approx(gamma)
 
 
-def test_guided_reads_gamma_again_from_everything(pairs):
+def test_guided_reads_gamma_from_the_spectra_of_all_pairs(pairs):
     training, _ = pairs
     model = AWCCA("guided", grid=5).fit(*training)
     k_x, _ = model.path_.params("annotate")
@@ -66,14 +66,14 @@ def test_other_weightings_take_the_textbook_route(pairs, weighting):
     assert model.score(*validation, task="search") == model.path_.best("search")
 
 
-def test_fewer_components(pairs):
+def test_fewer_components_take_the_textbook_route(pairs):
     training, validation = pairs
     model = AWCCA(grid=4, n_components=3).fit(*training, validation=validation)
     assert model.transform(validation[0]).shape[1] == 3
     assert model.score(*validation, task="annotate") == model.path_.best("annotate")
 
 
-def test_dimension_chosen_on_validation():
+def test_auto_chooses_the_dimension_on_validation():
     training, validation = make_pairs(3, n=400, m_x=40, m_y=30, hidden=4, noise=1.0)
     model = AWCCA(grid=5, n_components="auto", weighting="none", metric="mean_recall")
     model.fit(*training, validation=validation)
@@ -84,7 +84,7 @@ def test_dimension_chosen_on_validation():
         assert model.score(*validation, task=task) > full.score(*validation, task=task)
 
 
-def test_dimension_with_given_parameters(pairs):
+def test_auto_dimension_with_given_params(pairs):
     training, validation = pairs
     model = AWCCA(params=(5.0, 5.0), n_components="auto").fit(*training, validation=validation)
     assert model.path_ is None
@@ -112,13 +112,13 @@ def test_the_path_is_saved(pairs, tmp_path):
 def test_a_damaged_path_is_refused(pairs, tmp_path):
     AWCCA(grid=4).fit(*pairs[0]).save(tmp_path / "model")
     path = json.loads((files_of(tmp_path / "model") / "config.json").read_text())["path"]
-    edit_config(tmp_path / "model", path={**path, "x": [1.0]})
-    with pytest.raises(InputError, match="path: a table of the regularisation path"):
+    edit_config(tmp_path / "model", path={**path, "grid": {**path["grid"], "x": [1.0]}})
+    with pytest.raises(InputError, match="path: a table or a point does not fit the grid"):
         AWCCA.load(tmp_path / "model")
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 0.9), st.integers(10, 40))
-def test_no_image_is_split(seed, fraction, n):
+def test_hold_out_never_splits_an_image(seed, fraction, n):
     rng = np.random.default_rng(seed)
     pairing = rng.integers(0, n, 80)
     size = round(fraction * len(np.unique(pairing)))
@@ -133,7 +133,7 @@ def test_no_image_is_split(seed, fraction, n):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, "a", 0.01])
-def test_not_a_fraction(pairs, fraction):
+def test_a_wrong_fraction_is_refused(pairs, fraction):
     with pytest.raises(InputError, match="validation_fraction"):
         AWCCA(validation_fraction=fraction).fit(*pairs[0])
 
@@ -148,6 +148,6 @@ def test_torch_selects_the_same(pairs):
     assert held.path_.choice == AWCCA(grid=6).fit(*pairs[0]).path_.choice
 
 
-def test_verbose_shows_a_bar(pairs, capsys):
+def test_verbose_shows_a_progress_bar(pairs, capsys):
     AWCCA(grid=3, verbose=True).fit(*pairs[0])
     assert "selecting tikhonov" in capsys.readouterr().err

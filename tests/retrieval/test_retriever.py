@@ -284,7 +284,7 @@ def test_enough_pairs_are_not_warned_about(views, recwarn):
     assert not [w for w in recwarn if w.category is DataWarning]
 
 
-def test_copies_of_training_pictures_in_other_splits_are_warned_about(views):
+def test_copies_of_training_images_in_other_splits_are_warned_about(views):
     x, y, pairing = views(n=90)
     x[80:83] = x[:3] * (1 + 1e-7)
     splits = ["train"] * 60 + ["val"] * 15 + ["test"] * 15

@@ -6,25 +6,25 @@ from hypothesis.extra import numpy as hnp
 
 from diptych import InputError, retrieval_scores
 from diptych._arrays import to_numpy
-from diptych.ranking import mean_rank, median_rank, ranks, recall_at_k
+from diptych.ranking import mean_rank, median_rank, metric, ranks, recall_at_k
 
 
 def brute_force(x, y, pairing, task):
     """Sort every row with the truth placed last among its equals, and read off its place."""
-    found = []
+    result = []
     if task == "search":
         for j, query in enumerate(y):
             scores = x @ query
             order = sorted(range(len(x)), key=lambda i: (-scores[i], i == pairing[j]))
-            found.append(order.index(pairing[j]) + 1)
-        return found
+            result.append(order.index(pairing[j]) + 1)
+        return result
     for i in sorted(set(pairing.tolist())):
         scores = y @ x[i]
         own = [j for j in range(len(y)) if pairing[j] == i]
         best = max(scores[j] for j in own)
         others = sorted((s for j, s in enumerate(scores) if j not in own), reverse=True)
-        found.append(1 + sum(s >= best for s in others))
-    return found
+        result.append(1 + sum(s >= best for s in others))
+    return result
 
 
 @st.composite
@@ -54,9 +54,9 @@ def test_cosine_ranks_equal_a_sort(rng, backend, task):
     x, y = rng.normal(size=(40, 7)), rng.normal(size=(90, 7))
     pairing = rng.integers(0, 40, 90)
     unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y)]
-    found = ranks(backend(x), backend(y), backend(pairing), task=task, block_bytes=5000)
-    assert type(found) is type(backend(x))
-    assert to_numpy(found).tolist() == brute_force(*unit, pairing, task)
+    result = ranks(backend(x), backend(y), backend(pairing), task=task, block_bytes=5000)
+    assert type(result) is type(backend(x))
+    assert to_numpy(result).tolist() == brute_force(*unit, pairing, task)
 
 
 def test_a_constant_score_is_never_a_hit():
@@ -71,8 +71,8 @@ def test_equal_items_tie_whatever_the_rounding(rng, task):
     # Every caption occurs under two images, so that no truth can be alone at the top.
     y = np.concatenate([x[:20], x[:20]]) + 0.1
     twins = np.concatenate([x[:20], x[:20]])
-    found = ranks(twins, y, np.arange(40), task=task)
-    assert (found >= 2).all()
+    result = ranks(twins, y, np.arange(40), task=task)
+    assert (result >= 2).all()
 
 
 def test_other_own_captions_are_not_counted():
@@ -107,7 +107,7 @@ def test_blocks_stay_within_memory():
         assert peak < 14 * 2**20, f"{task} took {peak / 2**20:.1f} MiB for scores of 477 MiB"
 
 
-def test_summaries():
+def test_recall_median_and_mean_rank():
     given_ranks = np.array([1, 2, 5, 10, 11, 100])
     assert recall_at_k(given_ranks, 5) == 50.0
     assert median_rank(given_ranks) == 7.0  # zero-based 0 1 4 9 10 99: median 6.5, floor 6, plus 1
@@ -115,15 +115,15 @@ def test_summaries():
     assert mean_rank(given_ranks) == 21.5
 
 
-def test_retrieval_scores_names():
-    found = retrieval_scores(np.eye(12), np.eye(12))
-    assert found == {"r@1": 100.0, "r@5": 100.0, "r@10": 100.0, "median_rank": 1.0, "mean_rank": 1.0}
+def test_retrieval_scores_returns_the_five_metrics():
+    result = retrieval_scores(np.eye(12), np.eye(12))
+    assert result == {"r@1": 100.0, "r@5": 100.0, "r@10": 100.0, "median_rank": 1.0, "mean_rank": 1.0}
 
 
 def test_a_random_model_is_at_chance(rng):
-    found = retrieval_scores(rng.normal(size=(500, 20)), rng.normal(size=(2500, 20)), np.arange(2500) // 5)
-    assert found["r@10"] == pytest.approx(100 * 10 / 500, abs=1.0)
-    assert found["median_rank"] == pytest.approx(250, rel=0.1)
+    result = retrieval_scores(rng.normal(size=(500, 20)), rng.normal(size=(2500, 20)), np.arange(2500) // 5)
+    assert result["r@10"] == pytest.approx(100 * 10 / 500, abs=1.0)
+    assert result["median_rank"] == pytest.approx(250, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_a_random_model_is_at_chance(rng):
         ((np.full((2, 2), 1e200), np.full((2, 2), 1e200)), "scale them down"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, words):
+def test_wrong_input_is_refused(arguments, words):
     with pytest.raises(InputError, match=words) as caught:
         ranks(*arguments, similarity="l2")
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_names():
+def test_unknown_names_are_refused():
     with pytest.raises(InputError, match="'search', 'annotate'"):
         ranks(np.eye(2), np.eye(2), task="find")
     with pytest.raises(InputError, match="'cosine', 'l2'"):
@@ -157,3 +157,40 @@ def test_unknown_names():
         recall_at_k(np.array([], dtype=int), 1)
     with pytest.raises(InputError, match="below 1"):
         recall_at_k(np.array([1]), 0)
+
+
+RANKS = np.array([1, 2, 6, 11])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cutoff"),
+    [
+        ("r@1", 25.0, 1),
+        ("r@7", 75.0, 7),
+        ("mean_recall", (25 + 50 + 75) / 3, None),
+        ("median_rank", 4.0, None),
+    ],
+)
+def test_a_metric_by_name(name, value, cutoff):
+    result = metric(name)
+    assert result(RANKS) == pytest.approx(value)
+    assert result.cutoff == cutoff
+
+
+def test_smaller_ranks_are_better():
+    assert metric("mean_rank").signed(5.0) == -5.0
+    assert metric("r@1").signed(5.0) == 5.0
+
+
+def test_a_metric_may_be_a_function():
+    def within_two(ranks):
+        return float((ranks <= 2).sum())
+
+    assert metric(within_two)(RANKS) == 2.0
+    assert metric(within_two).name == "within_two"
+
+
+@pytest.mark.parametrize("name", ["r@0", "recall", "r@", 3])
+def test_an_unknown_metric_is_refused(name):
+    with pytest.raises(InputError, match="choose"):
+        metric(name)
