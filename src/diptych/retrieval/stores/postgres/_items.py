@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,6 +26,8 @@ COLUMNS = sql.SQL("i.key, i.id, i.view, i.path, i.text, i.image, i.metadata")
 
 MAX_ID_BYTES = 2600
 """Longest value in an index of PostgreSQL."""
+
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
 
 def make_item(row: Sequence[Any]) -> Item:
@@ -67,7 +70,7 @@ def check_not_stored(connection: Connection, tables: Tables, items: Sequence[Ite
 def find_keys(connection: Connection, tables: Tables, ids: Iterable[str]) -> dict[str, int]:
     """Return the keys of those ids that are stored."""
     statement = sql.SQL("SELECT id, key FROM {} WHERE id = ANY(%s)").format(tables.items)
-    return dict(connection.execute(statement, [_storable(ids)]).fetchall())
+    return dict(connection.execute(statement, [storable_ids(ids)]).fetchall())
 
 
 def reserve_keys(connection: Connection, tables: Tables, n: int) -> Keys:
@@ -131,8 +134,8 @@ def read_items(
     values = {
         "first": first,
         "view": view,
-        "ids": None if ids is None else _storable(ids),
-        "images": None if image is None else _storable([image]),
+        "ids": None if ids is None else storable_ids(ids),
+        "images": None if image is None else storable_ids([image]),
         "limit": limit,
     }
     return [(row[0], make_item(row)) for row in connection.execute(statement, values).fetchall()]
@@ -198,10 +201,10 @@ def _all_strings(value: Any) -> Iterator[str]:
             yield from _all_strings(each)
 
 
-def _storable(ids: Iterable[Any]) -> list[str]:
+def storable_ids(ids: Iterable[Any]) -> list[str]:
+    """Return those ids that PostgreSQL can store; no item has any other."""
     return [item_id for item_id in ids if isinstance(item_id, str) and _is_storable(item_id)]
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether PostgreSQL can store a text: any but NUL and unpaired surrogates."""
-    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    return _NOT_STORABLE.search(text) is None

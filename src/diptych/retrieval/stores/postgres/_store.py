@@ -24,7 +24,6 @@ from diptych.retrieval.stores.postgres._items import (
     check_storable,
     delete_items,
     filter_condition,
-    find_keys,
     make_item,
     next_key,
     read_items,
@@ -203,13 +202,11 @@ class PostgresStore:
         """Return stored features in the order of ``ids``; None if those of one item are not stored."""
 
         def query(connection: Connection, current: Version) -> Floats | None:
-            keys = find_keys(connection, current.tables, ids)
-            stored = np.array(list(keys.values()), np.int64)
-            rows = read_features(connection, current.tables, view, stored, current.widths[view])
-            if not all(keys.get(item_id) in rows for item_id in ids):
+            width = current.widths[view]
+            rows = read_features(connection, current.tables, view, ids, width)
+            if not all(item_id in rows for item_id in ids):
                 return None
-            features = [rows[keys[item_id]] for item_id in ids]
-            return np.stack(features) if features else np.empty((0, current.widths[view]), np.float32)
+            return np.array([rows[item_id] for item_id in ids], np.float32).reshape(len(ids), width)
 
         return self._read(query)
 

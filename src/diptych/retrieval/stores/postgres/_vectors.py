@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from diptych._checks import TASKS, InputError, Task
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import Floats
 from diptych.retrieval.stores.postgres._connection import Connection
-from diptych.retrieval.stores.postgres._items import COLUMNS, Condition, Keys, Row
+from diptych.retrieval.stores.postgres._items import COLUMNS, Condition, Keys, Row, storable_ids
 from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Tables, cast_for_graph
 
 VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
@@ -74,17 +74,19 @@ def read_vectors(
 
 
 def read_features(
-    connection: Connection, tables: Tables, view: View, keys: Keys, width: int
-) -> dict[int, Floats]:
-    """Return the stored features of some items by key."""
-    statement = sql.SQL("SELECT key, row FROM {} WHERE key = ANY(%s)").format(tables.features(view))
+    connection: Connection, tables: Tables, view: View, ids: Iterable[str], width: int
+) -> dict[str, Floats]:
+    """Return the stored features of some items by id."""
+    statement = sql.SQL("SELECT id, row FROM {} JOIN {} USING (key) WHERE id = ANY(%s)").format(
+        tables.items, tables.features(view)
+    )
     with connection.cursor(binary=True) as cursor:
-        rows = cursor.execute(statement, [keys.tolist()]).fetchall()
+        rows = cursor.execute(statement, [storable_ids(ids)]).fetchall()
     if any(len(row) != 4 * width for _, row in rows):
         raise InputError(
             f"the database holds {view} features of another length than the model's {width}; fit it again."
         )
-    return {key: np.frombuffer(row, "<f4").astype(np.float32, copy=False) for key, row in rows}
+    return {item_id: np.frombuffer(row, "<f4").astype(np.float32, copy=False) for item_id, row in rows}
 
 
 def delete_vectors(connection: Connection, tables: Tables, keys: Sequence[int], *, features: bool) -> None:

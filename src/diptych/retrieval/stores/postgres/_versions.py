@@ -238,12 +238,13 @@ def _fill_tables(
             create_items(connection, tables)
     items: list[Item] = []
     for block in contents.blocks:
-        check_storable(block.items, address.max_item)
+        if before is None:
+            check_storable(block.items, address.max_item)
+            items += block.items
         with connection.transaction():
             # The swap waits for the disk, and with it for everything before.
             connection.execute("SET LOCAL synchronous_commit = off")
             if before is None:
-                items += block.items
                 insert_block(connection, new, block)
             else:
                 stored = find_keys(connection, tables, [item.id for item in block.items])
