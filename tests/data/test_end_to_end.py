@@ -5,7 +5,7 @@ import pytest
 
 from diptych import AWCCA, retrieval_scores
 from diptych._normalize import normalize
-from diptych.data import encode_images, encode_texts, join, open_features, plan, read_pairs
+from diptych.data import encode_images, encode_texts, join, open_features, split_by_protocol, read_pairs
 from diptych.image import PyramidDescriptor
 from diptych.scenes import make_scenes
 from diptych.text import HKSE, sentence_encoder
@@ -48,7 +48,7 @@ def test_flickr8k_with_precomputed_features(real_data):
     images = open_features(folder / "resnet50.npy", rows=pairs.n_images)
     texts = open_features(folder / "minilm.npy", rows=pairs.n_captions)
     views = join(pairs, images, texts)
-    laid_out = plan("flickr8k", pairs)
+    laid_out = split_by_protocol("flickr8k", pairs)
 
     def prepared(rows):
         x, y, pairing = views.of(rows)

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import inspect_dataset, inspect_pairs
+from diptych.data import inspect_pairs, inspect_pairs
 from diptych.scenes import make_scenes
 
 
@@ -67,7 +67,7 @@ def test_copies_within_a_split_are_told_but_are_no_problem(folder):
 
 
 def test_pairs_without_known_images_are_counted_only():
-    report = inspect_dataset(make_scenes(5).dataset)
+    report = inspect_pairs(make_scenes(5).dataset)
     assert report.ok
     assert not report.images_checked
 

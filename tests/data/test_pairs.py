@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.data import PROTOCOLS, PairedDataset, plan, split_by_image
+from diptych.data import PROTOCOLS, PairedDataset, split_by_protocol, split_by_image
 from diptych.data._pairs import split_name
 
 
@@ -107,28 +107,28 @@ def with_sizes(*sizes):
 )
 def test_protocols_with_given_splits(name, sizes, runs, tested):
     dataset = with_sizes(*sizes)
-    laid_out = plan(name, dataset)
+    laid_out = split_by_protocol(name, dataset)
     assert len(laid_out.train) == sizes[0]
     assert [len(run.validation) for run in laid_out.runs] == [sizes[1]] * runs
     assert [len(run.test) for run in laid_out.runs] == [tested] * runs
     together = np.concatenate([run.test for run in laid_out.runs])
     np.testing.assert_array_equal(together, dataset.image_rows("test"))
     with pytest.raises(InputError, match=name):
-        plan(name, with_sizes(10, 2, 2))
+        split_by_protocol(name, with_sizes(10, 2, 2))
 
 
 def test_the_papers_flickr30k_protocol_is_disjoint_and_seeded():
     dataset = PairedDataset.of([(str(i), []) for i in range(31783)])
-    laid_out = plan("flickr30k-paper", dataset, random_state=1)
+    laid_out = split_by_protocol("flickr30k-paper", dataset, random_state=1)
     assert len(laid_out.train) == 25783
     assert [(len(run.validation), len(run.test)) for run in laid_out.runs] == [(1000, 1000)] * 3
     parts = [laid_out.train, *(rows for run in laid_out.runs for rows in (run.validation, run.test))]
     assert sorted(np.concatenate(parts).tolist()) == list(range(31783))
-    again, other = (plan("flickr30k-paper", dataset, random_state=seed) for seed in (1, 2))
+    again, other = (split_by_protocol("flickr30k-paper", dataset, random_state=seed) for seed in (1, 2))
     np.testing.assert_array_equal(again.runs[2].test, laid_out.runs[2].test)
     assert not np.array_equal(other.runs[2].test, laid_out.runs[2].test)
     with pytest.raises(InputError, match="Flickr30k"):
-        plan("flickr30k-paper", with_sizes(6000, 1000, 1000))
+        split_by_protocol("flickr30k-paper", with_sizes(6000, 1000, 1000))
 
 
 def test_the_first_captions_of_each_image():
@@ -163,12 +163,12 @@ def test_coco_has_five_captions_per_image(name):
     dataset = PairedDataset.of(images, splits=splits)
     assert len(dataset.caption_rows(dataset.image_rows("test"))) == 25_010
     with pytest.raises(InputError, match=r"first_captions\(5\)"):
-        plan(name, dataset)
+        split_by_protocol(name, dataset)
     dataset = dataset.first_captions(5)
-    tested = np.concatenate([run.test for run in plan(name, dataset).runs])
+    tested = np.concatenate([run.test for run in split_by_protocol(name, dataset).runs])
     assert len(dataset.caption_rows(tested)) == 25_000
 
 
 def test_unknown_protocols_are_refused():
     with pytest.raises(InputError, match=PROTOCOLS[0]):
-        plan("flickr9k", pairs())
+        split_by_protocol("flickr9k", pairs())

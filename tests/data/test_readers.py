@@ -15,7 +15,7 @@ from diptych.data import (
     read_flickr8k,
     read_flickr_tokens,
     read_folder,
-    read_karpathy,
+    read_pairs,
     read_pairs,
     read_table,
 )
@@ -44,7 +44,7 @@ def karpathy(tmp_path):
 
 
 def test_karpathy_split_files(karpathy, tmp_path):
-    dataset = read_karpathy(karpathy)
+    dataset = read_pairs(karpathy)
     assert dataset.image_ids == ("a.jpg", "b.jpg", "c.jpg", "d.jpg")
     assert dataset.splits == ("train", "train", "val", "test")
     assert dataset.captions[:2] == ("A cat .", "One cat .")
@@ -57,10 +57,10 @@ def test_karpathy_split_files(karpathy, tmp_path):
 def test_karpathy_images_lie_together_or_in_their_folders(karpathy, tmp_path):
     images = tmp_path / "images"
     (images / "val2014").mkdir(parents=True)
-    found = read_karpathy(karpathy, images=images).paths
+    found = read_pairs(karpathy, images=images).paths
     assert found[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
     with pytest.raises(InputError, match="not a folder"):
-        read_karpathy(karpathy, images=tmp_path / "nowhere")
+        read_pairs(karpathy, images=tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_what_is_no_split_file_is_refused(tmp_path, content):
     path = tmp_path / "dataset.json"
     path.write_text(content)
     with pytest.raises(InputError, match="dataset"):
-        read_karpathy(path)
+        read_pairs(path)
 
 
 def test_files_beyond_the_limit_are_refused(karpathy):
     with pytest.raises(InputError, match="max_bytes"):
-        read_karpathy(karpathy, max_bytes=10)
+        read_pairs(karpathy, max_bytes=10)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import read_karpathy
+from diptych.data import read_pairs
 from diptych.image import (
     FunctionEncoder,
     ImageEncoder,
@@ -208,7 +208,7 @@ def test_resnet50_gives_the_features_of_another_framework(real_data):
     if not model.is_file():
         pytest.skip("resnet50.onnx is not beside the data")
     folder = real_data / "flickr8k"
-    test = read_karpathy(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
+    test = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
     chosen = np.arange(0, 1000, 32)
     found = OnnxEncoder(model, "caffe-full-image").encode([open_image(test.paths[i]) for i in chosen])
     expected = np.load(folder / "resnet50_thumbs.npy")[chosen].astype(np.float32)

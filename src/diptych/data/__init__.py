@@ -3,14 +3,14 @@
 from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
 from diptych.data._feature_store import FeatureStore
 from diptych.data._features import open_features
-from diptych.data._inspect import PairsReport, inspect_dataset, inspect_pairs
-from diptych.data._pairs import PROTOCOLS, PairedDataset, Plan, Run, plan, split_by_image
+from diptych.data._inspect import PairsReport, inspect_pairs, inspect_pairs
+from diptych.data._pairs import PROTOCOLS, PairedDataset, ProtocolSplits, ProtocolRun, split_by_protocol, split_by_image
 from diptych.data._readers import (
     read_coco,
     read_flickr8k,
     read_flickr_tokens,
     read_folder,
-    read_karpathy,
+    read_pairs,
     read_pairs,
     read_table,
 )
@@ -24,23 +24,23 @@ __all__ = [
     "PairedDataset",
     "PairedViews",
     "PairsReport",
-    "Plan",
+    "ProtocolSplits",
     "Progress",
-    "Run",
+    "ProtocolRun",
     "Shards",
     "encode_images",
     "encode_texts",
     "encoded_blocks",
-    "inspect_dataset",
+    "inspect_pairs",
     "inspect_pairs",
     "join",
     "open_features",
-    "plan",
+    "split_by_protocol",
     "read_coco",
     "read_flickr8k",
     "read_flickr_tokens",
     "read_folder",
-    "read_karpathy",
+    "read_pairs",
     "read_pairs",
     "read_table",
     "shards",

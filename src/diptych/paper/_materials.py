@@ -10,7 +10,7 @@ from pathlib import Path
 
 from diptych._checks import InputError, check_choice
 from diptych.data import PROTOCOLS, PairedDataset, read_pairs
-from diptych.data._pairs import CAPTIONS_PER_IMAGE, repeated
+from diptych.data._pairs import CAPTIONS_PER_IMAGE, find_repeated
 from diptych.data._readers import FLICKR8K_TOKENS, FLICKR30K_TOKENS
 from diptych.image import PyramidDescriptor
 from diptych.paper._discovery import (
@@ -122,7 +122,7 @@ def gather(
     pictured, texts = find_features(base, dataset, found, kept)
     own_images, own_texts = open_own_features(features, dataset, found, kept)
     pictured, texts = [*pictured, *own_images], [*texts, *own_texts]
-    for name in repeated(source.name for source in (*pictured, *texts)):
+    for name in find_repeated(source.name for source in (*pictured, *texts)):
         raise InputError(f"two files of features are called {name}; give each a name of its own.")
     if not pictured:
         raise InputError(

@@ -13,7 +13,7 @@ import numpy as np
 from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import PairedViews, Plan, Run, plan
+from diptych.data import PairedViews, ProtocolSplits, ProtocolRun, split_by_protocol
 from diptych.paper._cache import Cache, Options, Result, digest
 from diptych.paper._discovery import YOURS
 from diptych.paper._materials import Materials
@@ -93,16 +93,16 @@ class Setting:
         return self._seeded[seed]
 
     @cached_property
-    def plans(self) -> dict[str, Plan]:
+    def plans(self) -> dict[str, ProtocolSplits]:
         """Training, validation and test images of each protocol."""
         found = {}
         for name in self.materials.protocols:
             if name == "scenes":
                 rows = (self.materials.dataset.image_rows(split) for split in ("train", "val", "test"))
                 train, validation, test = rows
-                found[name] = Plan(name, train, (Run(validation, test),))
+                found[name] = ProtocolSplits(name, train, (ProtocolRun(validation, test),))
             else:
-                found[name] = plan(name, self.materials.dataset, random_state=self.seed)
+                found[name] = split_by_protocol(name, self.materials.dataset, random_state=self.seed)
         return found
 
     @property
@@ -111,7 +111,7 @@ class Setting:
         return next(iter(self.plans.values())).train
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ProtocolRun:
         """The run that single experiments use: the first of the protocol with the largest test set."""
         return max((p.runs[0] for p in self.plans.values()), key=lambda run: len(run.test))
 

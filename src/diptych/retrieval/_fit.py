@@ -21,7 +21,7 @@ from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._awcca import unpack
 from diptych.cca.selection import held_out_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
-from diptych.data._pairs import near_duplicates
+from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
 from diptych.report._card import FEW_PAIRS, describe_quality
@@ -370,7 +370,7 @@ def _leaks(training: Part, validation: Part | None, test: Part | None) -> dict[s
     for name, part in (("validation", validation), ("test", test)):
         if part is None:
             continue
-        same = near_duplicates(training[0], part[0])
+        same = find_near_duplicates(training[0], part[0])
         if len(same):
             found[name] = len(same)
             warnings.warn(
