@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych._persistence import alone, check_format, new_version
+from diptych._persistence import lock_for_serving, check_format, new_version
 from diptych.image import PyramidDescriptor
 from diptych.retrieval import _folder as saved
 from diptych.text import sentence_encoder
@@ -385,25 +385,25 @@ class TestAlone:
                 [sys.executable, "-c", self.HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             ) as process:
                 assert process.stdout.readline() == b"held\n"
-                with pytest.raises(InputError, match="is being changed by another process"), alone(folder):
+                with pytest.raises(InputError, match="is being changed by another process"), lock_for_serving(folder):
                     pass
                 if how == "dies":
                     process.kill()
                 process.communicate()
-            with alone(folder):
+            with lock_for_serving(folder):
                 pass
 
     def test_others_in_the_same_process_are_kept_out_too_along_any_way(self, folder, tmp_path):
         (tmp_path / "link").symlink_to("model")
         for other in (folder, tmp_path / "link", tmp_path / "link" / ".." / "model"):
-            with alone(folder), pytest.raises(InputError, match="another process"), alone(other):
+            with lock_for_serving(folder), pytest.raises(InputError, match="another process"), lock_for_serving(other):
                 pass
-        with alone(tmp_path / "link"):
+        with lock_for_serving(tmp_path / "link"):
             pass
 
     def test_a_folder_that_is_not_there_is_one_sentence_and_leaves_no_lock(self, tmp_path):
         for folder in (tmp_path / "nothing", tmp_path / "no" / "such"):
-            with pytest.raises(InputError, match="is not a folder"), alone(folder):
+            with pytest.raises(InputError, match="is not a folder"), lock_for_serving(folder):
                 pass
         assert list(tmp_path.iterdir()) == []
 

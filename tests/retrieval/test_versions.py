@@ -9,7 +9,7 @@ import pytest
 
 from diptych import AWCCA, InputError, Retriever
 from diptych import _persistence as folders
-from diptych._persistence import current_version, new_version, read_current, replacing_file
+from diptych._persistence import current_version, new_version, read_current, replace_file
 from saved_files import files_of, seal
 
 
@@ -250,7 +250,7 @@ class TestFiles:
 
     def test_the_rights_of_a_new_file_are_those_of_any_other(self, tmp_path, monkeypatch):
         monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("other threads would see that"))
-        with replacing_file(tmp_path / "file") as staged:
+        with replace_file(tmp_path / "file") as staged:
             staged.write_text("content")
         (tmp_path / "other").write_text("content")
         assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode

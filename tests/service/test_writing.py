@@ -17,7 +17,7 @@ from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import alone, current_version
+from diptych._persistence import lock_for_serving, current_version
 from diptych.service._model import Shelf
 from diptych.service._writes import Journal, Writer, read_entries
 from saved_files import files_of
@@ -216,9 +216,9 @@ def test_items_are_added_by_features_and_survive_a_crash(start, tmp_path):
         found = hits.json()["results"][0]["hits"]
         assert {hit["text"] for hit in found} == {"the first", "the second"}
         # What was added is what a retriever adds.
-        alone = Retriever.load(tmp_path / "model")
-        alone.add(x[80:81], ids=["alone"])
-        wanted = alone.search(y[80], k=1, where=["alone"])[0].score
+        lock_for_serving = Retriever.load(tmp_path / "model")
+        lock_for_serving.add(x[80:81], ids=["alone"])
+        wanted = lock_for_serving.search(y[80], k=1, where=["alone"])[0].score
         scores = client.post("/v1/search", json=asked).json()["results"][0]["hits"][0]["score"]
         np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-6)
     again.stop()
@@ -450,7 +450,7 @@ def test_images_stay_when_the_folder_moves(served, own_folder):
 
 def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_path):
     (tmp_path / "link").symlink_to(own_folder)
-    with alone(own_folder), pytest.raises(InputError, match="being changed"), alone(tmp_path / "link"):
+    with lock_for_serving(own_folder), pytest.raises(InputError, match="being changed"), lock_for_serving(tmp_path / "link"):
         pass
 
 

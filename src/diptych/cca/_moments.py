@@ -14,11 +14,12 @@ from array_api_compat import device, is_numpy_array
 from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_pair_of_views
 from diptych._persistence import (
+    FORMAT_VERSION,
     check_format,
     read_metadata,
     read_tensors,
-    replacing_file,
-    take,
+    replace_file,
+    take_array,
     write_tensors,
 )
 
@@ -27,7 +28,6 @@ PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 
 CPU_BLOCK_BYTES = 2**27
 DEVICE_BLOCK_BYTES = 2**30
-FORMAT_VERSION = 1
 
 
 @dataclass(eq=False)
@@ -143,7 +143,7 @@ class Moments:
             "precision": self.precision,
             **(notes or {}),
         }
-        with replacing_file(path) as staged:
+        with replace_file(path) as staged:
             write_tensors(staged, tensors, metadata)
 
     @classmethod
@@ -151,9 +151,9 @@ class Moments:
         """Read what ``save`` wrote."""
         path = Path(path)
         tensors, metadata = read_tensors(path), read_metadata(path)
-        check_format(metadata, "moments", FORMAT_VERSION, path)
-        x_mean = take(tensors, "x_mean", (None,), path)
-        y_mean = take(tensors, "y_mean", (None,), path)
+        check_format(metadata, "moments", path)
+        x_mean = take_array(tensors, "x_mean", (None,), path)
+        y_mean = take_array(tensors, "y_mean", (None,), path)
         n_x, n_y = len(x_mean), len(y_mean)
         count, precision = metadata.get("count", ""), metadata.get("precision")
         if not count.isdecimal() or precision not in PRECISIONS:
@@ -164,9 +164,9 @@ class Moments:
             int(count),
             x_mean,
             y_mean,
-            take(tensors, "xx", (n_x, n_x), path),
-            take(tensors, "yy", (n_y, n_y), path),
-            take(tensors, "xy", (n_x, n_y), path),
+            take_array(tensors, "xx", (n_x, n_x), path),
+            take_array(tensors, "yy", (n_y, n_y), path),
+            take_array(tensors, "xy", (n_x, n_y), path),
             precision,
         )
 

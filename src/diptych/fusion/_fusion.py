@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task, check_choice, check_pairing, check_task
 from diptych._normalize import check_normalization
-from diptych._persistence import CONFIG, TENSORS, load_model, save_model, take
+from diptych._persistence import CONFIG, TENSORS, load_model, save_model, take_array
 from diptych.cca import Moments, spectra_from_moments
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._weighting import check_weighting
@@ -134,7 +134,7 @@ def unpack(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> Loaded:
     banks = {}
     for task in TASKS:
         width = sum(member.linear.x_map.shape[1] for member in members[task])
-        banks[task] = take(tensors, f"{task}.bank", (None, width), folder / TENSORS)
+        banks[task] = take_array(tensors, f"{task}.bank", (None, width), folder / TENSORS)
         if corrections[task].kind != "none" and len(banks[task]) == 0:
             raise InputError(f"{folder / TENSORS} has no bank for the {task} correction; save it again.")
     return params, geometry, members, corrections, banks, selection
@@ -181,12 +181,12 @@ def _members(
         if not all(0.0 < number < float("inf") for number in numbers):
             raise ValueError(f"a member with the weight and scales {numbers}")
         path, name = folder / TENSORS, f"{task}.{at}"
-        x_map = take(tensors, f"{name}.x_map", (widths[0], None), path)
+        x_map = take_array(tensors, f"{name}.x_map", (widths[0], None), path)
         linear = Linear(
-            take(tensors, f"{name}.x_mean", (widths[0],), path),
-            take(tensors, f"{name}.y_mean", (widths[1],), path),
+            take_array(tensors, f"{name}.x_mean", (widths[0],), path),
+            take_array(tensors, f"{name}.y_mean", (widths[1],), path),
             x_map,
-            take(tensors, f"{name}.y_map", (widths[1], x_map.shape[1]), path),
+            take_array(tensors, f"{name}.y_map", (widths[1], x_map.shape[1]), path),
         )
         use = Use(str(each["use"]["weighting"]), float(each["use"]["relaxation"]))
         found.append(Member(part, use, weight, linear))

@@ -16,7 +16,7 @@ from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task, check_view
 from diptych._normalize import normalize
 from diptych.cca import AWCCA
-from diptych.cca._weighting import Weighting, factors, weighted
+from diptych.cca._weighting import Weighting, project, weight_factors
 from diptych.fusion import Fusion
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._faiss import Chunk, VectorIndex
@@ -134,7 +134,7 @@ class CanonicalEmbedding(Embedding):
 
     def dimension(self, task: Task) -> int:
         """Columns of the vectors of a task."""
-        return len(self._correlations[task]) + self._euclidean + (self.weighting == "csa")
+        return len(self._correlations[task]) + self._euclidean
 
     def features(self, view: View) -> int:
         """Columns of the features of a view."""
@@ -170,8 +170,6 @@ class CanonicalEmbedding(Embedding):
 
     def under(self, weighting: Weighting) -> CanonicalEmbedding:
         """The same model under another weighting."""
-        if "csa" in (weighting, self.weighting):
-            raise InputError("weighting='csa' cannot be compared within one index; fit a model with it.")
         return CanonicalEmbedding(self._model, weighting)
 
     def reweighted(self, vectors: Floats, norms: Floats, task: Task, before: Embedding) -> Floats:
@@ -183,7 +181,7 @@ class CanonicalEmbedding(Embedding):
         return self._finished(before._unscaled(vectors, norms) * scale)[0]
 
     def _factor(self, task: Task, view: View) -> Floats:
-        own = factors(self._correlations[task], self._weighting, task)[0 if view == "image" else 1]
+        own = weight_factors(self._correlations[task], self._weighting, task)[0 if view == "image" else 1]
         return np.ones_like(self._correlations[task]) if own is None else np.asarray(own, np.float32)
 
     def _unscaled(self, vectors: Floats, norms: Floats) -> Floats:
@@ -194,10 +192,8 @@ class CanonicalEmbedding(Embedding):
         rows = check_view(features, f"{view} features", n_features=self.features(view))
         with np.errstate(over="ignore", invalid="ignore"):
             rows = normalize(to_numpy(rows).astype(np.float32, copy=False), self._normalize[view])
-            coordinates = (rows - self._mean[view]) @ self._weights[task, view]
-            found: Floats = weighted(
-                coordinates, self._correlations[task], self._weighting, task, _LETTER[view]
-            )
+            own = weight_factors(self._correlations[task], self._weighting, task)[0 if view == "image" else 1]
+            found: Floats = project(rows, self._mean[view], self._weights[task, view], own)
             return check_lengths(found, view)
 
     def _finished(self, embedded: Floats) -> tuple[Floats, Floats]:

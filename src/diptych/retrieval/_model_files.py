@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from diptych._checks import InputError
-from diptych._persistence import link_files, read_tensors, take, write_tensors
+from diptych._persistence import link_files, read_tensors, take_array, write_tensors
 from diptych.cca import AWCCA, Moments
 from diptych.cca._awcca import Loaded, unpack
 from diptych.fusion import Fusion
@@ -73,7 +73,7 @@ def read_model(folder: Path, config: Mapping[str, Any]) -> Fitted:
     embedding, reach = embedding_of(model), dict[View, Reach]()
     for view in VIEWS:
         mean, variance = (
-            take(tensors, f"reach.{view}.{part}", (embedding.features(view),), folder / MODEL)
+            take_array(tensors, f"reach.{view}.{part}", (embedding.features(view),), folder / MODEL)
             for part in ("mean", "variance")
         )
         limit = config["reach"][view]

@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 
 from diptych._checks import InputError, count
-from diptych._persistence import alone
+from diptych._persistence import lock_for_serving
 from diptych.service._app import create_app
 from diptych.service._connections import ACCEPTED_AT_ONCE, protocol, raise_file_limit
 from diptych.service._model import Shelf
@@ -93,7 +93,7 @@ def serve(
     with contextlib.ExitStack() as held:
         listener = held.enter_context(contextlib.closing(listening(settings.host, settings.port)))
         if settings.writable:
-            held.enter_context(alone(folder))
+            held.enter_context(lock_for_serving(folder))
         shelf = Shelf.open(
             folder, writable=settings.writable, image_encoder=image_encoder, text_encoder=text_encoder
         )

@@ -21,7 +21,7 @@ from uuid import uuid4
 import numpy as np
 
 from diptych._checks import InputError
-from diptych._persistence import JOURNAL, UPLOADS, flush_folder, locked, real_folder, replacing_file
+from diptych._persistence import JOURNAL, UPLOADS, flush_folder, lock_folder, real_folder, replace_file
 from diptych.image import open_image
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import check_current, save
@@ -91,14 +91,14 @@ class Journal:
         name = hashlib.sha256(content).hexdigest()
         path = self.uploads / name
         if not path.is_file():
-            with replacing_file(path) as staged:
+            with replace_file(path) as staged:
                 staged.write_bytes(content)
         return name
 
     def rewrite(self, entries: Iterable[Entry]) -> None:
         """Keep these entries only."""
         kept = list(entries)
-        with replacing_file(self.path) as staged:
+        with replace_file(self.path) as staged:
             staged.write_bytes(b"".join(map(_line, kept)))
         self._file.close()
         self._open()
@@ -272,7 +272,7 @@ class Writer:
                 self._saved = number
                 self._tidy(retriever)
             if self.journal.uploads.is_dir():
-                with locked(real_folder(self.folder)):
+                with lock_folder(real_folder(self.folder)):
                     check_current(retriever, self.folder)
                     paths = (item.path for _, item in retriever.collection.items)
                     self.journal.sweep({os.path.basename(path) for path in paths if path is not None})

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from diptych._checks import InputError
-from diptych._persistence import CONFIG, check_format, read_json
+from diptych._persistence import CONFIG, TENSORS, check_format, read_json
 from diptych.cca import Moments
 from diptych.retrieval._embedding import Embedding, embedding_of
 from diptych.retrieval._encoders import Known
@@ -38,7 +38,7 @@ from diptych.retrieval.stores.postgres._schema import Tables, drop
 from diptych.text import HKSE
 
 KIND, FORMAT_VERSION = "version", 1
-TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/hkse.safetensors")
+TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/model.safetensors")
 FILES = (CONFIG, MODEL, MOMENTS, *TEXT_FILES)
 """All that a version may consist of; nothing else is ever written to a disk from a database."""
 
@@ -135,7 +135,7 @@ def read_version(connection: Connection, address: Address, version: int) -> Vers
         _fetch(connection, address, version, (CONFIG, MODEL), folder)
         try:
             config = read_json(folder / CONFIG)
-            check_format(config, KIND, FORMAT_VERSION, folder / CONFIG)
+            check_format(config, KIND, folder / CONFIG)
             fitted = read_model(folder, config)
             return Version(
                 Tables(schema, version, int(row[0])),
