@@ -201,7 +201,7 @@ def test_what_is_no_matrix_is_refused(tmp_path, matrix):
     with pytest.raises(InputError, match="expected 8"):
         open_features(tmp_path / "good.npy", rows=8)
     (tmp_path / "f.pkl").write_bytes(b"x")
-    with pytest.raises(InputError, match="no known kind"):
+    with pytest.raises(InputError, match="unknown format"):
         open_features(tmp_path / "f.pkl")
 
 

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import inspect_pairs, inspect_pairs
+from diptych.data import inspect_pairs
 from diptych.scenes import make_scenes
 
 

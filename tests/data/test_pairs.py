@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.data import PROTOCOLS, PairedDataset, split_by_protocol, split_by_image
-from diptych.data._pairs import split_name
+from diptych.data._pairs import normalize_split
 
 
 def pairs(n=6, captions=2, **options):
@@ -70,12 +70,12 @@ def test_the_pairing_cannot_be_changed():
         pairs().pairing[0] = 3
 
 
-def test_split_names():
-    assert [split_name(name) for name in ("Train", "dev", "TEST ", "restval", "")] == [
+def test_normalize_splits():
+    assert [normalize_split(name) for name in ("Train", "dev", "TEST ", "restval", "")] == [
         *("train", "val", "test", "train", ""),
     ]
     with pytest.raises(InputError, match="extra"):
-        split_name("extra")
+        normalize_split("extra")
 
 
 def test_splits_are_made_by_image_and_seeded():

@@ -10,16 +10,8 @@ from PIL import Image
 
 from diptych import InputError
 from diptych._checks import DataWarning
-from diptych.data import (
-    read_coco,
-    read_flickr8k,
-    read_flickr_tokens,
-    read_folder,
-    read_pairs,
-    read_pairs,
-    read_table,
-)
-from diptych.data._readers import contained_path
+from diptych.data import read_pairs
+from diptych.data._files import contained_path
 
 
 def karpathy_entry(name, split, captions, first, **more):
@@ -97,7 +89,7 @@ def test_no_name_leads_out_of_its_folder(tmp_path, name):
         contained_path(tmp_path, name)
     (tmp_path / "captions.jsonl").write_text(json.dumps({"image": name or "..", "caption": "x"}))
     with pytest.raises(InputError, match="leads out of"):
-        read_table(tmp_path / "captions.jsonl")
+        read_pairs(tmp_path / "captions.jsonl")
 
 
 @pytest.fixture
@@ -115,7 +107,7 @@ def flickr8k(tmp_path):
 
 
 def test_flickr8k_text_files(flickr8k):
-    dataset = read_flickr8k(flickr8k, images=flickr8k)
+    dataset = read_pairs(flickr8k, images=flickr8k)
     assert dataset.image_ids == ("two.jpg", "three.jpg", "one.jpg")
     assert dataset.splits == ("train", "val", "test")
     assert dataset.n_captions == 15
@@ -126,13 +118,13 @@ def test_flickr8k_text_files(flickr8k):
     assert read_pairs(flickr8k).splits == dataset.splits
     (flickr8k / "Flickr_8k.testImages.txt").write_text("four.jpg\n")
     with pytest.raises(InputError, match=r"testImages\.txt, line 1: 'four\.jpg'"):
-        read_flickr8k(flickr8k)
+        read_pairs(flickr8k)
 
 
 def test_flickr30k_token_file(tmp_path):
     path = tmp_path / "results_20130124.token"
     path.write_text("36979.jpg#0\tTwo friends .\r\n36979.jpg#1\tA café\t.\r\n65567.jpg#0\tMen .\r\n", "utf-8")
-    dataset = read_flickr_tokens(path)
+    dataset = read_pairs(path)
     assert dataset.captions == ("Two friends .", "A café\t.", "Men .")
     assert dataset.pairing.tolist() == [0, 0, 1]
     assert read_pairs(tmp_path).n_images == read_pairs(path).n_images == 2
@@ -144,14 +136,14 @@ def test_damaged_token_lines_are_named(tmp_path, line):
     path = tmp_path / "results.token"
     path.write_text(f"a.jpg#0\tfine\n{line}\n")
     with pytest.raises(InputError, match="line 2"):
-        read_flickr_tokens(path)
+        read_pairs(path)
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "results.token"
     path.write_bytes(b"a.jpg#0\tcaf\xe9\n")
     with pytest.raises(InputError, match="UTF-8"):
-        read_flickr_tokens(path)
+        read_pairs(path)
 
 
 def test_coco_caption_files(tmp_path):
@@ -166,7 +158,7 @@ def test_coco_caption_files(tmp_path):
     }
     path = tmp_path / "captions_val2014.json"
     path.write_text(json.dumps(content))
-    dataset = read_coco(path, images=tmp_path)
+    dataset = read_pairs(path, images=tmp_path)
     assert dataset.image_ids == ("COCO_9.jpg", "COCO_4.jpg")
     assert dataset.captions == ("A kitchen.", "A bike.", "A bicycle.")
     assert dataset.caption_ids == ("2", "1", "3")
@@ -176,7 +168,7 @@ def test_coco_caption_files(tmp_path):
     content["annotations"][0]["image_id"] = 77
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="COCO caption file"):
-        read_coco(path)
+        read_pairs(path)
 
 
 ROWS = [
@@ -207,7 +199,7 @@ def write_table(path, rows):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_tables_of_every_kind(tmp_path, suffix):
-    dataset = read_table(write_table(tmp_path / f"captions{suffix}", ROWS))
+    dataset = read_pairs(write_table(tmp_path / f"captions{suffix}", ROWS))
     assert dataset.image_ids == ("a.png", "b.png")
     assert dataset.captions == tuple(row["Caption"] for row in ROWS)
     assert dataset.pairing.tolist() == [0, 1, 0]
@@ -219,7 +211,7 @@ def test_tables_of_every_kind(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_cells_may_hold_several_captions(tmp_path, suffix):
     rows = [{"image": "a.png", "captions": ["one", "two"]}, {"image": "b.png", "captions": ["three"]}]
-    dataset = read_table(write_table(tmp_path / f"captions{suffix}", rows))
+    dataset = read_pairs(write_table(tmp_path / f"captions{suffix}", rows))
     assert dataset.captions == ("one", "two", "three")
     assert dataset.pairing.tolist() == [0, 0, 1]
 
@@ -227,23 +219,23 @@ def test_cells_may_hold_several_captions(tmp_path, suffix):
 @pytest.mark.parametrize("delimiter", [";", "|", "\t"])
 def test_csv_files_with_other_delimiters(tmp_path, delimiter):
     (tmp_path / "t.csv").write_text(delimiter.join(["image", "text"]) + "\na.jpg" + delimiter + "A cat\n")
-    assert read_table(tmp_path / "t.csv").captions == ("A cat",)
+    assert read_pairs(tmp_path / "t.csv").captions == ("A cat",)
 
 
 def test_columns_are_given_or_found_or_explained(tmp_path):
     path = write_table(tmp_path / "odd.csv", [{"foto": "a.png", "bijschrift": "Een kat", "deel": "test"}])
     with pytest.raises(InputError, match=r"foto, bijschrift, deel.*image_column"):
-        read_table(path)
+        read_pairs(path)
     dataset = read_pairs(path, image_column="foto", caption_column="bijschrift", split_column="deel")
     assert (dataset.captions, dataset.splits) == (("Een kat",), ("test",))
     with pytest.raises(InputError, match="no column 'file'"):
-        read_table(path, image_column="file")
+        read_pairs(path, image_column="file")
 
 
 def test_an_image_in_two_splits_is_refused(tmp_path):
     rows = [{"image": "a.png", "caption": "x", "split": s} for s in ("train", "test")]
     with pytest.raises(InputError, match="'test' here and in 'train' before"):
-        read_table(write_table(tmp_path / "t.csv", rows))
+        read_pairs(write_table(tmp_path / "t.csv", rows))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +257,7 @@ def test_damaged_tables_are_refused(tmp_path, name, content):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=name):
-        read_table(tmp_path / name)
+        read_pairs(tmp_path / name)
 
 
 def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
@@ -273,7 +265,7 @@ def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
         tmp_path / "t.parquet", [{"image": f"{i}.png", "caption": "a" * 500} for i in range(500)]
     )
     with pytest.raises(InputError, match="unpacks to"):
-        read_table(path, max_bytes=path.stat().st_size + 1000)
+        read_pairs(path, max_bytes=path.stat().st_size + 1000)
 
 
 def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path):
@@ -283,7 +275,7 @@ def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path)
         assert path.stat().st_size < 1_000_000
         tracemalloc.start()
         with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
-            read_table(path, max_bytes=limit)
+            read_pairs(path, max_bytes=limit)
         assert tracemalloc.get_traced_memory()[1] < limit
         tracemalloc.stop()
 
@@ -294,7 +286,7 @@ def test_file_names_that_are_not_utf8_are_left_out_with_a_note(tmp_path):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"")
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name[:-4] + b".txt")).write_text("a caption")
     with pytest.warns(DataWarning, match="file name that is not UTF-8"):
-        assert read_folder(tmp_path).image_ids == ("good.png",)
+        assert read_pairs(tmp_path).image_ids == ("good.png",)
 
 
 @pytest.mark.parametrize(
@@ -303,21 +295,21 @@ def test_file_names_that_are_not_utf8_are_left_out_with_a_note(tmp_path):
 def test_texts_that_are_not_unicode_are_refused(tmp_path, row):
     (tmp_path / "t.jsonl").write_text(json.dumps(row))
     with pytest.raises(InputError, match="not valid Unicode"):
-        read_table(tmp_path / "t.jsonl")
+        read_pairs(tmp_path / "t.jsonl")
 
 
 def test_parquet_without_pyarrow_is_explained(tmp_path, monkeypatch):
     path = write_table(tmp_path / "t.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r'pip install "pyarrow>='):
-        read_table(path)
+        read_pairs(path)
 
 
 def test_images_beside_the_table_are_found(tmp_path):
     (tmp_path / "images").mkdir()
     path = write_table(tmp_path / "t.csv", ROWS)
-    assert read_table(path).paths[0] == tmp_path / "images" / "a.png"
-    assert read_table(path, images=tmp_path).paths[0] == tmp_path / "a.png"
+    assert read_pairs(path).paths[0] == tmp_path / "images" / "a.png"
+    assert read_pairs(path, images=tmp_path).paths[0] == tmp_path / "a.png"
 
 
 def test_captions_in_text_files_beside_the_images(tmp_path):
@@ -331,7 +323,7 @@ def test_captions_in_text_files_beside_the_images(tmp_path):
     assert dataset.captions == ("First.", "Second.", "Third.")
     assert dataset.pairing.tolist() == [0, 0, 2]
     assert dataset.paths[2] == tmp_path / "more" / "c.PNG"
-    assert read_folder(tmp_path).captions == dataset.captions
+    assert read_pairs(tmp_path).captions == dataset.captions
 
 
 def test_folders_that_leave_doubt_are_refused(tmp_path):
@@ -390,5 +382,5 @@ def test_columns_of_what_is_no_table_are_refused(tmp_path):
     with pytest.raises(InputError, match="encoding='cp1252' is for CSV"):
         read_pairs(tmp_path / "t.jsonl", encoding="cp1252")
     (tmp_path / "x.token").write_text("a.jpg#0\ta dog\n")
-    with pytest.raises(InputError, match="no table, so image_column has no effect"):
+    with pytest.raises(InputError, match="not a table, so image_column has no effect"):
         read_pairs(tmp_path / "x.token", image_column="a")

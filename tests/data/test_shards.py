@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from diptych._checks import InputError
 from diptych.cca import Moments
 from diptych.data import shards
-from diptych.data._remote import read_bytes
+from diptych.data._files import read_bytes
 from tolerance import assert_close
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -352,18 +352,18 @@ class TestZarrMetadata:
 
     def test_a_codec_that_unpickles_is_refused(self, tmp_path):
         name = self.written(tmp_path, 2, filters=[{"id": "pickle"}])
-        with pytest.raises(InputError, match=r"packed with 'pickle', which is not read"):
+        with pytest.raises(InputError, match=r"the codec 'pickle', which is not read"):
             shards(name, name)
 
     def test_a_known_name_does_not_hide_the_id_that_is_used(self, tmp_path):
         name = self.written(tmp_path, 2, filters=[{"name": "zstd", "id": "pickle"}])
-        with pytest.raises(InputError, match=r"packed with 'pickle'"):
+        with pytest.raises(InputError, match=r"the codec 'pickle'"):
             shards(name, name)
 
     def test_also_inside_of_another(self, tmp_path):
         inner = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
         name = self.written(tmp_path, 3, codecs=[{"name": "sharding_indexed", "configuration": inner}])
-        with pytest.raises(InputError, match=r"packed with 'numcodecs.pickle'"):
+        with pytest.raises(InputError, match=r"the codec 'numcodecs.pickle'"):
             shards(name, name)
 
     @pytest.mark.parametrize("dtype", ["|O", "<U4", [["a", "<f4"]], "<M8[s]"])

@@ -99,7 +99,7 @@ def test_unreadable_pictures_are_left_out_and_counted(hkse, tmp_path):
 
 def test_a_block_without_a_readable_picture_is_an_error(pairs, hkse, tmp_path):
     missing = PairedDataset(("a.jpg",), ("a dog",), np.array([0]), paths=(tmp_path / "a.jpg",))
-    with pytest.raises(InputError, match=r"of 1 picture, none .*a.jpg does not exist"):
+    with pytest.raises(InputError, match=r"of 1 image, none .*a.jpg does not exist"):
         encoded_blocks(missing, "pyramid", hkse)[0].load()
 
 
@@ -169,7 +169,7 @@ def test_wrong_settings(pairs, hkse, wrong):
 
 def test_pairs_that_cannot_be_encoded(pairs, hkse):
     nowhere = PairedDataset(pairs.image_ids, pairs.captions, pairs.pairing)
-    with pytest.raises(InputError, match="do not know where their images lie"):
+    with pytest.raises(InputError, match="have no image paths"):
         encoded_blocks(nowhere, "pyramid", hkse)
     silent = PairedDataset(pairs.image_ids, (), np.empty(0, int), paths=pairs.paths)
     with pytest.raises(InputError, match="no captions"):

@@ -102,7 +102,7 @@ class PairedDataset:
         splits: Sequence[str] | None = None,
         paths: Sequence[Path] | None = None,
     ) -> PairedDataset:
-        """Make pairs from ``(image id, captions)`` tuples; ``splits`` and ``paths`` have one entry per image."""
+        """Make pairs from ``(image id, captions)`` tuples, with one split and one path per image."""
         images = list(images)
         return cls(
             tuple(image_id for image_id, _ in images),
@@ -147,16 +147,30 @@ class PairedDataset:
 
     def select(self, image_rows: Sequence[int] | RowNumbers) -> PairedDataset:
         """Return the pairs of some images, in the order of ``image_rows``; captions keep the file's order."""
-        images = _check_rows(image_rows, self.n_images)
-        captions = self.caption_rows(images)
+        images, captions, pairing = self.paired_rows(image_rows)
         return replace(
             self,
             image_ids=_pick(self.image_ids, images),
             splits=_pick(self.splits, images),
             paths=_pick(self.paths, images),
-            pairing=renumber(images, self.pairing[captions], self.n_images),
+            pairing=pairing,
             **self._captions_at(captions),
         )
+
+    def paired_rows(
+        self, image_rows: Sequence[int] | RowNumbers
+    ) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
+        """Return the row numbers of some images, those of their captions, and the pairing of these two.
+
+        >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
+        >>> [rows.tolist() for rows in pets.paired_rows([1, 0])]
+        [[1, 0], [0, 1, 2], [1, 1, 0]]
+        """
+        images = _check_rows(image_rows, self.n_images)
+        captions = self.caption_rows(images)
+        position = np.full(self.n_images, -1, np.int64)
+        position[images] = np.arange(len(images))
+        return images, captions, position[self.pairing[captions]]
 
     def first_captions(self, count: int) -> PairedDataset:
         """Keep the first ``count`` captions of each image; an image with fewer keeps all of them.
@@ -202,13 +216,6 @@ def normalize_split(name: str) -> str:
 def find_repeated(items: Iterable[str]) -> list[str]:
     """Return the items that occur more than once, in the order of their first occurrence."""
     return [item for item, times in Counter(items).items() if times > 1]
-
-
-def renumber(rows: RowNumbers, values: RowNumbers, n: int) -> RowNumbers:
-    """Return the position in ``rows`` of each of ``values``; both hold numbers below ``n``."""
-    position = np.full(n, -1, np.int64)
-    position[rows] = np.arange(len(rows))
-    return position[values]
 
 
 def _pick(values: tuple[T, ...] | None, rows: RowNumbers) -> Any:

@@ -53,7 +53,7 @@ def read_pairs(
     format: Format | None = None,
     max_bytes: int = MAX_TEXT_BYTES,
 ) -> PairedDataset:
-    """Read image-caption pairs from a file or a folder.
+    r"""Read image-caption pairs from a file or a folder.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def read_pairs(
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
     >>> table = Path(mkdtemp()) / "captions.csv"
-    >>> _ = table.write_text("image,caption\\ncat.jpg,A cat.\\ncat.jpg,It sleeps.\\ndog.jpg,A dog.\\n")
+    >>> _ = table.write_text("image,caption\ncat.jpg,A cat.\ncat.jpg,It sleeps.\ndog.jpg,A dog.\n")
     >>> pairs = read_pairs(table)
     >>> pairs.image_ids, pairs.captions
     (('cat.jpg', 'dog.jpg'), ('A cat.', 'It sleeps.', 'A dog.'))
@@ -152,7 +152,7 @@ def _detect_format(path: Path) -> tuple[Format, Path]:
 
 
 def _read_json(path: Path, options: _Options) -> PairedDataset:
-    """Read a COCO caption file (``captions_train2014.json``) or a Karpathy split file (``dataset_coco.json``)."""
+    """Read a COCO caption file (``captions_train2014.json``) or a split file (``dataset_coco.json``)."""
     path = check_file(path, options.max_bytes)
     try:
         content = json.loads(path.read_bytes())
@@ -315,7 +315,9 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
     if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
         split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split", path)
     image_rows: dict[str, int] = {}
-    captions, pairing, splits = [], [], []
+    captions: list[str] = []
+    pairing: list[int] = []
+    splits: list[str] = []
     for number, cells in rows:
         name = cells.get(image)
         if not isinstance(name, (str, int)) or not str(name).strip():
@@ -330,7 +332,7 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
                 f"{splits[row] or 'no split'!r} before; put all captions of an image in one split."
             )
         cell = cells.get(caption)
-        texts = cell if isinstance(cell, (list, tuple)) else [cell]
+        texts: Sequence[Any] = cell if isinstance(cell, (list, tuple)) else [cell]
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"{path}, row {number}: column {caption!r} holds {cell!r}; expected text.")
         captions += [text.strip() for text in texts]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diptych._checks import InputError, count
 from diptych.data._feature_store import Features, FeatureStore
-from diptych.data._pairs import PairedDataset, RowNumbers, renumber
+from diptych.data._pairs import PairedDataset, RowNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,7 @@ class PairedViews:
 
     def of(self, image_rows: Sequence[int] | RowNumbers) -> tuple[Features, Features, RowNumbers]:
         """Return ``X, Y, pairing`` of some images and their captions."""
-        images = np.asarray(image_rows, np.int64)
-        captions = self.dataset.caption_rows(images)
-        pairing = renumber(images, self.dataset.pairing[captions], self.dataset.n_images)
+        images, captions, pairing = self.dataset.paired_rows(image_rows)
         return _select_rows(self.x, images), _select_rows(self.y, captions), pairing
 
     def split(self, name: str) -> tuple[Features, Features, RowNumbers]:

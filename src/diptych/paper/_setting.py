@@ -13,7 +13,7 @@ import numpy as np
 from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import PairedViews, ProtocolSplits, ProtocolRun, split_by_protocol
+from diptych.data import PairedViews, ProtocolRun, ProtocolSplits, split_by_protocol
 from diptych.paper._cache import Cache, Options, Result, digest
 from diptych.paper._discovery import YOURS
 from diptych.paper._materials import Materials

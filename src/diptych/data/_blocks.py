@@ -1,0 +1,221 @@
+"""Blocks of images and captions that are encoded when they are needed, without a feature store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar, overload
+
+import numpy as np
+
+from diptych._checks import DataWarning, InputError, count
+from diptych._threads import thread_count
+from diptych.data._encode import (
+    BATCH_CAPTIONS,
+    Pipeline,
+    check_paths,
+    digest_files,
+    fingerprint_text_encoder,
+    make_image_pipeline,
+)
+from diptych.data._feature_store import Features
+from diptych.data._pairs import PairedDataset, RowNumbers
+from diptych.image._base import ImageEncoder
+from diptych.image._decoding import DEFAULT_MAX_PIXELS
+from diptych.image._named import image_encoder as make_image_encoder
+from diptych.text._encoders import SentenceEncoder, sentence_encoder
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSequence(Sequence[B], Generic[B]):
+    """Blocks in order; a slice of them has the same class."""
+
+    blocks: tuple[B, ...]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> B: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> B | Self:
+        return type(self)(self.blocks[index]) if isinstance(index, slice) else self.blocks[index]
+
+
+def encoded_blocks(
+    dataset: PairedDataset,
+    image_encoder: ImageEncoder | str | os.PathLike[str],
+    text_encoder: Any,
+    *,
+    images: int = 512,
+    batch_size: int = 32,
+    workers: int | None = 1,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+) -> EncodedBlocks:
+    """Make blocks for ``AWCCA.fit`` that are encoded when they are needed; no features are kept on disk.
+
+    Images that cannot be read are left out with their captions, and a ``DataWarning`` for each block counts
+    them; warnings from the workers of a cluster reach the process that asked.
+
+    Parameters
+    ----------
+    dataset
+        Pairs that have the paths of their images; for one split, ``dataset.subset("train")``.
+    image_encoder
+        An ``ImageEncoder``, or what ``diptych.image.image_encoder`` takes.
+    text_encoder
+        A fitted ``HKSE``, an object with ``encode``, or what ``diptych.text.sentence_encoder`` takes.
+    images
+        About how many images a block has.
+    batch_size
+        Images encoded together.
+    workers
+        Decoding threads for each block: 1 suits a cluster, where every worker has its own core; None:
+        one for each core, 8 at most.
+    max_pixels
+        Larger images count as unreadable.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from diptych.scenes import make_scenes
+    >>> from diptych.text import HKSE
+    >>> pairs = make_scenes(12).write(mkdtemp())
+    >>> hkse = HKSE(word_features=8, sentence_features=8).fit(pairs.captions)
+    >>> blocks = encoded_blocks(pairs, "pyramid", hkse, images=5)
+    >>> x, y, pairing = blocks[0].load()
+    >>> len(blocks), x.shape, y.shape
+    (3, (4, 630), (20, 8))
+    """
+    paths = check_paths(dataset)
+    for name, value in (("images", images), ("batch_size", batch_size), ("max_pixels", max_pixels)):
+        if value < 1:
+            raise InputError(f"{name}={value} is below 1; give at least 1.")
+    if isinstance(image_encoder, str | os.PathLike):
+        image_encoder = make_image_encoder(image_encoder)
+    if not isinstance(text_encoder, SentenceEncoder) or isinstance(text_encoder, np.ndarray):
+        text_encoder = sentence_encoder(text_encoder)
+    encoders = BlockEncoders(image_encoder, text_encoder, batch_size, thread_count(workers), max_pixels)
+    # An image without captions is in no pair.
+    described = np.unique(dataset.pairing)
+    if len(described) == 0:
+        raise InputError("these pairs have no captions to encode.")
+    by_image = np.argsort(dataset.pairing, kind="stable")
+    parts = np.array_split(described, -(-len(described) // images))
+    ends = np.searchsorted(dataset.pairing[by_image], [part[-1] for part in parts], "right")
+    blocks = [
+        EncodedBlock(
+            tuple(dataset.image_ids[i] for i in rows),
+            tuple(paths[i].absolute() for i in rows),
+            tuple(dataset.captions[j] for j in captions),
+            np.searchsorted(rows, dataset.pairing[captions]),
+            encoders,
+        )
+        for rows, captions in zip(parts, np.split(by_image, ends[:-1]), strict=True)
+    ]
+    return EncodedBlocks(tuple(blocks))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockEncoders:
+    """The encoders that all blocks share, and their settings."""
+
+    image: ImageEncoder
+    text: SentenceEncoder
+    batch_size: int
+    workers: int
+    max_pixels: int
+
+    def fingerprint(self, captions: Sequence[str]) -> str:
+        """Return a string that changes when the features would."""
+        text = fingerprint_text_encoder(self.text, captions)
+        return f"{self.image.fingerprint} {self.max_pixels} {text}"
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedBlock:
+    """Some images and their captions, which ``load`` encodes; it can be sent to another process.
+
+    Attributes
+    ----------
+    ids, paths
+        Ids and files of the images.
+    captions, pairing
+        The captions; caption j belongs to image ``pairing[j]`` of the block.
+    shared
+        What all blocks have in common; an engine sends it once instead of with every block.
+    """
+
+    ids: tuple[str, ...]
+    paths: tuple[Path, ...]
+    captions: tuple[str, ...]
+    pairing: RowNumbers
+    shared: BlockEncoders | None
+
+    @property
+    def name(self) -> str:
+        """First and last image, for messages."""
+        return f"the images {self.ids[0]} to {self.ids[-1]}"
+
+    def load(self) -> tuple[Features, Features, RowNumbers]:
+        """Return ``x, y, pairing`` of the images that can be read."""
+        assert self.shared is not None
+        encoders = self.shared
+        pipeline = make_image_pipeline(
+            encoders.image, encoders.max_pixels, encoders.batch_size, encoders.workers
+        )
+        batches = list(pipeline.run(self.paths))
+        unreadable = dict(each for batch in batches for each in batch.unreadable)
+        if len(unreadable) == len(self.paths):
+            raise InputError(
+                f"of {count(len(self.paths), 'image')}, none could be read (the first: {unreadable[0]}); "
+                "check them with diptych check."
+            )
+        if unreadable:
+            warnings.warn(
+                f"{len(unreadable)} of {self.name} could not be read and are left out with their captions "
+                f"({next(iter(unreadable.values()))}).",
+                DataWarning,
+                stacklevel=2,
+            )
+        readable = np.array([number not in unreadable for number in range(len(self.paths))])
+        kept = readable[self.pairing]
+        captions = [text for text, keep in zip(self.captions, kept, strict=True) if keep]
+        texts = Pipeline(str, encoders.text.encode, BATCH_CAPTIONS, 1).run(captions)
+        return (
+            np.concatenate([batch.features for batch in batches if len(batch.features)]),
+            np.concatenate([batch.features for batch in texts]),
+            (np.cumsum(readable) - 1)[self.pairing[kept]],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedBlocks(BlockSequence[EncodedBlock]):
+    """Blocks in the order of the images; see ``encoded_blocks``.
+
+    Attributes
+    ----------
+    blocks
+        The blocks.
+    """
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when the images, the captions, their order or the encoders do."""
+        first = self.blocks[0]
+        assert first.shared is not None
+        digest = hashlib.sha256(first.shared.fingerprint(first.captions).encode())
+        for block in self.blocks:
+            facts = repr((block.captions, block.pairing.tolist()))
+            digest.update(digest_files(block.ids, block.paths).encode() + facts.encode())
+        return digest.hexdigest()[:32]
