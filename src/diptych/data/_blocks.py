@@ -146,14 +146,7 @@ class BlockEncoders:
 class EncodedBlock:
     """Some images and their captions, which ``load`` encodes; it can be sent to another process.
 
-    Attributes
-    ----------
-    ids, paths
-        Ids and files of the images.
-    captions, pairing
-        The captions; caption j belongs to image ``pairing[j]`` of the block.
-    shared
-        What all blocks have in common; an engine sends it once instead of with every block.
+    An engine sends ``shared``, which all blocks have in common, once instead of with every block.
     """
 
     ids: tuple[str, ...]
@@ -201,13 +194,7 @@ class EncodedBlock:
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlocks(BlockSequence[EncodedBlock]):
-    """Blocks in the order of the images; see ``encoded_blocks``.
-
-    Attributes
-    ----------
-    blocks
-        The blocks.
-    """
+    """Blocks in the order of the images; see ``encoded_blocks``."""
 
     @cached_property
     def fingerprint(self) -> str:

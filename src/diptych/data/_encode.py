@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from diptych._arrays import to_numpy
@@ -40,33 +41,14 @@ BATCH_CAPTIONS = 1024
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an encoding is.
+    """How far an encoding is; counts are numbers of inputs."""
 
-    Attributes
-    ----------
-    done, total
-        Inputs that are done, including those of earlier runs, and all inputs.
-    skipped
-        Inputs that could not be read.
-    resumed
-        Inputs that earlier runs had done.
-    seconds
-        Time since this run began.
-    waiting
-        The part of that time in which the encoder waited for decoded images.
-
-    Examples
-    --------
-    >>> Progress(done=300, total=1000, skipped=2, resumed=100, seconds=4.0, waiting=0.5).rate
-    50.0
-    """
-
-    done: int
+    done: int  # including those of earlier runs
     total: int
-    skipped: int
-    resumed: int
-    seconds: float
-    waiting: float
+    skipped: int  # because they could not be read
+    resumed: int  # done by earlier runs
+    seconds: float  # since this run began
+    waiting: float  # the part of it in which the encoder waited for decoded images
 
     @property
     def rate(self) -> float:
@@ -126,8 +108,9 @@ def encode_images(
     paths = check_paths(dataset)
     pipeline = make_image_pipeline(encoder, max_pixels, batch_size, thread_count(workers))
     fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
-    inputs = digest_files(dataset.image_ids, paths)
-    job = _make_job(fingerprint, inputs, len(paths), encoder.dimension, dtype, batch_size, folder)
+    job = Job(
+        fingerprint, digest_files(dataset.image_ids, paths), len(paths), encoder.dimension, dtype, batch_size
+    )
     return _write_store(job, dataset.image_ids, paths, pipeline, folder, progress)
 
 
@@ -146,38 +129,29 @@ def encode_texts(
 
     Parameters
     ----------
-    dataset
-        Any pairs.
+    dataset, folder, batch_size, dtype, progress
+        As in ``encode_images``.
     encoder
         Anything with ``encode(captions)``.
-    folder
-        A new or empty folder, or that of the same work interrupted.
-    batch_size
-        Captions encoded together; resumed work keeps the size it began with.
-    dtype
-        ``"float32"`` or ``"float16"``.
-    progress
-        Called after every batch.
 
     Examples
     --------
     >>> from tempfile import mkdtemp
-    >>> from diptych.scenes import make_scenes
-    >>> from diptych.text import HKSE, sentence_encoder
-    >>> pairs = make_scenes(5).dataset
-    >>> hkse = HKSE(word_features=8, sentence_features=8).fit(pairs.captions)
-    >>> encode_texts(pairs, sentence_encoder(hkse), mkdtemp()).features.shape
-    (25, 8)
+    >>> from diptych.text import sentence_encoder
+    >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
+    >>> lengths = sentence_encoder(lambda texts: np.array([[float(len(text))] for text in texts]))
+    >>> encode_texts(pets, lengths, mkdtemp()).features.tolist()
+    [[6.0], [10.0], [6.0]]
     """
     if not dataset.captions:
         raise InputError("these pairs have no captions to encode.")
     probe = list(dataset.captions[:_PROBE_CAPTIONS])
     dimension = _check_features(encoder.encode(probe), len(probe)).shape[1]
-    inputs = _digest(
-        f"{name}\0{text}\n".encode() for name, text in zip(dataset.caption_ids, dataset.captions, strict=True)
-    )
+    digest = hashlib.sha256()
+    for name, text in zip(dataset.caption_ids, dataset.captions, strict=True):
+        digest.update(f"{name}\0{text}\n".encode())
     fingerprint = fingerprint_text_encoder(encoder, dataset.captions)
-    job = _make_job(fingerprint, inputs, dataset.n_captions, dimension, dtype, batch_size, folder)
+    job = Job(fingerprint, digest.hexdigest()[:32], dataset.n_captions, dimension, dtype, batch_size)
     pipeline = Pipeline(str, encoder.encode, batch_size, 1)
     return _write_store(job, dataset.caption_ids, dataset.captions, pipeline, folder, progress)
 
@@ -241,11 +215,15 @@ def _write_store(
     folder: str | os.PathLike[str],
     progress: ProgressCallback | None,
 ) -> FeatureStore:
-    finished = open_finished(folder, job)
-    if finished is not None:
+    check_choice(job.dtype, DTYPES, "dtype")
+    if job.batch_size < 1:
+        raise InputError(f"batch_size={job.batch_size} is below 1; give the number of inputs of a batch.")
+    if (finished := open_finished(folder, job)) is not None:
         return finished
-    # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
-    pipeline = replace(pipeline, batch_size=job.batch_size)
+    if (previous := read_job(folder)) is not None:
+        # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
+        job = msgspec.structs.replace(job, batch_size=previous.batch_size)
+        pipeline = replace(pipeline, batch_size=previous.batch_size)
     begin, waiting = time.perf_counter(), 0.0
     with closing(StoreWriter(folder, job)) as writer, closing(pipeline.run(inputs, writer.done)) as batches:
         resumed = writer.done
@@ -259,22 +237,6 @@ def _write_store(
                 seconds = time.perf_counter() - begin
                 progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds, waiting))
         return writer.finish(ids)
-
-
-def _make_job(
-    fingerprint: str,
-    inputs: str,
-    count: int,
-    dimension: int,
-    dtype: str,
-    batch_size: int,
-    folder: str | os.PathLike[str],
-) -> Job:
-    check_choice(dtype, DTYPES, "dtype")
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} is below 1; give the number of inputs of a batch.")
-    previous = read_job(folder)
-    return Job(fingerprint, inputs, count, dimension, dtype, previous.batch_size if previous else batch_size)
 
 
 def check_paths(dataset: PairedDataset) -> tuple[Path, ...]:
@@ -300,7 +262,7 @@ def fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) 
     if fingerprint:
         return fingerprint
     probe = to_numpy(encoder.encode(list(captions[:_PROBE_CAPTIONS])))
-    return _digest([np.ascontiguousarray(probe).tobytes()])
+    return hashlib.sha256(np.ascontiguousarray(probe).tobytes()).hexdigest()[:32]
 
 
 def digest_files(ids: Sequence[str], paths: Sequence[Path]) -> str:
@@ -308,24 +270,14 @@ def digest_files(ids: Sequence[str], paths: Sequence[Path]) -> str:
 
     Whole files are not read: that would take as long as decoding them, each time work is resumed.
     """
-
-    def content() -> Iterator[bytes]:
-        for name, path in zip(ids, paths, strict=True):
-            try:
-                with open(path, "rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    yield f"{name}\0{size}\0".encode()
-                    yield file.read(_SAMPLE_BYTES)
-                    file.seek(max(0, size - _SAMPLE_BYTES))
-                    yield file.read(_SAMPLE_BYTES)
-            except OSError:
-                yield f"{name}\0missing\0".encode()
-
-    return _digest(content())
-
-
-def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    for name, path in zip(ids, paths, strict=True):
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{name}\0{size}\0".encode() + file.read(_SAMPLE_BYTES))
+                file.seek(max(0, size - _SAMPLE_BYTES))
+                digest.update(file.read(_SAMPLE_BYTES))
+        except OSError:
+            digest.update(f"{name}\0missing\0".encode())
     return digest.hexdigest()[:32]

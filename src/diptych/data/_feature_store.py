@@ -51,30 +51,14 @@ _HEADER_BYTES = 128
 
 
 class Job(Schema, frozen=True):
-    """What a store is made from; interrupted work is continued only if all of it is the same.
+    """What a store is made from; interrupted work is continued only if all of it is the same."""
 
-    Attributes
-    ----------
-    encoder
-        Fingerprint of the encoder.
-    inputs
-        Digest of the ids and contents of the inputs.
-    count
-        Number of inputs, including those that cannot be read.
-    dimension
-        Columns of the features.
-    dtype
-        ``"float32"`` or ``"float16"``.
-    batch_size
-        Inputs encoded together: the last bits of a feature may depend on it.
-    """
-
-    encoder: str
-    inputs: str
-    count: Count
+    encoder: str  # its fingerprint
+    inputs: str  # digest of their ids and contents
+    count: Count  # of all inputs, including those that cannot be read
     dimension: Count
     dtype: str
-    batch_size: Count
+    batch_size: Count  # the last bits of a feature may depend on it
 
 
 class _Work(Schema, frozen=True):
@@ -104,36 +88,16 @@ class Skipped:
 
 @dataclass(frozen=True, eq=False)
 class FeatureStore:
-    """A finished feature store.
+    """A finished feature store, made by ``encode_images`` or ``encode_texts``.
 
     Attributes
     ----------
-    folder
-        The folder of the store.
-    features
-        The features, memory-mapped and read-only.
-    ids
-        The id of each row.
+    features, ids
+        The features, memory-mapped and read-only, and the id of each row.
     skipped
         Inputs without a row.
-    job
-        What the features were made from.
-    checksum
-        SHA-256 of ``features.npy``.
-
-    Examples
-    --------
-    >>> from tempfile import mkdtemp
-    >>> from diptych.data import encode_texts
-    >>> from diptych.scenes import make_scenes
-    >>> from diptych.text import HKSE, sentence_encoder
-    >>> pairs = make_scenes(4).dataset
-    >>> hkse = HKSE(word_features=8, sentence_features=8).fit(pairs.captions)
-    >>> folder = mkdtemp()
-    >>> _ = encode_texts(pairs, sentence_encoder(hkse), folder)
-    >>> store = FeatureStore.open(folder, verify=True)
-    >>> store.features.shape, store.ids[0] == pairs.caption_ids[0]
-    ((20, 8), True)
+    job, checksum
+        What the features were made from, and the SHA-256 of ``features.npy``.
     """
 
     folder: Path
@@ -145,15 +109,7 @@ class FeatureStore:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> FeatureStore:
-        """Open a finished store.
-
-        Parameters
-        ----------
-        folder
-            Its folder.
-        verify
-            Read the whole array and compare its checksum; otherwise only its shape and type are checked.
-        """
+        """Open a finished store; ``verify`` reads the whole array and compares its checksum."""
         folder = Path(folder)
         if not (folder / CONFIG).is_file():
             if (folder / _WORK).is_file():
@@ -165,11 +121,8 @@ class FeatureStore:
         ids = tuple(_read_values(folder / _IDS, str))
         skipped = tuple(Skipped(*pair) for pair in _read_values(folder / _SKIPPED, tuple[str, str]))
         features, job = map_npy(folder / _FEATURES), config.job
-        if (
-            features.shape != (config.rows, job.dimension)
-            or features.dtype != job.dtype
-            or len(ids) != config.rows
-        ):
+        expected = (config.rows, (config.rows, job.dimension), job.dtype)
+        if (len(ids), features.shape, features.dtype) != expected:
             raise InputError(
                 f"{folder} has {features.dtype}{list(features.shape)} features and {len(ids)} ids; expected "
                 f"{config.rows} rows of {job.dimension} in {job.dtype}. Encode again into an empty folder."
@@ -214,15 +167,7 @@ def read_job(folder: str | os.PathLike[str]) -> Job | None:
 
 
 class StoreWriter:
-    """Writes a store batch by batch, and can be interrupted at any moment.
-
-    Parameters
-    ----------
-    folder
-        A new or empty folder, or one where the same job was interrupted.
-    job
-        What the store is made from.
-    """
+    """Writes a store into a new or empty folder, or one where the same job was interrupted."""
 
     def __init__(self, folder: str | os.PathLike[str], job: Job) -> None:
         check_choice(job.dtype, DTYPES, "dtype")
@@ -364,8 +309,8 @@ def _read_values(path: Path, kind: type[T]) -> list[T]:
 
 
 def _remove_work_files(folder: Path) -> None:
-    for name in (_JOURNAL, _WORK):
-        (folder / name).unlink(missing_ok=True)
+    (folder / _JOURNAL).unlink(missing_ok=True)
+    (folder / _WORK).unlink(missing_ok=True)
 
 
 def _flush(file: BinaryIO) -> None:

@@ -59,11 +59,10 @@ def open_features(
     suffix = path.suffix.lower()
     if path.is_dir():
         matrix = FeatureStore.open(path).features
-    elif suffix not in _READERS:
-        check_file(path, 2**62)
-        raise InputError(f"{path} has an unknown format; expected {', '.join(_READERS)}.")
     else:
         check_file(path, 2**62)
+        if suffix not in _READERS:
+            raise InputError(f"{path} has an unknown format; expected {', '.join(_READERS)}.")
         try:
             matrix = _READERS[suffix](path, key, max_bytes)
         except InputError:
@@ -81,10 +80,6 @@ def open_features(
     if rows is not None and matrix.shape[0] != rows:
         raise InputError(f"{path} has {matrix.shape[0]} rows; expected {rows}, one for each item.")
     return matrix
-
-
-def _read_npy(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
-    return map_npy(path)
 
 
 def _read_npz(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
@@ -165,7 +160,7 @@ def _read_mat(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
 
 
 _READERS: dict[str, Callable[[Path, str | None, int], NDArray[Any]]] = {
-    ".npy": _read_npy,
+    ".npy": lambda path, key, max_bytes: map_npy(path),
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), _read_hdf5),
@@ -213,26 +208,14 @@ _ELEMENT_HEADER_BYTES = 1024
 
 @dataclass(frozen=True)
 class _MatMatrix:
-    """A real matrix in a MATLAB file, and where its numbers are.
-
-    Attributes
-    ----------
-    name, shape, dtype
-        Name, shape and type in MATLAB.
-    stored
-        Type of the numbers in the file, which may be a smaller one.
-    offset
-        Offset of the numbers in the element, uncompressed.
-    element
-        Offset and size of the element in the file, and whether it is compressed.
-    """
+    """A real matrix in a MATLAB file, and where its numbers are."""
 
     name: str
     shape: tuple[int, int]
     dtype: np.dtype[Any]
-    stored: np.dtype[Any]
-    offset: int
-    element: tuple[int, int, bool]
+    stored: np.dtype[Any]  # type of the numbers in the file, which may be a smaller one
+    offset: int  # of the numbers in the element, uncompressed
+    element: tuple[int, int, bool]  # offset and size in the file, and whether it is compressed
 
     @property
     def stored_bytes(self) -> int:
@@ -275,38 +258,32 @@ def _read_mat_element(file: BinaryIO, element: tuple[int, int, bool], length: in
 
 
 def _parse_mat_element(file: BinaryIO, element: tuple[int, int, bool]) -> _MatMatrix | None:
-    """Return the matrix of an element: flags, dimensions, name and numbers, each behind a tag."""
+    """Return the matrix of an element, which has flags, dimensions, name and numbers, each behind a tag."""
     head = _read_mat_element(file, element, _ELEMENT_HEADER_BYTES)
-    start = 0
-    if element[2]:
-        if head[:4] != struct.pack("<I", _MATRIX):
+    compressed = element[2]
+    if compressed and head[:4] != struct.pack("<I", _MATRIX):
+        return None
+    position = 8 if compressed else 0
+    tags = []
+    for _ in range(4):
+        if len(head) < position + 8:
             return None
-        start = 8
-    kind, offset, size, after = _parse_mat_tag(head, start)
-    if kind != _UINT32 or size != 8 or len(head) < offset + 8:
+        kind, size = struct.unpack_from("<II", head, position)
+        if kind >> 16:  # small data share the eight bytes of their tag
+            tags.append((kind & 0xFFFF, position + 4, kind >> 16))
+            position += 8
+        else:
+            tags.append((kind, position + 8, size))
+            position += 8 + (size + 7) // 8 * 8
+    kinds, offsets, sizes = zip(*tags, strict=True)
+    plain = kinds[:3] == (_UINT32, _INT32, _INT8) and sizes[:2] == (8, 8) and sizes[2] <= _LONGEST_NAME
+    if not plain or kinds[3] not in _STORED_TYPES:
         return None
-    (flags,) = struct.unpack_from("<I", head, offset)
-    kind, offset, size, after = _parse_mat_tag(head, after)
-    if kind != _INT32 or size != 8 or len(head) < offset + 8:
+    (flags,) = struct.unpack_from("<I", head, offsets[0])
+    rows, columns = struct.unpack_from("<2i", head, offsets[1])
+    if flags & _COMPLEX_FLAG or flags & 0xFF not in _CLASS_TYPES or min(rows, columns) < 1:
         return None
-    rows, columns = struct.unpack_from("<2i", head, offset)
-    kind, offset, size, after = _parse_mat_tag(head, after)
-    if kind != _INT8 or size > _LONGEST_NAME or min(rows, columns) < 1:
-        return None
-    name = head[offset : offset + size].decode("latin-1")
-    kind, offset, size, after = _parse_mat_tag(head, after)
-    if flags & _COMPLEX_FLAG or flags & 0xFF not in _CLASS_TYPES or kind not in _STORED_TYPES:
-        return None
-    dtype, stored = np.dtype(_CLASS_TYPES[flags & 0xFF]), np.dtype(_STORED_TYPES[kind])
-    matrix = _MatMatrix(name, (rows, columns), dtype, stored, offset, element)
-    return matrix if matrix.stored_bytes == size else None
-
-
-def _parse_mat_tag(head: bytes, start: int) -> tuple[int, int, int, int]:
-    """Return type, offset and size of the data at ``start``, and the offset of the next tag."""
-    if len(head) < start + 8:
-        return 0, start, 0, start
-    kind, size = struct.unpack_from("<II", head, start)
-    if kind >> 16:  # small data share the eight bytes of their tag
-        return kind & 0xFFFF, start + 4, kind >> 16, start + 8
-    return kind, start + 8, size, start + 8 + (size + 7) // 8 * 8
+    name = head[offsets[2] : offsets[2] + sizes[2]].decode("latin-1")
+    dtype, stored = np.dtype(_CLASS_TYPES[flags & 0xFF]), np.dtype(_STORED_TYPES[kinds[3]])
+    matrix = _MatMatrix(name, (rows, columns), dtype, stored, offsets[3], element)
+    return matrix if matrix.stored_bytes == sizes[3] else None

@@ -48,36 +48,16 @@ _ZARR_CODECS = (
 
 @dataclass(frozen=True)
 class Matrix(ABC):
-    """A matrix in a file. It can be sent to another process; the file is opened anew for each read.
+    """A matrix in a file. It can be sent to another process; the file is opened anew for each read."""
 
-    Attributes
-    ----------
-    name
-        Absolute path or URL.
-    rows, width
-        Its shape.
-    dtype
-        Type of its numbers.
-    key
-        Name of the column or array in the file; None: the only one.
-    grain
-        Rows that are packed together: ranges that start and end at multiples of it unpack nothing twice.
-    version
-        Changes when the content does.
-    options
-        Settings of the file system; they may hold secrets, so they are never shown.
-    max_bytes
-        Limit on what a row group or chunk may unpack to.
-    """
-
-    name: str
+    name: str  # absolute path or URL
     rows: int
     width: int
     dtype: str
-    key: str | None = None
-    grain: int = 1
-    version: str = ""
-    options: StorageOptions = field(default=None, repr=False)
+    key: str | None = None  # of the column or array; None: the only one in the file
+    grain: int = 1  # rows that are packed together: ranges that keep to multiples of it unpack nothing twice
+    version: str = ""  # changes when the content does
+    options: StorageOptions = field(default=None, repr=False)  # may hold secrets, so never shown
     max_bytes: int = DEFAULT_MAX_BYTES
 
     def read(self, start: int, stop: int) -> Features:
@@ -204,12 +184,8 @@ def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes
         groups = _group_rows(file)
         for number in range(len(groups)):
             # All columns together: pyarrow ends the process if asked for one whose statistics are damaged.
-            _check_packed_size(
-                file.metadata.row_group(number).total_byte_size,
-                max_bytes,
-                f"{name}: row group {number}",
-                "row groups",
-            )
+            size = file.metadata.row_group(number).total_byte_size
+            _check_packed_size(size, max_bytes, f"{name}: row group {number}", "row groups")
         width = getattr(fields[key], "list_size", None)
         if width is None:
             batch = next(file.iter_batches(1, columns=[key]), None)

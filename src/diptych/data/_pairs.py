@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -31,18 +32,14 @@ class PairedDataset:
 
     Attributes
     ----------
-    image_ids
-        One id per image, all different.
-    captions
-        The captions, in the order of the file they come from.
-    pairing
-        Caption j belongs to image ``pairing[j]``.
+    image_ids, captions, pairing
+        Caption j belongs to image ``pairing[j]``; image ids are all different.
     caption_ids
         One id per caption, all different; by default ``"<image id>#<number>"``.
     splits
         ``"train"``, ``"val"``, ``"test"`` or ``""`` (in no split) for each image; None: not split.
     paths
-        The file of each image; None: not known. Whether the files exist is not checked here.
+        The file of each image, which need not exist; None: not known.
     tokens
         The words of each caption, if the file has them.
 
@@ -72,13 +69,8 @@ class PairedDataset:
             raise InputError(f"pairing must name one of the {n} images for each of the {m} captions.")
         if not self.caption_ids:
             object.__setattr__(self, "caption_ids", _number_captions(self.image_ids, pairing))
-        for name, values, length in (
-            ("splits", self.splits, n),
-            ("paths", self.paths, n),
-            ("tokens", self.tokens, m),
-            ("caption_ids", self.caption_ids, m),
-        ):
-            if values is not None and len(values) != length:
+        for name, length in (("splits", n), ("paths", n), ("tokens", m), ("caption_ids", m)):
+            if (values := getattr(self, name)) is not None and len(values) != length:
                 raise InputError(f"{name} has {len(values)} entries; expected {length}.")
         for name, ids in (("image", self.image_ids), ("caption", self.caption_ids)):
             if duplicates := find_repeated(ids):
@@ -160,12 +152,7 @@ class PairedDataset:
     def paired_rows(
         self, image_rows: Sequence[int] | RowNumbers
     ) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
-        """Return the row numbers of some images, those of their captions, and the pairing of these two.
-
-        >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
-        >>> [rows.tolist() for rows in pets.paired_rows([1, 0])]
-        [[1, 0], [0, 1, 2], [1, 1, 0]]
-        """
+        """Return the row numbers of some images, those of their captions, and the pairing of these two."""
         images = _check_rows(image_rows, self.n_images)
         captions = self.caption_rows(images)
         position = np.full(self.n_images, -1, np.int64)
@@ -173,12 +160,7 @@ class PairedDataset:
         return images, captions, position[self.pairing[captions]]
 
     def first_captions(self, count: int) -> PairedDataset:
-        """Keep the first ``count`` captions of each image; an image with fewer keeps all of them.
-
-        >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
-        >>> pets.first_captions(1).captions
-        ('A cat.', 'A dog.')
-        """
+        """Keep the first ``count`` captions of each image; an image with fewer keeps all of them."""
         rows = self.first_caption_rows(count)
         return replace(self, pairing=self.pairing[rows], **self._captions_at(rows))
 
@@ -202,11 +184,7 @@ class PairedDataset:
 
 
 def normalize_split(name: str) -> str:
-    """Return the common name of a split: ``"dev"`` is ``"val"``, ``"restval"`` is ``"train"``.
-
-    >>> normalize_split("Validation"), normalize_split("restval")
-    ('val', 'train')
-    """
+    """Return the common name of a split: ``"dev"`` is ``"val"``, ``"restval"`` is ``"train"``."""
     common = _SPLIT_NAMES.get(name.strip().lower(), "")
     if not common and name.strip():
         raise InputError(f"the split {name!r} is unknown; expected train, val or test.")
@@ -223,12 +201,8 @@ def _pick(values: tuple[T, ...] | None, rows: RowNumbers) -> Any:
 
 
 def _number_captions(image_ids: Sequence[str], pairing: RowNumbers) -> tuple[str, ...]:
-    seen: Counter[int] = Counter()
-    ids = []
-    for image in pairing.tolist():
-        ids.append(f"{image_ids[image]}#{seen[image]}")
-        seen[image] += 1
-    return tuple(ids)
+    numbers: dict[int, Iterator[int]] = defaultdict(itertools.count)
+    return tuple(f"{image_ids[image]}#{next(numbers[image])}" for image in pairing.tolist())
 
 
 def _check_rows(rows: Sequence[int] | RowNumbers, n_images: int) -> RowNumbers:
@@ -313,17 +287,7 @@ class ProtocolRun:
 
 @dataclass(frozen=True, eq=False)
 class ProtocolSplits:
-    """One training set, and the runs whose results are averaged.
-
-    Attributes
-    ----------
-    name
-        Name of the protocol.
-    train
-        Row numbers of the training images; all runs share them, so one pass over them serves all.
-    runs
-        Validation and test images of each run.
-    """
+    """Row numbers of the training images, which all runs share, and the runs whose results are averaged."""
 
     name: str
     train: RowNumbers
@@ -333,26 +297,20 @@ class ProtocolSplits:
 def split_by_protocol(name: str, dataset: PairedDataset, *, random_state: int = 0) -> ProtocolSplits:
     """Split pairs as one of the paper's protocols does.
 
-    ``"flickr8k"``
-        The official 6,000 / 1,000 / 1,000.
-    ``"flickr30k-paper"``
-        3,000 validation and 3,000 test images drawn with ``random_state``, the rest for training; three
-        runs, each with a disjoint 1,000 of both, averaged. The paper is not exact here: it names 3,000
-        images for each set, three random splits of 1,000, and 25,381 training images, which is neither
-        what the 31,783 images of the token file leave (25,783) nor what the 31,014 of Karpathy's file
-        leave (25,014). It does not say whether the training set changed with the split; here it does not.
-    ``"flickr30k-karpathy"``
-        The split file's own 29,000 / 1,014 / 1,000.
-    ``"coco-5k"``
-        113,287 / 5,000 / 5,000, five captions each: 25,000 search queries. COCO's file has six or seven
-        for some images; keep the first five with ``dataset.first_captions(5)``.
-    ``"coco-1k"``
-        The same, tested on five folds of 1,000 in the order of the file, averaged.
-
     Parameters
     ----------
     name
-        One of ``PROTOCOLS``.
+        - ``"flickr8k"``: the official 6,000 / 1,000 / 1,000.
+        - ``"flickr30k-paper"``: 3,000 validation and 3,000 test images drawn with ``random_state``, the
+          rest for training; three runs, each with a disjoint 1,000 of both. The paper is not exact here:
+          it names 3,000 images for each set, three random splits of 1,000, and 25,381 training images,
+          which is neither what the 31,783 images of the token file leave (25,783) nor what the 31,014 of
+          Karpathy's file leave (25,014). It does not say whether the training set changed with the split;
+          here it does not.
+        - ``"flickr30k-karpathy"``: the split file's own 29,000 / 1,014 / 1,000.
+        - ``"coco-5k"``: 113,287 / 5,000 / 5,000, five captions each: 25,000 search queries. COCO's file has
+          six or seven for some images; keep the first five with ``dataset.first_captions(5)``.
+        - ``"coco-1k"``: the same, tested on five folds of 1,000 in the order of the file.
     dataset
         Pairs of the protocol's size; others raise an ``InputError``.
     random_state
@@ -361,9 +319,8 @@ def split_by_protocol(name: str, dataset: PairedDataset, *, random_state: int = 
     Examples
     --------
     >>> pairs = PairedDataset.of([(f"{i}.jpg", []) for i in range(31_783)])
-    >>> protocol = split_by_protocol("flickr30k-paper", pairs)
-    >>> len(protocol.train), len(protocol.runs), len(protocol.runs[0].test)
-    (25783, 3, 1000)
+    >>> len(split_by_protocol("flickr30k-paper", pairs).train)
+    25783
     """
     check_choice(name, PROTOCOLS, "protocol")
     if name == "flickr30k-paper":
@@ -401,9 +358,7 @@ def _draw_flickr30k(name: str, dataset: PairedDataset, random_state: int) -> Pro
     return ProtocolSplits(name, np.sort(order[2 * held_out :]), runs)
 
 
-SAME = 0.9999
-"""Cosine of centred features from which two items count as the same."""
-
+_SAME_COSINE = 0.9999  # of centred features
 _SAMPLE, _BLOCK = 2000, 8192
 
 
@@ -413,13 +368,6 @@ def find_near_duplicates(
     """Return the rows of ``held_out`` that are almost equal to a row of ``training``.
 
     Such rows make recalls too good. Of more than 2,000 held-out rows, a seeded sample is checked.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> x = rng.normal(size=(20, 8))
-    >>> find_near_duplicates(x, np.vstack([rng.normal(size=(3, 8)), x[5] + 1e-6]))
-    array([3])
     """
     rows = np.arange(len(held_out))
     if len(rows) > _SAMPLE:
@@ -430,4 +378,4 @@ def find_near_duplicates(
     for start in range(0, len(training), _BLOCK):
         block = unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
         nearest = np.maximum(nearest, np.max(queries @ block.T, axis=1))
-    return rows[nearest > SAME]
+    return rows[nearest > _SAME_COSINE]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,14 +59,12 @@ def read_pairs(
     Parameters
     ----------
     path
-        A Karpathy split file (``restval`` counts as training, as in the paper), a COCO caption file (the
-        split is in its name), a Flickr token file, a table (CSV, TSV, JSON lines, Parquet; one row per
-        caption, or a list of captions per row), or a folder that holds one of these or images with
-        ``.txt`` files beside them.
+        A Karpathy split file (``restval`` counts as training), a COCO caption file (the split is in its
+        name), a Flickr token file, a table (CSV, TSV, JSON lines, Parquet; one row per caption, or a list
+        of captions per row), or a folder that holds one of these or images with ``.txt`` files beside them.
     images
-        The folder that image names are relative to. None: for a table its own folder, or ``images``
-        beside it; for other files the paths stay unknown. For COCO, the folder that holds ``train2014``
-        and ``val2014``, or one with all images together.
+        The folder of the images. None: for a table its own folder, or ``images`` beside it; for other
+        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images.
     image_column, caption_column, split_column
         Columns of a table; None: the usual names (``image``, ``file_name``, …; ``caption``, ``text``, …;
         ``split``).
@@ -92,18 +91,12 @@ def read_pairs(
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    options = _Options(
-        None if images is None else _check_folder(images),
-        {"image_column": image_column, "caption_column": caption_column, "split_column": split_column},
-        encoding,
-        max_bytes,
-    )
-    if format != "table":
-        unused = {**options.columns, "encoding": encoding}
-        name = next((name for name, value in unused.items() if value is not None), None)
-        if name is not None:
+    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
+    for name, value in {**columns, "encoding": encoding}.items():
+        if value is not None and format != "table":
             raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
-    return _READERS[format](path, options)
+    folder = None if images is None else _check_folder(images)
+    return _READERS[format](path, _Options(folder, columns, encoding, max_bytes))
 
 
 @dataclass(frozen=True)
@@ -126,11 +119,7 @@ def _detect_format(path: Path) -> tuple[Format, Path]:
             return "tokens", path / FLICKR30K_TOKENS
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         candidates = [file for file in files if file.suffix.lower() in TABLE_SUFFIXES]
-        candidates += [
-            file
-            for file in files
-            if file.name.startswith(("dataset_", "captions_")) and file.suffix == ".json"
-        ]
+        candidates += [file for file in files if re.fullmatch(r"(dataset|captions)_.*\.json", file.name)]
         if len(candidates) > 1:
             names = ", ".join(file.name for file in candidates[:4])
             raise InputError(f"{path} holds {len(candidates)} files of pairs ({names}); name one.")
@@ -281,20 +270,20 @@ def _read_folder(folder: Path, options: _Options) -> PairedDataset:
         for name in names
         if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")
     )
-    paths = [file for file in files if is_unicode(file.relative_to(folder).as_posix())]
-    if len(paths) < len(files):
-        first = next(file for file in files if not is_unicode(file.relative_to(folder).as_posix()))
+    names = {file: file.relative_to(folder).as_posix() for file in files}
+    if invalid := [file for file in files if not is_unicode(names[file])]:
         warnings.warn(
-            f"{len(files) - len(paths)} image(s) have a file name that is not UTF-8 and are left out (the "
-            f"first: {first.name!r}); rename them.",
+            f"{len(invalid)} image(s) have a file name that is not UTF-8 and are left out (the first: "
+            f"{invalid[0].name!r}); rename them.",
             DataWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
+    paths = [file for file in files if file not in invalid]
     images = []
     for path in paths:
         text = path.with_suffix(".txt")
         lines = [line.strip() for _, line in read_lines(text, options.max_bytes)] if text.is_file() else []
-        images.append((path.relative_to(folder).as_posix(), lines))
+        images.append((names[path], lines))
     if not any(captions for _, captions in images):
         raise InputError(
             f"{folder} has {count(len(images), 'image')} and no captions; expected a table of captions, or a "

@@ -102,19 +102,11 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A block that is read when it is needed; it can be sent to another process.
-
-    Attributes
-    ----------
-    x, y
-        The rows of either view.
-    pairing
-        Rows of ``y`` for each row of ``x``, or the row of the file of ``x`` for each row of ``y``.
-    """
+    """A block that is read when it is needed; it can be sent to another process."""
 
     x: tuple[Piece, ...]
     y: tuple[Piece, ...]
-    pairing: int | RowNumbers
+    pairing: int | RowNumbers  # rows of y for each row of x, or the row of x's file for each row of y
 
     @property
     def name(self) -> str:
@@ -143,13 +135,7 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Shards(BlockSequence[Shard]):
-    """Blocks in the order of their files; see ``shards``.
-
-    Attributes
-    ----------
-    blocks
-        The blocks.
-    """
+    """Blocks in the order of their files; see ``shards``."""
 
     @property
     def n_x(self) -> int:

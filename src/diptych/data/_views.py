@@ -16,26 +16,9 @@ from diptych.data._pairs import PairedDataset, RowNumbers
 
 @dataclass(frozen=True, eq=False)
 class PairedViews:
-    """Pairs with the features of their images and captions, row for row.
+    """Pairs with the features of their images (``x``) and captions (``y``), row for row; see ``join``.
 
-    Attributes
-    ----------
-    dataset
-        The pairs that have features in both views.
-    x
-        Features of its images.
-    y
-        Features of its captions.
-    seconds
-        How long each step of encoding took, if they were encoded just now.
-
-    Examples
-    --------
-    >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
-    >>> views = PairedViews(pets, np.eye(2), np.arange(6.0).reshape(3, 2))
-    >>> x, y, pairing = views.of([1])
-    >>> x.tolist(), y.tolist(), pairing.tolist()
-    ([[0.0, 1.0]], [[4.0, 5.0]], [0])
+    ``seconds`` tells how long each step of encoding took, if they were encoded just now.
     """
 
     dataset: PairedDataset
@@ -68,9 +51,9 @@ def join(
     Examples
     --------
     >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
-    >>> views = join(pets, np.eye(2), np.arange(6.0).reshape(3, 2))
-    >>> views.x.shape, views.y.shape
-    ((2, 2), (3, 2))
+    >>> x, y, pairing = join(pets, np.eye(2), np.arange(6.0).reshape(3, 2)).of([1])
+    >>> x.tolist(), y.tolist(), pairing.tolist()
+    ([[0.0, 1.0]], [[4.0, 5.0]], [0])
     """
     x, x_rows = _match_rows(images, dataset.image_ids, "image")
     y, y_rows = _match_rows(captions, dataset.caption_ids, "caption")
