@@ -5,7 +5,7 @@ import pytest
 
 from diptych import AWCCA, retrieval_scores
 from diptych._normalize import normalize
-from diptych.data import encode_images, encode_texts, join, open_features, split_by_protocol, read_pairs
+from diptych.data import encode_images, encode_texts, join, open_features, read_pairs, split_by_protocol
 from diptych.image import PyramidDescriptor
 from diptych.scenes import make_scenes
 from diptych.text import HKSE, sentence_encoder

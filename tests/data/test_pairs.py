@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.data import PROTOCOLS, PairedDataset, split_by_protocol, split_by_image
+from diptych.data import PROTOCOLS, PairedDataset, split_by_image, split_by_protocol
 from diptych.data._pairs import normalize_split
 
 

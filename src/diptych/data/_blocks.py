@@ -25,10 +25,10 @@ from diptych.data._encode import (
 )
 from diptych.data._feature_store import Features
 from diptych.data._pairs import PairedDataset, RowNumbers
-from diptych.image._base import ImageEncoder
+from diptych.image import ImageEncoder
+from diptych.image import image_encoder as make_image_encoder
 from diptych.image._decoding import DEFAULT_MAX_PIXELS
-from diptych.image._named import image_encoder as make_image_encoder
-from diptych.text._encoders import SentenceEncoder, sentence_encoder
+from diptych.text import SentenceEncoder, sentence_encoder
 
 B = TypeVar("B")
 

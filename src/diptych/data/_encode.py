@@ -30,9 +30,9 @@ from diptych.data._feature_store import (
     read_job,
 )
 from diptych.data._pairs import PairedDataset
-from diptych.image._base import ImageEncoder, StagedEncoder
+from diptych.image import ImageEncoder, StagedEncoder
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
-from diptych.text._encoders import SentenceEncoder
+from diptych.text import SentenceEncoder
 
 _SAMPLE_BYTES = 4096
 _PROBE_CAPTIONS = 8
