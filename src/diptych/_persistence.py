@@ -44,7 +44,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -146,8 +146,8 @@ def library_version() -> str:
         return "unknown"
 
 
-def _check_plain_file(path: Path) -> Path:
-    # A symbolic link could make a reader open any file of the machine.
+def check_plain_file(path: Path) -> Path:
+    """Return ``path`` if it is a file and not a link, which could point to any file of the machine."""
     if path.is_symlink() or not path.is_file():
         reason = "is a link" if path.is_symlink() else "is missing, or is not a file"
         raise InputError(f"{path} {reason}; restore the file or save the model again.")
@@ -168,7 +168,7 @@ def parse_json(raw: bytes | str) -> Any:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a JSON object; a damaged or very large file is an ``InputError``."""
-    path = _check_plain_file(Path(path))
+    path = check_plain_file(Path(path))
     if path.stat().st_size > MAX_JSON_BYTES:
         raise InputError(f"{path} is larger than {MAX_JSON_BYTES} bytes; it was not written by diptych.")
     return _parse_object(path.read_bytes(), path)
@@ -261,8 +261,8 @@ def write_tensors(
 
 def read_tensors(path: str | os.PathLike[str]) -> Tensors:
     """Read every array of a safetensors file; a damaged file is an ``InputError``."""
-    path = _check_plain_file(Path(path))
-    return _parse_tensors(path.read_bytes(), path)
+    path = check_plain_file(Path(path))
+    return parse_tensors(path.read_bytes(), path)
 
 
 def map_tensors(path: str | os.PathLike[str]) -> Tensors:
@@ -274,7 +274,8 @@ def map_tensors(path: str | os.PathLike[str]) -> Tensors:
             names = list(file.keys())
     except (SafetensorError, ValueError, KeyError, OSError) as error:
         raise InputError(f"{path} is damaged or not a safetensors file ({error}); make it again.") from None
-    header, length = _read_header(path)
+    with open(path, "rb") as content:
+        header, length = _parse_header(content, path)
     arrays: Tensors = {}
     for name in names:
         kind, shape, (start, end) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
@@ -301,7 +302,13 @@ def map_npy(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read the metadata beside the arrays of a safetensors file."""
-    metadata = _read_header(Path(path))[0].get("__metadata__", {})
+    with open(path, "rb") as file:
+        return parse_metadata(file, Path(path))
+
+
+def parse_metadata(file: IO[bytes], path: Path) -> dict[str, str]:
+    """Return the metadata beside the arrays of an open safetensors file."""
+    metadata = _parse_header(file, path)[0].get("__metadata__", {})
     return {str(k): str(v) for k, v in metadata.items()} if isinstance(metadata, dict) else {}
 
 
@@ -323,7 +330,8 @@ def take_array(
     return array
 
 
-def _parse_tensors(raw: bytes, path: Path) -> Tensors:
+def parse_tensors(raw: bytes, path: Path) -> Tensors:
+    """Return the arrays of a safetensors file whose content was read."""
     try:
         return load(raw)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -332,12 +340,11 @@ def _parse_tensors(raw: bytes, path: Path) -> Tensors:
         ) from None
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > MAX_JSON_BYTES:
-            raise InputError(f"{path} has a header of {size} bytes; expected at most {MAX_JSON_BYTES}.")
-        return _parse_object(file.read(size), path), size
+def _parse_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], int]:
+    size = int.from_bytes(file.read(8), "little")
+    if size > MAX_JSON_BYTES:
+        raise InputError(f"{path} has a header of {size} bytes; expected at most {MAX_JSON_BYTES}.")
+    return _parse_object(file.read(size), path), size
 
 
 # The files of one version
@@ -361,15 +368,7 @@ class Header(Schema, frozen=True):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a saved model; each is compared with its checksum when it is read.
-
-    Attributes
-    ----------
-    folder
-        Where they are.
-    entries
-        Size and checksum of each, by name.
-    """
+    """The files of a saved model, with size and checksum of each; a file is compared when it is read."""
 
     folder: Path
     entries: Mapping[str, FileEntry]
@@ -384,21 +383,30 @@ class ModelFiles:
         self._check_same(path, same and (not whole or file_digest(path) == self.entries[name].sha256))
         return path
 
-    def read(self, name: str) -> bytes:
-        """Read a file that is as it was written."""
-        raw = self._find(name).read_bytes()
-        same = hashlib.sha256(raw).hexdigest() == self.entries[name].sha256
-        self._check_same(self.folder / name, same)
-        return raw
-
     def read_tensors(self, name: str = TENSORS) -> Tensors:
         """Read the arrays of a safetensors file that is as it was written."""
-        return _parse_tensors(self.read(name), self.folder / name)
+        return parse_tensors(self.defer(name)(), self.folder / name)
+
+    def defer(self, name: str) -> Callable[[], bytes]:
+        """Return a function that reads a file that is as it was written.
+
+        The file is mapped at once, because it may be removed when a newer version replaces this one.
+        """
+        path, mapped = self.folder / name, None
+        with suppress(OSError, ValueError):  # reported when the file is read
+            mapped = np.memmap(self._find(name), np.uint8, "r")
+
+        def read() -> bytes:
+            raw = self._find(name).read_bytes() if mapped is None else mapped.tobytes()
+            self._check_same(path, hashlib.sha256(raw).hexdigest() == self.entries[name].sha256)
+            return raw
+
+        return read
 
     def _find(self, name: str) -> Path:
         if name not in self.entries:
             raise InputError(f"{self.folder / CONFIG} does not list {name}; save the model again.")
-        return _check_plain_file(self.folder / name)
+        return check_plain_file(self.folder / name)
 
     def _check_same(self, path: Path, same: bool) -> None:
         if not same:
@@ -434,9 +442,10 @@ def write_config(folder: Path, kind: str, config: Schema, previous: Version | No
     files: dict[str, FileEntry] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        if previous is not None and name in known and _is_same_file(path, previous.path / name):
-            files[name] = known[name]
-        elif name != CONFIG:
+        with suppress(OSError):  # the previous version may not have this file
+            if previous is not None and name in known and path.samefile(previous.path / name):
+                files[name] = known[name]
+        if name not in files:
             files[name] = FileEntry(path.stat().st_size, file_digest(path))
     settings = _to_builtins(config)
     convert(settings, type(config), folder / CONFIG)  # what cannot be read again is not written
@@ -486,13 +495,6 @@ def read_model_files(folder: Path, kind: str, schema: type[S]) -> tuple[S, Tenso
     return config, files.read_tensors(), folder / TENSORS
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
 # Versions
 
 
@@ -502,17 +504,7 @@ class ChangedError(InputError):
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a model folder.
-
-    Attributes
-    ----------
-    folder
-        The model folder, as a real path: reached through a link, it is the same folder with the same lock.
-    id
-        Distinguishes it from every other version.
-    digest
-        SHA-256 of its config.
-    """
+    """A version of a model folder (a real path), and the SHA-256 of its config."""
 
     folder: Path
     id: str
@@ -526,17 +518,7 @@ class Version:
 
 @dataclass
 class Draft:
-    """A version that is being written.
-
-    Attributes
-    ----------
-    path
-        Where to write its files.
-    current
-        The version that it will replace, if any.
-    version
-        The version itself, once it is in place.
-    """
+    """A version that is being written to ``path``, the one that it will replace, and itself once in place."""
 
     path: Path
     current: Version | None
@@ -659,7 +641,7 @@ def check_writable(folder: str | os.PathLike[str], kind: str) -> None:
 def _read_version(version: Version, read: Callable[[Version], T]) -> T:
     if version.path.is_symlink() or version.path.parent.is_symlink():
         raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
-    config = _check_plain_file(version.path / CONFIG)
+    config = check_plain_file(version.path / CONFIG)
     if file_digest(config) != version.digest:
         raise InputError(
             f"{config} is not as it was written (its checksum differs); restore it or save again."

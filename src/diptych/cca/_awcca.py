@@ -522,6 +522,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         model.models_ = {}
         for task in TASKS:
             name = config.models[task].tensors
+            if name in model.models_:
+                model.models_[task] = model.models_[name]
+                continue
             correlations = take_array(tensors, f"{name}.correlations", (None,), source)
             model.models_[task] = CanonicalModel(
                 correlations,

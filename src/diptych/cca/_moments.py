@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,8 +17,9 @@ from diptych._checks import InputError, check_choice, check_pair_of_views
 from diptych._persistence import (
     FORMAT_VERSION,
     check_format,
-    read_metadata,
-    read_tensors,
+    check_plain_file,
+    parse_metadata,
+    parse_tensors,
     replace_file,
     take_array,
     write_tensors,
@@ -149,8 +151,12 @@ class Moments:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Moments:
         """Read what ``save`` wrote."""
-        path = Path(path)
-        tensors, metadata = read_tensors(path), read_metadata(path)
+        return cls.parse(check_plain_file(Path(path)).read_bytes(), Path(path))
+
+    @classmethod
+    def parse(cls, raw: bytes, path: Path) -> Moments:
+        """Return the moments in the content of a file; ``path`` is where it was read, for messages."""
+        tensors, metadata = parse_tensors(raw, path), parse_metadata(BytesIO(raw), path)
         check_format(metadata, "moments", path)
         x_mean = take_array(tensors, "x_mean", (None,), path)
         y_mean = take_array(tensors, "y_mean", (None,), path)

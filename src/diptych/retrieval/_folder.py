@@ -1,108 +1,214 @@
-"""A retriever as a model folder: safetensors for the numbers, JSON for the rest, and a card for people.
+"""A retriever as a model folder, and its model as files in a database: what is in them, and how they are read.
 
 =========================  ==============================================================================
-``config.json``            format, library, encoders' fingerprints, filters, grids, path, recalls, checksums
-``model.safetensors``      the model of each task, and where its training items lay
-``moments.safetensors``    what ``refit`` needs of the training pairs
+``config.json``            encoders, filters, regularisation path, recalls, number of items, checksums
+``model.safetensors``      the model of each task, and the spread of its training features
+``moments.safetensors``    the moments of the training pairs, which only ``refit`` reads
 ``index.safetensors``      the vectors of all items
-``features.safetensors``   their features, where they are kept
-``items.jsonl``            what the items are
-``text-encoder/``          the HKSE, where that is the text encoder
+``features.safetensors``   their features, if they are kept
+``items.jsonl``            the items
+``text-encoder/``          the HKSE, if that is the text encoder
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
-``README.md``              the model card, with ``regularization.png``
+``README.md``              the model card with ``regularization.png``, written when a model is fitted or refitted
 =========================  ==============================================================================
 
-These are the files of one version; ``diptych._persistence`` tells how versions follow each other. A retriever
-remembers the version it was loaded from. If that is still the current one, ``save`` replaces it. If others
-have saved meanwhile, ``save`` brings the items that were added and removed here into what they saved, or
-refuses. A retriever that was fitted, rather than loaded, replaces whatever is there.
+These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A folder
+may instead hold the address of a database, which then holds the rest. A retriever remembers the version it was
+loaded from. If that is still current, ``save`` replaces it. If other processes have saved since, ``save`` applies
+the items that were added and removed here to what they saved, or refuses. A retriever that was fitted, rather
+than loaded, replaces whatever is in the folder.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
 
 from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import (
     CONFIG,
+    FOR_PEOPLE,
+    TENSORS,
     ChangedError,
+    MatrixBlocks,
+    ModelFiles,
+    Schema,
+    Tensors,
     Version,
-    check_file,
     find_current,
     library_version,
+    link_files,
+    map_tensors,
     new_version,
     read_config,
     read_current,
     read_json,
+    take_array,
     write_config,
+    write_tensors,
 )
-from diptych.cca import AWCCA, CanonicalModel
+from diptych.cca import AWCCA, Moments
+from diptych.cca._awcca import AWCCAConfig
 from diptych.fusion import Fusion
+from diptych.fusion._fusion import FusionConfig
 from diptych.report import draw_regularization_path, model_card
-from diptych.report._card import (
-    CORRELATIONS,
-    PICTURE,
-    SHOWN_CORRELATIONS,
-    Card,
-    EncoderFacts,
-    IndexFacts,
-    TaskFacts,
-)
+from diptych.report._card import CORRELATIONS, PICTURE, SHOWN_CORRELATIONS, Card, EncoderFacts, IndexFacts, TaskFacts
+from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import embedding_of
-from diptych.retrieval._fit import Fitted
-from diptych.retrieval._homes import opened, saved_address
-from diptych.retrieval._items import VIEWS, View
-from diptych.retrieval._model_files import (
-    MODEL,
-    MOMENTS,
-    TEXT,
-    known_encoders,
-    read_model,
-    read_moments,
-    read_text_encoder,
-)
-from diptych.retrieval.stores._base import Collection, Content
-from diptych.retrieval.stores._index_files import FEATURES, INDEX, ITEMS, read_index, take_graph
-from diptych.retrieval.stores._memory import MemoryCollection
+from diptych.retrieval._encoders import EncoderRecord, Encoders
+from diptych.retrieval._fit import Facts, Fitted
+from diptych.retrieval._items import SEARCHED, VIEWS, Item, Places, View, read_items, write_items
+from diptych.retrieval._searcher import Searcher
+from diptych.retrieval.stores import open_store, read_address
+from diptych.retrieval.stores._base import ModelChanged, Store
+from diptych.retrieval.stores._faiss import Graph, VectorIndex
+from diptych.retrieval.stores._memory import ItemTable, MemoryStore
 from diptych.text import HKSE
+from diptych.text._hkse import INSIDE, read_hkse, write_hkse
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
 
-
-KIND, FORMAT_VERSION = "retriever", 2
-"""Format version 2 is a folder that points to a database; one that holds its items itself is version 1."""
-CARD = "README.md"
+KIND, STORED_KIND = "retriever", "stored-model"
+MOMENTS, INDEX, FEATURES, ITEMS, TEXT = (
+    "moments.safetensors",
+    "index.safetensors",
+    "features.safetensors",
+    "items.jsonl",
+    INSIDE,
+)
+TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}")
 MEANINGS = {
-    CONFIG: "format, encoders, filters, grids, path, recalls and checksums",
-    MODEL: "the model of each task",
-    MOMENTS: "what a refit needs of the training pairs",
+    CONFIG: "encoders, filters, regularisation path, recalls and checksums",
+    TENSORS: "the model of each task",
+    MOMENTS: "the moments of the training pairs, for a refit",
     INDEX: "the vectors of all items",
     FEATURES: "the features of all items",
-    ITEMS: "what the items are",
+    ITEMS: "the items",
     TEXT: "the text encoder",
 }
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class IndexConfig(Schema, frozen=True):
+    """How vectors are searched and stored."""
+
+    kind: str
+    dtype: Literal["float32", "float16"]
+
+
+class ModelConfig(Schema, frozen=True):
+    """A fitted model and its encoders; the limit of an outlier detector is None if it has none."""
+
+    model: AWCCAConfig | FusionConfig
+    outlier_limits: dict[View, float | None]
+    encoders: dict[View, EncoderRecord]
+    index: IndexConfig
+    keep_features: bool
+    facts: Facts
+
+    def __post_init__(self) -> None:
+        """Refuse a config without one of the views."""
+        if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
+            raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
+
+
+class PlacesConfig(Schema, frozen=True):
+    """The folder of all images, and its path from the model folder."""
+
+    folder: str
+    from_model: str
+
+
+class ItemsConfig(Schema, frozen=True):
+    """The number of items, and of the texts among them that the model was fitted on."""
+
+    image: Count
+    text: Count
+    learned: Count
+    images: PlacesConfig | None
+
+
+class RetrieverConfig(Schema, frozen=True):
+    """What ``config.json`` says of a retriever: the address of a database, or a model and items.
+
+    ``journal`` is the last entry of a server's journal that is part of this version.
+    """
+
+    journal: Count
+    address: str | None = None
+    model: ModelConfig | None = None
+    items: ItemsConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a folder that has both, or neither."""
+        if {self.address is None, self.model is not None, self.items is not None} not in ({True}, {False}):
+            raise InputError("expected either the address of a database, or a model and items")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model that was read from a folder or a database.
+
+    Attributes
+    ----------
+    fitted
+        The model.
+    store
+        Its items and vectors.
+    known
+        What is known of the encoders that its features came from.
+    hkse
+        The text encoder, if that is an HKSE and was read.
+    keep_features
+        Whether the features of added items are kept.
+    version
+        The version of the model in the store.
+    """
+
+    fitted: Fitted
+    store: Store
+    known: dict[View, EncoderRecord]
+    hkse: HKSE | None
+    keep_features: bool
+    version: str = ""
+
+    def encoders(self, image: Any = None, text: Any = None) -> Encoders:
+        """Return the encoders, with those of the user in place of the stored ones."""
+        return Encoders(image, self.hkse if text is None else text, self.known)
+
+    def has_encoders(self, encoders: Encoders) -> bool:
+        """Return whether the features of this model came from ``encoders``."""
+        return all(encoders.describe(v).fingerprint == self.known[v].fingerprint for v in VIEWS)
+
+    def searcher(self, encoders: Encoders) -> Searcher:
+        """Return a searcher of this model."""
+        return Searcher(self.fitted, self.store, encoders, self.version)
 
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """The version that a retriever was loaded from, or saved as last: what its changes are counted from.
+    """The version that a retriever was loaded from or last saved as, from which its changes are counted.
 
     Attributes
     ----------
     version
-        It.
+        The version.
     identity
-        Of the model folder, wherever it is moved to.
+        Of the model folder, even when it is moved.
     first_key
-        Items with this key, or a greater one, were added since.
+        Items with this key or a larger one were added since.
     fitted, hkse
-        Its model and text encoder: while the retriever has these, their files need not be written again.
+        Its model and text encoder: while the retriever has these, their files are not written again.
     journal
         The last entry of a server's journal that is part of it.
     """
@@ -115,79 +221,76 @@ class Base:
     journal: int
 
     @classmethod
-    def of(cls, version: Version, collection: Collection, hkse: HKSE | None, journal: int) -> Base:
-        """Count changes of a collection from now on."""
+    def start(cls, version: Version, store: Store, fitted: Fitted, hkse: HKSE | None, journal: int) -> Base:
+        """Count changes of a store from now on."""
         first_key = 0
-        if isinstance(collection, MemoryCollection):
-            first_key = collection.items.next_key
-            collection.items.removed.clear()
-        fitted = None if collection.shared else collection.fitted
-        return cls(version, _identity(version.folder), first_key, fitted, hkse, journal)
+        if isinstance(store, MemoryStore):
+            first_key = store.table.next_key
+            store.table.removed.clear()
+        unchanged = None if store.shared else fitted
+        return cls(version, _identify(version.folder), first_key, unchanged, hkse, journal)
 
     def is_in(self, folder: Path) -> bool:
-        """Whether it is a version of this model folder."""
-        return self.version.folder == folder or self.identity == _identity(folder)
+        """Return whether it is a version of this model folder."""
+        return self.version.folder == folder or self.identity == _identify(folder)
 
 
 def save(
     retriever: Retriever,
     folder: str | os.PathLike[str],
-    bring: Callable[[Version], None] | None,
+    merge: Callable[[Version], None] | None,
     journal: int | None = None,
 ) -> None:
-    """Write a retriever as a new version of a folder; a crash on the way leaves the folder as it was.
+    """Write a retriever as a new version of a folder; a crash leaves the folder as it was.
 
     Parameters
     ----------
     retriever
         What is saved.
     folder
-        Where.
-    bring
-        Brings what was saved meanwhile by others into the retriever, if its base is not the current version
-        any more; None: that is a ``ChangedError``.
+        The model folder.
+    merge
+        Applies the retriever's changes to a version that others have saved since its base, and makes that its
+        base; None: such a version is a ``ChangedError``.
     journal
         The last entry of a server's journal that is saved; None: the same as before.
     """
-    with retriever._writing:
-        _save(retriever, folder, bring, journal)
-
-
-def _save(
-    retriever: Retriever,
-    folder: str | os.PathLike[str],
-    bring: Callable[[Version], None] | None,
-    journal: int | None,
-) -> None:
-    facts = describe(retriever)
-    with new_version(folder, KIND) as draft:
+    with retriever._writing, new_version(folder, KIND) as draft:
         place, current = draft.path.parent.parent, draft.current
-        if bring is None:
+        if merge is None:
             _check_base(retriever, current, folder)
         base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
-        overtaken = base is not None and current is not None and current.id != base.version.id
-        if overtaken and bring and current and not _same_database(retriever.collection, current):
-            bring(current)
-            base, facts = retriever.base, describe(retriever)
+        if merge is not None and base is not None and current is not None and current.id != base.version.id:
+            address = retriever.searcher.store.address
+            # Both have the same items if they are in the same database.
+            if not address or read_json(current.path / CONFIG).get("address") != address:
+                merge(current)
+                base = retriever.base
         if journal is None:
             journal = 0 if base is None or current is None else base.journal
-        collection, hkse = retriever.collection, retriever.encoders.hkse
-        same = base is not None and base.fitted is collection.fitted and base.hkse is hkse
-        before = current if same else None
-        said = collection.write(draft.path, hkse, place, None if before is None else before.path)
-        _write_card(retriever, facts, draft.path, place.name)
-        encoders = {
-            view: told | {"origin": _origin(retriever.encoders.describe(view).origin, place)}
-            for view, told in facts["encoders"].items()
-        }
-        config = {**facts, "encoders": encoders, "journal": journal, **said}
-        write_config(draft.path, KIND, config.pop("version", 1), config, before)
+        searcher = retriever.searcher
+        fitted, store, hkse = searcher.fitted, searcher.store, searcher.encoders.hkse
+        unchanged = base is not None and base.fitted is fitted and base.hkse is hkse
+        previous = current if unchanged else None
+        if isinstance(store, MemoryStore):
+            model = _write_model(draft.path, fitted, searcher.encoders, previous)
+            described = _describe_model(model, fitted, searcher.encoders, store, retriever.keep_features, place)
+            config = RetrieverConfig(journal, None, described, _write_items(draft.path, store, place))
+        else:
+            config = RetrieverConfig(journal, store.address)
+        if previous is not None and (previous.path / FOR_PEOPLE[0]).is_file():
+            for name in FOR_PEOPLE:
+                if (previous.path / name).is_file():
+                    link_files(previous.path / name, draft.path / name)
+        else:
+            _write_card(retriever, draft.path, place.name)
+        write_config(draft.path, KIND, config, previous)
     assert draft.version is not None
-    retriever.base = Base.of(draft.version, collection, hkse, journal)
+    retriever.base = Base.start(draft.version, store, fitted, hkse, journal)
 
 
 def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
-    """Raise ``ChangedError`` if a retriever is not of the current version of a folder any more."""
+    """Raise ``ChangedError`` unless the base of a retriever is the current version of a folder."""
     _check_base(retriever, find_current(folder), folder)
 
 
@@ -196,16 +299,16 @@ def load(
     *,
     mmap: bool = False,
     trust_graph: bool = False,
-    own_text: bool = True,
+    text: bool = True,
     index: str | None = None,
-) -> tuple[Content, Base]:
-    """Read the current version of a folder; without ``own_text``, all but the text encoder.
+) -> tuple[LoadedModel, Base]:
+    """Read the current version of a folder; without ``text``, all but the text encoder.
 
-    ``index`` is the address of the database that a folder points to, where another is to be used.
+    ``index`` replaces the address of the database that a folder points to.
     """
 
-    def read(version: Version) -> tuple[Content, Base]:
-        return read_version(version, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
+    def read(version: Version) -> tuple[LoadedModel, Base]:
+        return read_version(version, mmap=mmap, trust_graph=trust_graph, text=text, index=index)
 
     return read_current(folder, read)
 
@@ -215,140 +318,295 @@ def read_version(
     *,
     mmap: bool = False,
     trust_graph: bool = False,
-    own_text: bool = True,
+    text: bool = True,
     index: str | None = None,
-) -> tuple[Content, Base]:
+) -> tuple[LoadedModel, Base]:
     """Read one version of a folder."""
-    folder = version.path
-    config = read_json(folder / CONFIG)
-    if config.get("format") == "diptych-awcca":
+    if read_json(version.path / CONFIG).get("format") == "diptych-awcca":
         raise InputError(
-            f"{version.folder} holds a model without an index; AWCCA.load reads it, and diptych fit makes "
-            "one with."
+            f"{version.folder} holds a model without items. Load it with AWCCA.load, or create a searchable "
+            "model with diptych fit."
         )
-    config = read_config(folder, KIND, FORMAT_VERSION)
-    if "address" not in config and index is not None:
-        raise InputError(
-            f"{version.folder} holds its items itself; index= is for folders that point to a database."
-        )
-    try:
-        journal = int(config["journal"])
-        if "address" in config:
-            content = opened(index or saved_address(config["address"]), own_text=own_text)
-        else:
-            content = _read(version, config, mmap, trust_graph, own_text)
-        return content, Base.of(version, content.collection, content.text, journal)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{folder / CONFIG} lacks or garbles a setting ({error}); save the model again."
-        ) from None
+    config, files = read_config(version.path, KIND, RetrieverConfig)
+    if config.model is None or config.items is None:
+        address = index or read_address(config.address)
+        loaded = load_from_store(open_store(address, create=False), text=text)
+    elif index is not None:
+        raise InputError(f"{version.folder} holds its items itself; index= is for folders that point to a database.")
+    else:
+        fitted = _read_model(config.model, files)
+        store = _read_items(config.model, config.items, files, fitted, version.folder, mmap, trust_graph)
+        hkse = None
+        if text and TEXT_FILES[0] in files:
+            files.check(TEXT_FILES[0])
+            hkse = read_hkse(HKSE, files.folder / TEXT)
+        records = {view: config.model.encoders[view].locate(version.folder) for view in VIEWS}
+        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features)
+    return loaded, Base.start(version, loaded.store, loaded.fitted, loaded.hkse, config.journal)
+
+
+def write_stored_model(
+    folder: Path, fitted: Fitted, encoders: Encoders, store: Store, keep_features: bool
+) -> None:
+    """Write the files of a model that a database keeps."""
+    model = _write_model(folder, fitted, encoders)
+    write_config(folder, STORED_KIND, _describe_model(model, fitted, encoders, store, keep_features))
+
+
+def load_from_store(store: Store, *, text: bool = True, before: Encoders | None = None) -> LoadedModel:
+    """Read the model that a database keeps; without ``text``, all but its text encoder.
+
+    ``before`` are encoders that are loaded already; their HKSE is used if it is the same.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        version = store.read_model(folder, (CONFIG, TENSORS))
+        try:
+            config, files = read_config(folder, STORED_KIND, ModelConfig)
+            fitted = _read_model(config, files, lambda: _fetch_moments(store, version, fitted.model))
+            hkse = None if before is None else before.hkse
+            record = config.encoders["text"]
+            if hkse is None or before is None or before.describe("text").fingerprint != record.fingerprint:
+                hkse = None
+                if text and store.read_model(folder, TEXT_FILES) == version and (folder / TEXT_FILES[0]).exists():
+                    hkse = read_hkse(HKSE, folder / TEXT)
+        except InputError as error:
+            reason = str(error).replace(f"{folder}{os.sep}", "").rstrip(".")
+            raise InputError(
+                f"the model in {store.address} is damaged ({reason}); fit again, or restore the database."
+            ) from None
+    return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
 
 
 def describe(retriever: Retriever) -> dict[str, Any]:
-    """What is known of a retriever, as plain data."""
-    collection = retriever.collection
-    fitted = collection.fitted
+    """Return what is known of a retriever, as plain data."""
+    searcher = retriever.searcher
+    fitted, store = searcher.fitted, searcher.store
+    encoders = {}
+    for view in VIEWS:
+        record, dimension = searcher.encoders.describe(view), searcher.embedding.features(view)
+        encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
     return {
         "library": library_version(),
-        "encoders": {
-            view: {
-                "name": (known := retriever.encoders.describe(view)).name,
-                "fingerprint": known.fingerprint,
-                "dimension": collection.embedding.features(view),
-            }
-            for view in VIEWS
-        },
-        **_models(fitted.model),
-        "index": {"kind": collection.kind, "dtype": retriever.dtype},
+        "encoders": encoders,
+        **_describe_tasks(fitted.model),
+        "index": {"kind": store.kind, "dtype": store.dtype},
         "keep_features": bool(retriever.keep_features),
-        "items": {view: collection.items.count(view) for view in VIEWS},
+        "items": {view: store.count(view) for view in VIEWS},
         "facts": fitted.facts,
     }
 
 
-def _models(model: AWCCA | Fusion) -> dict[str, Any]:
-    """What was fitted for each task, in words and numbers."""
+def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
+    """Return filters, components and correlations of each task."""
     if isinstance(model, Fusion):
-        members = {task: model.members_[task] for task in TASKS}
+        members = model.members_
         return {
             "filters": {
                 t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
             },
-            "components": {t: sum(int(m.linear.x_map.shape[1]) for m in members[t]) for t in TASKS},
-            "corrections": {task: asdict(model.corrections_[task]) for task in TASKS},
+            "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
+            "corrections": {t: msgspec.structs.asdict(model.corrections_[t]) for t in TASKS},
         }
     models = model.models_
+
+    def first(task: Task, name: str) -> list[float] | None:
+        values = getattr(models[task], name)
+        return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
+
     return {
         "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
         "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
-        "correlations": {task: _correlations(models[task]) for task in TASKS},
+        "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
     }
 
 
-def _correlations(model: CanonicalModel) -> dict[str, list[float] | None]:
-    """The first few canonical correlations of each kind; None where they were not measured."""
-    return {
-        name: None
-        if (values := getattr(model, name)) is None
-        else [round(float(value), 6) for value in values[:SHOWN_CORRELATIONS]]
-        for name in CORRELATIONS
-    }
+def _write_model(
+    folder: Path, fitted: Fitted, encoders: Encoders, previous: Version | None = None
+) -> AWCCAConfig | FusionConfig:
+    """Write the files of a model, or link those of the ``previous`` version, which has the same model."""
+    config, tensors = fitted.model.pack()
+    if previous is not None:
+        for name in (TENSORS, MOMENTS, TEXT):
+            if (previous.path / name).exists():
+                link_files(previous.path / name, folder / name)
+    if not (folder / TENSORS).exists():
+        for view in VIEWS:
+            tensors[f"outliers.{view}.mean"] = fitted.outliers[view].mean
+            tensors[f"outliers.{view}.variance"] = fitted.outliers[view].variance
+        write_tensors(folder / TENSORS, tensors)
+    if fitted.load_moments is not None and not (folder / MOMENTS).exists():
+        fitted.load_moments().save(folder / MOMENTS)
+    if encoders.hkse is not None and not (folder / TEXT).exists():
+        (folder / TEXT).mkdir()
+        write_hkse(encoders.hkse, folder / TEXT)
+    return config
 
 
-def _read(
-    version: Version, config: Mapping[str, Any], mmap: bool, trust_graph: bool, own_text: bool
-) -> Content:
-    folder, files = version.path, config["files"]
-    mapped = (INDEX, FEATURES) if mmap else ()
-    optional = [name for name in (MOMENTS, FEATURES) if name in files]
-    for name in (MODEL, INDEX, ITEMS, *optional):
-        check_file(folder, name, config, whole=name not in mapped)
-    fitted = read_model(folder, config)
-    if MOMENTS in files:
-        fitted = replace(fitted, moments=read_moments(folder, fitted.model))
-    items, indexes, features, learned = read_index(
-        folder, config, embedding_of(fitted.model), version.folder, mmap=mmap
+def _describe_model(
+    model: AWCCAConfig | FusionConfig,
+    fitted: Fitted,
+    encoders: Encoders,
+    store: Store,
+    keep_features: bool,
+    place: Path | None = None,
+) -> ModelConfig:
+    limits = {view: fitted.outliers[view].limit for view in VIEWS}
+    dtype: Literal["float32", "float16"] = "float16" if store.dtype == "float16" else "float32"
+    return ModelConfig(
+        model,
+        {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
+        {view: encoders.describe(view).relative_to(place) for view in VIEWS},
+        IndexConfig(store.kind, dtype),
+        bool(keep_features),
+        fitted.facts,  # type: ignore[arg-type]
     )
-    options = {
-        "index": config["index"]["kind"],
-        "dtype": config["index"]["dtype"],
-        "keep_features": config["keep_features"] is True,
-    }
-    for task in TASKS if options["index"] == "hnsw" else ():
-        graph = folder / f"{task}.hnsw"
-        trusted = trust_graph and graph.name in files
-        if trusted and len(indexes[task]):
-            check_file(folder, graph.name, config)
-        take_graph(indexes[task], graph, fitted.facts, task, trusted=trusted)
-    hkse: HKSE | None = None
-    if config["text_encoder"] and own_text:
-        check_file(folder, f"{TEXT}/{CONFIG}", config)
-        hkse = read_text_encoder(folder)
-    collection = MemoryCollection(fitted, items, indexes, features, learned, options["index"])
-    return Content(collection, options, known_encoders(config, version.folder), hkse)
 
 
-def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
-    fitted, collection = retriever.collection.fitted, retriever.collection
-    model, known = fitted.model, facts["encoders"]
-    path = model.path_ if isinstance(model, AWCCA) else None
-    has_picture = False
-    if path is not None:
-        try:
-            draw_regularization_path(path, staged / PICTURE)
-            has_picture = True
-        except InputError:  # matplotlib is not installed: a card without a picture is a card
-            has_picture = False
-    encoders = [
-        EncoderFacts(
-            known[view]["name"],
-            known[view]["fingerprint"],
-            known[view]["dimension"],
-            _reopens(retriever, view),
+def _read_model(
+    config: ModelConfig, files: ModelFiles, load_moments: Callable[[], Moments] | None = None
+) -> Fitted:
+    tensors, source = files.read_tensors(), files.folder / TENSORS
+    model: AWCCA | Fusion
+    if isinstance(config.model, FusionConfig):
+        model, normalize = Fusion.unpack(config.model, tensors, source), ("none", "none")
+    else:
+        model = AWCCA.unpack(config.model, tensors, source)
+        normalize = model.normalize
+    embedding, outliers = embedding_of(model), dict[View, OutlierDetector]()
+    for view, how in zip(VIEWS, normalize, strict=True):
+        mean, variance = (
+            take_array(tensors, f"outliers.{view}.{part}", (embedding.features(view),), source)
+            for part in ("mean", "variance")
         )
-        if known[view]["name"]
+        limit = config.outlier_limits[view]
+        variance = np.maximum(variance, np.finfo(np.float32).tiny)
+        outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
+    if MOMENTS not in files:
+        load_moments = None
+    elif load_moments is None:
+        read, path = files.defer(MOMENTS), files.folder / MOMENTS
+        load_moments = lambda: _check_moments(Moments.parse(read(), path), model, path)  # noqa: E731
+    # Lists in place of tuples, as everywhere in plain data.
+    facts = msgspec.json.decode(msgspec.json.encode(config.facts))
+    return Fitted(model, load_moments, outliers, facts)
+
+
+def _fetch_moments(store: Store, version: str, model: AWCCA | Fusion) -> Moments:
+    with tempfile.TemporaryDirectory() as scratch:
+        if store.read_model(Path(scratch), (MOMENTS,)) != version:
+            raise ModelChanged
+        return _check_moments(Moments.load(Path(scratch) / MOMENTS), model, Path(store.address) / MOMENTS)
+
+
+def _check_moments(moments: Moments, model: AWCCA | Fusion, path: Path) -> Moments:
+    embedding = embedding_of(model)
+    if (len(moments.x_mean), len(moments.y_mean)) != tuple(embedding.features(view) for view in VIEWS):
+        raise InputError(f"{path} belongs to a model of other features; save the model again.")
+    return moments
+
+
+def _write_items(folder: Path, store: MemoryStore, place: Path) -> ItemsConfig:
+    """Write items, vectors, features and graphs: images first, then texts."""
+    keys = {view: store.table.keys(view) for view in VIEWS}
+    items = [item for own in keys.values() for key in own.tolist() if (item := store.table.get(key)) is not None]
+    tensors: dict[str, Any] = {}
+    for task in TASKS:
+        tensors[f"{task}.vectors"] = _matrix(store.indexes[task])
+        norms = [chunk.norms for chunk in store.indexes[task].chunks()]
+        tensors[f"{task}.norms"] = np.concatenate(norms) if norms else np.empty(0, np.float32)
+    write_tensors(folder / INDEX, tensors)
+    if store.kept:
+        write_tensors(folder / FEATURES, {view: _matrix(store.kept[view]) for view in VIEWS})
+    places = Places.of(items, place)
+    write_items(items, folder / ITEMS, places)
+    for task in TASKS:
+        graph = store.indexes[task].graph
+        if graph is not None and np.array_equal(graph.keys, store.indexes[task].keys):
+            graph.write(folder / f"{task}.hnsw")
+    learned = int(np.count_nonzero(keys["text"] < store.learned))
+    images = places.describe()
+    return ItemsConfig(
+        len(keys["image"]), len(keys["text"]), learned, None if images is None else PlacesConfig(**images)
+    )
+
+
+def _read_items(
+    config: ModelConfig,
+    counts: ItemsConfig,
+    files: ModelFiles,
+    fitted: Fitted,
+    place: Path,
+    mmap: bool,
+    trust_graph: bool,
+) -> MemoryStore:
+    embedding = embedding_of(fitted.model)
+    number: dict[View, int] = {"image": counts.image, "text": counts.text}
+    stored = None if counts.images is None else msgspec.structs.asdict(counts.images)
+    path = files.check(ITEMS)
+    items = read_items(path, counts.image + counts.text, Places.read(stored, place))
+    if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
+        raise InputError(f"{path} does not hold the images and texts that were saved; save the model again.")
+    table = ItemTable(items)
+    arrays = _map(files, INDEX, mmap)
+    indexes = {
+        task: VectorIndex.of(
+            _take(arrays, f"{task}.vectors", (number[view], embedding.dimension(task)), files.folder / INDEX),
+            _take(arrays, f"{task}.norms", (number[view],), files.folder / INDEX),
+            table.keys(view),
+        )
+        for task, view in SEARCHED.items()
+    }
+    kept: dict[View, VectorIndex] = {}
+    if FEATURES in files:
+        arrays = _map(files, FEATURES, mmap)
+        for view in VIEWS:
+            shape = (number[view], embedding.features(view))
+            features = _take(arrays, view, shape, files.folder / FEATURES)
+            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), table.keys(view))
+    for task, index in indexes.items() if config.index.kind == "hnsw" else ():
+        if len(index) and trust_graph and f"{task}.hnsw" in files:
+            recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))
+            graph = files.check(f"{task}.hnsw")
+            index.take_graph(Graph.read(graph, index.keys, index.dimension, float(recall)))
+        elif len(index):
+            index.build_graph()
+    # Images have the smaller keys, so the texts that the model was fitted on come right after them.
+    learned = counts.image + counts.learned
+    kind, dtype = config.index.kind, config.index.dtype
+    return MemoryStore(kind, dtype, table=table, indexes=indexes, kept=kept, learned=learned)
+
+
+def _matrix(index: VectorIndex) -> MatrixBlocks:
+    chunks = index.chunks()
+    shape = (sum(map(len, chunks)), index.dimension)
+    return MatrixBlocks((chunk.vectors for chunk in chunks), shape, index.dtype)
+
+
+def _map(files: ModelFiles, name: str, mmap: bool) -> Tensors:
+    mapped = map_tensors(files.check(name, whole=not mmap))
+    return mapped if mmap else {key: np.array(array) for key, array in mapped.items()}
+
+
+def _take(arrays: Tensors, name: str, shape: tuple[int, ...], path: Path) -> np.ndarray[Any, Any]:
+    array = arrays.get(name)
+    if array is None or array.shape != shape or array.dtype not in (np.float32, np.float16):
+        content = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise InputError(f"{path}: {name!r} is {content}; expected real numbers of shape {list(shape)}.")
+    return array
+
+
+def _write_card(retriever: Retriever, folder: Path, name: str) -> None:
+    """Write the model card, with a figure of the regularisation path if matplotlib is installed."""
+    facts, searcher = describe(retriever), retriever.searcher
+    fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
+    if isinstance(model, AWCCA) and model.path_ is not None:
+        with suppress(InputError):
+            draw_regularization_path(model.path_, folder / PICTURE)
+    encoders = [
+        EncoderFacts(**own, kept=(view == "text" and searcher.encoders.hkse is not None)
+                     or searcher.encoders.describe(view).can_reopen)
+        if (own := facts["encoders"][view])["name"]
         else None
         for view in VIEWS
     ]
@@ -361,77 +619,47 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
         image_encoder=encoders[0],
         text_encoder=encoders[1],
-        tasks=_task_facts(model),
-        params=_params(model),
+        tasks=_task_facts(facts, model),
+        params=_shown_params(model),
         selected_on=fitted.facts.get("selection", {}).get("pairs"),
         seconds=fitted.facts.get("seconds", {}).get("all"),
         quality=fitted.facts.get("quality", Card.quality),
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
-            {view: collection.items.count(view) for view in VIEWS},
-            "exact" if collection.kind == "flat" else collection.kind,
-            retriever.dtype,
+            facts["items"],
+            "exact" if store.kind == "flat" else store.kind,
+            store.dtype,
             min(recall.values()) if recall else None,
         ),
-        files={n: m for n, m in MEANINGS.items() if (staged / n).exists()},
-        has_picture=has_picture,
+        files={each: meaning for each, meaning in MEANINGS.items() if (folder / each).exists()},
+        has_picture=(folder / PICTURE).is_file(),
     )
-    (staged / CARD).write_text(model_card(card), "utf-8")
+    (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
 
 
-def _reopens(retriever: Retriever, view: View) -> bool:
-    """Whether a loaded model finds an encoder by itself, if its files stay where they are."""
-    if view == "text" and retriever.encoders.hkse is not None:
-        return True
-    origin = retriever.encoders.describe(view).origin
-    place = str(origin.get("weights", origin.get("source", "")))
-    return place == "pyramid" or os.path.isabs(place)
-
-
-def _task_facts(model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
-    found = _models(model)
+def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
+    filters, components = facts["filters"], facts["components"]
     if isinstance(model, Fusion):
-        return {
-            t: TaskFacts("; ".join(found["filters"][t]), "the same", found["components"][t]) for t in TASKS
-        }
+        return {t: TaskFacts("; ".join(filters[t]), "the same", components[t]) for t in TASKS}
+    correlations = facts["correlations"]
     return {
-        task: TaskFacts(
-            *(found["filters"][task][0], found["filters"][task][1], found["components"][task]),
-            *(found["correlations"][task][name] or () for name in CORRELATIONS),
-        )
-        for task in TASKS
+        t: TaskFacts(filters[t][0], filters[t][1], components[t], *(correlations[t][name] or () for name in CORRELATIONS))
+        for t in TASKS
     }
 
 
-def _params(model: AWCCA | Fusion) -> dict[str, object]:
+def _shown_params(model: AWCCA | Fusion) -> dict[str, object]:
     if isinstance(model, Fusion):
-        corrections = {f"hubness, {task}": model.corrections_[task].kind for task in TASKS}
-        return {"preset": model.preset, **corrections}
+        return {"preset": model.preset, **{f"hubness, {t}": model.corrections_[t].kind for t in TASKS}}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
     return {name: getattr(model, name) for name in names}
 
 
-def _origin(origin: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Where an encoder comes from, with its place relative to the model's, for folders that move together."""
-    place = str(origin.get("weights", origin.get("source", "")))
-    if not os.path.isabs(place):
-        return dict(origin)
-    with suppress(ValueError):  # on another drive of Windows
-        return {**origin, "beside": os.path.relpath(os.path.realpath(place), folder)}
-    return dict(origin)
-
-
 def _check_base(retriever: Retriever, current: Version | None, folder: str | os.PathLike[str]) -> None:
     if current is None or retriever.base is None or current.id != retriever.base.version.id:
-        raise ChangedError(f"{folder} holds another version by now.")
+        raise ChangedError(f"{folder} holds another version by now; load it again.")
 
 
-def _same_database(collection: Collection, version: Version) -> bool:
-    """Whether a collection is in the database that a version points to: then both have the same items."""
-    address = collection.address
-    return bool(address) and read_json(version.path / CONFIG).get("address") == address
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    found = os.stat(folder)
-    return found.st_dev, found.st_ino
+def _identify(folder: Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino

@@ -25,7 +25,7 @@ from diptych.cca._weighting import NAMES
 from diptych.fusion import Fusion
 from diptych.report._card import PICTURE
 from diptych.retrieval import Hit, Item, Pack, Retriever
-from diptych.retrieval._embedding import layout_of
+from diptych.retrieval._embedding import fusion_layout
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
 from diptych.service._schemas import Matrix
@@ -59,7 +59,7 @@ class Shelf:
     ) -> None:
         self.current, self.writer = served, writer
         self._folder, self._load = folder, load
-        self._shared = served.retriever.collection.version
+        self._shared = served.retriever.version
         self._refused = ""
         self.writing = asyncio.Lock()
         self.reloads = {"loaded": 0, "failed": 0}
@@ -102,7 +102,7 @@ class Shelf:
                 self.reloads["failed"] += 1
                 log.error("the new version is not served, the old one is: %s", error)
                 return False
-            self._shared = served.retriever.collection.version
+            self._shared = served.retriever.version
             self.current = served
         self.reloads["loaded"] += 1
         log.info("serving version %s", served.version)
@@ -139,7 +139,7 @@ class Shelf:
         else:
             if current is None:
                 return None
-            base, shared = self.current.retriever.base, self.current.retriever.collection.version
+            base, shared = self.current.retriever.base, self.current.retriever.version
             if base is not None and current.id == base.version.id and shared == self._shared:
                 return None
             found = f"{current.id} {shared}"
@@ -211,17 +211,17 @@ class Served:
     @property
     def version(self) -> str:
         """Tells it from other versions."""
-        return "-".join(filter(None, (self.folder_version, self.retriever.collection.version)))
+        return "-".join(filter(None, (self.folder_version, self.retriever.version)))
 
     def item(self, item_id: str) -> Item | None:
         """The item of this id, if there is one."""
-        return self.retriever.collection.items.find(item_id)
+        return self.retriever.item(item_id)
 
     def widths(self, view: View) -> int | dict[str, int]:
         """How many numbers the features of a view have; where they are made of named blocks, of each."""
-        model = self.retriever.collection.fitted.model
-        blocks = layout_of(model, view) if isinstance(model, Fusion) else {}
-        return blocks if len(blocks) > 1 else self.retriever.collection.embedding.features(view)
+        model = self.retriever.fitted.model
+        blocks = fusion_layout(model, view) if isinstance(model, Fusion) else {}
+        return blocks if len(blocks) > 1 else self.retriever.searcher.embedding.features(view)
 
     def rows(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Features that a request carries as rows that this model takes."""
@@ -262,7 +262,7 @@ class Served:
     @property
     def weighting(self) -> str:
         """The model's own weighting, in words."""
-        own = self.retriever.collection.embedding.weighting
+        own = self.retriever.searcher.embedding.weighting
         if own is None:
             return "fusion"
         return own if isinstance(own, str) else f"Σ^{own[0]:g} on images, Σ^{own[1]:g} on texts"
@@ -271,12 +271,12 @@ class Served:
         """What ``GET /v1/model`` says, as far as it does not change."""
         if not self._told:
             self._told.update(plain(self._described()))
-        counts = self.retriever.collection.items
+        counts = self.retriever.store
         return self._told | {"items": {"image": counts.count("image"), "text": counts.count("text")}}
 
     def _described(self) -> dict[str, Any]:
-        model, info = self.retriever.collection.fitted.model, self.retriever.info()
-        found = [item for _, item in islice(self.retriever.collection.items, _LISTED)]
+        model, info = self.retriever.fitted.model, self.retriever.info()
+        found = list(islice(self.retriever.store.items(), _LISTED))
         return {
             "name": self.name,
             "version": self.version,
@@ -327,7 +327,7 @@ class Served:
         return found | {"metadata": dict(item.metadata)}
 
     def _captions(self, item: Item) -> list[dict[str, Any]]:
-        own = self.retriever.collection.items.captions(item.id)[:CAPTIONS_SHOWN]
+        own = islice(self.retriever.store.items(image=item.id), CAPTIONS_SHOWN)
         return [{"id": one.id, "text": one.text} for one in own]
 
 

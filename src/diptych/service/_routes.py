@@ -289,7 +289,7 @@ def search_routes(service: Service) -> APIRouter:
                 rows = await service.features_of(served, "image", queries)
         request.state.queries = queries
         if asked.packs:
-            packs = await service.desk.run(served.retriever.annotate, rows, asked.k, packs=True)
+            packs: Any = await service.desk.run(served.retriever.annotate, rows, asked.k, packs=True)
             return await service.look(_packed, served, queries, packs, start)
         found = await service.found(served, "annotate", rows, asked.k, asked.where, asked.weighting)
         return await service.look(_answer, served, queries, found, asked.weighting, start)

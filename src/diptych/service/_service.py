@@ -214,14 +214,14 @@ class Service:
 
     async def look(self, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call what asks the collection a small question: in a thread if the answer comes from elsewhere."""
-        if self.served.retriever.collection.shared:
+        if self.served.retriever.store.shared:
             return await self.desk.run(ask, *args, **kwargs)
         return ask(*args, **kwargs)
 
     async def counters(self) -> bytes:
         """All counters, for Prometheus, which does not wait for a database that is away."""
         if self._items is None or self._items.done():
-            self._items = asyncio.ensure_future(self.look(len, self.served.retriever.collection.items))
+            self._items = asyncio.ensure_future(self.look(self.served.retriever.store.count))
         await asyncio.wait({self._items}, timeout=COUNT_SECONDS)
         return self.meter.text()
 
@@ -274,7 +274,7 @@ class Service:
                 raise unknown(item_id)
             if item.view != view:
                 raise InputError(f"{item_id!r} is a {WORDS[item.view]}; give the id of a {WORDS[view]}.")
-        if served.retriever.collection.keeps_features:
+        if served.retriever.store.keeps_features:
             return await self.desk.run(_kept, served, view, ids)
         given = [item.path if view == "image" else item.text for item in items if item is not None]
         things = [thing for thing in given if thing is not None]
@@ -325,7 +325,7 @@ def no_picture(item_id: str) -> Problem:
 
 
 def _kept(served: Served, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
-    rows = served.retriever.collection.kept_features(view, ids)
+    rows = served.retriever.store.features(view, ids)
     if rows is None:  # one of them was removed meanwhile
         raise unknown(ids[0])
     return rows

@@ -214,12 +214,11 @@ class Writer:
         come with ``caption_rows``, and are None where nothing else is known of them.
         """
         with self._lock:
-            items = retriever.collection.items
             name = item_id or f"item-{uuid4().hex[:12]}"
             entry: Entry = {"op": "add", "id": name, "captions": list(captions), "metadata": metadata}
             content, rows = picture or (None, None)
             has_picture = rows is not None
-            taken = [one for one in named(entry, has_picture) if one in items]
+            taken = [one for one in named(entry, has_picture) if retriever.item(one) is not None]
             if taken:
                 raise Problem(409, "taken", f"there is an item {taken[0]!r} already; choose another id.")
             if content is not None:
@@ -232,14 +231,14 @@ class Writer:
             try:
                 self._note(retriever, entry)
             except OSError:
-                retriever.remove([one for one in ids if one in items])
+                retriever.remove([one for one in ids if retriever.item(one) is not None])
                 raise
             return {"image": name if has_picture else None, "captions": ids[1:] if has_picture else ids}
 
     def remove(self, retriever: Retriever, item_id: str) -> int:
         """Take an item out, a picture with its captions."""
         with self._lock:
-            if item_id not in retriever.collection.items:
+            if retriever.item(item_id) is None:
                 raise unknown(item_id)
             self._note(retriever, {"op": "remove", "id": item_id})
             return retriever.remove(item_id)
@@ -274,7 +273,7 @@ class Writer:
             if self.journal.uploads.is_dir():
                 with lock_folder(real_folder(self.folder)):
                     check_current(retriever, self.folder)
-                    paths = (item.path for _, item in retriever.collection.items)
+                    paths = (item.path for item in retriever.store.items())
                     self.journal.sweep({os.path.basename(path) for path in paths if path is not None})
 
     def _put_last(self) -> int:
@@ -293,12 +292,13 @@ class Writer:
         """Drop additions of what is gone again, and with them its removal."""
         kept: list[Entry] = []
         gone: set[str] = set()
-        items = retriever.collection.items
         for entry in self.journal:
             if entry["op"] == "remove":
                 if entry["id"] not in gone:
                     kept.append(entry)
-            elif entry["n"] in self._damaged or any(name in items for name in named(entry)):
+            elif entry["n"] in self._damaged or any(
+                retriever.item(name) is not None for name in named(entry)
+            ):
                 kept.append(entry)
                 gone -= set(named(entry))
             else:
@@ -308,14 +308,15 @@ class Writer:
 
     def _note(self, retriever: Retriever, entry: Entry) -> None:
         """Put an entry on the disk; what others share is kept by them."""
-        if not retriever.collection.shared:
+        if not retriever.store.shared:
             self.journal.append(entry)
 
     def _replayed(self, retriever: Retriever, entry: Entry) -> bool:
-        items = retriever.collection.items
         if entry["op"] == "remove":
-            return entry["id"] in items and retriever.remove(entry["id"]) > 0
-        if any(name in items for name in named(entry, "file" in entry or "features" in entry)):
+            return retriever.item(entry["id"]) is not None and retriever.remove(entry["id"]) > 0
+        if any(
+            retriever.item(name) is not None for name in named(entry, "file" in entry or "features" in entry)
+        ):
             return False
         rows = None
         if "file" in entry:
