@@ -46,11 +46,11 @@ def test_karpathy_split_files(karpathy, tmp_path):
     assert dataset.paths is None
 
 
-def test_karpathy_images_lie_together_or_in_their_folders(karpathy, tmp_path):
+def test_karpathy_images_are_in_one_folder_or_in_subfolders(karpathy, tmp_path):
     images = tmp_path / "images"
     (images / "val2014").mkdir(parents=True)
-    found = read_pairs(karpathy, images=images).paths
-    assert found[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
+    paths = read_pairs(karpathy, images=images).paths
+    assert paths[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
     with pytest.raises(InputError, match="not a folder"):
         read_pairs(karpathy, images=tmp_path / "nowhere")
 
@@ -69,7 +69,7 @@ def test_karpathy_images_lie_together_or_in_their_folders(karpathy, tmp_path):
         "[" * 100_000,
     ],
 )
-def test_what_is_no_split_file_is_refused(tmp_path, content):
+def test_invalid_split_files_are_refused(tmp_path, content):
     path = tmp_path / "dataset.json"
     path.write_text(content)
     with pytest.raises(InputError, match="dataset"):
@@ -84,7 +84,7 @@ def test_files_beyond_the_limit_are_refused(karpathy):
 @pytest.mark.parametrize(
     "name", ["../secret.jpg", "/etc/passwd", "a/../../b.jpg", "C:\\x.jpg", "..\\x.jpg", "", "a\0b"]
 )
-def test_no_name_leads_out_of_its_folder(tmp_path, name):
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path, name):
     with pytest.raises(InputError, match="leads out of"):
         contained_path(tmp_path, name)
     (tmp_path / "captions.jsonl").write_text(json.dumps({"image": name or "..", "caption": "x"}))
@@ -132,7 +132,7 @@ def test_flickr30k_token_file(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["no tab here", "a.jpg\tno number", "#0\tno name", "a.jpg#x\tno digit"])
-def test_damaged_token_lines_are_named(tmp_path, line):
+def test_errors_name_damaged_token_lines(tmp_path, line):
     path = tmp_path / "results.token"
     path.write_text(f"a.jpg#0\tfine\n{line}\n")
     with pytest.raises(InputError, match="line 2"):
@@ -198,7 +198,7 @@ def write_table(path, rows):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
-def test_tables_of_every_kind(tmp_path, suffix):
+def test_tables_of_every_format(tmp_path, suffix):
     dataset = read_pairs(write_table(tmp_path / f"captions{suffix}", ROWS))
     assert dataset.image_ids == ("a.png", "b.png")
     assert dataset.captions == tuple(row["Caption"] for row in ROWS)
@@ -222,7 +222,7 @@ def test_csv_files_with_other_delimiters(tmp_path, delimiter):
     assert read_pairs(tmp_path / "t.csv").captions == ("A cat",)
 
 
-def test_columns_are_given_or_found_or_explained(tmp_path):
+def test_columns_are_named_or_found_by_their_usual_names(tmp_path):
     path = write_table(tmp_path / "odd.csv", [{"foto": "a.png", "bijschrift": "Een kat", "deel": "test"}])
     with pytest.raises(InputError, match=r"foto, bijschrift, deel.*image_column"):
         read_pairs(path)
@@ -281,7 +281,7 @@ def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file names are Unicode there")
-def test_file_names_that_are_not_utf8_are_left_out_with_a_note(tmp_path):
+def test_file_names_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
     for name in (b"good.png", b"caf\xe9.png"):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"")
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name[:-4] + b".txt")).write_text("a caption")
@@ -298,7 +298,7 @@ def test_texts_that_are_not_unicode_are_refused(tmp_path, row):
         read_pairs(tmp_path / "t.jsonl")
 
 
-def test_parquet_without_pyarrow_is_explained(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
     path = write_table(tmp_path / "t.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r'pip install "pyarrow>='):
@@ -326,7 +326,7 @@ def test_captions_in_text_files_beside_the_images(tmp_path):
     assert read_pairs(tmp_path).captions == dataset.captions
 
 
-def test_folders_that_leave_doubt_are_refused(tmp_path):
+def test_ambiguous_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="no captions"):
         read_pairs(tmp_path)
     write_table(tmp_path / "a.csv", ROWS)
@@ -352,13 +352,13 @@ def test_the_real_flickr8k(real_data):
 @pytest.mark.parametrize(
     ("encoding", "given"), [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")]
 )
-def test_tables_in_the_encodings_of_excel(tmp_path, encoding, given):
+def test_tables_in_the_encodings_that_excel_writes(tmp_path, encoding, given):
     path = tmp_path / "t.csv"
     path.write_text("image,caption\na.jpg,ein Café\n", encoding)
     assert read_pairs(path, encoding=given).captions == ("ein Café",)
 
 
-def test_a_table_in_another_encoding_is_refused_with_a_remedy(tmp_path):
+def test_errors_name_the_encoding_to_try(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("image,caption\na.jpg,ein Café\n", "cp1252")
     with pytest.raises(InputError, match=r"not UTF-8 text \(wrong at byte 27\).* encoding='cp1252'"):
@@ -371,16 +371,26 @@ def test_a_table_in_another_encoding_is_refused_with_a_remedy(tmp_path):
 
 @pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl"])
 @pytest.mark.parametrize("content", ["", "\n\n"])
-def test_an_empty_table_is_called_empty(tmp_path, name, content):
+def test_empty_tables_are_refused(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match="is empty; expected columns"):
         read_pairs(tmp_path / name)
 
 
-def test_columns_of_what_is_no_table_are_refused(tmp_path):
+def test_table_options_for_other_formats_are_refused(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"image": "a.jpg", "caption": "a"}\n')
     with pytest.raises(InputError, match="encoding='cp1252' is for CSV"):
         read_pairs(tmp_path / "t.jsonl", encoding="cp1252")
     (tmp_path / "x.token").write_text("a.jpg#0\ta dog\n")
     with pytest.raises(InputError, match="not a table, so image_column has no effect"):
         read_pairs(tmp_path / "x.token", image_column="a")
+
+
+def test_the_format_can_be_named(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("A caption.")
+    (tmp_path / "notes.csv").write_text("image,caption\nb.png,Another caption.\n")
+    assert read_pairs(tmp_path).captions == ("Another caption.",)
+    assert read_pairs(tmp_path, format="folder").captions == ("A caption.",)
+    with pytest.raises(InputError, match="format='csv' is unknown"):
+        read_pairs(tmp_path, format="csv")
