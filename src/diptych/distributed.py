@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import threadpoolctl
 
-from diptych._checks import DataWarning, InputError, not_installed
+from diptych._checks import DataWarning, InputError, check_count, not_installed
 from diptych._threads import progress_bar
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class DaskEngine:
     ) -> None:
         if client is not None and workers is not None:
             raise InputError("workers= is for a cluster on this machine; leave out workers or client.")
-        if workers is not None and workers < 1:
-            raise InputError(f"workers={workers} is below 1; give the number of worker processes.")
+        if workers is not None:
+            check_count(workers, "workers")
         if retries < 0:
             raise InputError(f"retries={retries} is below 0; give how often a failing task is tried again.")
         for name, value in (("patience", patience), ("slowness", slowness), ("timeout", timeout)):

@@ -60,7 +60,7 @@ def test_blocks_have_the_moments_of_encoding_first(pairs, hkse, images, workers,
     image_store = encode_images(pairs, PyramidDescriptor(), tmp_path / "x")
     views = join(pairs, image_store, encode_texts(pairs, sentence_encoder(hkse), tmp_path / "y"))
     assert_same_moments(moments(blocks), Moments.of(views.x, views.y, pairs.pairing))
-    assert max(len(block.ids) for block in blocks) <= images
+    assert max(block.pairs.n_images for block in blocks) <= images
 
 
 def test_a_fit_takes_encoded_blocks(pairs, hkse):
@@ -84,7 +84,7 @@ def test_images_without_captions_are_in_no_block(pairs, hkse):
     captions = tuple(text for text, kept in zip(pairs.captions, keep, strict=True) if kept)
     half = PairedDataset(pairs.image_ids, captions, pairs.pairing[keep], paths=pairs.paths)
     blocks = encoded_blocks(half, "pyramid", hkse, images=5)
-    assert [name for block in blocks for name in block.ids] == list(pairs.image_ids[::2])
+    assert [name for block in blocks for name in block.pairs.image_ids] == list(pairs.image_ids[::2])
 
 
 def test_unreadable_images_are_left_out_and_counted(hkse, tmp_path):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
@@ -105,7 +104,7 @@ def encoded_blocks(
         image_encoder = make_image_encoder(image_encoder)
     if not isinstance(text_encoder, SentenceEncoder) or isinstance(text_encoder, np.ndarray):
         text_encoder = sentence_encoder(text_encoder)
-    encoders = BlockEncoders(image_encoder, text_encoder, batch_size, thread_count(workers), max_pixels)
+    encoders = BlockEncoders(image_encoder, text_encoder, max_pixels, batch_size, thread_count(workers))
     # An image without captions is in no pair.
     described = np.unique(dataset.pairing)
     if len(described) == 0:
@@ -113,16 +112,15 @@ def encoded_blocks(
     by_image = np.argsort(dataset.pairing, kind="stable")
     parts = np.array_split(described, -(-len(described) // images))
     ends = np.searchsorted(dataset.pairing[by_image], [part[-1] for part in parts], "right")
-    blocks = [
-        EncodedBlock(
+    blocks = []
+    for rows, captions in zip(parts, np.split(by_image, ends[:-1]), strict=True):
+        block = PairedDataset(
             tuple(dataset.image_ids[i] for i in rows),
-            tuple(paths[i].absolute() for i in rows),
             tuple(dataset.captions[j] for j in captions),
             np.searchsorted(rows, dataset.pairing[captions]),
-            encoders,
+            paths=tuple(paths[i].absolute() for i in rows),
         )
-        for rows, captions in zip(parts, np.split(by_image, ends[:-1]), strict=True)
-    ]
+        blocks.append(EncodedBlock(block, encoders))
     return EncodedBlocks(tuple(blocks))
 
 
@@ -132,14 +130,9 @@ class BlockEncoders:
 
     image: ImageEncoder
     text: SentenceEncoder
+    max_pixels: int
     batch_size: int
     workers: int
-    max_pixels: int
-
-    def fingerprint(self, captions: Sequence[str]) -> str:
-        """Return a string that changes when the features would."""
-        text = fingerprint_text_encoder(self.text, captions)
-        return f"{self.image.fingerprint} {self.max_pixels} {text}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,47 +142,39 @@ class EncodedBlock:
     An engine sends ``shared``, which all blocks have in common, once instead of with every block.
     """
 
-    ids: tuple[str, ...]
-    paths: tuple[Path, ...]
-    captions: tuple[str, ...]
-    pairing: RowNumbers
+    pairs: PairedDataset
     shared: BlockEncoders | None
 
     @property
     def name(self) -> str:
         """First and last image, for messages."""
-        return f"the images {self.ids[0]} to {self.ids[-1]}"
+        return f"the images {self.pairs.image_ids[0]} to {self.pairs.image_ids[-1]}"
 
     def load(self) -> tuple[Features, Features, RowNumbers]:
         """Return ``x, y, pairing`` of the images that can be read."""
         assert self.shared is not None
-        encoders = self.shared
+        pairs, encoders = self.pairs, self.shared
         pipeline = make_image_pipeline(
             encoders.image, encoders.max_pixels, encoders.batch_size, encoders.workers
         )
-        batches = list(pipeline.run(self.paths))
+        batches = list(pipeline.run(check_paths(pairs)))
         unreadable = dict(each for batch in batches for each in batch.unreadable)
-        if len(unreadable) == len(self.paths):
+        if len(unreadable) == pairs.n_images:
             raise InputError(
-                f"of {count(len(self.paths), 'image')}, none could be read (the first: {unreadable[0]}); "
+                f"of {count(pairs.n_images, 'image')}, none could be read (the first: {unreadable[0]}); "
                 "check them with diptych check."
             )
         if unreadable:
+            pairs = pairs.select([row for row in range(pairs.n_images) if row not in unreadable])
             warnings.warn(
                 f"{len(unreadable)} of {self.name} could not be read and are left out with their captions "
                 f"({next(iter(unreadable.values()))}).",
                 DataWarning,
                 stacklevel=2,
             )
-        readable = np.array([number not in unreadable for number in range(len(self.paths))])
-        kept = readable[self.pairing]
-        captions = [text for text, keep in zip(self.captions, kept, strict=True) if keep]
-        texts = Pipeline(str, encoders.text.encode, BATCH_CAPTIONS, 1).run(captions)
-        return (
-            np.concatenate([batch.features for batch in batches if len(batch.features)]),
-            np.concatenate([batch.features for batch in texts]),
-            (np.cumsum(readable) - 1)[self.pairing[kept]],
-        )
+        texts = Pipeline(str, encoders.text.encode, BATCH_CAPTIONS, 1).run(pairs.captions)
+        x = np.concatenate([batch.features for batch in batches if len(batch.features)])
+        return x, np.concatenate([batch.features for batch in texts]), np.array(pairs.pairing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +184,11 @@ class EncodedBlocks(BlockSequence[EncodedBlock]):
     @cached_property
     def fingerprint(self) -> str:
         """Changes when the images, the captions, their order or the encoders do."""
-        first = self.blocks[0]
-        assert first.shared is not None
-        digest = hashlib.sha256(first.shared.fingerprint(first.captions).encode())
-        for block in self.blocks:
-            facts = repr((block.captions, block.pairing.tolist()))
-            digest.update(digest_files(block.ids, block.paths).encode() + facts.encode())
+        encoders = self.blocks[0].shared
+        assert encoders is not None
+        text = fingerprint_text_encoder(encoders.text, self.blocks[0].pairs.captions)
+        digest = hashlib.sha256(f"{encoders.image.fingerprint} {encoders.max_pixels} {text}".encode())
+        for pairs in (block.pairs for block in self.blocks):
+            files = digest_files(pairs.image_ids, check_paths(pairs))
+            digest.update(files.encode() + repr((pairs.captions, pairs.pairing.tolist())).encode())
         return digest.hexdigest()[:32]
