@@ -44,7 +44,9 @@ class TestAddress:
     def test_an_invalid_address_is_one_sentence_without_the_password(self, address):
         for action in (
             lambda: Retriever.connect(address),
-            lambda: Retriever.from_model(AWCCA(params=(2, 3)).fit(np.eye(6), np.eye(6)[:, :4]), index=address),
+            lambda: Retriever.from_model(
+                AWCCA(params=(2, 3)).fit(np.eye(6), np.eye(6)[:, :4]), index=address
+            ),
         ):
             with pytest.raises(InputError) as caught:
                 action()
@@ -72,7 +74,9 @@ class TestAddress:
         assert "\n" not in str(caught.value)
 
     def test_the_public_address_can_be_read_again(self):
-        address = Address.parse("postgresql://me:secret@host:5433/db?schema=mine&ef_search=77&sslmode=require")
+        address = Address.parse(
+            "postgresql://me:secret@host:5433/db?schema=mine&ef_search=77&sslmode=require"
+        )
         assert address.public == "postgresql://me@host:5433/db?sslmode=require&schema=mine&ef_search=77"
         assert read_saved_address(address.public) == address.public
         assert "secret" not in repr(address)
@@ -90,8 +94,7 @@ class TestPool:
         store = fill(PostgresStore(fresh(connections=1), create=True), vectors)
         counts = []
         threads = [
-            threading.Thread(target=lambda: counts.extend(store.count() for _ in range(20)))
-            for _ in range(6)
+            threading.Thread(target=lambda: counts.extend(store.count() for _ in range(20))) for _ in range(6)
         ]
         for thread in (*threads, replacing := threading.Thread(target=fill, args=(store, vectors))):
             thread.start()

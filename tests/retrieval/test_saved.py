@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 
-from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych._persistence import lock_for_serving, check_format, new_version
+from diptych import AWCCA, HKSE, InputError, Retriever, _persistence
+from diptych._persistence import FORMAT_VERSION, check_format, lock_for_serving, new_version
+from diptych.cca import Moments
 from diptych.image import PyramidDescriptor
-from diptych.retrieval import _folder as saved
 from diptych.text import sentence_encoder
 from saved_files import edit_config, files_of
 
@@ -126,13 +127,13 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
     made = make_here()
     made.retriever.save(tmp_path / "model")
     digested = []
-    digest = saved.folders.file_digest
-    monkeypatch.setattr(saved.folders, "file_digest", lambda path: digested.append(path.name) or digest(path))
+    digest = _persistence.file_digest
+    monkeypatch.setattr(_persistence, "file_digest", lambda path: digested.append(path.name) or digest(path))
     loaded = Retriever.load(tmp_path / "model", mmap=True).store
     for index in (*loaded.indexes.values(), *loaded.kept.values()):
         assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
         assert all(not chunk.vectors.flags.writeable for chunk in index.chunks())
-    assert "model.safetensors" in digested
+    assert "items.jsonl" in digested
     assert not {"index.safetensors", "features.safetensors"} & set(digested)
     plain = Retriever.load(tmp_path / "model").store
     assert not any(isinstance(c.vectors, np.memmap) for i in plain.indexes.values() for c in i.chunks())
@@ -149,6 +150,58 @@ def test_a_mapped_model_takes_little_memory(rng, tmp_path):
         taken[mmap] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert taken[False] - taken[True] > x.nbytes
+
+
+def test_only_a_refit_reads_the_moments(make_here, tmp_path, monkeypatch):
+    made, read = make_here(), []
+    made.retriever.save(tmp_path / "model")
+    parse = Moments.parse.__func__
+    monkeypatch.setattr(Moments, "parse", classmethod(lambda *args: read.append(args) or parse(*args)))
+    digest = _persistence.file_digest
+    monkeypatch.setattr(_persistence, "file_digest", lambda path: read.append(path) or digest(path))
+    loaded = Retriever.load(tmp_path / "model")
+    loaded.search(made.y[:3])
+    loaded.add(made.x[:1], made.y[:1], ids=["new"])
+    loaded.save(tmp_path / "model")
+    assert not [each for each in read if "moments" in str(each)]
+    loaded.refit()
+    assert [each for each in read if "moments" in str(each)]
+
+
+def test_a_refit_names_moments_that_are_missing(make_here, same_answers, tmp_path):
+    made = make_here()
+    made.retriever.save(tmp_path / "model")
+    (files_of(tmp_path / "model") / "moments.safetensors").unlink()
+    loaded = Retriever.load(tmp_path / "model")
+    same_answers(loaded, made.retriever, made.x[:10], made.y[:20])
+    with pytest.raises(InputError, match=r"moments\.safetensors is missing"):
+        loaded.refit()
+
+
+def test_a_refit_reads_moments_of_a_version_that_others_have_replaced(make_here, tmp_path):
+    made = make_here()
+    made.retriever.save(tmp_path / "model")
+    mine, other = (Retriever.load(tmp_path / "model") for _ in range(2))
+    other.add(made.x[:1], made.y[:1], ids=["theirs"])
+    other.refit()
+    other.save(tmp_path / "model")
+    mine.refit()
+    assert mine.info()["facts"]["refitted"] == {"pairs": 120, "before": 120}
+
+
+def test_the_card_is_written_after_a_fit_or_refit_and_not_after_an_addition(make_here, tmp_path):
+    made = make_here()
+    made.retriever.save(tmp_path / "model")
+    written = (tmp_path / "model" / "README.md").stat()
+    made.retriever.add(made.x[:1], made.y[:1], ids=["new"])
+    made.retriever.save(tmp_path / "model")
+    linked = (tmp_path / "model" / "README.md").stat()
+    assert (linked.st_ino, linked.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert (files_of(tmp_path / "model") / "README.md").stat().st_ino == written.st_ino
+    made.retriever.refit()
+    made.retriever.save(tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").stat().st_ino != written.st_ino
+    assert "Refitted since, on 121 pairs" in (tmp_path / "model" / "README.md").read_text("utf-8")
 
 
 class TestEncoders:
@@ -235,7 +288,7 @@ class TestEncoders:
         assert loaded.search("red-dog", k=5) == retriever.search("red-dog", k=5)
 
     def test_what_is_no_encoder_is_refused(self):
-        with pytest.raises(InputError, match="int is no image encoder"):
+        with pytest.raises(InputError, match="int is not an image encoder"):
             Retriever(5)
         with pytest.raises(InputError, match="int is no sentence encoder"):
             Retriever("pyramid", 5)
@@ -296,7 +349,7 @@ class TestRefused:
         return tmp_path / "model"
 
     def test_a_newer_format_is_refused_with_the_command_that_helps(self, folder):
-        edit_config(folder, version=saved.FORMAT_VERSION + 1)
+        edit_config(folder, version=FORMAT_VERSION + 1)
         with pytest.raises(InputError, match="install a newer version of diptych"):
             Retriever.load(folder)
 
@@ -306,12 +359,14 @@ class TestRefused:
         with pytest.raises(InputError, match="no valid format version"):
             Retriever.load(folder)
         with pytest.raises(InputError, match="no valid format version"):
-            check_format({"format": "diptych-retriever", "version": version}, "retriever", 1, folder)
+            check_format({"format": "diptych-retriever", "version": version}, "retriever", folder)
 
     def test_a_model_without_an_index_is_refused(self, make_here, tmp_path):
         made = make_here()
         AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save(tmp_path / "plain")
-        with pytest.raises(InputError, match="holds a model without an index; AWCCA.load reads it") as caught:
+        with pytest.raises(
+            InputError, match="holds a model without items. Load it with AWCCA.load"
+        ) as caught:
             Retriever.load(tmp_path / "plain")
         assert "\n" not in str(caught.value)
         with pytest.raises(InputError, match="is not a diptych retriever"):
@@ -325,7 +380,7 @@ class TestRefused:
             Retriever.load(folder / "current.json")
         (tmp_path / "letters").mkdir()
         (tmp_path / "letters" / "dear.txt").write_text("keep me")
-        with pytest.raises(InputError, match="is missing, so this is not the folder of a model"):
+        with pytest.raises(InputError, match="is not a model folder: current.json is missing"):
             Retriever.load(tmp_path / "letters")
         with pytest.raises(InputError, match="is not a diptych retriever"):
             make_here().retriever.save(tmp_path / "letters")
@@ -349,8 +404,12 @@ class TestRefused:
         if mmap and name in ("index.safetensors", "features.safetensors"):
             Retriever.load(folder, mmap=True)
             return
+        refits = name == "moments.safetensors"  # which nothing else reads
+        action = (
+            Retriever.load(folder, mmap=mmap).refit if refits else partial(Retriever.load, folder, mmap=mmap)
+        )
         with pytest.raises(InputError, match="its checksum differs"):
-            Retriever.load(folder, mmap=mmap)
+            action()
 
     def test_files_of_another_model_are_refused(self, folder, make_here, tmp_path):
         make_here(seed=2, shape={"m_x": 9}).retriever.save(tmp_path / "other")
@@ -360,7 +419,7 @@ class TestRefused:
         other = json.loads((another / "config.json").read_text("utf-8"))["files"]
         edit_config(folder, files={**files, "moments.safetensors": other["moments.safetensors"]})
         with pytest.raises(InputError, match="belongs to a model of other features"):
-            Retriever.load(folder)
+            Retriever.load(folder).refit()
 
     def test_an_unfitted_retriever_has_nothing_to_save(self, tmp_path):
         with pytest.raises(InputError, match="is not fitted"):
@@ -370,8 +429,8 @@ class TestRefused:
 
 class TestAlone:
     HOLD = (
-        "import sys\nfrom diptych.folders import alone\n"
-        "with alone(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        "import sys\nfrom diptych._persistence import lock_for_serving\n"
+        "with lock_for_serving(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
 
     @pytest.fixture
@@ -385,7 +444,10 @@ class TestAlone:
                 [sys.executable, "-c", self.HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             ) as process:
                 assert process.stdout.readline() == b"held\n"
-                with pytest.raises(InputError, match="is being changed by another process"), lock_for_serving(folder):
+                with (
+                    pytest.raises(InputError, match="is being changed by another process"),
+                    lock_for_serving(folder),
+                ):
                     pass
                 if how == "dies":
                     process.kill()
@@ -396,7 +458,11 @@ class TestAlone:
     def test_others_in_the_same_process_are_kept_out_too_along_any_way(self, folder, tmp_path):
         (tmp_path / "link").symlink_to("model")
         for other in (folder, tmp_path / "link", tmp_path / "link" / ".." / "model"):
-            with lock_for_serving(folder), pytest.raises(InputError, match="another process"), lock_for_serving(other):
+            with (
+                lock_for_serving(folder),
+                pytest.raises(InputError, match="another process"),
+                lock_for_serving(other),
+            ):
                 pass
         with lock_for_serving(tmp_path / "link"):
             pass

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError, Retriever
-from diptych import _persistence as folders
 from diptych._persistence import current_version, new_version, read_current, replace_file
+from diptych.retrieval import _folder
 from saved_files import files_of, seal
 
 
@@ -123,7 +123,7 @@ class TestTwoWriters:
             raise OSError("full")
 
         with monkeypatch.context() as patched:
-            patched.setattr(folders, "write_config", full)
+            patched.setattr(_folder, "write_config", full)
             with pytest.raises(OSError, match="full"):
                 mine.save(folder)
         add(folder, made, "more")
@@ -196,11 +196,11 @@ class TestFiles:
         same_answers(Retriever.load(folder), mine, made.x[:10], made.y[:20])
 
     def test_the_text_encoder_is_linked_too(self, pictures, tmp_path):
-        path = files_of(tmp_path / "copied") / "text-encoder" / "hkse.safetensors"
+        path = files_of(tmp_path / "copied") / "text-encoder" / "model.safetensors"
         before = path.stat().st_ino
         pictures.remove(next(item.id for item in pictures.store.items()))
         pictures.save(tmp_path / "copied")
-        path = files_of(tmp_path / "copied") / "text-encoder" / "hkse.safetensors"
+        path = files_of(tmp_path / "copied") / "text-encoder" / "model.safetensors"
         assert path.stat().st_ino == before
         assert Retriever.load(tmp_path / "copied").search("a star", k=1)
 

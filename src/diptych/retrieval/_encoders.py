@@ -256,8 +256,8 @@ class Encoders:
             )
         encoded = encoded if record.name else "it was made from features"
         return InputError(
-            f"this model has no {view} encoder here: {encoded}. Give {argument}= in Python or --{option} on the "
-            "command line, or give features."
+            f"this model has no {view} encoder here: {encoded}. Give {argument}= in Python or --{option} on "
+            "the command line, or give features."
         )
 
     def _check_texts(self, texts: Sequence[str]) -> Any:

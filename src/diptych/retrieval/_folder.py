@@ -1,4 +1,4 @@
-"""A retriever as a model folder, and its model as files in a database: what is in them, and how they are read.
+"""The files of a retriever in a model folder, and those of its model in a database.
 
 =========================  ==============================================================================
 ``config.json``            encoders, filters, regularisation path, recalls, number of items, checksums
@@ -9,23 +9,24 @@
 ``items.jsonl``            the items
 ``text-encoder/``          the HKSE, if that is the text encoder
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
-``README.md``              the model card with ``regularization.png``, written when a model is fitted or refitted
+``README.md``              the model card with ``regularization.png``, written after a fit or a refit
 =========================  ==============================================================================
 
-These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A folder
-may instead hold the address of a database, which then holds the rest. A retriever remembers the version it was
-loaded from. If that is still current, ``save`` replaces it. If other processes have saved since, ``save`` applies
-the items that were added and removed here to what they saved, or refuses. A retriever that was fitted, rather
-than loaded, replaces whatever is in the folder.
+These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A
+folder may instead hold the address of a database, which then holds the rest. A retriever remembers the
+version it was loaded from. If that is still current, ``save`` replaces it. If other processes have saved
+since, ``save`` applies the items that were added and removed here to what they saved, or refuses. A retriever
+that was fitted, rather than loaded, replaces whatever is in the folder.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -60,12 +61,20 @@ from diptych.cca._awcca import AWCCAConfig
 from diptych.fusion import Fusion
 from diptych.fusion._fusion import FusionConfig
 from diptych.report import draw_regularization_path, model_card
-from diptych.report._card import CORRELATIONS, PICTURE, SHOWN_CORRELATIONS, Card, EncoderFacts, IndexFacts, TaskFacts
+from diptych.report._card import (
+    CORRELATIONS,
+    PICTURE,
+    SHOWN_CORRELATIONS,
+    Card,
+    EncoderFacts,
+    IndexFacts,
+    TaskFacts,
+)
 from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fit import Facts, Fitted
-from diptych.retrieval._items import SEARCHED, VIEWS, Item, Places, View, read_items, write_items
+from diptych.retrieval._items import SEARCHED, VIEWS, Places, View, read_items, write_items
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
@@ -255,15 +264,16 @@ def save(
     journal
         The last entry of a server's journal that is saved; None: the same as before.
     """
+    address = retriever.searcher.store.address  # refuses a retriever that is not fitted
     with retriever._writing, new_version(folder, KIND) as draft:
         place, current = draft.path.parent.parent, draft.current
         if merge is None:
             _check_base(retriever, current, folder)
         base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
-        if merge is not None and base is not None and current is not None and current.id != base.version.id:
-            address = retriever.searcher.store.address
+        if base is not None and current is not None and current.id != base.version.id:
             # Both have the same items if they are in the same database.
-            if not address or read_json(current.path / CONFIG).get("address") != address:
+            same = address and read_json(current.path / CONFIG).get("address") == address
+            if merge is not None and not same:
                 merge(current)
                 base = retriever.base
         if journal is None:
@@ -274,7 +284,9 @@ def save(
         previous = current if unchanged else None
         if isinstance(store, MemoryStore):
             model = _write_model(draft.path, fitted, searcher.encoders, previous)
-            described = _describe_model(model, fitted, searcher.encoders, store, retriever.keep_features, place)
+            described = _describe_model(
+                model, fitted, searcher.encoders, store, retriever.keep_features, place
+            )
             config = RetrieverConfig(journal, None, described, _write_items(draft.path, store, place))
         else:
             config = RetrieverConfig(journal, store.address)
@@ -332,7 +344,9 @@ def read_version(
         address = index or read_address(config.address)
         loaded = load_from_store(open_store(address, create=False), text=text)
     elif index is not None:
-        raise InputError(f"{version.folder} holds its items itself; index= is for folders that point to a database.")
+        raise InputError(
+            f"{version.folder} holds its items itself; index= is for folders that point to a database."
+        )
     else:
         fitted = _read_model(config.model, files)
         store = _read_items(config.model, config.items, files, fitted, version.folder, mmap, trust_graph)
@@ -356,26 +370,26 @@ def write_stored_model(
 def load_from_store(store: Store, *, text: bool = True, before: Encoders | None = None) -> LoadedModel:
     """Read the model that a database keeps; without ``text``, all but its text encoder.
 
-    ``before`` are encoders that are loaded already; their HKSE is used if it is the same.
+    The text encoder is not read either if it is open in ``before``.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        version = store.read_model(folder, (CONFIG, TENSORS))
-        try:
-            config, files = read_config(folder, STORED_KIND, ModelConfig)
-            fitted = _read_model(config, files, lambda: _fetch_moments(store, version, fitted.model))
-            hkse = None if before is None else before.hkse
-            record = config.encoders["text"]
-            if hkse is None or before is None or before.describe("text").fingerprint != record.fingerprint:
-                hkse = None
-                if text and store.read_model(folder, TEXT_FILES) == version and (folder / TEXT_FILES[0]).exists():
-                    hkse = read_hkse(HKSE, folder / TEXT)
-        except InputError as error:
-            reason = str(error).replace(f"{folder}{os.sep}", "").rstrip(".")
-            raise InputError(
-                f"the model in {store.address} is damaged ({reason}); fit again, or restore the database."
-            ) from None
-    return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
+    while True:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            version = store.read_model(folder, (CONFIG, TENSORS))
+            try:
+                config, files = read_config(folder, STORED_KIND, ModelConfig)
+                fitted = _read_model(config, files, partial(_fetch_moments, store, version))
+            except InputError as error:
+                reason = str(error).replace(f"{folder}{os.sep}", "").rstrip(".")
+                raise InputError(
+                    f"the model in {store.address} is damaged ({reason}); fit again, or restore the database."
+                ) from None
+            hkse = None
+            if text and (before is None or before.kept("text", config.encoders) is None):
+                if store.read_model(folder, TEXT_FILES) != version:
+                    continue  # another process has replaced the model meanwhile
+                hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
+        return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
 
 
 def describe(retriever: Retriever) -> dict[str, Any]:
@@ -456,15 +470,24 @@ def _describe_model(
     return ModelConfig(
         model,
         {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
-        {view: encoders.describe(view).relative_to(place) for view in VIEWS},
+        {view: _record(encoders, view, place) for view in VIEWS},
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
     )
 
 
+def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord:
+    described = encoders.describe(view)
+    if place is not None:
+        return described.relative_to(place)
+    # Several machines may use a database; the path on the one that filled it stays.
+    known = encoders.known.get(view, described)
+    return known if known.fingerprint == described.fingerprint else described
+
+
 def _read_model(
-    config: ModelConfig, files: ModelFiles, load_moments: Callable[[], Moments] | None = None
+    config: ModelConfig, files: ModelFiles, read_moments: Callable[[], bytes] | None = None
 ) -> Fitted:
     tensors, source = files.read_tensors(), files.folder / TENSORS
     model: AWCCA | Fusion
@@ -482,26 +505,25 @@ def _read_model(
         limit = config.outlier_limits[view]
         variance = np.maximum(variance, np.finfo(np.float32).tiny)
         outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
-    if MOMENTS not in files:
-        load_moments = None
-    elif load_moments is None:
-        read, path = files.defer(MOMENTS), files.folder / MOMENTS
-        load_moments = lambda: _check_moments(Moments.parse(read(), path), model, path)  # noqa: E731
+    load_moments = None
+    if MOMENTS in files:
+        read, widths = read_moments or files.defer(MOMENTS), [embedding.features(view) for view in VIEWS]
+        load_moments = partial(_parse_moments, read, files.folder / MOMENTS, widths)
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
     return Fitted(model, load_moments, outliers, facts)
 
 
-def _fetch_moments(store: Store, version: str, model: AWCCA | Fusion) -> Moments:
+def _fetch_moments(store: Store, version: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         if store.read_model(Path(scratch), (MOMENTS,)) != version:
             raise ModelChanged
-        return _check_moments(Moments.load(Path(scratch) / MOMENTS), model, Path(store.address) / MOMENTS)
+        return (Path(scratch) / MOMENTS).read_bytes()
 
 
-def _check_moments(moments: Moments, model: AWCCA | Fusion, path: Path) -> Moments:
-    embedding = embedding_of(model)
-    if (len(moments.x_mean), len(moments.y_mean)) != tuple(embedding.features(view) for view in VIEWS):
+def _parse_moments(read: Callable[[], bytes], path: Path, widths: Sequence[int]) -> Moments:
+    moments = Moments.parse(read(), path)
+    if [len(moments.x_mean), len(moments.y_mean)] != widths:
         raise InputError(f"{path} belongs to a model of other features; save the model again.")
     return moments
 
@@ -509,7 +531,9 @@ def _check_moments(moments: Moments, model: AWCCA | Fusion, path: Path) -> Momen
 def _write_items(folder: Path, store: MemoryStore, place: Path) -> ItemsConfig:
     """Write items, vectors, features and graphs: images first, then texts."""
     keys = {view: store.table.keys(view) for view in VIEWS}
-    items = [item for own in keys.values() for key in own.tolist() if (item := store.table.get(key)) is not None]
+    items = [
+        item for own in keys.values() for key in own.tolist() if (item := store.table.get(key)) is not None
+    ]
     tensors: dict[str, Any] = {}
     for task in TASKS:
         tensors[f"{task}.vectors"] = _matrix(store.indexes[task])
@@ -604,8 +628,11 @@ def _write_card(retriever: Retriever, folder: Path, name: str) -> None:
         with suppress(InputError):
             draw_regularization_path(model.path_, folder / PICTURE)
     encoders = [
-        EncoderFacts(**own, kept=(view == "text" and searcher.encoders.hkse is not None)
-                     or searcher.encoders.describe(view).can_reopen)
+        EncoderFacts(
+            **own,
+            kept=(view == "text" and searcher.encoders.hkse is not None)
+            or searcher.encoders.describe(view).can_reopen,
+        )
         if (own := facts["encoders"][view])["name"]
         else None
         for view in VIEWS
@@ -643,7 +670,12 @@ def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, T
         return {t: TaskFacts("; ".join(filters[t]), "the same", components[t]) for t in TASKS}
     correlations = facts["correlations"]
     return {
-        t: TaskFacts(filters[t][0], filters[t][1], components[t], *(correlations[t][name] or () for name in CORRELATIONS))
+        t: TaskFacts(
+            filters[t][0],
+            filters[t][1],
+            components[t],
+            *(correlations[t][name] or () for name in CORRELATIONS),
+        )
         for t in TASKS
     }
 
