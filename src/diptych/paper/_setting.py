@@ -13,7 +13,7 @@ import numpy as np
 from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import PairedViews, ProtocolRun, ProtocolSplits, split_by_protocol
+from diptych.data import ProtocolRun, ProtocolSplits, split_by_protocol
 from diptych.paper._cache import Cache, Options, Result, digest
 from diptych.paper._discovery import YOURS
 from diptych.paper._materials import Materials
@@ -163,17 +163,12 @@ class Setting:
 
     def views(self, image: Source, text: Source, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """``X, Y, pairing`` of some images and their captions."""
-        # Row numbers stand in for features: what belongs to what is decided in one place.
-        dataset = self.materials.dataset
-        numbers = PairedViews(
-            dataset, np.arange(dataset.n_images)[:, None], np.arange(dataset.n_captions)[:, None]
-        )
-        images, captions, pairing = numbers.of(rows)
+        images, captions, pairing = self.materials.dataset.paired_rows(rows)
         if isinstance(text, Embedded):
             self._embedded = [*(each for each in self._embedded if each is not text), text]
             for older in self._embedded[:-EMBEDDED_KEPT]:
                 older.forget()
-        return image.take(images[:, 0]), text.take(captions[:, 0]), pairing
+        return image.take(images), text.take(captions), pairing
 
     def packs(self, image: Source, text: Source, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """``X``, the mean of each image's captions, and the pairing that pairs row with row.
