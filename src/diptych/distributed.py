@@ -100,20 +100,18 @@ class DaskEngine:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"{name}={value} is not above 0; give a positive number.")
         self.retries, self.patience, self.slowness, self.verbose = retries, patience, slowness, verbose
-        library = _import_distributed()
         self._cluster: Any = None
         self._owns_client = not hasattr(client, "run_on_scheduler")
-        self.client: Any
-        if not self._owns_client:
-            self.client = client
-            if self.client.asynchronous:
-                raise InputError("the client is asynchronous; give one made with asynchronous=False.")
-        elif client is None:
+        library = _import_distributed()
+        self.client: Any = client
+        if client is None:
             self._cluster = _start_cluster(library, workers)
             # On one machine a result need not pass through the scheduler.
             self.client = library.Client(self._cluster, set_as_default=False, direct_to_workers=True)
-        else:
+        elif self._owns_client:
             self.client = _connect(library, client, timeout)
+        elif getattr(client, "asynchronous", False):
+            raise InputError("the client is asynchronous; give one made with asynchronous=False.")
 
     def map(self, function: Callable[[T], S], items: Iterable[T]) -> PendingMap[T, S]:
         """Keep a function and its items for ``reduce``."""
@@ -278,8 +276,8 @@ async def check_workers(
     last, so a scheduler that was busy itself removes nobody, and no task counts as slow before another one
     has finished. The last worker is never removed.
     """
-    found = [group for name in groups if (group := dask_scheduler.task_groups.get(name)) is not None]
-    finished = {group: len(group) - sum(group.states[state] for state in _PENDING_STATES) for group in found}
+    known = [group for name in groups if (group := dask_scheduler.task_groups.get(name)) is not None]
+    finished = {group: len(group) - sum(group.states[state] for state in _PENDING_STATES) for group in known}
     means = [group.all_durations["compute"] / n for group, n in finished.items() if n]
     removed: dict[str, str] = {}
     workers = list(dask_scheduler.workers.values())
@@ -305,7 +303,7 @@ async def _replace_worker(scheduler: Any, worker: Any) -> None:
     if worker.nanny is not None:
         core = importlib.import_module("distributed.core")
         # The nanny starts a new worker when the old one has died. Only then is the old one removed from the
-        # scheduler: a worker that is told it is unknown closes for good, together with its nanny.
+        # scheduler: a worker that learns it is unknown closes for good, together with its nanny.
         with suppress(OSError, TimeoutError):
             async with core.rpc(worker.nanny, connection_args=scheduler.connection_args) as nanny:
                 await asyncio.wait_for(nanny.kill(timeout=_CLOSE_SECONDS, reason=reason), 5 * _CLOSE_SECONDS)
@@ -379,14 +377,14 @@ def run_task(function: LazyPickle, item: LazyPickle, shared: LazyPickle | None =
     call, value = function.load(), item.load()
     if shared is not None:
         value = replace(value, shared=shared.load())
-    with _single_blas_thread(), _collect_warnings() as texts:
+    with _task_environment() as texts:
         value = call(value)
     return TaskResult(value, tuple(texts))
 
 
 def merge_results(function: LazyPickle, results: Sequence[TaskResult]) -> TaskResult:
     """Merge neighbouring results from left to right. Runs on a worker."""
-    with _single_blas_thread():
+    with _task_environment():
         value = functools.reduce(function.load(), (result.value for result in results))
     return TaskResult(value, tuple(text for result in results for text in result.warnings))
 
@@ -398,10 +396,11 @@ _local = threading.local()
 
 
 @contextmanager
-def _single_blas_thread() -> Iterator[None]:
-    """Give each task one BLAS thread, because worker threads share the cores and sums must keep their order.
+def _task_environment() -> Iterator[list[str]]:
+    """Run a task with one BLAS thread, and give the list of the texts of its ``DataWarning``s.
 
-    The limit, like the handler of warnings, holds for the process: the first task sets it, the last lifts it.
+    Worker threads share the cores, and sums must keep their order. Both settings hold for the process, so the
+    first of several simultaneous tasks makes them and the last one restores what was before.
     """
     global _running_tasks
     with _lock:
@@ -413,23 +412,15 @@ def _single_blas_thread() -> Iterator[None]:
             _restore.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always", DataWarning)
             warnings.showwarning = functools.partial(_handle_warning, warnings.showwarning)
-    try:
-        yield
-    finally:
-        with _lock:
-            _running_tasks -= 1
-            if _running_tasks == 0:
-                _restore.close()
-
-
-@contextmanager
-def _collect_warnings() -> Iterator[list[str]]:
-    """Give the list of texts that this thread's ``DataWarning``s are added to."""
     _local.texts = []
     try:
         yield _local.texts
     finally:
         del _local.texts
+        with _lock:
+            _running_tasks -= 1
+            if _running_tasks == 0:
+                _restore.close()
 
 
 def _handle_warning(

@@ -174,7 +174,7 @@ def test_pairings_may_be_arrays_and_belong_to_files(place):
 def test_blocks_start_at_chunks(tmp_path):
     x, y = views(40, 1, m_y=3)
     blocks = shards(write_zarr(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=20)
-    assert [block.x[0].start for block in blocks] == [0, 16, 32]
+    assert [block.x.start for block in blocks] == [0, 16, 32]
 
 
 def test_local_arrays_are_mapped_and_not_read(tmp_path):
@@ -326,7 +326,7 @@ class TestBadInput:
     def test_errors_name_a_file_that_was_damaged_later(self, tmp_path, write):
         x, y = views(captions=1)
         block = shards(write(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=10)[2]
-        name = block.x[0].matrix.name
+        name = block.x.matrix.name
         path = tmp_path / name.rsplit("/", 1)[1]
         chunks = [file for file in path.rglob("*") if file.is_file() and "zarr" not in file.name]
         for file in [path] if path.is_file() else chunks:

@@ -64,7 +64,7 @@ def encoded_blocks(
     """Make blocks for ``AWCCA.fit`` that are encoded when they are needed; no features are kept on disk.
 
     Images that cannot be read are left out with their captions, and a ``DataWarning`` for each block counts
-    them; warnings from the workers of a cluster reach the process that asked.
+    them; warnings from the workers of a cluster reach your process too.
 
     Parameters
     ----------

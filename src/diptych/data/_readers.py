@@ -196,7 +196,7 @@ def _parse_karpathy(content: dict[str, Any], path: Path, options: _Options) -> P
             raise InputError(f"{path}: image {row} is not as expected ({error!r} is missing).") from None
     paths = None
     if options.images is not None:
-        # COCO's images may lie in the subfolders that the file names, or all together.
+        # COCO's images are in the subfolders that the file names, or all together.
         bases = {name: contained_path(options.images, name) for name in set(subfolders) if name}
         bases = {name: base for name, base in bases.items() if base.is_dir()}
         paths = tuple(

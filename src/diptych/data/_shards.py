@@ -99,34 +99,38 @@ class Piece:
         key = "" if self.matrix.key is None else f" {self.matrix.key!r}"
         return f"{self.matrix.name}{key}[{self.start}:{self.stop}]"
 
+    def read(self) -> Features:
+        """Read the rows."""
+        return self.matrix.read(self.start, self.stop)
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
     """A block that is read when it is needed; it can be sent to another process."""
 
-    x: tuple[Piece, ...]
+    x: Piece
     y: tuple[Piece, ...]
     pairing: int | RowNumbers  # rows of y for each row of x, or the row of x's file for each row of y
 
     @property
     def name(self) -> str:
         """The pieces of both views, for messages."""
-        return " with ".join(" + ".join(piece.name for piece in view) for view in (self.x, self.y))
+        return f"{self.x.name} with {' + '.join(piece.name for piece in self.y)}"
 
     def load(self) -> tuple[Features, Features] | tuple[Features, Features, RowNumbers]:
         """Return ``(x, y)``, or ``(x, y, pairing)`` where a row of x has several rows of y or none."""
-        y = _concatenate([piece.matrix.read(piece.start, piece.stop) for piece in self.y])
+        y = _concatenate([piece.read() for piece in self.y])
         if not isinstance(self.pairing, int):
             images, pairing = np.unique(self.pairing, return_inverse=True)
-            return _read_rows(self.x[0].matrix, images), y, pairing
-        x = _concatenate([piece.matrix.read(piece.start, piece.stop) for piece in self.x])
+            return _read_rows(self.x.matrix, images), y, pairing
+        x = self.x.read()
         return (x, y) if self.pairing == 1 else (x, y, np.repeat(np.arange(len(x)), self.pairing))
 
     @cached_property
     def fingerprint(self) -> str:
         """Changes when the files do, or the rows of them."""
         digest = hashlib.sha256(np.asarray(self.pairing).tobytes())
-        for piece in (*self.x, *self.y):
+        for piece in (self.x, *self.y):
             m = piece.matrix
             facts = (m.name, m.key, m.version, m.rows, m.width, m.dtype, piece.start, piece.stop)
             digest.update(repr(facts).encode())
@@ -141,29 +145,25 @@ class Shards(BlockSequence[Shard]):
     def n_x(self) -> int:
         """Number of rows of x; one whose rows of y fall into two blocks counts in both."""
         return sum(
-            _count_rows(block.x) if isinstance(block.pairing, int) else len(np.unique(block.pairing))
+            block.x.stop - block.x.start if isinstance(block.pairing, int) else len(np.unique(block.pairing))
             for block in self.blocks
         )
 
     @property
     def n_y(self) -> int:
         """Number of rows of y, which is the number of pairs."""
-        return sum(_count_rows(block.y) for block in self.blocks)
+        return sum(piece.stop - piece.start for block in self.blocks for piece in block.y)
 
     @property
     def widths(self) -> tuple[int, int]:
         """Number of features of x and of y."""
         first = self.blocks[0]
-        return first.x[0].matrix.width, first.y[0].matrix.width
+        return first.x.matrix.width, first.y[0].matrix.width
 
     @cached_property
     def fingerprint(self) -> str:
         """Changes when the files do, or how they are cut."""
         return hashlib.sha256("".join(b.fingerprint for b in self.blocks).encode()).hexdigest()[:32]
-
-
-def _count_rows(pieces: tuple[Piece, ...]) -> int:
-    return sum(piece.stop - piece.start for piece in pieces)
 
 
 def _concatenate(parts: list[Features]) -> Features:
@@ -172,7 +172,7 @@ def _concatenate(parts: list[Features]) -> Features:
 
 
 def _read_rows(matrix: Matrix, rows: RowNumbers) -> Features:
-    """Read some rows, ascending; if they lie apart, at most twice as many are in memory at a time."""
+    """Read some rows, ascending; if they are far apart, at most twice as many are in memory at a time."""
     first, end, step = int(rows[0]), int(rows[-1]) + 1, len(rows)
     parts = []
     for start in range(first, end, step):
@@ -218,7 +218,7 @@ def _cut_in_order(xs: list[Matrix], ys: list[Matrix], captions: int, rows: int |
                 for y, start in zip(ys, starts, strict=False)
                 if start < last and first < start + y.rows
             )
-            yield Shard((Piece(x, low, high),), tuple(pieces), captions)
+            yield Shard(Piece(x, low, high), tuple(pieces), captions)
         before += x.rows
 
 
@@ -263,7 +263,7 @@ def _cut_by_number(
         width = x.width * min(1.0, x.rows / y.rows) + y.width
         for start, stop in _cut_range(y.rows, rows or max(1, int(_BLOCK_BYTES / 4 / width)), (y.grain,)):
             block_pairing = np.array(pairing[start:stop], np.int64)
-            yield Shard((Piece(x, 0, x.rows),), (Piece(y, start, stop),), block_pairing)
+            yield Shard(Piece(x, 0, x.rows), (Piece(y, start, stop),), block_pairing)
 
 
 def _cut_range(rows: int, most: int, grains: tuple[int, ...]) -> Iterator[tuple[int, int]]:
