@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from diptych._checks import InputError, not_installed
-from diptych.data._files import read_lines
+from diptych.data._files import explain_errors, read_lines
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
@@ -50,11 +50,9 @@ def _open_delimited(path: Path, encoding: str | None) -> tuple[list[str], Rows]:
 
     def rows() -> Rows:
         reader = csv.DictReader(_decode_lines(path, codec), delimiter=delimiter)
-        try:
+        with explain_errors(str(path)):
             for row in reader:
                 yield reader.line_num, row
-        except csv.Error as error:
-            raise InputError(f"{path} could not be read as {path.suffix[1:].upper()} ({error}).") from None
 
     return columns, rows()
 
@@ -102,38 +100,34 @@ def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Rows]:
         import pyarrow.parquet
     except ImportError:
         raise not_installed("Parquet files need", "parquet") from None
-    try:
+    with explain_errors(str(path)):
         # Repeated texts stay codes of a dictionary, so that their size is known before they are unpacked.
         file = pyarrow.parquet.ParquetFile(path)
         leaves = [file.schema.column(i) for i in range(len(file.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         file = pyarrow.parquet.ParquetFile(path, read_dictionary=texts)
-        columns = list(file.schema_arrow.names)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path} could not be read as Parquet ({error}).") from None
-    too_large = InputError(
-        f"{path} unpacks to more than {max_bytes:,} bytes, the limit; raise max_bytes, or split the table."
-    )
-    groups = range(file.metadata.num_row_groups)
-    if sum(file.metadata.row_group(i).total_byte_size for i in groups) > max_bytes:
-        raise too_large
+        groups = range(file.metadata.num_row_groups)
+        packed_size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+
+    def check_size(size: int) -> None:
+        if size > max_bytes:
+            raise InputError(
+                f"{path} unpacks to more than {max_bytes:,} bytes, the limit; raise max_bytes, or split the "
+                "table."
+            )
 
     def rows() -> Rows:
         number = size = 0
-        try:
+        with explain_errors(str(path)):
             for batch in file.iter_batches():
                 size += sum(map(_unpacked_bytes, batch.columns))
-                if size > max_bytes:
-                    raise too_large
+                check_size(size)
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-        except InputError:
-            raise
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise InputError(f"{path} could not be read as Parquet ({error}).") from None
 
-    return columns, rows()
+    check_size(packed_size)
+    return list(file.schema_arrow.names), rows()
 
 
 def _unpacked_bytes(column: Any) -> int:
