@@ -22,7 +22,7 @@ from diptych.text import (  # noqa: E402
     tokenize,
     word_kernel,
 )
-from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream  # noqa: E402
+from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
 from diptych.text._words import Corpus, mean_rows  # noqa: E402
 
 EPSILON, ETA, DRAWS, SENTENCES = 0.05, 0.01, 10, 600
@@ -41,7 +41,8 @@ def load():
 
 def word_errors(vectors, gamma, m, seed, block=1024):
     """Root mean square, largest error, and share of pairs beyond each δ, over all pairs of words."""
-    features = fourier_features(vectors.matrix, *draw_fourier(vectors.dimensions, m, gamma, stream(seed)))
+    frequencies = draw_fourier(vectors.dimensions, m, gamma, make_generator(seed))
+    features = fourier_features(vectors.matrix, *frequencies)
     squares, largest, beyond = 0.0, 0.0, np.zeros(2)
     for start in range(0, len(vectors), block):
         exact = word_kernel(vectors.matrix[start : start + block], vectors.matrix, gamma=gamma)
@@ -54,15 +55,16 @@ def word_errors(vectors, gamma, m, seed, block=1024):
 
 
 def sentence_means(vectors, sentences, gamma, m, seed):
-    table = fourier_features(vectors.matrix, *draw_fourier(vectors.dimensions, m, gamma, stream(seed, 1)))
-    rows, ends = Corpus.of(sentences).known(vectors.index)
+    frequencies = draw_fourier(vectors.dimensions, m, gamma, make_generator(seed, 1))
+    table = fourier_features(vectors.matrix, *frequencies)
+    rows, ends = Corpus.of(sentences).lookup(vectors.index)
     return mean_rows(table, rows, ends, lambda _: None)
 
 
 def sentence_gram(means, eta, m2, seed, chunk=8192):
     """K̂ summed over chunks of features, so that a large m' needs no large matrix."""
     gram = np.zeros((len(means), len(means)))
-    rng = stream(seed, 2)
+    rng = make_generator(seed, 2)
     for start in range(0, m2, chunk):
         size = min(chunk, m2 - start)
         features = fourier_features(means, *draw_fourier(means.shape[1], size, eta, rng)).astype(np.float64)
@@ -137,7 +139,7 @@ def _draws(shares) -> str:
 
 def main() -> None:
     vectors, sentences, longest = load()
-    gamma = median_gamma(vectors.matrix, stream(0))
+    gamma = median_gamma(vectors.matrix, make_generator(0))
     word_vectors = [np.array([vectors[word] for word in words]) for words in sentences]
     note = f"{len(vectors)} words (all pairs), {len(sentences)} captions (all pairs), γ = {gamma:.4f}."
     record("hkse_convergence", convergence(vectors, sentences, gamma, word_vectors), note)

@@ -56,7 +56,7 @@ def trick() -> dict[str, float]:
 
     captions = flickr_captions()
     hkse = HKSE(real_data() / "word2vec-googlenews-26k.bin").fit(captions)
-    rows, ends = Corpus.of(captions).known(hkse.vectors_.index)
+    rows, ends = Corpus.of(captions).lookup(hkse.vectors_.index)
     vectors, weights, offsets = hkse.vectors_.matrix, hkse.word_weights_, hkse.word_offsets_
 
     def pieces(rows, ends):
@@ -85,7 +85,7 @@ def trick() -> dict[str, float]:
 
     def whole(word_layer):
         """From strings to the last feature, tokenisation included."""
-        own, stops = Corpus.of(captions).known(hkse.vectors_.index)
+        own, stops = Corpus.of(captions).lookup(hkse.vectors_.index)
         for means in word_layer(own, stops):
             fourier_features(means, hkse.sentence_weights_, hkse.sentence_offsets_)
 

@@ -21,7 +21,7 @@ ROWS, SHOWN = 4, 7
 
 def main() -> None:
     drawn = make_scenes(8000, random_state=0)
-    dataset, pictures = drawn.dataset, list(drawn.pictures)
+    dataset, pictures = drawn.dataset, list(drawn.images)
     x = PyramidDescriptor().encode(pictures)
     train, test = dataset.image_rows("train"), dataset.image_rows("test")
     text = HKSE(word_features=1000, sentence_features=1000).fit(dataset.subset("train").captions)

@@ -58,7 +58,7 @@ def make_retriever(items: int, dimensions: int) -> tuple[Any, list[str]]:
     retriever = Retriever.from_features(
         *views,
         captions=sentences,
-        text_encoder=sentence_encoder(views[1], sentences=sentences),
+        text_encoder=sentence_encoder(views[1], texts=sentences),
         model=AWCCA(params=(1e-2, 1e-2)),
     )
     return retriever, sentences

@@ -1,4 +1,4 @@
-"""Files that the examples of the README and of the pages expect to find."""
+"""Files that the examples in the README and the docs read."""
 
 import re
 
@@ -9,25 +9,25 @@ from diptych.scenes import make_scenes
 
 
 def code_blocks(page, language="python"):
-    """The code that a page shows."""
+    """Return the code blocks of a page."""
     return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 
 def write_photos(folder, n, size=112):
-    """``captions.csv`` and the pictures it names in ``photos``; returns what was drawn."""
-    drawn = make_scenes(n, size=size)
+    """Write ``captions.csv`` and its images in ``photos``; return the scenes."""
+    scenes = make_scenes(n, size=size)
     (folder / "photos").mkdir()
     lines = ["image,caption"]
-    for row, picture in enumerate(drawn.pictures):
-        name = drawn.dataset.image_ids[row]
-        picture.save(folder / "photos" / name)
-        lines += [f'{name},"{drawn.dataset.captions[j]}"' for j in drawn.dataset.caption_rows([row])]
+    for row, image in enumerate(scenes.images):
+        name = scenes.dataset.image_ids[row]
+        image.save(folder / "photos" / name)
+        lines += [f'{name},"{scenes.dataset.captions[j]}"' for j in scenes.dataset.caption_rows([row])]
     (folder / "captions.csv").write_text("\n".join(lines) + "\n")
-    return drawn
+    return scenes
 
 
 def write_network(path):
-    """A network that averages the colours of sixteen tiles, and the recipe beside it."""
+    """Write a network that averages the colours of sixteen tiles, and its recipe beside it."""
     onnx = pytest.importorskip("onnx")
     kernel = {"kernel_shape": [16, 16], "strides": [16, 16]}
     tile = onnx.helper.make_node("AveragePool", ["pixels"], ["tiles"], **kernel)

@@ -20,7 +20,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn = write_photos(tmp_path, 80)
     for name in ("photo.jpg", "new.jpg"):
-        drawn.pictures[3].save(tmp_path / name)
+        drawn.images[3].save(tmp_path / name)
     write_network(tmp_path / "resnet50.onnx")
     (tmp_path / "resnet50.json").unlink()  # a bare network, as users have it
     (x, y, pairing), _ = make_pairs(0)

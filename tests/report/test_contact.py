@@ -20,7 +20,7 @@ def drawn():
 
 @pytest.fixture(scope="module")
 def rows(drawn):
-    pictures, captions = list(drawn.pictures), drawn.dataset.captions
+    pictures, captions = list(drawn.images), drawn.dataset.captions
     return [
         ContactRow(captions[0], [Answer(pictures[i], 0.8 - 0.3 * i, i == 1) for i in range(4)]),
         ContactRow(pictures[1], [Answer(captions[5 + i], 0.7 - 0.1 * i, i in (0, 2)) for i in range(3)]),
@@ -85,7 +85,7 @@ def test_transparency_lies_on_white():
 @pytest.mark.parametrize("answers", [1, 5, 12])
 def test_nothing_is_clipped_and_no_two_things_overlap(drawn, answers):
     pictures = [
-        picture.resize(((200, 80), (80, 200), (90, 90))[i % 3]) for i, picture in enumerate(drawn.pictures)
+        picture.resize(((200, 80), (80, 200), (90, 90))[i % 3]) for i, picture in enumerate(drawn.images)
     ]
     long = "a dog & a cat for $5 or $6, " * 30
     words = ["", "x" * 400, long, "short", *["a\nline | of\twords"] * 8]

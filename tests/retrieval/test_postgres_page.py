@@ -20,7 +20,7 @@ def place(tmp_path, monkeypatch, views):
     """A folder with what the page's examples expect to find."""
     monkeypatch.chdir(tmp_path)
     drawn = write_photos(tmp_path, 80, size=48)
-    drawn.pictures[3].save(tmp_path / "new.jpg")
+    drawn.images[3].save(tmp_path / "new.jpg")
     x, y, _ = views(n=120, captions=1)
     np.save("image-features.npy", x.astype(np.float32))
     np.save("text-features.npy", y.astype(np.float32))

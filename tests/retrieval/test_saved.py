@@ -290,7 +290,7 @@ class TestEncoders:
     def test_what_is_no_encoder_is_refused(self):
         with pytest.raises(InputError, match="int is not an image encoder"):
             Retriever(5)
-        with pytest.raises(InputError, match="int is no sentence encoder"):
+        with pytest.raises(InputError, match="int is not a sentence encoder"):
             Retriever("pyramid", 5)
 
     def test_a_text_encoder_object_is_taken_as_it_is(self, fitted):

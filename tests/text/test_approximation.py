@@ -1,4 +1,4 @@
-"""What the random features promise, on the real word vectors and Flickr8k's captions."""
+"""The error of the random features and Proposition 1, on real word vectors and Flickr8k's captions."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from diptych.text import (
     tokenize,
     word_kernel,
 )
-from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma
 from tolerance import assert_close
 
 pytestmark = pytest.mark.data
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.data
 
 @pytest.fixture(scope="module")
 def sample(news_vectors, flickr_captions):
-    """250 captions, 5 of each of 50 images, and the vectors of their words."""
+    """Return 250 captions, 5 of each of 50 images, and the vectors of their words."""
     captions = flickr_captions[:250]
     vectors = read_word_vectors(news_vectors, {word for caption in captions for word in tokenize(caption)})
-    gamma = median_gamma(vectors.matrix, stream(0))
+    gamma = median_gamma(vectors.matrix, make_generator(0))
     words = [np.array([vectors[w] for w in tokenize(c) if w in vectors]) for c in captions]
     return captions, vectors, gamma, words
 
 
 def word_grams(vectors, gamma, m, seeds):
     for seed in seeds:
-        features = fourier_features(vectors.matrix, *draw_fourier(300, m, gamma, stream(seed)))
+        features = fourier_features(vectors.matrix, *draw_fourier(300, m, gamma, make_generator(seed)))
         yield features @ features.T
 
 
@@ -75,7 +75,7 @@ def test_sentence_features_converge_like_one_over_root_m(sample):
     assert -0.6 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.4
 
 
-def test_the_corrected_bound_holds_and_the_papers_does_not(sample):
+def test_the_corrected_word_bound_holds_and_that_of_the_paper_does_not(sample):
     _, vectors, gamma, _ = sample
     exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)
     delta, epsilon = 0.2, 0.05
@@ -100,15 +100,15 @@ def test_proposition_1_holds_for_sentences_with_the_corrected_constants(sample):
     for seed in range(2):
         model = HKSE(vectors, word_features=m, sentence_features=m2, gamma=gamma, eta=eta, random_state=seed)
         features = model.fit_transform(captions)
-        found = features @ features.T
-        assert np.all(found <= factor * exact + delta)
-        assert np.all(found >= exact / factor - delta)
+        kernel = features @ features.T
+        assert np.all(kernel <= factor * exact + delta)
+        assert np.all(kernel >= exact / factor - delta)
 
 
-def test_the_trick_equals_the_formula_on_real_captions(sample):
+def test_features_of_real_captions_follow_the_formula(sample):
     captions, vectors, gamma, words = sample
     model = HKSE(vectors, gamma=gamma).fit(captions)
-    found = model.transform(captions)
+    features = model.transform(captions)
     w1, b1, w2, b2 = (
         array.astype(np.float64)
         for array in (
@@ -122,10 +122,10 @@ def test_the_trick_equals_the_formula_on_real_captions(sample):
         mean = fourier_features(words[i].astype(np.float64), w1, b1).mean(axis=0)
         expected = fourier_features(mean[None], w2, b2)[0]
         # A cosine of a sum over the word features, each itself one of a sum over the dimensions.
-        assert_close(found[i], expected, len(w1) + len(w2), magnitude=np.sqrt(2 / len(b2)))
+        assert_close(features[i], expected, len(w1) + len(w2), magnitude=np.sqrt(2 / len(b2)))
 
 
-def test_what_is_known_of_flickr8k(news_vectors, flickr_captions):
+def test_the_coverage_of_flickr8k_is_as_expected(news_vectors, flickr_captions):
     model = HKSE(news_vectors, word="lin", sentence="lin").fit(flickr_captions)
     report = model.coverage_
     assert 5600 < len(model.vocabulary_) == report.known_words < 5900
@@ -135,4 +135,4 @@ def test_what_is_known_of_flickr8k(news_vectors, flickr_captions):
     assert others / (report.tokens - sum(c for _, c in report.most_frequent_unknown[:4])) == pytest.approx(
         0.03, abs=0.01
     )
-    assert report.sentences_without_known_word < 10
+    assert report.texts_without_known_word < 10

@@ -21,7 +21,7 @@ def small(vectors, word="rbf", sentence="rbf", **options):
 
 
 def naive(hkse, words, vectors):
-    """The paper's formula for one sentence, token by token, in float64."""
+    """Compute the paper's formula for one text, token by token, in float64."""
     tokens = [vectors[w].astype(np.float64) for w in words if w in vectors]
     if hkse.word == "rbf":
         w, b = hkse.word_weights_.astype(np.float64), hkse.word_offsets_.astype(np.float64)
@@ -33,40 +33,42 @@ def naive(hkse, words, vectors):
     return np.sqrt(2 / len(b)) * np.cos(mean @ w + b)
 
 
-def assert_alike(found, expected):
-    """Two ways: seven dimensions, nine words and forty features are summed on the way to a cosine below 1."""
-    assert_close(found, expected, 7 + 9 + 40, dtype=np.float32, magnitude=1.0)
+def assert_alike(features, expected):
+    """Compare features up to rounding: sums of 7 dimensions, 9 words and 40 features, then a cosine."""
+    assert_close(features, expected, 7 + 9 + 40, dtype=np.float32, magnitude=1.0)
 
 
 @pytest.mark.parametrize(("word", "sentence"), KINDS)
-def test_the_vocabulary_trick_equals_the_formula(table, captions, word, sentence):
+def test_features_follow_the_formula_of_the_paper(table, captions, word, sentence):
     hkse = small(table, word, sentence).fit(captions)
-    found = hkse.transform(captions)
+    features = hkse.transform(captions)
     expected = [naive(hkse, tokenize(caption), table) for caption in captions]
-    assert found.dtype == np.float32
-    assert_alike(found, expected)
+    assert features.dtype == np.float32
+    assert_alike(features, expected)
 
 
 def test_lin_lin_is_the_mean_word_vector(table):
-    found = HKSE(table, word="lin", sentence="lin").fit_transform(["dog runs", "the dog, the dog"])
+    features = HKSE(table, word="lin", sentence="lin").fit_transform(["dog runs", "the dog, the dog"])
     expected = np.array([table["dog"] + table["runs"], table["dog"] + table["the"]]) / 2
-    assert_close(found, expected, 4)
+    assert_close(features, expected, 4)
 
 
 @pytest.mark.parametrize(("word", "sentence"), KINDS)
 def test_inner_products_approximate_the_exact_kernel(table, captions, word, sentence):
     hkse = HKSE(table, word, sentence, word_features=4000, sentence_features=4000, gamma=0.2, eta=0.5)
-    found = hkse.fit_transform(captions[:30])
+    features = hkse.fit_transform(captions[:30])
     words = [rows(table, caption) for caption in captions[:30]]
     exact = sentence_kernel(words, word=word, sentence=sentence, gamma=0.2, eta=0.5)
-    np.testing.assert_allclose(found @ found.T, exact, atol=1e-4 if (word, sentence) == KINDS[0] else 0.1)
+    np.testing.assert_allclose(
+        features @ features.T, exact, atol=1e-4 if (word, sentence) == KINDS[0] else 0.1
+    )
 
 
 def rows(table, caption):
     return np.array([table[word] for word in caption.split()])
 
 
-def test_gamma_is_the_median_over_the_vocabulary(table):
+def test_gamma_is_set_from_the_median_distance_of_the_vocabulary(table):
     hkse = small(table).fit(["dog cat tree"])
     vectors = np.array([table[word] for word in ("dog", "cat", "tree")])
     distances = [np.linalg.norm(vectors[i] - vectors[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
@@ -78,7 +80,7 @@ def test_gamma_is_the_median_over_the_vocabulary(table):
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 199), min_size=1, max_size=40), st.integers(1, 17))
-def test_streaming_equals_one_shot(order, block_rows):
+def test_transform_blocks_agrees_with_transform(order, block_rows):
     rng = np.random.default_rng(5)
     words = [f"w{i}" for i in range(30)]
     vectors = WordVectors(words, rng.normal(size=(30, 5)).astype(np.float32))
@@ -90,15 +92,15 @@ def test_streaming_equals_one_shot(order, block_rows):
     assert_alike(np.concatenate(parts), hkse.transform(chosen))
 
 
-def test_blocks_are_read_when_they_are_asked_for(table, captions):
+def test_transform_blocks_reads_one_block_at_a_time(table, captions):
     hkse = small(table).fit(captions)
-    taken = []
-    parts = hkse.transform_blocks((taken.append(caption) or caption for caption in captions), 10)
+    captions_read = []
+    parts = hkse.transform_blocks((captions_read.append(caption) or caption for caption in captions), 10)
     next(parts)
-    assert len(taken) == 10
+    assert len(captions_read) == 10
 
 
-def test_streamed_moments_equal_those_of_the_whole(table, captions, rng):
+def test_moments_of_blocks_equal_the_moments_of_all_texts(table, captions, rng):
     hkse = small(table).fit(captions)
     x = rng.normal(size=(len(captions), 3))
     streamed = Moments.zero(3, 30)
@@ -117,7 +119,7 @@ def test_fit_transform_equals_fit_then_transform(table, captions):
     assert_alike(first, small(table).fit(captions).transform(captions))
 
 
-def test_lists_of_words_and_a_tokenizer_of_ones_own(table, captions):
+def test_lists_of_words_and_custom_tokenizers_are_used(table, captions):
     hkse = small(table).fit(captions)
     expected = hkse.transform(["dog runs"])
     assert_alike(hkse.transform([["dog", "runs"]]), expected)
@@ -127,14 +129,14 @@ def test_lists_of_words_and_a_tokenizer_of_ones_own(table, captions):
         hkse.transform([["DOG"]])
 
 
-# Words that are not known
+# Unknown words
 
 
-def test_unknown_words_are_skipped_and_reported(table):
+def test_unknown_words_are_skipped_and_counted_in_coverage(table):
     training = ["dog unicorn", "cat unicorn griffin", "tree", "unicorn griffin", ""]
     hkse = small(table).fit(training)
     report = hkse.coverage_
-    assert (report.sentences, report.sentences_without_known_word) == (5, 2)
+    assert (report.texts, report.texts_without_known_word) == (5, 2)
     assert (report.tokens, report.unknown_tokens) == (8, 5)
     assert (report.words, report.known_words) == (5, 3)
     assert report.most_frequent_unknown == [("unicorn", 3), ("griffin", 2)]
@@ -146,38 +148,38 @@ def test_unknown_words_are_skipped_and_reported(table):
 
 
 @pytest.mark.parametrize(("word", "sentence"), KINDS)
-def test_a_training_sentence_without_known_words_gets_the_training_mean(table, word, sentence):
+def test_a_training_text_without_known_words_gets_the_training_mean(table, word, sentence):
     training = ["dog runs", "unicorn", "the cat", ""]
     hkse = small(table, word, sentence)
-    found = hkse.fit_transform(training)
-    assert_alike(found[1], found[3])
-    assert_alike(found[1], hkse.transform(["unicorn"], unknown="mean")[0])
+    features = hkse.fit_transform(training)
+    assert_alike(features[1], features[3])
+    assert_alike(features[1], hkse.transform(["unicorn"], unknown="mean")[0])
     word_level = small(table, word, "lin").fit(training).transform(["dog runs", "the cat"])
     assert_alike(hkse.mean_, word_level.mean(axis=0))
     if sentence == "lin":
-        assert_alike(found[1], found[[0, 2]].mean(axis=0))
+        assert_alike(features[1], features[[0, 2]].mean(axis=0))
     else:
-        # The same sentence as all the others mixed, each with equal weight.
-        assert_alike(found[1], hkse.transform(["dog runs the cat"])[0])
+        # The mean of all training texts equals the text that joins them, if they have one length.
+        assert_alike(features[1], hkse.transform(["dog runs the cat"])[0])
 
 
-def test_a_query_without_known_words_is_an_error_that_names_them(table, captions):
+def test_a_query_without_known_words_is_refused_with_its_words(table, captions):
     hkse = small(table).fit(captions)
     with pytest.raises(
-        InputError, match=r"sentences\[1\] has no word that the model knows: 'unicorn', 'griffin'"
+        InputError, match=r"texts\[1\] has no word that the model knows: 'unicorn', 'griffin'"
     ):
         hkse.transform(["dog", "unicorn griffin unicorn"])
-    with pytest.raises(InputError, match=r"sentences\[2\] holds no word"):
+    with pytest.raises(InputError, match=r"texts\[2\] contains no word"):
         hkse.transform(["dog", "cat", " ... "])
-    with pytest.raises(InputError, match=r"sentences\[7\].*'unicorn'"):
+    with pytest.raises(InputError, match=r"texts\[7\].*'unicorn'"):
         list(hkse.transform_blocks([*captions[:7], "unicorn"], 3))
-    with pytest.raises(InputError, match=r"sentences\[7\] is a NoneType"):
+    with pytest.raises(InputError, match=r"texts\[7\] is a NoneType"):
         list(hkse.transform_blocks([*captions[:7], None], 3))
     with pytest.raises(InputError, match="and 5 more"):
         hkse.transform([" ".join(f"x{i}" for i in range(15))])
 
 
-def test_with_a_table_queries_know_all_its_words(table, captions):
+def test_queries_may_use_all_words_of_a_table(table, captions):
     training = [c for c in captions if "snow" not in c and "grass" not in c]
     hkse = small(table).fit(training)
     assert "snow" not in hkse.vocabulary_
@@ -186,7 +188,7 @@ def test_with_a_table_queries_know_all_its_words(table, captions):
     assert_alike(hkse.transform(queries), expected)
 
 
-def test_with_a_file_queries_know_the_training_words(table, captions, tmp_path):
+def test_with_a_vector_file_queries_may_use_the_training_words(table, captions, tmp_path):
     path = tmp_path / "vectors.txt"
     lines = [f"{w} " + " ".join(map(repr, map(float, table[w]))) for w in table.words]
     path.write_text("\n".join(lines) + "\n")
@@ -202,17 +204,17 @@ def test_with_a_file_queries_know_the_training_words(table, captions, tmp_path):
     )
 
 
-def test_without_vectors_they_are_learned(captions):
-    found = small(None).fit_transform(captions)
-    assert found.shape == (200, 30)
-    np.testing.assert_array_equal(found, small(None).fit_transform(captions))
-    assert np.linalg.matrix_rank(found - found.mean(axis=0)) > 5
+def test_without_vectors_word_vectors_are_learned(captions):
+    features = small(None).fit_transform(captions)
+    assert features.shape == (200, 30)
+    np.testing.assert_array_equal(features, small(None).fit_transform(captions))
+    assert np.linalg.matrix_rank(features - features.mean(axis=0)) > 5
 
 
 # scikit-learn
 
 
-def test_it_is_a_scikit_learn_transformer(table, captions):
+def test_hkse_works_in_scikit_learn_pipelines(table, captions):
     hkse = small(table, "lin", eta=0.3)
     again = clone(hkse)
     assert again.get_params()["eta"] == 0.3
@@ -226,18 +228,18 @@ def test_it_is_a_scikit_learn_transformer(table, captions):
         again.transform(captions)
 
 
-def test_two_side_by_side_are_a_feature_union(table, captions):
+def test_two_hkse_work_in_a_feature_union(table, captions):
     lin, rbf = small(table, "lin"), small(table)
     both = FeatureUnion([("lin_rbf", lin), ("rbf_rbf", rbf)])
-    found = both.fit(captions).transform(captions)
+    features = both.fit(captions).transform(captions)
     expected = [small(table, "lin").fit_transform(captions), small(table).fit_transform(captions)]
-    assert_alike(found, np.hstack(expected))
-    # The two draws must not repeat each other.
+    assert_alike(features, np.hstack(expected))
+    # The two must not share frequencies.
     weights = [dict(both.transformer_list)[name].sentence_weights_ for name in ("lin_rbf", "rbf_rbf")]
     assert not np.allclose(weights[0][:7], weights[1][:7])
 
 
-def test_halves_side_by_side_do_not_share_draws_where_m_is_the_width_of_the_vectors(table, captions):
+def test_lin_and_rbf_do_not_share_frequencies_if_m_is_the_length_of_the_vectors(table, captions):
     width = table.matrix.shape[1]
     halves = [
         HKSE(table, word=word, word_features=width, sentence_features=32).fit(captions)
@@ -248,7 +250,7 @@ def test_halves_side_by_side_do_not_share_draws_where_m_is_the_width_of_the_vect
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5 / np.sqrt(first.size)
 
 
-def test_the_seed_decides(table, captions):
+def test_the_seed_decides_the_features(table, captions):
     first = small(table, random_state=1).fit_transform(captions)
     np.testing.assert_array_equal(first, small(table, random_state=1).fit_transform(captions))
     assert not np.allclose(first, small(table, random_state=2).fit_transform(captions))
@@ -270,17 +272,17 @@ def test_the_seed_decides(table, captions):
         ({"random_state": "x"}, "random_state='x'"),
     ],
 )
-def test_wrong_parameters_are_told_at_the_door(table, captions, options, message):
+def test_wrong_parameters_are_refused(table, captions, options, message):
     with pytest.raises(InputError, match=message):
         HKSE(**{"vectors": table, **options}).fit(captions)
 
 
-def test_wrong_sentences_are_told(table, captions):
+def test_wrong_texts_are_refused(table, captions):
     hkse = small(table).fit(captions)
     for method in (hkse.fit, hkse.fit_transform, hkse.transform):
         with pytest.raises(InputError, match="one str"):
             method("a dog")
-        with pytest.raises(InputError, match="no sentences"):
+        with pytest.raises(InputError, match="no texts"):
             method([])
         with pytest.raises(InputError, match="NoneType"):
             method([None])
@@ -290,7 +292,7 @@ def test_wrong_sentences_are_told(table, captions):
         hkse.transform_blocks(captions, 0)
     with pytest.raises(InputError, match="unknown='skip'"):
         hkse.transform(captions, unknown="skip")
-    with pytest.raises(InputError, match="none of the 1 words"):
+    with pytest.raises(InputError, match="None of the 1 words"):
         small(table).fit(["unicorn"])
 
 
@@ -298,39 +300,39 @@ def test_wrong_sentences_are_told(table, captions):
 
 
 @pytest.mark.parametrize(("word", "sentence"), KINDS)
-def test_torch_equals_numpy(table, captions, word, sentence):
+def test_torch_agrees_with_numpy(table, captions, word, sentence):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     hkse = small(table, word, sentence).fit(captions)
     queries = [*captions[:20], "unicorn"]
     expected = hkse.transform(queries, unknown="mean")
     moved = hkse.to("cpu")
-    found = moved.transform(queries, unknown="mean")
-    assert isinstance(found, torch.Tensor)
-    assert found.dtype == torch.float32
-    assert_alike(to_numpy(found), expected)
-    assert isinstance(hkse.transform(queries[:1]), np.ndarray)  # the original stays where it was
+    features = moved.transform(queries, unknown="mean")
+    assert isinstance(features, torch.Tensor)
+    assert features.dtype == torch.float32
+    assert_alike(to_numpy(features), expected)
+    assert isinstance(hkse.transform(queries[:1]), np.ndarray)  # the original still uses NumPy
 
 
-def test_a_torch_table_keeps_everything_in_torch(table, captions):
+def test_a_torch_table_gives_torch_features(table, captions):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     tensors = WordVectors(table.words, torch.as_tensor(table.matrix))
     training = [c for c in captions if "snow" not in c]
     hkse = small(tensors)
-    found = hkse.fit_transform(training)
-    assert isinstance(found, torch.Tensor)
+    features = hkse.fit_transform(training)
+    assert isinstance(features, torch.Tensor)
     expected = small(table).fit(training)
-    assert_alike(to_numpy(found), expected.transform(training))
+    assert_alike(to_numpy(features), expected.transform(training))
     query = ["dog snow"]  # a word beyond the training vocabulary
     assert_alike(to_numpy(hkse.transform(query)), expected.transform(query))
 
 
-def test_cuda_equals_numpy(table, captions):
+def test_cuda_agrees_with_numpy(table, captions):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     hkse = small(table).fit(captions)
-    found = hkse.to("cuda").transform([*captions, "unicorn"], unknown="mean")
-    assert found.device.type == "cuda"
-    assert_alike(to_numpy(found), hkse.transform([*captions, "unicorn"], unknown="mean"))
+    features = hkse.to("cuda").transform([*captions, "unicorn"], unknown="mean")
+    assert features.device.type == "cuda"
+    assert_alike(to_numpy(features), hkse.transform([*captions, "unicorn"], unknown="mean"))
     tensors = WordVectors(table.words, torch.as_tensor(table.matrix, device="cuda"))
     assert small(tensors).fit_transform(captions).device.type == "cuda"

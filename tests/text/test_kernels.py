@@ -19,7 +19,7 @@ def k(a, b, gamma):
     return math.exp(-gamma / 2 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
-def test_word_kernel_is_the_papers(rng):
+def test_word_kernel_follows_the_paper(rng):
     a, b = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
     expected = [[k(x, y, 0.7) for y in b] for x in a]
     np.testing.assert_allclose(word_kernel(a, b, gamma=0.7), expected, rtol=1e-12)
@@ -28,7 +28,7 @@ def test_word_kernel_is_the_papers(rng):
         word_kernel(a, b, kind="poly")
 
 
-def test_sentence_kernel_is_the_papers_double_sum(rng):
+def test_sentence_kernel_follows_the_double_sum_of_the_paper(rng):
     first, second = sentences(rng), sentences(rng, 4)
     gamma, eta = 0.4, 0.9
     expected = np.empty((6, 4))
@@ -43,7 +43,7 @@ def test_sentence_kernel_is_the_papers_double_sum(rng):
     np.testing.assert_allclose(sentence_kernel(first, second, gamma=gamma, eta=eta), expected, rtol=1e-10)
 
 
-def test_linear_levels(rng):
+def test_linear_kernels_are_inner_products_of_means(rng):
     first = sentences(rng)
     means = np.array([words.mean(axis=0) for words in first])
     lin_lin = sentence_kernel(first, word="lin", sentence="lin")
@@ -64,26 +64,26 @@ def test_gram_matrices_are_symmetric_and_positive(rng, word, sentence):
         np.testing.assert_allclose(np.diag(gram), 1.0, atol=1e-12)
 
 
-def test_order_and_repetition_do_not_matter(rng):
+def test_the_sentence_kernel_ignores_order_and_repetition(rng):
     a = rng.normal(size=(4, 3))
     assert sentence_kernel([a], [np.concatenate([a[::-1], a])])[0, 0] == pytest.approx(1.0)
 
 
-def test_kernels_run_where_the_arrays_are(rng, backend):
+def test_kernels_use_the_backend_of_their_arrays(rng, backend):
     first = sentences(rng)
-    given_back = sentence_kernel([backend(words) for words in first], gamma=0.4, eta=0.9)
-    assert type(given_back) is type(backend(first[0]))
-    np.testing.assert_allclose(to_numpy(given_back), sentence_kernel(first, gamma=0.4, eta=0.9), rtol=1e-10)
+    result = sentence_kernel([backend(words) for words in first], gamma=0.4, eta=0.9)
+    assert type(result) is type(backend(first[0]))
+    np.testing.assert_allclose(to_numpy(result), sentence_kernel(first, gamma=0.4, eta=0.9), rtol=1e-10)
 
 
-def test_blocks_of_words_change_nothing(rng, monkeypatch):
+def test_the_sentence_kernel_does_not_depend_on_the_block_size(rng, monkeypatch):
     first = sentences(rng, 9)
     whole = sentence_kernel(first, gamma=0.4)
     monkeypatch.setattr("diptych.text._kernels._BLOCK_ENTRIES", 100)
     np.testing.assert_allclose(sentence_kernel(first, gamma=0.4), whole, rtol=1e-12)
 
 
-def test_wrong_sentences_are_told(rng):
+def test_wrong_sentences_are_refused(rng):
     with pytest.raises(InputError, match="empty"):
         sentence_kernel([])
     with pytest.raises(InputError, match=r"sentences\[1\]"):
@@ -98,7 +98,7 @@ def test_wrong_sentences_are_told(rng):
 
 
 @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0.2, 4))
-def test_the_product_of_gaussians_is_the_integral(mean_a, mean_b, variance):
+def test_gaussian_product_agrees_with_numerical_integration(mean_a, mean_b, variance):
     def density(x, mean):
         return math.exp(-((x - mean) ** 2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
 
@@ -119,7 +119,7 @@ def test_hkse_lin_rbf_compares_sentences_as_gaussians(rng, eta):
     np.testing.assert_allclose(raw / own[0, 0], product, rtol=1e-10)
 
 
-def test_the_logarithm_reaches_where_the_product_cannot():
+def test_the_logarithm_is_finite_in_many_dimensions():
     a, b = np.zeros((1, 300)), np.ones((1, 300))
     assert gaussian_product(a, b, variance=50.0, normalized=False)[0, 0] == 0.0
     logarithm = gaussian_product(a, b, variance=50.0, normalized=False, log=True)[0, 0]
@@ -129,7 +129,7 @@ def test_the_logarithm_reaches_where_the_product_cannot():
 # Proposition 1
 
 
-def test_dimensions_are_the_stated_bounds():
+def test_hkse_dimensions_follow_the_bounds():
     m, m2 = hkse_dimensions(1000, 10, 0.2, 0.1)
     assert m == math.ceil(8 / 0.04 * math.log(1000**2 / 0.1))
     assert m2 == math.ceil(8 / 0.04 * math.log(1000**20 / 0.1))
@@ -142,7 +142,7 @@ def test_dimensions_are_the_stated_bounds():
     )
 
 
-def test_the_factor():
+def test_hkse_factor_follows_its_formula():
     assert hkse_factor(0.5, 0.1) == pytest.approx(math.exp(0.1))
     assert hkse_factor(0.5, 0.1, "paper") == pytest.approx(math.exp(0.075))
 
@@ -158,6 +158,6 @@ def test_the_factor():
         ((5, 5, 0.1, 0.1, "mine"), "constants='mine'"),
     ],
 )
-def test_dimensions_check_what_they_are_given(arguments, message):
+def test_wrong_arguments_of_hkse_dimensions_are_refused(arguments, message):
     with pytest.raises(InputError, match=message):
         hkse_dimensions(*arguments)

@@ -1,7 +1,7 @@
-"""Pictures as vectors: decoding, crops, and encoders of any make behind one protocol."""
+"""Image encoders: decoding, preprocessing, and networks that turn images into features."""
 
-from diptych.image._base import FunctionEncoder, ImageEncoder, NetworkEncoder, StagedEncoder
 from diptych.image._decoding import UnreadableImage, open_image
+from diptych.image._encoders import FunctionEncoder, ImageEncoder, NetworkEncoder, StagedEncoder
 from diptych.image._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
 from diptych.image._onnx import OnnxEncoder
 from diptych.image._preprocessing import PRESETS, Recipe

@@ -1,6 +1,6 @@
-"""Networks of torchvision and timm by their names; either library is imported only here, only when asked.
+"""Image encoders by name: networks of torchvision and timm, ONNX files, and the pyramid descriptor.
 
-An encoder by what a user would type: a file, a name, or nothing at all.
+torch, torchvision and timm are imported only when one of their networks is used.
 """
 
 from __future__ import annotations
@@ -11,48 +11,50 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from diptych._checks import InputError
 from diptych._persistence import read_tensors
-from diptych.image._base import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder
+from diptych.image._encoders import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder
 from diptych.image._onnx import OnnxEncoder
-from diptych.image._preprocessing import Recipe, as_recipe
+from diptych.image._preprocessing import Recipe, RecipeLike, as_recipe
 from diptych.image._pyramid import PyramidDescriptor
+
+if TYPE_CHECKING:
+    import torch
+
+StrPath: TypeAlias = str | os.PathLike[str]
 
 
 class TorchEncoder(NetworkEncoder):
-    """A torch module, run on its own device without gradients.
+    """Encode images with a torch module, on the module's device and without gradients.
 
-    Parameters
-    ----------
-    module
-        Takes [n, 3, height, width], gives features.
-    recipe
-        What it expects.
-    name
-        Identifies architecture and weights; None: made from a digest of the weights.
-    run_pixels
-        At most so many pixels go through the network at once.
+    ``module`` maps [n, 3, height, width] to features. ``name`` identifies the architecture and the weights;
+    by default it is a digest of the weights. See ``NetworkEncoder`` for the other parameters.
+
+    Examples
+    --------
+    >>> TorchEncoder(torch.nn.Conv2d(3, 5, 3), Recipe(pooling="mean")).dimension  # doctest: +SKIP
+    5
     """
 
     def __init__(
         self,
-        module: Any,
-        recipe: Recipe | str | Mapping[str, Any],
+        module: torch.nn.Module,
+        recipe: RecipeLike,
         name: str | None = None,
         *,
         run_pixels: int = DEFAULT_RUN_PIXELS,
     ) -> None:
         torch = _import("torch")
         module = module.eval()
-        first = next(iter(module.parameters()), torch.empty(0))
+        parameter = next(iter(module.parameters()), torch.empty(0))
 
         def run(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             with torch.inference_mode():
-                output = module(torch.from_numpy(batch).to(first.device, first.dtype))
+                output = module(torch.from_numpy(batch).to(parameter.device, parameter.dtype))
                 return output.float().cpu().numpy()  # type: ignore[no-any-return]
 
         super().__init__(run, as_recipe(recipe), name or _digest(module), run_pixels=run_pixels)
@@ -60,78 +62,109 @@ class TorchEncoder(NetworkEncoder):
 
 
 def torchvision_encoder(
-    name: str,
-    recipe: Recipe | str | Mapping[str, Any] | None = None,
-    *,
-    weights: str | os.PathLike[str] | None = None,
-    device: str = "cpu",
+    name: str, recipe: RecipeLike | None = None, *, weights: StrPath | None = None, device: str = "cpu"
 ) -> TorchEncoder:
-    """A torchvision network without its last layer.
+    """Return an encoder with a torchvision network, without the network's last layer.
 
-    The paper's two are ``torchvision_encoder("vgg19")``, fc7 after its rectifier averaged over ten crops,
-    and ``torchvision_encoder("resnet101")``, the spatial average over the full picture.
+    The paper uses ``"vgg19"``, the output of fc7 after its rectifier, averaged over ten crops; and
+    ``"resnet101"``, the spatial average over the full image. These are the default recipes of VGG and ResNet;
+    for other networks it is ``"imagenet-224"``. ``weights`` is a safetensors file; by default, torchvision
+    downloads its own weights once.
 
-    Parameters
-    ----------
-    name
-        As torchvision calls it.
-    recipe
-        What it expects; None: the paper's protocol for VGG and ResNet, else ``"imagenet-224"``.
-    weights
-        A safetensors file with the weights; None: torchvision's own, which it downloads once.
-    device
-        Where the network runs.
+    Examples
+    --------
+    >>> torchvision_encoder("resnet101").dimension  # doctest: +SKIP
+    2048
     """
     models = _import("torchvision").models
     if name not in models.list_models():
-        raise InputError(f"torchvision has no network {name!r}; its list_models() gives the names.")
+        raise InputError(f"torchvision has no network {name!r}; list_models() gives the names.")
     module = models.get_model(name, weights=None if weights is not None else "DEFAULT")
     if weights is not None:
-        _load(module, weights)
-    encoder = TorchEncoder(
-        _without_last_layer(module).to(device),
-        recipe or _usual(name),
-        f"torchvision:{name}:{_digest(module)}",
-    )
-    return _remembering(encoder, f"torchvision:{name}", weights)
+        _load_weights(module, weights)
+    module = _remove_last_layer(module).to(device)
+    fingerprint = f"torchvision:{name}:{_digest(module)}"
+    return _make_encoder(module, recipe or _default_recipe(name), fingerprint, f"torchvision:{name}", weights)
 
 
 def timm_encoder(
-    name: str,
-    recipe: Recipe | str | Mapping[str, Any] | None = None,
-    *,
-    weights: str | os.PathLike[str] | None = None,
-    device: str = "cpu",
+    name: str, recipe: RecipeLike | None = None, *, weights: StrPath | None = None, device: str = "cpu"
 ) -> TorchEncoder:
-    """A timm network without its classifier, pooled as timm pools it.
+    """Return an encoder with a timm network, without its classifier and with timm's own pooling.
 
-    Parameters
-    ----------
-    name
-        As timm calls it, ``"resnet101.a1h_in1k"`` for example.
-    recipe
-        What it expects; None: what timm states for it.
-    weights
-        A safetensors file with the weights; None: timm's own, which it downloads once.
-    device
-        Where the network runs.
+    The default recipe is timm's configuration of the network. ``weights`` is a safetensors file; by default,
+    timm downloads its own weights once.
+
+    Examples
+    --------
+    >>> timm_encoder("resnet101.a1h_in1k").dimension  # doctest: +SKIP
+    2048
     """
     timm = _import("timm")
     if not timm.is_model(name.split(".")[0]):
-        raise InputError(f"timm has no network {name!r}; its list_models() gives the names.")
+        raise InputError(f"timm has no network {name!r}; list_models() gives the names.")
     module = timm.create_model(name, pretrained=weights is None, num_classes=0)
     if weights is not None:
-        _load(module, weights)
+        _load_weights(module, weights)
     if recipe is None:
-        recipe = _stated(timm.data.resolve_data_config({}, model=module))
-    encoder = TorchEncoder(module.to(device), recipe, f"timm:{name}:{_digest(module)}")
-    return _remembering(encoder, f"timm:{name}", weights)
+        recipe = _read_timm_config(timm.data.resolve_data_config({}, model=module))
+    fingerprint = f"timm:{name}:{_digest(module)}"
+    return _make_encoder(module.to(device), recipe, fingerprint, f"timm:{name}", weights)
 
 
-def _remembering(encoder: TorchEncoder, source: str, weights: str | os.PathLike[str] | None) -> TorchEncoder:
-    """Note where an encoder comes from, as plain values: what ``image_encoder`` takes."""
-    encoder.label = source
-    encoder.origin = {"source": source, "recipe": asdict(encoder.recipe)}
+def image_encoder(
+    source: StrPath = "pyramid",
+    recipe: RecipeLike | None = None,
+    *,
+    weights: StrPath | None = None,
+) -> ImageEncoder:
+    """Return the image encoder that ``source`` names.
+
+    Parameters
+    ----------
+    source
+        The path of an ``.onnx`` file, ``"torchvision:NAME"``, ``"timm:NAME"``, or ``"pyramid"``: the
+        descriptor without weights, for generated scenes and quick tests.
+    recipe
+        Preprocessing: a ``Recipe``, the name of a preset, or its fields as a dict. None: the JSON file
+        beside an ONNX model, or the default of a named network.
+    weights
+        A safetensors file with the weights of a named network; None: the library's own.
+
+    Examples
+    --------
+    >>> image_encoder("pyramid").dimension
+    630
+    """
+    source = os.fspath(source)
+    library, colon, name = source.partition(":")
+    if colon and library in _LIBRARIES:
+        return _LIBRARIES[library](name, recipe, weights=weights)
+    if weights is not None:
+        raise InputError(f"weights= needs torchvision:NAME or timm:NAME, not {source!r}; leave it out.")
+    if Path(source).suffix == ".onnx":
+        return OnnxEncoder(source, recipe)
+    if source == "pyramid" and recipe is None:
+        return PyramidDescriptor()
+    raise InputError(
+        f"{source!r} is not an image encoder{' that takes a recipe' if recipe else ''}; pass an .onnx file, "
+        "torchvision:NAME, timm:NAME, or pyramid."
+    )
+
+
+_LIBRARIES = {"torchvision": torchvision_encoder, "timm": timm_encoder}
+
+
+def _make_encoder(
+    module: Any,
+    recipe: RecipeLike,
+    fingerprint: str,
+    source: str,
+    weights: StrPath | None,
+) -> TorchEncoder:
+    encoder = TorchEncoder(module, recipe, fingerprint)
+    # A saved model stores the origin; ``image_encoder`` makes the same encoder from it.
+    encoder.label, encoder.origin = source, {"source": source, "recipe": asdict(encoder.recipe)}
     if weights is not None:
         encoder.origin["weights"] = os.path.abspath(weights)
     return encoder
@@ -142,34 +175,31 @@ def _import(library: str) -> Any:
         return importlib.import_module(library)
     except ImportError:
         raise InputError(
-            f"{library} is not installed; install it (pip install {library}) or give an ONNX file instead."
+            f"{library} is not installed; install it (pip install {library}), or use an ONNX file."
         ) from None
 
 
-def _load(module: Any, weights: str | os.PathLike[str]) -> None:
+def _load_weights(module: Any, weights: StrPath) -> None:
     torch = _import("torch")
     state = {key: torch.from_numpy(value.copy()) for key, value in read_tensors(weights).items()}
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise InputError(f"{weights} does not hold the weights of this network ({first}).") from None
+        reason = str(error).splitlines()[-1].strip()
+        raise InputError(f"{weights} does not contain the weights of this network ({reason}).") from None
 
 
-def _without_last_layer(module: Any) -> Any:
+def _remove_last_layer(module: Any) -> Any:
     nn = _import("torch").nn
-    for last in ("fc", "classifier", "heads", "head"):
-        layer = getattr(module, last, None)
-        if isinstance(layer, nn.Sequential):
-            setattr(module, last, layer[:-1])
-            return module
+    for name in ("fc", "classifier", "heads", "head"):
+        layer = getattr(module, name, None)
         if layer is not None:
-            setattr(module, last, nn.Identity())
+            setattr(module, name, layer[:-1] if isinstance(layer, nn.Sequential) else nn.Identity())
             return module
-    raise InputError("this network's last layer was not found; wrap the network in TorchEncoder yourself.")
+    raise InputError("Cannot tell which layer of this network is the last; wrap the network in TorchEncoder.")
 
 
-def _usual(name: str) -> Recipe:
+def _default_recipe(name: str) -> Recipe:
     if name.startswith("vgg"):
         return Recipe.preset("vgg-ten-crops")
     if "resne" in name:
@@ -177,7 +207,7 @@ def _usual(name: str) -> Recipe:
     return Recipe.preset("imagenet-224")
 
 
-def _stated(config: Mapping[str, Any]) -> Recipe:
+def _read_timm_config(config: Mapping[str, Any]) -> Recipe:
     side = int(config["input_size"][-1])
     return Recipe(
         size=max(side, int(side / config.get("crop_pct", 1.0))),
@@ -196,46 +226,3 @@ def _digest(module: Any) -> str:
         digest.update(key.encode())
         digest.update(np.ascontiguousarray(value.detach().float().cpu().numpy()).tobytes())
     return digest.hexdigest()[:32]
-
-
-_LIBRARIES = {"torchvision": torchvision_encoder, "timm": timm_encoder}
-
-
-def image_encoder(
-    source: str | os.PathLike[str] = "pyramid",
-    recipe: Recipe | str | Mapping[str, Any] | None = None,
-    *,
-    weights: str | os.PathLike[str] | None = None,
-) -> ImageEncoder:
-    """The encoder that ``source`` names.
-
-    Parameters
-    ----------
-    source
-        The path of an ``.onnx`` file; ``"torchvision:NAME"`` or ``"timm:NAME"``; ``"pyramid"``, the
-        descriptor without weights, for generated scenes and smoke tests.
-    recipe
-        What a network expects: a ``Recipe``, the name of a preset or plain values; None: the JSON file
-        beside an ONNX model, or the usual one of a named network.
-    weights
-        A safetensors file with the weights of a named network; None: the library's own.
-
-    Examples
-    --------
-    >>> image_encoder("pyramid").dimension
-    630
-    """
-    source = os.fspath(source)
-    library, colon, name = source.partition(":")
-    if colon and library in _LIBRARIES:
-        return _LIBRARIES[library](name, recipe, weights=weights)
-    if weights is not None:
-        raise InputError(f"weights go with a named network, and {source!r} is none; leave them out.")
-    if Path(source).suffix == ".onnx":
-        return OnnxEncoder(source, recipe)
-    if source == "pyramid" and recipe is None:
-        return PyramidDescriptor()
-    raise InputError(
-        f"{source!r} names no image encoder{' that takes a recipe' if recipe else ''}; give an .onnx file, "
-        "torchvision:NAME, timm:NAME, or pyramid."
-    )

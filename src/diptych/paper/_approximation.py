@@ -15,7 +15,7 @@ from diptych.paper._sources import Floats
 from diptych.paper._tables import ReportTable
 from diptych.report._page import figure
 from diptych.text import hkse_dimensions, hkse_factor, sentence_kernel, tokenize, word_kernel
-from diptych.text._fourier import draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma
 from diptych.text._words import Corpus, mean_rows
 
 VERSION = 1
@@ -42,14 +42,14 @@ def _approximated(setting: Setting) -> Result:
 
     def compute() -> Result:
         vectors = setting.words.vectors
-        rng = stream(setting.seed, 7)
+        rng = make_generator(setting.seed, 7)
         known = [[w for w in tokenize(c) if w in vectors] for c in setting.words.training_captions]
         known = [words for words in known if words]
         length = max(map(len, known))
         picked = rng.choice(len(known), min(options.sampled_captions, len(known)), replace=False)
         sentences = [known[i] for i in picked]
         matrix = np.asarray(vectors.matrix, dtype=np.float32)
-        gamma = median_gamma(matrix, stream(setting.seed, 0))
+        gamma = median_gamma(matrix, make_generator(setting.seed, 0))
         sample = rng.choice(len(matrix), min(options.sampled_words, len(matrix)), replace=False)
         words = matrix[np.sort(sample)]
         exact_words = word_kernel(words, words, gamma=gamma)
@@ -64,12 +64,12 @@ def _approximated(setting: Setting) -> Result:
             }
             errors: dict[str, list[Result]] = {level: [] for level in LEVELS}
             for draw in range(options.draws):
-                first = draw_fourier(matrix.shape[1], m, gamma, stream(setting.seed, 8, draw, m))
+                first = draw_fourier(matrix.shape[1], m, gamma, make_generator(setting.seed, 8, draw, m))
                 features = fourier_features(words, *first)
                 errors["words"].append(_errors(features, exact_words, 0.0, bounds["words"]))
-                rows, ends = Corpus.of(sentences).known(vectors.index)
+                rows, ends = Corpus.of(sentences).lookup(vectors.index)
                 means = mean_rows(fourier_features(matrix, *first), rows, ends, lambda _: None)
-                second = draw_fourier(m, m, ETA, stream(setting.seed, 9, draw, m))
+                second = draw_fourier(m, m, ETA, make_generator(setting.seed, 9, draw, m))
                 features = fourier_features(means, *second)
                 errors["sentences"].append(_errors(features, exact, ETA, bounds["sentences"]))
             for level, each in errors.items():

@@ -163,7 +163,7 @@ def _drawn(
 ) -> Materials:
     drawn = make_scenes(number)
     encoder = PyramidDescriptor()
-    encoded = cache(lambda: encoder.encode(list(drawn.pictures)))
+    encoded = cache(lambda: encoder.encode(list(drawn.images)))
     images = [Stored("pyramid", encoded, origin=f"scenes {number} {encoder.fingerprint}")]
     found = [
         Found("(none)", f"{number:,} pictures drawn here, with five captions each, split 70 / 15 / 15"),
@@ -183,6 +183,6 @@ def _drawn(
         own_texts,
         read,
         kind,
-        lambda row: drawn.pictures[row],
+        lambda row: drawn.images[row],
         found,
     )

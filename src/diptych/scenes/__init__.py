@@ -1,4 +1,4 @@
-"""Generated scenes: one description, from which both the picture and its captions are made."""
+"""Generated scenes: images with captions whose true content is known, for the demo and the tests."""
 
 from diptych.scenes._describe import Group, Scene
 from diptych.scenes._scenes import Scenes, make_scenes

@@ -1,9 +1,8 @@
-"""Five ways to say what a generated scene shows; none of them says everything."""
+"""Captions of generated scenes: five for each, in different words, none of them complete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 from diptych.scenes._describe import Dice, Group, Scene
 
@@ -81,9 +80,8 @@ OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "bel
 NUMBERS = ("one", "two", "three", "four", "five")
 
 
-@dataclass(frozen=True)
-class Detail:
-    """How often each attribute is mentioned."""
+class Detail(NamedTuple):
+    """Probability that a caption mentions each attribute of an object."""
 
     size: float
     texture: float
@@ -92,24 +90,71 @@ class Detail:
 
 _FULL, _SOME, _BRIEF = Detail(0.55, 0.7, 0.95), Detail(0.25, 0.35, 0.65), Detail(0.05, 0.1, 0.35)
 
+_Part: TypeAlias = tuple[Literal["main", "other"], Detail] | Literal["place", "relation", "opposite"]
 
-def captions(scene: Scene) -> tuple[str, ...]:
-    """Five captions of ``scene``, each built on another plan and with words of its own.
+
+class _Plan:
+    """The template of a caption, and its random parts in the order in which they are drawn."""
+
+    def __init__(self, template: str, *parts: _Part) -> None:
+        self.template, self.parts = template, parts
+
+    def write(self, scene: Scene, dice: Dice) -> str:
+        """Write the caption that this plan gives for ``scene``."""
+        groups = {"main": scene.main, "other": scene.other}
+        words = {f"{name} is": "is" if group.count == 1 else "are" for name, group in groups.items() if group}
+        relation = scene.relation or ""
+        for part in self.parts:
+            if part == "place":
+                words[part] = dice.pick(PLACE_WORDS[scene.background])
+            elif part == "relation":
+                words[part] = dice.pick(RELATION_WORDS[relation])
+            elif part == "opposite":
+                words[part] = dice.pick(RELATION_WORDS[OPPOSITE[relation]])
+            else:
+                name, detail = part
+                group = groups[name]
+                assert group is not None
+                words[name] = _phrase(group, dice, detail)
+        text = self.template.format_map(words)
+        return f"{text[0].upper()}{text[1:]}."
+
+
+_PLANS_FOR_ONE_GROUP = (
+    _Plan("{main} {place}", ("main", _FULL), "place"),
+    _Plan("there {main is} {main} {place}", ("main", _SOME), "place"),
+    _Plan("a picture of {main} and nothing else", ("main", _FULL)),
+    _Plan("{place} we see {main}", "place", ("main", _SOME)),
+    _Plan("only {main} {place}", ("main", _BRIEF), "place"),
+    _Plan("{main} {main is} alone {place}", ("main", _FULL), "place"),
+)
+_PLANS_FOR_TWO_GROUPS = (
+    _Plan("{main} {relation} {other} {place}", ("main", _FULL), ("other", _SOME), "relation", "place"),
+    _Plan("{other} {other is} {opposite} {main}", ("other", _FULL), ("main", _SOME), "opposite"),
+    _Plan("there {main is} {main} and {other} {place}", ("main", _SOME), ("other", _BRIEF), "place"),
+    _Plan("{place}, {main} {relation} {other}", ("main", _SOME), ("other", _SOME), "place", "relation"),
+    _Plan("a drawing of {main} {place}", ("main", _FULL), "place"),
+    _Plan("{main} {relation} {other}", ("main", _BRIEF), ("other", _BRIEF), "relation"),
+    _Plan("we see {main} together with {other}", ("main", _FULL), ("other", _FULL)),
+)
+
+
+def write_captions(scene: Scene) -> tuple[str, ...]:
+    """Write five captions of ``scene``, each by another plan.
 
     Examples
     --------
-    >>> from diptych.data.generated.description import describe
-    >>> captions(describe("0"))[0].endswith(".")
-    True
+    >>> from diptych.scenes._describe import describe
+    >>> write_captions(describe("0:0"))[0]
+    'A drawing of three grey pyramids on a wooden table.'
     """
     dice = Dice(f"words {scene.seed}")
-    plans = _ALONE if scene.other is None else _BESIDE
-    chosen = dice.shuffled(plans)[:5]
-    return tuple(_sentence(plan(scene, dice)) for plan in chosen)
+    plans = _PLANS_FOR_ONE_GROUP if scene.other is None else _PLANS_FOR_TWO_GROUPS
+    return tuple(plan.write(scene, dice) for plan in dice.shuffle(plans)[:5])
 
 
-def phrase(group: Group, dice: Dice, detail: Detail) -> str:
-    """``group`` as a noun phrase: "two small red stars"."""
+def _phrase(group: Group, dice: Dice, detail: Detail) -> str:
+    """Write ``group`` as a noun phrase, for example "two small red stars"."""
     words = []
     if dice.chance(detail.size) and group.size != "medium":
         words.append(dice.pick(SIZE_WORDS[group.size]))
@@ -117,18 +162,18 @@ def phrase(group: Group, dice: Dice, detail: Detail) -> str:
         words.append(dice.pick(TEXTURE_WORDS[group.texture]))
     if dice.chance(detail.colour):
         colours = COLOUR_WORDS[group.colour]
-        # The everyday word comes first and is the most frequent.
+        # The common word comes first and is the most frequent.
         words.append(colours[0] if dice.chance(0.7) else dice.pick(colours))
     shapes = SHAPE_WORDS[group.shape]
     noun = shapes[0] if dice.chance(0.6) else dice.pick(shapes)
-    words.append(noun if group.count == 1 else plural(noun))
+    words.append(noun if group.count == 1 else make_plural(noun))
     return f"{_quantity(group.count, words[0], dice)} {' '.join(words)}"
 
 
-def plural(noun: str) -> str:
-    """More than one of ``noun``.
+def make_plural(noun: str) -> str:
+    """Return the plural of ``noun``.
 
-    >>> plural("box"), plural("butterfly"), plural("fish")
+    >>> make_plural("box"), make_plural("butterfly"), make_plural("fish")
     ('boxes', 'butterflies', 'fish')
     """
     if noun == "fish":
@@ -140,98 +185,11 @@ def plural(noun: str) -> str:
     return noun + "s"
 
 
-def _quantity(count: int, following: str, dice: Dice) -> str:
+def _quantity(count: int, next_word: str, dice: Dice) -> str:
     if count == 1:
-        return "an" if following[0] in "aeiou" else "a"
+        return "an" if next_word[0] in "aeiou" else "a"
     if count == 2 and dice.chance(0.15):
         return "a pair of"
     if count >= 4 and dice.chance(0.15):
         return "several"
     return NUMBERS[count - 1]
-
-
-def _place(scene: Scene, dice: Dice) -> str:
-    return dice.pick(PLACE_WORDS[scene.backdrop])
-
-
-def _be(group: Group) -> str:
-    return "is" if group.count == 1 else "are"
-
-
-def _relation(name: str | None, dice: Dice) -> str:
-    return dice.pick(RELATION_WORDS[str(name)])
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _other(scene: Scene) -> Group:
-    assert scene.other is not None
-    return scene.other
-
-
-def _alone_full(scene: Scene, dice: Dice) -> str:
-    return f"{phrase(scene.main, dice, _FULL)} {_place(scene, dice)}"
-
-
-def _alone_there(scene: Scene, dice: Dice) -> str:
-    return f"there {_be(scene.main)} {phrase(scene.main, dice, _SOME)} {_place(scene, dice)}"
-
-
-def _alone_picture(scene: Scene, dice: Dice) -> str:
-    return f"a picture of {phrase(scene.main, dice, _FULL)} and nothing else"
-
-
-def _alone_place(scene: Scene, dice: Dice) -> str:
-    return f"{_place(scene, dice)} we see {phrase(scene.main, dice, _SOME)}"
-
-
-def _alone_brief(scene: Scene, dice: Dice) -> str:
-    return f"only {phrase(scene.main, dice, _BRIEF)} {_place(scene, dice)}"
-
-
-def _alone_by_itself(scene: Scene, dice: Dice) -> str:
-    return f"{phrase(scene.main, dice, _FULL)} {_be(scene.main)} alone {_place(scene, dice)}"
-
-
-def _full(scene: Scene, dice: Dice) -> str:
-    main, other = phrase(scene.main, dice, _FULL), phrase(_other(scene), dice, _SOME)
-    return f"{main} {_relation(scene.relation, dice)} {other} {_place(scene, dice)}"
-
-
-def _reversed(scene: Scene, dice: Dice) -> str:
-    other, main = phrase(_other(scene), dice, _FULL), phrase(scene.main, dice, _SOME)
-    return f"{other} {_be(_other(scene))} {_relation(OPPOSITE[str(scene.relation)], dice)} {main}"
-
-
-def _there(scene: Scene, dice: Dice) -> str:
-    main, other = phrase(scene.main, dice, _SOME), phrase(_other(scene), dice, _BRIEF)
-    return f"there {_be(scene.main)} {main} and {other} {_place(scene, dice)}"
-
-
-def _place_first(scene: Scene, dice: Dice) -> str:
-    main, other = phrase(scene.main, dice, _SOME), phrase(_other(scene), dice, _SOME)
-    return f"{_place(scene, dice)}, {main} {_relation(scene.relation, dice)} {other}"
-
-
-def _main_only(scene: Scene, dice: Dice) -> str:
-    return f"a drawing of {phrase(scene.main, dice, _FULL)} {_place(scene, dice)}"
-
-
-def _brief(scene: Scene, dice: Dice) -> str:
-    main, other = phrase(scene.main, dice, _BRIEF), phrase(_other(scene), dice, _BRIEF)
-    return f"{main} {_relation(scene.relation, dice)} {other}"
-
-
-def _seen_with(scene: Scene, dice: Dice) -> str:
-    main, other = phrase(scene.main, dice, _FULL), phrase(_other(scene), dice, _FULL)
-    return f"we see {main} together with {other}"
-
-
-_ALONE: tuple[Callable[[Scene, Dice], str], ...] = (
-    *(_alone_full, _alone_there, _alone_picture, _alone_place, _alone_brief, _alone_by_itself),
-)
-_BESIDE: tuple[Callable[[Scene, Dice], str], ...] = (
-    *(_full, _reversed, _there, _place_first, _main_only, _brief, _seen_with),
-)

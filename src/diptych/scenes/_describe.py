@@ -1,4 +1,4 @@
-"""What a generated scene contains: the one description that both its picture and its captions follow."""
+"""Descriptions of generated scenes; images and captions are both made from them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,14 @@ SHAPES = (
     *("butterfly", "kite", "car", "key"),
 )
 COLOURS = (
-    *(
-        "red",
-        "orange",
-        "yellow",
-        "green",
-        "teal",
-        "blue",
-        "purple",
-        "pink",
-        "brown",
-        "black",
-        "white",
-        "grey",
-    ),
+    *("red", "orange", "yellow", "green", "teal", "blue"),
+    *("purple", "pink", "brown", "black", "white", "grey"),
 )
 TEXTURES = ("plain", "striped", "dotted", "checkered")
 SIZES = ("small", "medium", "large")
 RELATIONS = ("left of", "right of", "above", "below")
 
-BACKDROPS = {
-    # Colours that would be lost on the backdrop are not drawn on it.
+BACKGROUNDS = {
     "meadow": ("green", "teal"),
     "sea": ("blue", "teal"),
     "desert": ("orange", "yellow", "brown"),
@@ -49,11 +36,19 @@ BACKDROPS = {
     "bricks": ("red", "brown", "orange"),
     "carpet": ("pink", "purple"),
 }
+"""Each background with the colours that cannot be seen on it; no object there has one of them."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One kind of thing, one to five times."""
+    """One to five equal objects in a generated image.
+
+    Examples
+    --------
+    >>> from diptych.scenes import make_scenes
+    >>> make_scenes(1).descriptions[0].main
+    Group(shape='triangle', colour='grey', texture='plain', size='medium', count=3)
+    """
 
     shape: str
     colour: str
@@ -64,23 +59,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Scene:
-    """The true content of a picture.
+    """The true content of a generated image.
 
-    Attributes
-    ----------
-    backdrop
-        Where it is.
-    main
-        What it shows.
-    other
-        What stands beside that, if anything.
-    relation
-        Where ``main`` is, seen from ``other``.
-    seed
-        Fixes what the description leaves open: exact places, shades, and words.
+    ``main`` is the main group of objects, ``other`` a second group or None, and ``relation`` where ``main``
+    is relative to ``other``. ``seed`` decides the rest: exact positions, shades, and words of the captions.
+
+    Examples
+    --------
+    >>> from diptych.scenes import make_scenes
+    >>> scene = make_scenes(1).descriptions[0]
+    >>> scene.background, scene.relation
+    ('table', 'right of')
     """
 
-    backdrop: str
+    background: str
     main: Group
     other: Group | None
     relation: str | None
@@ -88,54 +80,45 @@ class Scene:
 
 
 class Dice:
-    """A stream of choices that is the same on every platform and in every version.
+    """Random choices that are the same on every platform and in every Python version.
 
-    Only ``random()`` is used: the standard library promises its sequence, and that of nothing else.
+    They use ``random()`` alone, because the standard library guarantees the sequence of no other method.
     """
 
     def __init__(self, seed: str) -> None:
-        self._random = random.Random(seed).random  # noqa: S311, pictures need no secrecy
-
-    def unit(self) -> float:
-        """A number from 0 up to 1."""
-        return self._random()
+        self._random = random.Random(seed).random  # noqa: S311, images need no secrecy
 
     def between(self, low: float, high: float) -> float:
-        """A number from ``low`` up to ``high``."""
         return low + (high - low) * self._random()
 
-    def whole(self, low: int, high: int) -> int:
-        """A whole number from ``low`` to ``high``, both included."""
+    def integer(self, low: int, high: int) -> int:
         return low + int((high - low + 1) * self._random())
 
     def pick(self, choices: Sequence[Choice]) -> Choice:
-        """One of ``choices``."""
         return choices[int(len(choices) * self._random())]
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
         return self._random() < probability
 
-    def shuffled(self, items: Sequence[Choice]) -> list[Choice]:
-        """``items`` in a new order."""
+    def shuffle(self, items: Sequence[Choice]) -> list[Choice]:
         return [items[i] for i in sorted(range(len(items)), key=[self._random() for _ in items].__getitem__)]
 
 
 def describe(seed: str) -> Scene:
-    """Imagine a scene."""
+    """Draw a random scene; the same seed gives the same scene."""
     dice = Dice(f"scene {seed}")
-    backdrop = dice.pick(tuple(BACKDROPS))
-    main = _group(dice, backdrop, None, most=5)
+    background = dice.pick(tuple(BACKGROUNDS))
+    main = _draw_group(dice, background, None, max_count=5)
     if dice.chance(0.2):
-        return Scene(backdrop, main, None, None, seed)
-    other = _group(dice, backdrop, main, most=3)
-    return Scene(backdrop, main, other, dice.pick(RELATIONS), seed)
+        return Scene(background, main, None, None, seed)
+    other = _draw_group(dice, background, main, max_count=3)
+    return Scene(background, main, other, dice.pick(RELATIONS), seed)
 
 
-def _group(dice: Dice, backdrop: str, beside: Group | None, most: int) -> Group:
-    shapes = [shape for shape in SHAPES if beside is None or shape != beside.shape]
-    colours = [colour for colour in COLOURS if colour not in BACKDROPS[backdrop]]
+def _draw_group(dice: Dice, background: str, main: Group | None, max_count: int) -> Group:
+    shapes = [shape for shape in SHAPES if main is None or shape != main.shape]
+    colours = [colour for colour in COLOURS if colour not in BACKGROUNDS[background]]
     texture = "plain" if dice.chance(0.5) else dice.pick(TEXTURES[1:])
-    # One or two of a thing are seen more often than five.
-    count = min(dice.whole(1, most), dice.whole(1, most + 1))
+    # The smaller of two draws: small counts are more frequent than large ones.
+    count = min(dice.integer(1, max_count), dice.integer(1, max_count + 1))
     return Group(dice.pick(shapes), dice.pick(colours), texture, dice.pick(SIZES), count)

@@ -1,16 +1,13 @@
-"""The things of generated scenes, each a few layers in a unit square, filled with a colour and a texture.
+"""Images of generated scenes: objects, each a few layers in a unit square, on one of twelve backgrounds.
 
-The places of generated scenes.
-
-From the description of a scene to its picture.
+Everything is drawn in integer coordinates with Pillow, so that the pixels are the same on every platform.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from PIL import Image, ImageDraw
 
@@ -35,11 +32,10 @@ PALETTE: dict[str, Colour] = {
 }
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One outline; ``tone`` says what fills it: the thing's texture, a shade of it, a colour, or nothing."""
+class Layer(NamedTuple):
+    """One part of an object. ``tone`` fills it: the object's texture, a shade, a fixed colour, or a hole."""
 
-    kind: Literal["polygon", "ellipse", "box", "upper half", "lower half"]
+    kind: Literal["polygon", "ellipse", "rectangle", "dome"]
     points: Points
     tone: str = "fill"
 
@@ -53,39 +49,30 @@ def _ellipse(x: float, y: float, rx: float, ry: float, tone: str = "fill") -> La
 
 
 def _box(x0: float, y0: float, x1: float, y1: float, tone: str = "fill") -> Layer:
-    return Layer("box", ((x0, y0), (x1, y1)), tone)
+    return Layer("rectangle", ((x0, y0), (x1, y1)), tone)
 
 
-def _around(corners: int, radii: tuple[float, ...], tone: str = "fill", turn: float = -0.25) -> Layer:
-    angles = [2 * math.pi * (i / corners + turn) for i in range(corners)]
-    return _polygon(
-        *(
-            (0.5 + radii[i % len(radii)] * math.cos(a), 0.5 + radii[i % len(radii)] * math.sin(a))
-            for i, a in enumerate(angles)
-        ),
-        tone=tone,
-    )
-
-
-def _petals(count: int, distance: float, radius: float) -> tuple[Layer, ...]:
-    turns = [2 * math.pi * (i / count - 0.25) for i in range(count)]
+def _circle(count: int, *radii: float, turn: float = -0.25) -> Points:
+    """Return points around the centre, at the given distances in turn."""
+    angles = [2 * math.pi * (i / count + turn) for i in range(count)]
+    distances = [radii[i % len(radii)] for i in range(count)]
     return tuple(
-        _ellipse(0.5 + distance * math.cos(a), 0.5 + distance * math.sin(a), radius, radius) for a in turns
+        (0.5 + r * math.cos(a), 0.5 + r * math.sin(a)) for a, r in zip(angles, distances, strict=True)
     )
 
 
-THINGS: dict[str, tuple[Layer, ...]] = {
+OBJECTS: dict[str, tuple[Layer, ...]] = {
     "circle": (_ellipse(0.5, 0.5, 0.46, 0.46),),
     "square": (_box(0.1, 0.1, 0.9, 0.9),),
     "triangle": (_polygon((0.5, 0.06), (0.96, 0.9), (0.04, 0.9)),),
-    "star": (_around(10, (0.5, 0.21)),),
+    "star": (_polygon(*_circle(10, 0.5, 0.21)),),
     "heart": (
         _ellipse(0.29, 0.33, 0.235, 0.235),
         _ellipse(0.71, 0.33, 0.235, 0.235),
         _polygon((0.085, 0.44), (0.5, 0.24), (0.915, 0.44), (0.5, 0.94)),
     ),
     "diamond": (_polygon((0.5, 0.02), (0.86, 0.5), (0.5, 0.98), (0.14, 0.5)),),
-    "hexagon": (_around(6, (0.49,), turn=0.0),),
+    "hexagon": (_polygon(*_circle(6, 0.49, turn=0.0)),),
     "ring": (_ellipse(0.5, 0.5, 0.47, 0.47), _ellipse(0.5, 0.5, 0.23, 0.23, "none")),
     "cross": (_box(0.34, 0.05, 0.66, 0.95), _box(0.05, 0.34, 0.95, 0.66)),
     "crescent": (_ellipse(0.47, 0.5, 0.45, 0.45), _ellipse(0.66, 0.42, 0.37, 0.37, "none")),
@@ -122,10 +109,13 @@ THINGS: dict[str, tuple[Layer, ...]] = {
         _ellipse(0.2, 0.44, 0.06, 0.06, "paper"),
         _ellipse(0.19, 0.44, 0.03, 0.03, "ink"),
     ),
-    "flower": (*_petals(6, 0.29, 0.2), _ellipse(0.5, 0.5, 0.17, 0.17, "gold")),
+    "flower": (
+        *(_ellipse(x, y, 0.2, 0.2) for x, y in _circle(6, 0.29)),
+        _ellipse(0.5, 0.5, 0.17, 0.17, "gold"),
+    ),
     "mushroom": (
-        Layer("upper half", ((0.05, 0.06), (0.95, 1.0))),
-        Layer("box", ((0.36, 0.53), (0.64, 0.95)), "cream"),
+        Layer("dome", ((0.05, 0.06), (0.95, 1.0))),
+        _box(0.36, 0.53, 0.64, 0.95, "cream"),
         _ellipse(0.5, 0.94, 0.14, 0.05, "cream"),
     ),
     "rocket": (
@@ -136,7 +126,7 @@ THINGS: dict[str, tuple[Layer, ...]] = {
         _ellipse(0.5, 0.36, 0.1, 0.1, "glass"),
     ),
     "umbrella": (
-        Layer("upper half", ((0.03, 0.08), (0.97, 1.0))),
+        Layer("dome", ((0.03, 0.08), (0.97, 1.0))),
         _ellipse(0.19, 0.54, 0.155, 0.09, "none"),
         _ellipse(0.5, 0.54, 0.155, 0.09, "none"),
         _ellipse(0.81, 0.54, 0.155, 0.09, "none"),
@@ -193,45 +183,39 @@ _FIXED = {
 }
 
 
-def mixed(colour: Colour, other: Colour, share: float) -> Colour:
-    """``colour`` with a share of another in it."""
+def _mix(colour: Colour, other: Colour, share: float) -> Colour:
     r, g, b = (round(c + (o - c) * share) for c, o in zip(colour, other, strict=True))
     return r, g, b
 
 
-def draw_thing(shape: str, colour: Colour, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
-    """A thing ``side`` pixels wide: its colours and the mask of where it is."""
-    dark, light = mixed(colour, (20, 22, 40), 0.3), _lighter(colour)
-    face = _textured(colour, light, texture, side)
+def _draw_object(shape: str, colour: Colour, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
+    """Draw an object ``side`` pixels wide; return its colours and its mask."""
+    dark, light = _mix(colour, (20, 22, 40), 0.3), _lighten(colour)
+    face = _draw_texture(colour, light, texture, side)
     mask = Image.new("L", (side, side), 0)
     on_face, on_mask = ImageDraw.Draw(face), ImageDraw.Draw(mask)
     tones: dict[str, Colour] = {"dark": dark, "light": light, **_FIXED}
-    for layer in THINGS[shape]:
+    for layer in OBJECTS[shape]:
         if layer.tone in tones:
-            _outline(on_face, layer, side, tones[layer.tone])
-        _outline(on_mask, layer, side, 0 if layer.tone == "none" else 255)
+            _draw_layer(on_face, layer, side, tones[layer.tone])
+        _draw_layer(on_mask, layer, side, 0 if layer.tone == "none" else 255)
     return face, mask
 
 
-def _lighter(colour: Colour) -> Colour:
-    # A texture on something nearly white must be darker than it to be seen.
-    return mixed(colour, (255, 255, 255), 0.55) if sum(colour) < 690 else mixed(colour, (120, 130, 150), 0.45)
+def _lighten(colour: Colour) -> Colour:
+    # On an object that is nearly white, only a darker texture is visible.
+    return _mix(colour, (255, 255, 255), 0.55) if sum(colour) < 690 else _mix(colour, (120, 130, 150), 0.45)
 
 
-def _outline(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
+def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
     points = [(round(x * (side - 1)), round(y * (side - 1))) for x, y in layer.points]
-    if layer.kind == "polygon":
-        draw.polygon(points, fill=fill)
-    elif layer.kind == "ellipse":
-        draw.ellipse(points, fill=fill)
-    elif layer.kind == "box":
-        draw.rectangle(points, fill=fill)
+    if layer.kind == "dome":
+        draw.pieslice(points, 180, 360, fill=fill)
     else:
-        start = 180 if layer.kind == "upper half" else 0
-        draw.pieslice(points, start, start + 180, fill=fill)
+        getattr(draw, layer.kind)(points, fill=fill)
 
 
-def _textured(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
+def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
     face = Image.new("RGB", (side, side), colour)
     if texture == "plain":
         return face
@@ -251,221 +235,178 @@ def _textured(colour: Colour, second: Colour, texture: str, side: int) -> Image.
     return face
 
 
-def draw_backdrop(name: str, side: int, dice: Dice) -> Image.Image:
-    """The place called ``name``, ``side`` pixels square."""
-    return _PLACES[name](side, dice)
+class _Canvas:
+    """A square image with a vertical gradient of colours, and the shapes that backgrounds consist of."""
 
+    def __init__(self, side: int, dice: Dice, *colours: Colour) -> None:
+        column = Image.new("RGB", (1, len(colours)))
+        column.putdata(colours)
+        self.image = column.resize((side, side), Image.Resampling.BILINEAR)
+        self.draw, self.side, self.dice = ImageDraw.Draw(self.image), side, dice
 
-def _gradient(side: int, *colours: Colour) -> Image.Image:
-    column = Image.new("RGB", (1, len(colours)))
-    column.putdata(colours)
-    return column.resize((side, side), Image.Resampling.BILINEAR)
+    def disc(self, x: float, y: float, r: float, fill: Colour) -> None:
+        self.draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
 
+    def wave(self, level: float, height: float, fill: Colour, angle: float = 5, pieces: int = 24) -> None:
+        """Fill the image below a sine curve over ``angle`` radians, drawn in straight pieces."""
+        side, phase = self.side, self.dice.between(0, 6.3)
+        crest = [
+            (round(side * i / pieces), round(side * (level + height * math.sin(phase + angle * i / pieces))))
+            for i in range(pieces + 1)
+        ]
+        self.draw.polygon([(0, side), *crest, (side, side)], fill=fill)
 
-def _hill(
-    draw: ImageDraw.ImageDraw, side: int, level: float, swell: float, phase: float, fill: Colour
-) -> None:
-    steps = 24
-    ridge = [
-        (round(side * i / steps), round(side * (level + swell * math.sin(phase + 5 * i / steps))))
-        for i in range(steps + 1)
-    ]
-    draw.polygon([(0, side), *ridge, (side, side)], fill=fill)
+    def hills(self, *colours: Colour) -> None:
+        for i, colour in enumerate(colours):
+            self.wave(0.62 + 0.14 * i, 0.035 + 0.01 * i, colour)
 
+    def dots(self, fill: Colour, count: int, top: float, bottom: float, size: float) -> None:
+        between, side = self.dice.between, self.side
+        for _ in range(count):
+            x, y = round(between(0, side)), round(between(top * side, bottom * side))
+            self.disc(x, y, max(1, round(size * side * between(0.5, 1.0))), fill)
 
-def _hills(side: int, dice: Dice, sky: tuple[Colour, Colour], *grounds: Colour) -> Image.Image:
-    image = _gradient(side, *sky)
-    draw = ImageDraw.Draw(image)
-    for i, ground in enumerate(grounds):
-        _hill(draw, side, 0.62 + 0.14 * i, 0.035 + 0.01 * i, dice.between(0, 6.3), ground)
-    return image
-
-
-def _sprinkle(
-    image: Image.Image, dice: Dice, fill: Colour, count: int, top: float, bottom: float, size: float
-) -> Image.Image:
-    draw, side = ImageDraw.Draw(image), image.width
-    for _ in range(count):
-        x, y = dice.between(0, side), dice.between(top * side, bottom * side)
-        r = max(1, round(size * side * dice.between(0.5, 1.0)))
-        draw.ellipse((round(x) - r, round(y) - r, round(x) + r, round(y) + r), fill=fill)
-    return image
-
-
-def _clouds(image: Image.Image, dice: Dice, fill: Colour) -> Image.Image:
-    draw, side = ImageDraw.Draw(image), image.width
-    for _ in range(dice.whole(1, 3)):
-        x, y, r = (
-            dice.between(0.05, 0.85) * side,
-            dice.between(0.06, 0.3) * side,
-            dice.between(0.03, 0.055) * side,
-        )
-        for dx, dy, scale in ((0, 0, 1.0), (1.1, -0.5, 1.25), (2.3, 0, 1.0)):
-            box = (
-                x + dx * r - scale * r,
-                y + dy * r - scale * r,
-                x + dx * r + scale * r,
-                y + dy * r + scale * r,
-            )
-            draw.ellipse(tuple(map(round, box)), fill=fill)
-    return image
+    def clouds(self, fill: Colour) -> None:
+        between, side = self.dice.between, self.side
+        for _ in range(self.dice.integer(1, 3)):
+            x, y, r = between(0.05, 0.85) * side, between(0.06, 0.3) * side, between(0.03, 0.055) * side
+            for dx, dy, scale in ((0, 0, 1.0), (1.1, -0.5, 1.25), (2.3, 0, 1.0)):
+                self.disc(x + dx * r, y + dy * r, scale * r, fill)
 
 
 def _meadow(side: int, dice: Dice) -> Image.Image:
-    image = _hills(side, dice, ((158, 212, 240), (226, 243, 246)), (158, 204, 122), (126, 184, 98))
-    return _sprinkle(_clouds(image, dice, (250, 252, 253)), dice, (244, 240, 190), 14, 0.85, 1.0, 0.008)
+    canvas = _Canvas(side, dice, (158, 212, 240), (226, 243, 246))
+    canvas.hills((158, 204, 122), (126, 184, 98))
+    canvas.clouds((250, 252, 253))
+    canvas.dots((244, 240, 190), 14, 0.85, 1.0, 0.008)
+    return canvas.image
 
 
 def _sea(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (176, 216, 240), (224, 240, 246))
-    draw = ImageDraw.Draw(_clouds(image, dice, (251, 252, 253)))
-    blues: tuple[Colour, ...] = ((96, 168, 208), (76, 148, 196), (60, 128, 182))
-    for i, blue in enumerate(blues):
-        level, phase, waves = 0.58 + 0.14 * i, dice.between(0, 6.3), 40
-        crest = [
-            (round(side * k / waves), round(side * (level + 0.012 * math.sin(phase + 1.9 * k))))
-            for k in range(waves + 1)
-        ]
-        draw.polygon([(0, side), *crest, (side, side)], fill=blue)
-    return image
+    canvas = _Canvas(side, dice, (176, 216, 240), (224, 240, 246))
+    canvas.clouds((251, 252, 253))
+    for i, blue in enumerate(((96, 168, 208), (76, 148, 196), (60, 128, 182))):
+        canvas.wave(0.58 + 0.14 * i, 0.012, blue, angle=76, pieces=40)
+    return canvas.image
 
 
 def _desert(side: int, dice: Dice) -> Image.Image:
-    return _hills(side, dice, ((250, 222, 172), (253, 240, 212)), (236, 196, 132), (224, 176, 110))
+    canvas = _Canvas(side, dice, (250, 222, 172), (253, 240, 212))
+    canvas.hills((236, 196, 132), (224, 176, 110))
+    return canvas.image
 
 
 def _snow(side: int, dice: Dice) -> Image.Image:
-    image = _hills(side, dice, ((172, 196, 220), (216, 228, 240)), (232, 239, 246), (246, 249, 252))
-    return _sprinkle(image, dice, (253, 254, 255), 40, 0.0, 1.0, 0.009)
+    canvas = _Canvas(side, dice, (172, 196, 220), (216, 228, 240))
+    canvas.hills((232, 239, 246), (246, 249, 252))
+    canvas.dots((253, 254, 255), 40, 0.0, 1.0, 0.009)
+    return canvas.image
 
 
 def _night(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (20, 24, 58), (46, 48, 100), (76, 72, 132))
-    image = _sprinkle(image, dice, (242, 238, 208), 45, 0.0, 0.9, 0.006)
-    draw, x, r = ImageDraw.Draw(image), dice.between(0.12, 0.88) * side, 0.06 * side
-    draw.ellipse(
-        (round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)), fill=(250, 243, 205)
-    )
-    return image
+    canvas = _Canvas(side, dice, (20, 24, 58), (46, 48, 100), (76, 72, 132))
+    canvas.dots((242, 238, 208), 45, 0.0, 0.9, 0.006)
+    x, r = dice.between(0.12, 0.88) * side, 0.06 * side
+    box = round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)
+    canvas.draw.ellipse(box, fill=(250, 243, 205))
+    return canvas.image
 
 
 def _sunset(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
-    draw, x, r = ImageDraw.Draw(image), dice.between(0.2, 0.8) * side, 0.15 * side
-    draw.ellipse(
-        (round(x - r), round(0.74 * side - r), round(x + r), round(0.74 * side + r)), fill=(255, 240, 190)
-    )
-    _hill(draw, side, 0.78, 0.02, dice.between(0, 6.3), (110, 78, 122))
-    _hill(draw, side, 0.88, 0.02, dice.between(0, 6.3), (76, 58, 100))
-    return image
+    canvas = _Canvas(side, dice, (104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
+    canvas.disc(dice.between(0.2, 0.8) * side, 0.74 * side, 0.15 * side, (255, 240, 190))
+    canvas.wave(0.78, 0.02, (110, 78, 122))
+    canvas.wave(0.88, 0.02, (76, 58, 100))
+    return canvas.image
 
 
 def _city(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (186, 196, 224), (240, 222, 214))
-    draw, x = ImageDraw.Draw(image), 0.0
+    canvas = _Canvas(side, dice, (186, 196, 224), (240, 222, 214))
+    x = 0.0
     while x < 1:
         width, top = dice.between(0.1, 0.18), dice.between(0.42, 0.66)
-        wall = mixed((122, 128, 156), (92, 98, 130), dice.unit())
-        draw.rectangle((round(x * side), round(top * side), round((x + width) * side), side), fill=wall)
+        wall = _mix((122, 128, 156), (92, 98, 130), dice.between(0, 1))
+        canvas.draw.rectangle(
+            (round(x * side), round(top * side), round((x + width) * side), side), fill=wall
+        )
         pane, gap = 0.022 * side, 0.045 * side
         for row in range(int((1 - top) * side / gap)):
             for column in range(1, int(width * side / gap)):
                 if dice.chance(0.55):
                     px, py = x * side + column * gap - pane / 2, top * side + (row + 0.5) * gap
-                    draw.rectangle(
-                        (round(px), round(py), round(px + pane), round(py + pane)), fill=(250, 226, 160)
-                    )
+                    box = round(px), round(py), round(px + pane), round(py + pane)
+                    canvas.draw.rectangle(box, fill=(250, 226, 160))
         x += width + 0.004
-    return image
+    return canvas.image
 
 
 def _table(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (198, 152, 106))
-    draw, planks = ImageDraw.Draw(image), 5
+    canvas, planks = _Canvas(side, dice, (198, 152, 106)), 5
     for i in range(planks):
         top, bottom = i * side // planks, (i + 1) * side // planks
-        shade = mixed((206, 160, 112), (180, 132, 90), dice.unit())
-        draw.rectangle((0, top, side, bottom), fill=shade)
+        shade = _mix((206, 160, 112), (180, 132, 90), dice.between(0, 1))
+        canvas.draw.rectangle((0, top, side, bottom), fill=shade)
         for _ in range(4):
             y = round(dice.between(top, bottom))
-            draw.line(
-                (0, y, side, y + round(dice.between(-0.01, 0.01) * side)),
-                fill=mixed(shade, (120, 80, 50), 0.25),
-                width=2,
-            )
-        draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
-    return image
+            slope, grain = round(dice.between(-0.01, 0.01) * side), _mix(shade, (120, 80, 50), 0.25)
+            canvas.draw.line((0, y, side, y + slope), fill=grain, width=2)
+        canvas.draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
+    return canvas.image
 
 
 def _paper(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (251, 247, 236))
-    draw, step, start = ImageDraw.Draw(image), side // 12, round(dice.between(0, side / 12))
-    for at in range(start, side, step):
+    canvas = _Canvas(side, dice, (251, 247, 236))
+    for at in range(round(dice.between(0, side / 12)), side, side // 12):
         for line in ((at, 0, at, side), (0, at, side, at)):
-            draw.line(line, fill=(196, 216, 230), width=max(1, side // 200))
-    return image
+            canvas.draw.line(line, fill=(196, 216, 230), width=max(1, side // 200))
+    return canvas.image
 
 
 def _blackboard(side: int, dice: Dice) -> Image.Image:
-    image = _gradient(side, (52, 84, 74), (44, 72, 66))
-    draw, frame = ImageDraw.Draw(image), side // 24
+    canvas = _Canvas(side, dice, (52, 84, 74), (44, 72, 66))
     for _ in range(3):
         x, y = dice.between(0, 0.7) * side, dice.between(0.1, 0.9) * side
-        draw.line(
-            (round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)),
-            fill=(64, 98, 88),
-            width=side // 16,
-        )
-    draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=frame)
-    return image
+        ends = round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)
+        canvas.draw.line(ends, fill=(64, 98, 88), width=side // 16)
+    canvas.draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=side // 24)
+    return canvas.image
 
 
 def _bricks(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (230, 214, 200))
-    draw, height, width = ImageDraw.Draw(image), side / 11, side / 5
+    canvas, height, width = _Canvas(side, dice, (230, 214, 200)), side / 11, side / 5
     for row in range(11):
         for column in range(-1, 6):
             x, y = (column + 0.5 * (row % 2)) * width, row * height
-            shade = mixed((206, 132, 108), (186, 110, 92), dice.unit())
-            draw.rectangle(
-                (round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)), fill=shade
-            )
-    return image
+            shade = _mix((206, 132, 108), (186, 110, 92), dice.between(0, 1))
+            box = round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)
+            canvas.draw.rectangle(box, fill=shade)
+    return canvas.image
 
 
 def _carpet(side: int, dice: Dice) -> Image.Image:
-    image = Image.new("RGB", (side, side), (230, 206, 226))
-    draw, step, shift = ImageDraw.Draw(image), side / 9, dice.unit()
+    canvas, step, shift = _Canvas(side, dice, (230, 206, 226)), side / 9, dice.between(0, 1)
     for row in range(-1, 10):
         for column in range(-1, 10):
             x, y, r = (column + shift + 0.5 * (row % 2)) * step, (row + shift) * step, step * 0.2
-            draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=(206, 172, 206))
-    return image
+            canvas.disc(x, y, r, (206, 172, 206))
+    return canvas.image
 
 
-_PLACES: dict[str, Callable[[int, Dice], Image.Image]] = {
-    "meadow": _meadow,
-    "sea": _sea,
-    "desert": _desert,
-    "snow": _snow,
-    "night": _night,
-    "sunset": _sunset,
-    "city": _city,
-    "table": _table,
-    "paper": _paper,
-    "blackboard": _blackboard,
-    "bricks": _bricks,
-    "carpet": _carpet,
+_BACKGROUNDS: dict[str, Callable[[int, Dice], Image.Image]] = {
+    function.__name__[1:]: function
+    for function in (
+        *(_meadow, _sea, _desert, _snow, _night, _sunset),
+        *(_city, _table, _paper, _blackboard, _bricks, _carpet),
+    )
 }
 
-
 OVERSAMPLING = 3
-"""Scenes are drawn this many times larger and averaged down: smooth edges on every platform alike."""
+"""Images are drawn this many times larger and averaged down, which gives smooth edges on every platform."""
 
 _WIDTHS = {"small": 0.15, "medium": 0.23, "large": 0.33}
 _WHOLE = (0.06, 0.06, 0.94, 0.94)
 _REGIONS = {
-    # Where the main group and the other one stand: left, top, right, bottom.
+    # Boxes of the main and the other group: left, top, right, bottom.
     "left of": ((0.03, 0.08, 0.55, 0.95), (0.58, 0.08, 0.97, 0.95)),
     "right of": ((0.45, 0.08, 0.97, 0.95), (0.03, 0.08, 0.42, 0.95)),
     "above": ((0.06, 0.03, 0.94, 0.55), (0.06, 0.58, 0.94, 0.97)),
@@ -475,36 +416,38 @@ _ROWS = {1: (1,), 2: (2,), 3: (1, 2), 4: (2, 2), 5: (2, 3)}
 
 
 def draw_scene(scene: Scene, side: int) -> Image.Image:
-    """Draw ``scene`` as a square RGB picture."""
+    """Draw ``scene`` as a square RGB image."""
     dice = Dice(f"picture {scene.seed}")
     large = side * OVERSAMPLING
-    image = draw_backdrop(scene.backdrop, large, dice)
+    image = _BACKGROUNDS[scene.background](large, dice)
     if scene.other is None or scene.relation is None:
-        _place(image, scene.main, _WHOLE, dice)
+        _draw_group(image, scene.main, _WHOLE, dice)
     else:
         region, beside = _REGIONS[scene.relation]
-        _place(image, scene.other, beside, dice)
-        _place(image, scene.main, region, dice)
+        _draw_group(image, scene.other, beside, dice)
+        _draw_group(image, scene.main, region, dice)
     return image.reduce(OVERSAMPLING)
 
 
-def _place(image: Image.Image, group: Group, region: tuple[float, float, float, float], dice: Dice) -> None:
-    places, room = _arrangement(group.count, region, dice)
+def _draw_group(
+    image: Image.Image, group: Group, region: tuple[float, float, float, float], dice: Dice
+) -> None:
+    centres, room = _arrange(group.count, region, dice)
     width = min(_WIDTHS[group.size], 0.95 * room) * dice.between(0.92, 1.08)
     side = max(6, round(width * image.width))
-    r, g, b = (min(255, max(0, c + dice.whole(-12, 12))) for c in PALETTE[group.colour])
-    face, mask = draw_thing(group.shape, (r, g, b), group.texture, side)
+    r, g, b = (min(255, max(0, c + dice.integer(-12, 12))) for c in PALETTE[group.colour])
+    face, mask = _draw_object(group.shape, (r, g, b), group.texture, side)
     shadow, drop = mask.point([value // 4 for value in range(256)]), max(1, side // 20)
-    for x, y in places:
+    for x, y in centres:
         corner = round(x * image.width - side / 2), round(y * image.width - side / 2)
         image.paste((24, 26, 48), (corner[0] + drop, corner[1] + drop), shadow)
         image.paste(face, corner, mask)
 
 
-def _arrangement(
+def _arrange(
     count: int, region: tuple[float, float, float, float], dice: Dice
 ) -> tuple[list[tuple[float, float]], float]:
-    """Centres for ``count`` things in ``region``, and how wide each may be."""
+    """Return the centres of ``count`` objects in ``region``, and the width that each may have."""
     left, top, right, bottom = region
     width, height = right - left, bottom - top
     rows = _ROWS[count]

@@ -1,4 +1,4 @@
-"""Generated pictures with captions whose true content is known: any number, no download."""
+"""A set of generated scenes: descriptions, images and captions, in memory or written to a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from diptych._checks import InputError
 from diptych._persistence import replace_file
 from diptych.data._pairs import PairedDataset, split_by_image
-from diptych.scenes._captions import captions
+from diptych.scenes._captions import write_captions
 from diptych.scenes._describe import Scene, describe
 from diptych.scenes._draw import draw_scene
 
@@ -22,8 +22,8 @@ TABLE = "captions.jsonl"
 LARGEST_SIDE = 4096
 
 
-class Pictures(Sequence[Image.Image]):
-    """The pictures of scenes, each drawn when it is asked for."""
+class SceneImages(Sequence[Image.Image]):
+    """The images of scenes; each is drawn when it is read."""
 
     def __init__(self, scenes: Sequence[Scene], side: int) -> None:
         self._scenes, self._side = scenes, side
@@ -35,12 +35,11 @@ class Pictures(Sequence[Image.Image]):
     def __getitem__(self, index: int) -> Image.Image: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Pictures: ...
+    def __getitem__(self, index: slice) -> SceneImages: ...
 
-    def __getitem__(self, index: int | slice) -> Image.Image | Pictures:
-        """One picture, or some of them, not drawn yet."""
+    def __getitem__(self, index: int | slice) -> Image.Image | SceneImages:
         if isinstance(index, slice):
-            return Pictures(self._scenes[index], self._side)
+            return SceneImages(self._scenes[index], self._side)
         return draw_scene(self._scenes[index], self._side)
 
     def __iter__(self) -> Iterator[Image.Image]:
@@ -49,83 +48,84 @@ class Pictures(Sequence[Image.Image]):
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Generated scenes.
+    """Generated scenes; ``make_scenes`` returns them.
 
     Attributes
     ----------
     descriptions
-        What each picture truly shows.
-    pictures
-        A sequence that draws them on demand.
+        The true content of each image.
+    images
+        A sequence of Pillow images, which draws each image when it is read.
     dataset
-        Five captions for each, split 70 / 15 / 15 by image; ``write`` gives one with paths.
+        Five captions for each image, split 70 / 15 / 15 by image. It has no image files; ``write`` returns
+        a dataset that has.
+
+    Examples
+    --------
+    >>> scenes = make_scenes(20)
+    >>> len(scenes), scenes.dataset.split_sizes()
+    (20, {'train': 14, 'val': 3, 'test': 3})
     """
 
     descriptions: tuple[Scene, ...]
-    pictures: Pictures
+    images: SceneImages
     dataset: PairedDataset
 
     def __len__(self) -> int:
         return len(self.descriptions)
 
     def write(self, folder: str | os.PathLike[str]) -> PairedDataset:
-        """Write the pictures as PNG files and the captions as JSON lines; ``read_pairs`` reads the folder.
+        """Write the images as PNG files and the captions as JSON lines; ``read_pairs`` reads the folder.
 
-        Each line also holds the split and the true description.
+        Each line also has the split and the description.
         """
-        folder = Path(folder)
+        folder, dataset = Path(folder), self.dataset
+        paths = tuple(folder / "images" / name for name in dataset.image_ids)
+        image_ids = tuple(f"images/{name}" for name in dataset.image_ids)
         (folder / "images").mkdir(parents=True, exist_ok=True)
-        dataset = self.dataset
         with replace_file(folder / TABLE) as staged, open(staged, "w", encoding="utf-8") as table:
-            for row, picture in enumerate(self.pictures):
-                name = dataset.image_ids[row]
-                picture.save(folder / "images" / name, compress_level=1)
-                own = [dataset.captions[j] for j in dataset.caption_rows([row])]
+            for row, image in enumerate(self.images):
+                image.save(paths[row], compress_level=1)
                 line = {
-                    "image": f"images/{name}",
-                    "captions": own,
+                    "image": image_ids[row],
+                    "captions": [dataset.captions[j] for j in dataset.caption_rows([row])],
                     "split": dataset.splits[row] if dataset.splits else "",
                     "description": asdict(self.descriptions[row]),
                 }
                 table.write(json.dumps(line) + "\n")
-        return PairedDataset(
-            tuple(f"images/{name}" for name in dataset.image_ids),
-            dataset.captions,
-            dataset.pairing,
-            splits=dataset.splits,
-            paths=tuple(folder / "images" / name for name in dataset.image_ids),
-        )
+        return PairedDataset(image_ids, dataset.captions, dataset.pairing, splits=dataset.splits, paths=paths)
 
 
 def make_scenes(n: int, random_state: int = 0, *, size: int = 112) -> Scenes:
-    """Imagine ``n`` scenes: shapes, colours, sizes, textures, counts and relations in twelve places.
+    """Generate ``n`` scenes: objects of various shapes, colours, sizes and counts on twelve backgrounds.
 
-    The same numbers give the same scenes, on any platform; more scenes begin with the fewer.
+    The same arguments give the same scenes on every platform. The first scenes do not depend on ``n``.
 
     Parameters
     ----------
     n
-        How many.
+        Number of scenes.
     random_state
         Seed.
     size
-        Side of the pictures in pixels.
+        Side of the images in pixels.
 
     Examples
     --------
-    >>> some = make_scenes(20)
-    >>> some.dataset.n_captions, some.pictures[0].size
+    >>> scenes = make_scenes(20)
+    >>> scenes.dataset.n_captions, scenes.images[0].size
     (100, (112, 112))
-    >>> print(some.dataset.captions[0])
+    >>> print(scenes.dataset.captions[0])
     A drawing of three grey pyramids on a wooden table.
     """
     if n < 1:
-        raise InputError(f"n={n} scenes cannot be made; ask for one at least.")
+        raise InputError(f"Cannot make n={n} scenes; pass a number of at least 1.")
     if not 16 <= size <= LARGEST_SIDE:
         raise InputError(f"size={size} is not a side from 16 to {LARGEST_SIDE} pixels.")
-    found = tuple(describe(f"{random_state}:{number}") for number in range(n))
+    scenes = tuple(describe(f"{random_state}:{number}") for number in range(n))
     pairs = PairedDataset.of(
-        (f"scene-{number:06d}.png", captions(scene)) for number, scene in enumerate(found)
+        (f"scene-{number:06d}.png", write_captions(scene)) for number, scene in enumerate(scenes)
     )
-    held_out = {"validation": 0.15, "test": 0.15} if n >= 3 else {"validation": 0, "test": 0}
-    return Scenes(found, Pictures(found, size), split_by_image(pairs, random_state=random_state, **held_out))
+    shares = {"validation": 0.15, "test": 0.15} if n >= 3 else {"validation": 0, "test": 0}
+    dataset = split_by_image(pairs, random_state=random_state, **shares)
+    return Scenes(scenes, SceneImages(scenes, size), dataset)

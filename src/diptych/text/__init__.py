@@ -1,4 +1,4 @@
-"""Sentences as vectors: words, word vectors, random Fourier features, HKSE, sentence encoders."""
+"""Text encoders: tokenisation, word vectors, random Fourier features, HKSE, and sentence encoders."""
 
 from diptych.text._encoders import SentenceEncoder, sentence_encoder
 from diptych.text._fourier import RandomFourier

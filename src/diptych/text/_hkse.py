@@ -1,7 +1,4 @@
-"""HKSE on disk: the draws themselves, never a seed, since random streams change between NumPy versions.
-
-HKSE, the hierarchical kernel sentence embedding, as an estimator.
-"""
+"""HKSE, the hierarchical kernel sentence embedding (Section 4 of the paper), and its files."""
 
 from __future__ import annotations
 
@@ -31,23 +28,24 @@ from diptych._persistence import (
     take_array,
     write_model_files,
 )
-from diptych.text._fourier import check_gamma, draw_fourier, fourier_features, median_gamma, stream
+from diptych.text._fourier import check_gamma, draw_fourier, fourier_features, make_generator, median_gamma
 from diptych.text._kernels import KINDS, Kind
 from diptych.text._vector_files import read_word_vectors
-from diptych.text._word_vectors import WordVectors, table_from_tensors, table_tensors, vectors_of_corpus
+from diptych.text._word_vectors import WordVectors, learn_from_corpus, table_from_tensors, table_tensors
 from diptych.text._words import (
     TOKENIZER,
     Corpus,
     Coverage,
     Ints,
+    Text,
     Tokenizer,
-    blocks,
     check_known,
     mean_rows,
-    sentence_lengths,
+    split_blocks,
+    split_texts,
+    text_lengths,
     token_weights,
     tokenize,
-    words_of,
 )
 
 KIND = "hkse"
@@ -185,66 +183,67 @@ Unknown: TypeAlias = Literal["error", "mean"]
 UNKNOWN: tuple[Unknown, ...] = ("error", "mean")
 
 BLOCK_ROWS = 2048
-
+_ARRAYS = ("mean_", "word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")
 _GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
 
 
 class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     r"""Hierarchical kernel sentence embedding: :math:`\Phi_\eta\big(\frac1n\sum_i \Phi_\gamma(a_i)\big)`.
 
-    Inner products of the result approximate a kernel between sentences as distributions of words
-    (Section 4 of the paper; ``sentence_kernel`` is that kernel exactly). At either level ``"rbf"`` maps by
-    random Fourier features and ``"lin"`` leaves things as they are, so HKSE(lin, lin) is the mean word
-    vector. The word level depends on the word alone: it is evaluated once per vocabulary entry, and a
-    block of sentences is then a sparse matrix product.
+    A text is the distribution of its words' vectors :math:`a_i`. Inner products of the features approximate
+    the kernel K between such distributions (Section 4 of the paper); ``sentence_kernel`` computes K exactly,
+    and Proposition 1 (``hkse_dimensions``) bounds the error. At each level, ``"rbf"`` uses random Fourier
+    features and ``"lin"`` changes nothing, so HKSE(lin, lin) is the mean word vector.
 
-    Two of them side by side, as the paper's best text, are scikit-learn's ``FeatureUnion``; see the
-    examples.
+    :math:`\Phi_\gamma` depends on the word alone. It is computed once per word of the vocabulary, and the
+    means of a block of texts are then one sparse matrix product.
+
+    The paper's best text features are two HKSE side by side: scikit-learn's ``FeatureUnion``, as in the
+    example.
 
     Parameters
     ----------
     vectors
-        Path of a word-vector file (see ``read_word_vectors``; the training sentences' words are read), a
-        ``WordVectors`` table, or None: vectors are learned from the training sentences. With a table,
-        every word in it is known to queries; otherwise the words of the training sentences are.
+        Path of a word-vector file (see ``read_word_vectors``), a ``WordVectors`` table or its folder, or
+        None: word vectors are learned from the training texts. With a table, queries may use every word of
+        it; otherwise, the words of the training texts.
     word, sentence
-        Kernel at the word and at the sentence level, ``"lin"`` or ``"rbf"``.
+        Kernel at the word level and at the sentence level, ``"lin"`` or ``"rbf"``.
     word_features, sentence_features
-        Number of random features m and m' at either level, where it is ``"rbf"``.
+        Number of random features m and m' at the level that is ``"rbf"``.
     gamma
         Parameter of the word kernel :math:`\exp(-\frac\gamma2\|a-b\|^2)`, or ``"median"``: 1 / median² of
-        the distances between vocabulary words (of a seeded sample of them when there are more than 2048).
+        the distances between words of the vocabulary (a random sample of them if there are more than 2048).
     eta
         Parameter of the sentence kernel.
     random_state
-        Seed of the draws.
+        Seed of the random features.
     tokenizer
-        Cuts a string into words; ``diptych.text.tokenize`` by default.
+        Function that splits a string into words; by default ``diptych.text.tokenize``.
 
     Attributes
     ----------
     vocabulary_
-        Words of the training sentences that have a vector.
+        Words of the training texts that have a vector.
     gamma_
-        The γ in use; None where the word level is linear.
+        The value of γ; None if the word level is linear.
     coverage_
-        What is known of the training sentences: vocabulary size, share of unknown tokens, the most
-        frequent unknown words, sentences without a known word.
+        ``Coverage`` of the training texts: vocabulary size, share of unknown tokens, most frequent unknown
+        words, texts without a known word.
     vectors_
         The word vectors, those of the vocabulary first.
     word_table_
-        The word level of each vocabulary entry.
+        The features :math:`\Phi_\gamma` of each word of the vocabulary.
     mean_
-        Mean of the training sentences at the word level.
+        Mean of the training texts at the word level.
     word_weights_, word_offsets_, sentence_weights_, sentence_offsets_
-        Frequencies and phases at either level; None where it is linear.
+        Frequencies and phases at each level; None if it is linear.
 
     Notes
     -----
-    Unknown words are skipped. A *training* sentence without any known word (``fit_transform``, or
-    ``transform(..., unknown="mean")``) stands for the mixture of all training sentences: the mean at the
-    word level, mapped like any sentence. A *query* without any (``transform``) is an error that names its
-    words.
+    Unknown words are skipped. A training text without a known word (in ``fit_transform``, or in
+    ``transform(..., unknown="mean")``) gets ``mean_`` at the word level, which is then mapped like any other
+    text. A query without a known word (in ``transform``) is an error that names its words.
 
     Examples
     --------
@@ -284,16 +283,16 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         self.random_state = random_state
         self.tokenizer = tokenizer
 
-    def fit(self, sentences: Iterable[Any], y: Any = None) -> HKSE:
-        """Find the vocabulary and γ, and draw the features; ``sentences`` is read once."""
-        self._fit(self._read(sentences))
+    def fit(self, texts: Iterable[Text], y: None = None) -> HKSE:
+        """Find the vocabulary of texts (strings, or lists of words), set γ, and draw the random features."""
+        self._fit(self._read(texts))
         return self
 
-    def fit_transform(self, sentences: Iterable[Any], y: Any = None) -> Array:
-        """Fit, and embed the training sentences; one without a known word gets the training mean."""
-        corpus = self._read(sentences)
+    def fit_transform(self, texts: Iterable[Text], y: None = None) -> Array:
+        """Fit, and return the features of the training texts; a text without a known word gets ``mean_``."""
+        corpus = self._read(texts)
         self._fit(corpus)
-        rows, ends = corpus.known(self.vectors_.index)
+        rows, ends = corpus.lookup(self.vectors_.index)
         edges = [*range(0, len(ends), BLOCK_ROWS), len(ends)]
         parts = []
         for first, last in itertools.pairwise(edges):
@@ -301,38 +300,33 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
             parts.append(self._embed(rows[start : ends[last - 1]], ends[first:last] - start))
         return namespace(parts[0]).concat(parts)
 
-    def transform(self, sentences: Iterable[Any], *, unknown: Unknown = "error") -> Array:
-        """Embed sentences, strings or lists of words: float32, one row each.
+    def transform(self, texts: Iterable[Text], *, unknown: Unknown = "error") -> Array:
+        """Return the features of texts: float32, one row per text.
 
-        Parameters
-        ----------
-        sentences
-            What to embed.
-        unknown
-            What a sentence without a known word is: an ``"error"``, or the training ``"mean"``.
+        For a text without a known word, ``unknown`` raises an ``"error"`` or uses the training ``"mean"``.
         """
-        parts = list(self.transform_blocks(sentences, unknown=unknown))
+        parts = list(self.transform_blocks(texts, unknown=unknown))
         if not parts:
-            raise InputError("there are no sentences; give at least one.")
+            raise InputError("There are no texts; pass at least one.")
         return namespace(parts[0]).concat(parts)
 
     def transform_blocks(
-        self, sentences: Iterable[Any], block_rows: int = BLOCK_ROWS, *, unknown: Unknown = "error"
+        self, texts: Iterable[Text], block_rows: int = BLOCK_ROWS, *, unknown: Unknown = "error"
     ) -> Iterator[Array]:
-        """Embed a stream of sentences block by block; only one block is ever in memory."""
+        """Return the features of a stream of texts block by block; one block is in memory at a time."""
         check_is_fitted(self)
         check_choice(unknown, UNKNOWN, "unknown")
         check_count(block_rows, "block_rows")
-        words_of(sentences)  # refuses what is no list of sentences now, and not at the first block
-        return self._blocks(sentences, block_rows, unknown)
+        split_texts(texts)  # raises an error for a wrong type now, not at the first block
+        return self._blocks(texts, block_rows, unknown)
 
-    def coverage(self, sentences: Iterable[Any]) -> Coverage:
-        """How much of any sentences is known."""
+    def coverage(self, texts: Iterable[Text]) -> Coverage:
+        """Return how much of these texts is known."""
         check_is_fitted(self)
-        return Corpus.of(sentences, self.tokenizer).coverage(self.vectors_.index)
+        return Corpus.of(texts, self.tokenizer).coverage(self.vectors_.index)
 
     def to(self, device: Any) -> HKSE:
-        """A copy whose arrays are torch tensors on ``device``; what it embeds is there too."""
+        """Return a copy whose arrays, and whose features, are torch tensors on ``device``."""
         check_is_fitted(self)
         try:
             import torch
@@ -347,15 +341,15 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return moved
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the draws, the words and their vectors to a folder: safetensors and JSON, atomically."""
+        """Write the model to a folder, as safetensors and JSON, atomically."""
         check_is_fitted(self)
         save_hkse(self, folder)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> HKSE:
-        """Read what ``save`` wrote, or the text encoder in the folder of a retriever.
+        """Read a model that ``save`` wrote, or the text encoder in the model folder of a retriever.
 
-        A model that had a tokenizer of its own needs it again here.
+        A model with its own tokenizer needs that tokenizer here, because functions are not saved.
         """
         return load_hkse(cls, folder, tokenizer)
 
@@ -373,13 +367,15 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         check_gamma(self.gamma)
         check_gamma(self.eta, "eta", median=False)
         if not callable(self.tokenizer):
-            raise InputError(f"tokenizer={self.tokenizer!r}; give a function from a string to its words.")
+            raise InputError(
+                f"tokenizer={self.tokenizer!r}; pass a function that splits a string into words."
+            )
 
-    def _read(self, sentences: Iterable[Any]) -> Corpus:
+    def _read(self, texts: Iterable[Text]) -> Corpus:
         self._check_parameters()
-        corpus = Corpus.of(sentences, self.tokenizer)
+        corpus = Corpus.of(texts, self.tokenizer)
         if len(corpus) == 0:
-            raise InputError("there are no sentences; give at least one.")
+            raise InputError("There are no texts; pass at least one.")
         return corpus
 
     def _fit(self, corpus: Corpus) -> None:
@@ -387,7 +383,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         self.vocabulary_ = [word for word in corpus.words if word in table]
         if not self.vocabulary_:
             raise InputError(
-                f"none of the {len(corpus.words)} words of the sentences has a vector; "
+                f"None of the {len(corpus.words)} words of the texts has a vector; "
                 "check the language and the letter case of the vectors."
             )
         self.vectors_ = table.first(self.vocabulary_)
@@ -397,30 +393,30 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         self.word_weights_ = self.word_offsets_ = self.sentence_weights_ = self.sentence_offsets_ = None
         if self.word == "rbf":
             gamma = check_gamma(self.gamma)
-            seed = stream(self.random_state, _GAMMA_STREAM)
-            self.gamma_ = median_gamma(vectors, seed) if gamma == "median" else gamma
+            generator = make_generator(self.random_state, _GAMMA_STREAM)
+            self.gamma_ = median_gamma(vectors, generator) if gamma == "median" else gamma
             self.word_weights_, self.word_offsets_ = self._draw(
                 vectors, vectors.shape[1], self.word_features, self.gamma_, _WORD_STREAM
             )
         self.word_table_ = self._word_level(vectors)
         width = self.word_table_.shape[1]
         if self.sentence == "rbf":
-            # HKSE(lin, rbf) beside HKSE(rbf, rbf) must not share draws, even where m equals the width of
-            # the vectors.
+            # HKSE(lin, rbf) and HKSE(rbf, rbf) side by side must not share frequencies, even if m equals
+            # the length of the word vectors.
             key = _SENTENCE_STREAM if self.word == "rbf" else _SENTENCE_OF_LINEAR_WORDS_STREAM
             self.sentence_weights_, self.sentence_offsets_ = self._draw(
                 vectors, width, self.sentence_features, float(self.eta), key
             )
-        # The mean of all sentences' means is one weighted sum of the table: no sentence is embedded for it.
-        rows, ends = corpus.known(self.vectors_.index)
-        described = np.count_nonzero(sentence_lengths(ends))
-        weights = np.bincount(rows, token_weights(ends), len(self.vocabulary_)) / described
+        # The mean of the texts' means is one weighted sum of the table's rows.
+        rows, ends = corpus.lookup(self.vectors_.index)
+        n_texts = np.count_nonzero(text_lengths(ends))
+        weights = np.bincount(rows, token_weights(ends), len(self.vocabulary_)) / n_texts
         self.mean_ = move_like(weights, vectors, dtype=vectors.dtype) @ self.word_table_
         self._n_features_out = int(width if self.sentence == "lin" else self.sentence_features)
 
     def _table(self, corpus: Corpus) -> WordVectors:
         if self.vectors is None:
-            return vectors_of_corpus(corpus, random_state=self.random_state)
+            return learn_from_corpus(corpus, random_state=self.random_state)
         if isinstance(self.vectors, WordVectors):
             table = self.vectors
             xp = namespace(table.matrix)
@@ -430,16 +426,16 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
                 return WordVectors.load(self.vectors).only(corpus.words)
             return read_word_vectors(self.vectors, corpus.words)
         raise InputError(
-            f"vectors is a {type(self.vectors).__name__}; give the path of a word-vector file, a WordVectors "
-            "table, or None to learn vectors from the sentences."
+            f"vectors is a {type(self.vectors).__name__}; pass the path of a word-vector file, a WordVectors "
+            "table, or None to learn vectors from the texts."
         )
 
     def _draw(
         self, like: Array, n_inputs: int, n_features: int, gamma: float, key: int
     ) -> tuple[Array, Array]:
-        # The width is part of the key, so that embeddings of different widths do not share their draws.
-        seed = stream(self.random_state, key, n_inputs)
-        weights, offsets = draw_fourier(n_inputs, n_features, gamma, seed)
+        # The width is part of the key, so that HKSE of different widths do not share frequencies.
+        generator = make_generator(self.random_state, key, n_inputs)
+        weights, offsets = draw_fourier(n_inputs, n_features, gamma, generator)
         return move_like(weights, like), move_like(offsets, like)
 
     def _word_level(self, vectors: Array) -> Array:
@@ -448,28 +444,24 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return fourier_features(vectors, self.word_weights_, self.word_offsets_)
 
     def _rows_beyond_table(self, rows: Ints) -> Array:
-        # Words that only the queries use: their word level is made for one block, and not kept.
+        # Words that only queries use: their features are computed for one block, and not kept.
         return self._word_level(self.vectors_.matrix[move_like(rows, self.word_table_), :])
 
-    def _blocks(self, sentences: Iterable[Any], block_rows: int, unknown: Unknown) -> Iterator[Array]:
-        index = self.vectors_.index
-        done = 0
-        for block in blocks(sentences, block_rows):
-            corpus = Corpus.of(block, self.tokenizer, done)
-            rows, ends = corpus.known(index)
+    def _blocks(self, texts: Iterable[Text], block_rows: int, unknown: Unknown) -> Iterator[Array]:
+        first = 0
+        for block in split_blocks(texts, block_rows):
+            corpus = Corpus.of(block, self.tokenizer, first)
+            rows, ends = corpus.lookup(self.vectors_.index)
             if unknown == "error":
-                check_known(corpus, ends, done, ', or pass unknown="mean"')
+                check_known(corpus, ends, first, ', or pass unknown="mean"')
             yield self._embed(rows, ends)
-            done += len(block)
+            first += len(block)
 
     def _embed(self, rows: Ints, ends: Ints) -> Array:
         means = mean_rows(self.word_table_, rows, ends, self._rows_beyond_table)
-        nothing = np.flatnonzero(sentence_lengths(ends) == 0)
-        if len(nothing):
-            means[nothing] = self.mean_
+        empty = np.flatnonzero(text_lengths(ends) == 0)
+        if len(empty):
+            means[empty] = self.mean_
         if self.sentence_weights_ is None:
             return means
         return fourier_features(means, self.sentence_weights_, self.sentence_offsets_)
-
-
-_ARRAYS = ("mean_", "word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")

@@ -1,14 +1,4 @@
-r"""The kernels that HKSE approximates, exactly, and how many features the approximation needs.
-
-A sentence with words :math:`a_1, \dots, a_n` is the distribution that gives each of them weight 1/n. With a
-word kernel k, two sentences are compared by
-
-.. math:: \Delta = \frac1{n_1^2}\sum_{i,j} k(a_i, a_j) + \frac1{n_2^2}\sum_{i,j} k(b_i, b_j)
-                   - \frac2{n_1 n_2}\sum_{i,j} k(a_i, b_j), \qquad
-          K = \exp(-\tfrac{\eta}{2} \Delta)
-
-(Section 4 of the paper); with a linear sentence kernel, by the last mean alone.
-"""
+"""The exact kernels that HKSE approximates, and the number of features that Proposition 1 asks for."""
 
 from __future__ import annotations
 
@@ -31,8 +21,13 @@ _BLOCK_ENTRIES = 2**23
 
 
 def word_kernel(a: Any, b: Any, *, kind: Kind = "rbf", gamma: float = 1.0) -> Array:
-    r"""Gram matrix of two sets of vectors: ``"rbf"`` :math:`\exp(-\frac\gamma2\|a-b\|^2)`, ``"lin"`` ⟨a, b⟩.
+    r"""Return the Gram matrix of two sets of word vectors, the rows of ``a`` and ``b``.
 
+    The kernel is :math:`k_\gamma(a, b) = \exp(-\frac\gamma2\|a-b\|^2)` (Section 4) for ``"rbf"``, ⟨a, b⟩ for
+    ``"lin"``.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> word_kernel(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]), gamma=0.08).round(4)
     array([[0.3679]])
@@ -55,15 +50,26 @@ def sentence_kernel(
     gamma: float = 1.0,
     eta: float = 0.01,
 ) -> Array:
-    """Gram matrix of K between sentences, each given as the matrix of its words' vectors.
+    r"""Return the Gram matrix of the kernel K between sentences (Section 4 of the paper), computed exactly.
 
-    For checking and for small data: the cost is the product of the two numbers of words.
+    A sentence with words :math:`a_1, \dots, a_n` is the distribution that gives each of them weight 1/n. With
+    the word kernel k, two sentences have
+
+    .. math:: K(\rho_1, \rho_2) = \exp\big(-\tfrac\eta2 \|\mu_{n_1}(\rho_1) - \mu_{n_2}(\rho_2)\|^2\big),
+
+    and the squared distance of the means is
+
+    .. math:: \frac1{n_1^2}\sum_{i,j} k(a_i, a_j) + \frac1{n_2^2}\sum_{i,j} k(b_i, b_j)
+              - \frac2{n_1 n_2}\sum_{i,j} k(a_i, b_j).
+
+    With a linear sentence kernel, K is the mean of :math:`k(a_i, b_j)`. The cost is the number of words of
+    ``sentences`` times that of ``others``, so this is for tests and small data; ``HKSE`` is for the rest.
 
     Parameters
     ----------
     sentences, others
-        Word vectors of each sentence, words × dimensions; without ``others``, the sentences against
-        themselves.
+        For each sentence, the matrix of its word vectors, words × dimensions. Without ``others``, the
+        sentences are compared with each other.
     word, sentence
         Kernel at either level, ``"lin"`` or ``"rbf"``.
     gamma, eta
@@ -79,8 +85,8 @@ def sentence_kernel(
     check_choice(word, KINDS, "word")
     check_choice(sentence, KINDS, "sentence")
     check_gamma(eta, "eta", median=False)
-    rows = _stacked(sentences, "sentences")
-    columns = rows if others is None else _stacked(others, "others")
+    rows = _check_sentences(sentences, "sentences")
+    columns = rows if others is None else _check_sentences(others, "others")
     cross = _mean_kernel(rows, columns, word, gamma)
     if sentence == "lin":
         return cross
@@ -94,27 +100,18 @@ def sentence_kernel(
 def gaussian_product(
     mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True, log: bool = False
 ) -> Array:
-    r"""Product kernel :math:`\int p\,q` of isotropic Gaussians around the rows of two matrices.
+    r"""Return the product kernel :math:`\int p\,q` of isotropic Gaussians around the rows of two matrices.
 
-    Read HKSE(lin, rbf) so: a sentence is the Gaussian :math:`\mathcal N(\mu, \sigma^2 I)` around its mean
-    word vector, and sentences are compared by
+    This is the Gaussian reading of HKSE(lin, rbf) (the paper's appendix "HKSE as a Gaussian Embedding of
+    Sentences"): a sentence is the Gaussian :math:`\mathcal N(\mu, \sigma^2 I)` around its mean word vector,
+    and two sentences are compared by
 
     .. math:: \int \mathcal N(x; \mu_1, \sigma^2 I)\,\mathcal N(x; \mu_2, \sigma^2 I)\,dx
               = (4\pi\sigma^2)^{-d/2} \exp\!\Big(-\frac{\|\mu_1-\mu_2\|^2}{4\sigma^2}\Big).
 
-    Normalised to 1 for equal sentences it *is* the kernel of HKSE(lin, rbf) with
-    :math:`\eta = 1/(2\sigma^2)`; the factor in front is one constant for all pairs.
-
-    Parameters
-    ----------
-    mean_a, mean_b
-        Means, one Gaussian per row.
-    variance
-        :math:`\sigma^2`.
-    normalized
-        Leave the constant factor out.
-    log
-        Give the logarithm: in hundreds of dimensions the constant itself leaves the range of floats.
+    Without the factor in front, which is the same for all pairs and which ``normalized`` leaves out, it is
+    the kernel of HKSE(lin, rbf) with :math:`\eta = 1/(2\sigma^2)`. ``log`` returns the logarithm; in hundreds
+    of dimensions, the factor is outside the range of floats.
 
     Examples
     --------
@@ -135,7 +132,7 @@ def gaussian_product(
 
 
 class Dimensions(NamedTuple):
-    """Numbers of features that Proposition 1 asks for."""
+    """The numbers of features m and m' of Proposition 1."""
 
     word_features: int
     sentence_features: int
@@ -144,9 +141,10 @@ class Dimensions(NamedTuple):
 def hkse_dimensions(
     vocabulary: int, max_length: int, delta: float, epsilon: float, constants: Constants = "hoeffding"
 ) -> Dimensions:
-    r"""How many features make every kernel value good to ``delta`` (Proposition 1).
+    r"""Return the numbers of features that bound the error of every kernel value (Proposition 1).
 
-    With probability at least 1 − 2ε, for all words and for all sentences of at most ``max_length`` words,
+    With so many features, with probability at least 1 − 2ε, for all sentences of at most ``max_length``
+    words,
 
     .. math:: e^{-c\eta\delta/2} K - \delta \;\le\; \hat K \;\le\; e^{c\eta\delta/2} K + \delta .
 
@@ -155,16 +153,17 @@ def hkse_dimensions(
     vocabulary
         Number of words :math:`|A|`.
     max_length
-        Words in the longest sentence, s.
+        Number of words of the longest sentence, s.
     delta
-        Error allowed at either level.
+        Error at each level.
     epsilon
-        Probability of failure allowed at either level.
+        Probability at each level that the error is larger.
     constants
         ``"hoeffding"``: :math:`m \ge \frac{8}{\delta^2}\log\frac{|A|^2}{\epsilon}` and
-        :math:`m' \ge \frac{8}{\delta^2}\log\frac{|A|^{2s}}{\epsilon}`, c = 4, which Hoeffding's inequality
-        gives. ``"paper"``: :math:`\frac{1}{2\delta^2}` in place of :math:`\frac{8}{\delta^2}` and c = 3, as
-        the paper states them; the proof does not carry those, and real word vectors violate them.
+        :math:`m' \ge \frac{8}{\delta^2}\log\frac{|A|^{2s}}{\epsilon}`, with c = 4, which follow from
+        Hoeffding's inequality. ``"paper"``: :math:`\frac{1}{2\delta^2}` in place of
+        :math:`\frac{8}{\delta^2}`, with c = 3, as printed in the paper; its proof does not show these, and
+        real word vectors violate them.
 
     Examples
     --------
@@ -178,7 +177,7 @@ def hkse_dimensions(
     check_count(max_length, "max_length")
     check_gamma(delta, "delta", median=False)
     if not 0.0 < epsilon < 1.0:
-        raise InputError(f"epsilon={epsilon!r}; give a probability between 0 and 1.")
+        raise InputError(f"epsilon={epsilon!r}; pass a probability between 0 and 1.")
     factor = (8.0 if constants == "hoeffding" else 0.5) / delta**2
     words, certainty = math.log(vocabulary), -math.log(epsilon)
     return Dimensions(
@@ -188,8 +187,10 @@ def hkse_dimensions(
 
 
 def hkse_factor(eta: float, delta: float, constants: Constants = "hoeffding") -> float:
-    r"""The factor :math:`e^{c\eta\delta/2}` of Proposition 1: c = 4 as it holds, 3 in the paper.
+    r"""Return the factor :math:`e^{c\eta\delta/2}` of Proposition 1; see ``hkse_dimensions`` for c.
 
+    Examples
+    --------
     >>> round(hkse_factor(eta=0.01, delta=0.1), 6)
     1.002002
     """
@@ -197,57 +198,50 @@ def hkse_factor(eta: float, delta: float, constants: Constants = "hoeffding") ->
     return math.exp((4.0 if constants == "hoeffding" else 3.0) * eta * delta / 2.0)
 
 
-_Stack: TypeAlias = tuple[Array, Array, int]
-
-
-def _stacked(sentences: Sequence[Any], name: str) -> _Stack:
+def _check_sentences(sentences: Sequence[Any], name: str) -> list[Array]:
     if len(sentences) == 0:
-        raise InputError(f"{name} is empty; give at least one sentence.")
-    views = [check_view(words, f"{name}[{i}]") for i, words in enumerate(sentences)]
-    if len({view.shape[1] for view in views}) > 1:
-        raise InputError(f"{name} holds word vectors of different lengths; give one table's vectors.")
-    xp = namespace(views[0])
-    where = device(views[0])
-    lengths = xp.asarray([view.shape[0] for view in views], device=where)
-    return (
-        xp.astype(xp.concat(views), xp.float64),
-        xp.repeat(xp.arange(len(views), device=where), lengths),
-        len(views),
-    )
+        raise InputError(f"{name} is empty; pass at least one sentence.")
+    matrices = [check_view(words, f"{name}[{i}]") for i, words in enumerate(sentences)]
+    if len({matrix.shape[1] for matrix in matrices}) > 1:
+        raise InputError(f"{name} has word vectors of different lengths; pass vectors of one table.")
+    xp = namespace(matrices[0])
+    return [xp.astype(matrix, xp.float64) for matrix in matrices]
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
     xp = namespace(a, b)
-    # Both moved by one mean: distances stay, and cancel less.
+    # A common shift keeps the distances and makes the cancellation smaller.
     centre = xp.mean(a, axis=0)
     a, b = a - centre, b - centre
     squares = xp.sum(a * a, axis=1)[:, None] + xp.sum(b * b, axis=1)[None, :] - 2.0 * (a @ b.T)
     return xp.clip(squares, 0.0, None)
 
 
-def _mean_kernel(rows: _Stack, columns: _Stack, kind: Kind, gamma: float) -> Array:
-    a, own_a, n_a = rows
-    b, own_b, n_b = columns
-    xp = namespace(a, b)
-    # Words of the one side against all of the other, some at a time: never all pairs of words at once.
+def _mean_kernel(rows: list[Array], columns: list[Array], kind: Kind, gamma: float) -> Array:
+    """Return the mean of the word kernel over the pairs of words of each pair of sentences."""
+    xp = namespace(rows[0], columns[0])
+    a, b = xp.concat(rows), xp.concat(columns)
+    (groups_a, lengths_a), (groups_b, lengths_b) = _group_words(rows), _group_words(columns)
+    # In blocks of words, so that the Gram matrix of all pairs of words is never in memory.
     step = max(1, _BLOCK_ENTRIES // b.shape[0])
     parts = []
     for start in range(0, a.shape[0], step):
         gram = word_kernel(a[start : start + step, :], b, kind=kind, gamma=gamma)
-        parts.append(group_sum(gram.T, own_b, n_b).T)
-    sums = group_sum(xp.concat(parts), own_a, n_a)
-    return sums / _lengths(rows)[:, None] / _lengths(columns)[None, :]
+        parts.append(group_sum(gram.T, groups_b, len(columns)).T)
+    sums = group_sum(xp.concat(parts), groups_a, len(rows))
+    return sums / lengths_a[:, None] / lengths_b[None, :]
 
 
-def _own_kernel(stack: _Stack, kind: Kind, gamma: float) -> Array:
-    vectors, own, n = stack
-    xp = namespace(vectors)
-    parts = [vectors[own == i, :] for i in range(n)]
-    means = [float(xp.mean(word_kernel(part, part, kind=kind, gamma=gamma))) for part in parts]
-    return move_like(xp.asarray(means, dtype=vectors.dtype), vectors)
+def _own_kernel(matrices: list[Array], kind: Kind, gamma: float) -> Array:
+    """Return the mean of the word kernel over the pairs of words within each sentence."""
+    xp = namespace(matrices[0])
+    means = [float(xp.mean(word_kernel(matrix, matrix, kind=kind, gamma=gamma))) for matrix in matrices]
+    return move_like(xp.asarray(means, dtype=matrices[0].dtype), matrices[0])
 
 
-def _lengths(stack: _Stack) -> Array:
-    vectors, own, n = stack
-    xp = namespace(vectors)
-    return xp.astype(xp.bincount(own, minlength=n), vectors.dtype)
+def _group_words(matrices: list[Array]) -> tuple[Array, Array]:
+    """Return the sentence of each word, and the length of each sentence."""
+    xp, place = namespace(matrices[0]), device(matrices[0])
+    lengths = xp.asarray([matrix.shape[0] for matrix in matrices], device=place)
+    groups = xp.repeat(xp.arange(len(matrices), device=place), lengths)
+    return groups, xp.astype(lengths, matrices[0].dtype)

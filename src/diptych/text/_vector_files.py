@@ -1,15 +1,12 @@
-"""A file as a stream of bytes, plain or gzipped, that is looked at before it is taken.
+"""Files of word vectors: word2vec, GloVe, fastText and NumPy, read as a stream.
 
-A NumPy array of vectors beside a list of words.
-
-Word-vector files, read as a stream: only the wanted words are ever in memory.
-
-The layout is told from the content, not from the file's name. Nothing in a file is executed, and nothing
-is allocated because a header says so.
+The content decides the format, not the file name. Only the requested words are kept in memory. Nothing in a
+file is executed, and no memory is allocated because a header asks for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -17,8 +14,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
@@ -26,244 +22,28 @@ from diptych._checks import InputError
 from diptych._persistence import READ_ERRORS
 from diptych.text._word_vectors import WordVectors
 
-CHUNK_BYTES = 2**20
-
-
-class ByteStream:
-    """Reads ahead in chunks and never seeks, so that pipes work too; memory stays at what is asked for."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        try:
-            raw: IO[bytes] = open(self.path, "rb")  # noqa: SIM115 - closed by __exit__
-        except OSError as error:
-            raise InputError(
-                f"{self.path} cannot be read ({error.strerror}); give the path of a file."
-            ) from None
-        self._raw = raw
-        self._buffer, self._offset, self._start = b"", 0, 0
-        # Only the content tells whether a file is gzipped: names lie.
-        self._file: IO[bytes] | gzip.GzipFile = raw
-        if self.peek(2) == b"\x1f\x8b":
-            self._file = gzip.GzipFile(fileobj=cast(IO[bytes], _Rewound(self._buffer, raw)))
-            self._buffer = b""
-
-    def __enter__(self) -> ByteStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._raw.close()
-
-    @property
-    def position(self) -> int:
-        """Bytes taken so far (after unpacking)."""
-        return self._start + self._offset
-
-    def peek(self, size: int) -> bytes:
-        """The next ``size`` bytes, or what is left of them, without taking them."""
-        self._fill(size)
-        return self._buffer[self._offset : self._offset + size]
-
-    def take(self, size: int) -> bytes | None:
-        """Take ``size`` bytes; None if fewer are left."""
-        self._fill(size)
-        if len(self._buffer) - self._offset < size:
-            return None
-        self._offset += size
-        return self._buffer[self._offset - size : self._offset]
-
-    def skip(self, size: int) -> None:
-        """Pass over bytes that ``peek`` has shown."""
-        self._offset += size
-
-    def take_until(self, mark: bytes, limit: int) -> bytes | None:
-        """Take the bytes before ``mark``, and the mark; None if it is not within ``limit`` bytes."""
-        found = self._buffer.find(mark, self._offset, self._offset + limit + 1)
-        if found < 0:
-            self._fill(limit + 1)
-            found = self._buffer.find(mark, self._offset, self._offset + limit + 1)
-            if found < 0:
-                return None
-        taken = self._buffer[self._offset : found]
-        self._offset = found + len(mark)
-        return taken
-
-    def peek_line(self, limit: int) -> bytes | None:
-        """The next line with its end, without taking it; None if it is longer than ``limit``."""
-        line = self.take_line(limit)
-        self._offset -= len(line or b"")
-        return line
-
-    def take_line(self, limit: int) -> bytes | None:
-        """Take the next line with its end (the last may lack one); None if it is longer than ``limit``."""
-        line = self.take_until(b"\n", limit)
-        if line is not None:
-            return line + b"\n"
-        rest = self.peek(limit + 1)
-        if len(rest) > limit or not rest:
-            return None
-        self._offset += len(rest)
-        return rest
-
-    def at_end(self) -> bool:
-        """Whether nothing is left."""
-        return not self.peek(1)
-
-    def end(self) -> int:
-        """The position of the end; takes everything that is left."""
-        while self.peek(1):
-            self.skip(len(self._buffer) - self._offset)
-        return self.position
-
-    def _fill(self, size: int) -> None:
-        have = len(self._buffer) - self._offset
-        if have >= size:
-            return
-        parts = [self._buffer[self._offset :]]
-        self._start += self._offset
-        while have < size:
-            try:
-                chunk = self._file.read(CHUNK_BYTES)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise InputError(
-                    f"{self.path}, byte {self._start + have} after unpacking: the gzip stream is damaged or "
-                    f"cut off ({error}); fetch the file again."
-                ) from None
-            except OSError as error:
-                raise InputError(f"{self.path} cannot be read ({error.strerror}); give a file.") from None
-            if not chunk:
-                break
-            parts.append(chunk)
-            have += len(chunk)
-        self._buffer, self._offset = b"".join(parts), 0
-
-
-class _Rewound:
-    """A file with the bytes that were read too early put back in front."""
-
-    def __init__(self, early: bytes, file: IO[bytes]) -> None:
-        self._early, self._file = early, file
-
-    def read(self, size: int = -1) -> bytes:
-        if self._early:
-            early, self._early = self._early[:size], self._early[size:]
-            return early
-        return self._file.read(size)
-
-
-MAX_VOCABULARY_BYTES = 2**30
-MAX_ROW_BYTES = 2**20
-_MAX_HEADER_BYTES = 2**16
-
-
-def npy_rows(
-    stream: ByteStream, words: list[bytes], wanted: set[bytes] | None
-) -> Iterator[tuple[bytes, np.ndarray[Any, Any] | None, str]]:
-    """Each word with its row, in the order of the file; None instead of a row that nobody wants."""
-    shape, dtype = _header(stream)
-    if len(shape) != 2 or shape[0] != len(words):
-        raise InputError(
-            f"{stream.path} holds an array of shape {list(shape)} and the vocabulary {len(words)} words; "
-            "expected one row for each word."
-        )
-    row_bytes = shape[1] * dtype.itemsize
-    if not 1 <= row_bytes <= MAX_ROW_BYTES:
-        raise InputError(
-            f"{stream.path} holds rows of {row_bytes} bytes; expected 1 to {MAX_ROW_BYTES} for word vectors."
-        )
-    for number, word in enumerate(words):
-        where = f"byte {stream.position}"
-        raw = stream.take(row_bytes)
-        if raw is None:
-            raise InputError(
-                f"{stream.path}, byte {stream.end()}: the file ends inside row {number} of {shape[0]}; "
-                "fetch the file again."
-            )
-        row = None
-        if wanted is None or word in wanted:
-            with np.errstate(over="ignore"):
-                row = np.frombuffer(raw, dtype=dtype).astype(np.float32)
-        yield word, row, where
-
-
-def read_vocabulary(path: Path, vocabulary: str | os.PathLike[str] | None) -> list[bytes]:
-    """The words of a ``.npy`` file: one per line, or a JSON list of strings."""
-    file = Path(vocabulary) if vocabulary is not None else _beside(path)
-    with ByteStream(file) as stream:
-        content = stream.peek(MAX_VOCABULARY_BYTES + 1)
-    if len(content) > MAX_VOCABULARY_BYTES:
-        raise InputError(f"{file} is larger than {MAX_VOCABULARY_BYTES} bytes; expected one word per line.")
-    if not content.lstrip().startswith(b"["):
-        return [line.rstrip(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]
-    try:
-        words = json.loads(content)
-    except (ValueError, RecursionError):
-        # A plain list of words may well begin with a bracket.
-        return [line.rstrip(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]
-    if not all(isinstance(word, str) for word in words):
-        raise InputError(f"{file} holds a JSON list with entries that are not strings; give words.")
-    return [word.encode("utf-8", "surrogatepass") for word in words]
-
-
-def _beside(path: Path) -> Path:
-    stem = path.with_suffix("") if path.suffix == ".gz" else path
-    candidates = [stem.with_suffix(suffix) for suffix in (".txt", ".vocab", ".json")]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise InputError(
-        f"{path} is a NumPy array without a vocabulary; give vocabulary=, a file with one word per line, or "
-        f"put it beside as {', '.join(candidate.name for candidate in candidates)}."
-    )
-
-
-def _header(stream: ByteStream) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    opening = io.BytesIO(stream.peek(_MAX_HEADER_BYTES))
-    try:
-        # NumPy reads a header as a literal, never as code; its later formats are not for plain arrays.
-        version = np.lib.format.read_magic(opening)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read(opening, max_header_size=_MAX_HEADER_BYTES)
-    except READ_ERRORS as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"{stream.path}, byte 6: the .npy header is damaged ({reason}); write the array again."
-        ) from None
-    stream.skip(opening.tell())
-    if dtype.kind != "f" or fortran:
-        order = "columns first" if fortran else "rows first"
-        raise InputError(
-            f"{stream.path} holds {dtype} in {order}; expected real numbers in rows, as "
-            "np.save(path, np.ascontiguousarray(vectors, dtype=np.float32)) writes them."
-        )
-    return shape, dtype
-
+Vector: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Entry: TypeAlias = tuple[bytes, Vector | None, str]
+"""A word's bytes, its vector (None if it was not requested), and its place in the file for messages."""
 
 DEFAULT_MAX_BYTES = 4 * 2**30
-"""How much the kept vectors may take, unless a reader is told otherwise."""
-
+CHUNK_BYTES = 2**20
 MAX_DIMENSIONS = 2**16
 MAX_WORD_BYTES = 4096
 MAX_LINE_BYTES = 2**22
+MAX_ROW_BYTES = 2**20
+MAX_VOCABULARY_BYTES = 2**30
+MAX_HEADER_BYTES = 2**16
 
 _NPY_MAGIC = b"\x93NUMPY"
-_NOT_VECTORS = {
-    b"\xba\x16\x4f\x2f": "a fastText model (.bin); give the .vec file published beside it",
-    b"PK\x03\x04": "a zip archive; unpack it and give the file inside",
-    b"\x80\x02": "a Python pickle, which is never loaded; write it as word2vec text first",
-    b"\x80\x03": "a Python pickle, which is never loaded; write it as word2vec text first",
-    b"\x80\x04": "a Python pickle, which is never loaded; write it as word2vec text first",
-    b"\x80\x05": "a Python pickle, which is never loaded; write it as word2vec text first",
+_OTHER_FORMATS = {
+    b"\xba\x16\x4f\x2f": "a fastText model (.bin); pass the .vec file published beside it",
+    b"PK\x03\x04": "a zip archive; unpack it and pass the file inside",
+    **{
+        bytes([0x80, protocol]): "a Python pickle, which is never loaded; write it as word2vec text first"
+        for protocol in (2, 3, 4, 5)
+    },
 }
-
-Vector: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-Entry: TypeAlias = tuple[bytes, Vector | None, str]
-"""A word's bytes, its vector unless nobody wants it, and where in the file it stands."""
 
 
 def read_word_vectors(
@@ -274,23 +54,23 @@ def read_word_vectors(
     vocabulary: str | os.PathLike[str] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> WordVectors:
-    r"""Read the vectors of ``words`` from a file.
+    r"""Read word vectors from a file.
 
-    word2vec binary, word2vec text and fastText ``.vec`` (a header line), GloVe text (no header) and
-    NumPy ``.npy`` beside a vocabulary are recognised by their content, each plain or gzipped. Of a word
-    that occurs twice the first vector counts.
+    The formats are word2vec binary, word2vec text and fastText ``.vec`` (with a header line), GloVe text
+    (without), and NumPy ``.npy`` with a vocabulary file. Each may be gzipped. If a word occurs twice, its
+    first vector is used.
 
     Parameters
     ----------
     path
         The file.
     words
-        The words to keep; None keeps all. Words that the file does not know are left out.
+        Words to keep; None: all. Words that are not in the file are left out.
     limit
-        Read at most this many entries from the start: most files put frequent words first.
+        Read at most this many entries from the start; most files have frequent words first.
     vocabulary
-        For ``.npy`` only: a text file with one word per line, or a JSON list; by default the file of
-        the same name that ends in ``.txt``, ``.vocab`` or ``.json``.
+        For ``.npy`` only: a text file with one word per line, or a JSON list. None: the file with the same
+        name that ends in ``.txt``, ``.vocab`` or ``.json``.
     max_bytes
         Refuse to keep more than this many bytes of vectors.
 
@@ -310,40 +90,181 @@ def read_word_vectors(
     """
     path = Path(path)
     if limit is not None and limit < 1:
-        raise InputError(f"limit={limit} is below 1; give the number of entries to read, or None for all.")
-    wanted = None if words is None else _encoded(words)
-    with ByteStream(path) as stream:
-        for magic, what in _NOT_VECTORS.items():
-            if stream.peek(len(magic)) == magic:
-                raise InputError(f"{path} is {what}.")
-        if stream.peek(len(_NPY_MAGIC)) == _NPY_MAGIC:
-            names = read_vocabulary(path, vocabulary)
-            entries = npy_rows(stream, names, wanted)
-        else:
-            entries = _entries(stream, wanted)
-        return _collect(entries, path, wanted, limit, max_bytes)
-
-
-def _encoded(words: Iterable[str]) -> set[bytes]:
+        raise InputError(f"limit={limit} is below 1; pass the number of entries to read, or None for all.")
     if isinstance(words, str):
-        raise InputError("words is one string; give a list of words.")
-    return {word.encode("utf-8", "surrogatepass") for word in words}
+        raise InputError("words is one string; pass a list of words.")
+    requested = None if words is None else {word.encode("utf-8", "surrogatepass") for word in words}
+    with ByteStream(path) as stream:
+        for magic, description in _OTHER_FORMATS.items():
+            if stream.peek(len(magic)) == magic:
+                raise InputError(f"{path} is {description}.")
+        if stream.peek(len(_NPY_MAGIC)) == _NPY_MAGIC:
+            entries = _npy_entries(stream, _read_vocabulary(path, vocabulary), requested)
+        else:
+            entries = _word2vec_entries(stream, requested)
+        return _collect(entries, path, requested, limit, max_bytes)
 
 
-def _entries(stream: ByteStream, wanted: set[bytes] | None) -> Iterator[Entry]:
-    if stream.at_end():
+class ByteStream:
+    """Reads a file in chunks, plain or gzipped, and lets the caller look at bytes before taking them.
+
+    It never seeks, so pipes work too, and its memory is one chunk plus what a caller asks for.
+    ``io.BufferedReader.peek`` does not replace it: it returns what happens to be in its buffer, which may be
+    less than one line or word, and it cannot find the end of a word within a limit.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._buffer, self._offset, self._start = b"", 0, 0
+        try:
+            self._raw = open(self.path, "rb")  # noqa: SIM115, closed by __exit__
+            packed = self._raw.peek(2)[:2] == b"\x1f\x8b"
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read ({error.strerror}); pass a file.") from None
+        self._file: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
+
+    def __enter__(self) -> ByteStream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._raw.close()
+
+    @property
+    def position(self) -> int:
+        """Number of (unpacked) bytes taken."""
+        return self._start + self._offset
+
+    @property
+    def end(self) -> int:
+        """Number of (unpacked) bytes read; the size of the file once fewer bytes came than were asked for."""
+        return self._start + len(self._buffer)
+
+    def peek(self, size: int) -> bytes:
+        """Return the next ``size`` bytes, or fewer at the end of the file, without taking them."""
+        self._fill(size)
+        return self._buffer[self._offset : self._offset + size]
+
+    def take(self, size: int) -> bytes | None:
+        """Take ``size`` bytes; None if fewer are left."""
+        self._fill(size)
+        if len(self._buffer) - self._offset < size:
+            return None
+        self._offset += size
+        return self._buffer[self._offset - size : self._offset]
+
+    def skip(self, size: int) -> None:
+        """Take bytes that ``peek`` has returned."""
+        self._offset += size
+
+    def take_until(self, mark: bytes, limit: int) -> bytes | None:
+        """Take the bytes before ``mark``, and the mark; None if it is not within ``limit`` bytes."""
+        position = self._buffer.find(mark, self._offset, self._offset + limit + 1)
+        if position < 0:
+            self._fill(limit + 1)
+            position = self._buffer.find(mark, self._offset, self._offset + limit + 1)
+            if position < 0:
+                return None
+        content = self._buffer[self._offset : position]
+        self._offset = position + len(mark)
+        return content
+
+    def take_line(self, limit: int) -> bytes | None:
+        """Take the next line with its end, which the last line may lack; None if it is over ``limit``."""
+        line = self.take_until(b"\n", limit)
+        if line is not None:
+            return line + b"\n"
+        rest = self.peek(limit + 1)
+        if len(rest) > limit or not rest:
+            return None
+        self._offset += len(rest)
+        return rest
+
+    def peek_line(self, limit: int) -> bytes | None:
+        """Return the next line like ``take_line``, without taking it."""
+        line = self.take_line(limit)
+        self._offset -= len(line or b"")
+        return line
+
+    def _fill(self, size: int) -> None:
+        available = len(self._buffer) - self._offset
+        if available >= size:
+            return
+        parts = [self._buffer[self._offset :]]
+        self._start += self._offset
+        while available < size:
+            try:
+                chunk = self._file.read(CHUNK_BYTES)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise InputError(
+                    f"{self.path}, byte {self._start + available} after unpacking: the gzip data is damaged "
+                    f"or truncated ({error}); download the file again."
+                ) from None
+            except OSError as error:
+                raise InputError(f"{self.path} cannot be read ({error.strerror}); pass a file.") from None
+            if not chunk:
+                break
+            parts.append(chunk)
+            available += len(chunk)
+        self._buffer, self._offset = b"".join(parts), 0
+
+
+def _collect(
+    entries: Iterator[Entry], path: Path, requested: set[bytes] | None, limit: int | None, max_bytes: int
+) -> WordVectors:
+    words: dict[str, None] = {}
+    # One buffer that grows with the kept vectors: never two copies of them, never the size in a header.
+    rows, dimensions = bytearray(), 0
+    for number, (raw, values, place) in enumerate(entries, start=1):
+        if values is not None:
+            word = _decode_word(raw, path, place)
+            if not np.all(np.isfinite(values)):
+                raise InputError(f"{path}, {place}: the vector of {word!r} contains NaN or infinity.")
+            if word and word not in words:
+                if len(rows) + values.nbytes > max_bytes:
+                    raise InputError(
+                        f"{path} has more than {max_bytes} bytes of vectors; pass the words you need, a "
+                        "limit, or a larger max_bytes."
+                    )
+                words[word] = None
+                rows += values.astype("<f4", copy=False).tobytes()
+                dimensions = len(values)
+        if number == limit:
+            break
+    if not words:
+        raise InputError(
+            f"{path} has none of the {len(requested)} requested words; check the language and letter case."
+            if requested is not None
+            else f"{path} contains no word vectors."
+        )
+    matrix = np.frombuffer(rows, dtype="<f4").reshape(len(words), dimensions)
+    return WordVectors(tuple(words), matrix.astype(np.float32, copy=False))
+
+
+def _decode_word(raw: bytes, path: Path, place: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path}, {place}: the word {raw[:20]!r} is not UTF-8; pass the words you need, so that it is "
+            "skipped, or convert the file."
+        ) from None
+
+
+def _word2vec_entries(stream: ByteStream, requested: set[bytes] | None) -> Iterator[Entry]:
+    """Return the entries of a word2vec, GloVe or fastText file; its first lines decide the format."""
+    if not stream.peek(1):
         raise InputError(f"{stream.path} is empty; expected word vectors.")
     if stream.peek(3) == b"\xef\xbb\xbf":
-        stream.skip(3)  # the byte order mark that some editors put before UTF-8
-    first = stream.peek_line(MAX_LINE_BYTES)
-    if first is None:
+        stream.skip(3)  # a UTF-8 byte order mark
+    line = stream.peek_line(MAX_LINE_BYTES)
+    if line is None:
         raise InputError(
             f"{stream.path} does not begin with a line of at most {MAX_LINE_BYTES} bytes; "
             "expected word vectors (word2vec, GloVe, fastText .vec or .npy)."
         )
-    fields = first.split()
+    fields = line.split()
     if len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields):
-        stream.skip(len(first))
+        stream.skip(len(line))
         count, dimensions = int(fields[0]), int(fields[1])
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise InputError(
@@ -351,80 +272,69 @@ def _entries(stream: ByteStream, wanted: set[bytes] | None) -> Iterator[Entry]:
                 f"expected 1 to {MAX_DIMENSIONS}."
             )
         if _continues_as_text(stream):
-            return _text_entries(stream, wanted, dimensions, count, first_line=2)
-        return _binary_entries(stream, wanted, dimensions, count)
+            return _text_entries(stream, requested, dimensions, count, first_line=2)
+        return _binary_entries(stream, requested, dimensions, count)
     dimensions = len(fields) - 1
-    if not 1 <= dimensions <= MAX_DIMENSIONS or _numbers(fields[1:]) is None:
+    if not 1 <= dimensions <= MAX_DIMENSIONS or _parse_numbers(fields[1:]) is None:
         raise InputError(
-            f"{stream.path}, line 1: {first[:40]!r} is neither a header (two whole numbers) nor a word "
+            f"{stream.path}, line 1: {line[:40]!r} is neither a header (two integers) nor a word "
             "followed by numbers; expected word vectors (word2vec, GloVe, fastText .vec or .npy)."
         )
-    return _text_entries(stream, wanted, dimensions, None, first_line=1)
+    return _text_entries(stream, requested, dimensions, None, first_line=1)
 
 
 def _continues_as_text(stream: ByteStream) -> bool:
-    # A text file with a wrong header or a damaged line is then told as such, and not as a binary one.
+    # Any number after the first word will do, so that a damaged text file gets the error of a text file.
     try:
         line = (stream.peek_line(MAX_LINE_BYTES) or b"").decode("utf-8")
     except UnicodeDecodeError:
         return False
     printable = line.replace("\t", " ").rstrip("\r\n").isprintable()
-    return printable and any(_numbers([field.encode()]) is not None for field in line.split()[1:])
+    return printable and any(_parse_numbers([field.encode()]) is not None for field in line.split()[1:])
 
 
 def _binary_entries(
-    stream: ByteStream, wanted: set[bytes] | None, dimensions: int, count: int
+    stream: ByteStream, requested: set[bytes] | None, dimensions: int, count: int
 ) -> Iterator[Entry]:
-    size = 4 * dimensions
+    path, size = stream.path, 4 * dimensions
+    damaged = f"the file is damaged, or its vectors do not have {dimensions} numbers each."
     for number in range(1, count + 1):
         start = stream.position
         raw = stream.take_until(b" ", MAX_WORD_BYTES)
-        if raw is None:
-            if len(stream.peek(MAX_WORD_BYTES + 1)) <= MAX_WORD_BYTES:
-                raise _truncated(stream, number, count)
-            raise InputError(
-                f"{stream.path}, byte {start}: no word ends within {MAX_WORD_BYTES} bytes; the file is "
-                f"damaged, or its vectors do not have {dimensions} numbers each."
-            )
+        if raw is None and len(stream.peek(MAX_WORD_BYTES + 1)) > MAX_WORD_BYTES:
+            raise InputError(f"{path}, byte {start}: no word ends within {MAX_WORD_BYTES} bytes; {damaged}")
         # Some writers end each vector with a line feed, some do not.
-        word = raw.lstrip(b"\n")
+        word = (raw or b"").lstrip(b"\n")
         try:
             word.decode("utf-8")
         except UnicodeDecodeError:
             raise InputError(
-                f"{stream.path}, byte {start}: word {number} is not UTF-8 ({word[:20]!r}); the file is "
-                f"damaged, or its vectors do not have {dimensions} numbers each."
+                f"{path}, byte {start}: word {number} is not UTF-8 ({word[:20]!r}); {damaged}"
             ) from None
-        values = stream.take(size)
+        values = None if raw is None else stream.take(size)
         if values is None:
-            raise _truncated(stream, number, count)
-        if wanted is None or word in wanted:
+            raise InputError(
+                f"{path}, byte {stream.end}: the file ends inside word {number} of the {count} that the "
+                "header announces; download the file again, or read fewer with limit=."
+            )
+        if requested is None or word in requested:
             yield word, np.frombuffer(values, dtype="<f4"), f"byte {start}"
         else:
             yield word, None, ""
-    rest = stream.position
     if stream.peek(64).strip(b"\n"):
         raise InputError(
-            f"{stream.path}, byte {rest}: more follows after the {count} words that the header announces; "
-            f"the header is wrong, or the vectors do not have {dimensions} numbers each."
+            f"{path}, byte {stream.position}: more follows after the {count} words that the header "
+            f"announces; the header is wrong, or the vectors do not have {dimensions} numbers each."
         )
 
 
-def _truncated(stream: ByteStream, number: int, count: int) -> InputError:
-    return InputError(
-        f"{stream.path}, byte {stream.end()}: the file ends inside word {number} of the {count} that the "
-        "header announces; fetch the file again, or read fewer with limit=."
-    )
-
-
 def _text_entries(
-    stream: ByteStream, wanted: set[bytes] | None, dimensions: int, count: int | None, first_line: int
+    stream: ByteStream, requested: set[bytes] | None, dimensions: int, count: int | None, first_line: int
 ) -> Iterator[Entry]:
-    # A word with spaces in it (GloVe has some) is found by its first part.
-    heads = None if wanted is None else {word.split(b" ", 1)[0] for word in wanted}
-    number = first_line - 1
-    seen = 0
-    while not stream.at_end():
+    # GloVe has words with spaces in them; they are found by their first part.
+    heads = None if requested is None else {word.split(b" ", 1)[0] for word in requested}
+    number, entries = first_line - 1, 0
+    while stream.peek(1):
         number += 1
         line = stream.take_line(MAX_LINE_BYTES)
         if line is None:
@@ -435,78 +345,118 @@ def _text_entries(
         line = line.strip(b" \t\r\n")
         if not line:
             continue
-        seen += 1
+        entries += 1
         separators = line.count(b" ") + line.count(b"\t")
         if separators < dimensions:
             raise InputError(
                 f"{stream.path}, line {number}: {separators} numbers after {line[:20]!r}; "
-                f"expected {dimensions}, as the file began with."
+                f"expected {dimensions}, as at the start of the file."
             )
         if heads is not None and line.split(None, 1)[0] not in heads:
             yield b"", None, ""
             continue
         fields = line.split()
-        values = _numbers(fields[-dimensions:])
-        too_many = len(fields) > dimensions + 1 and _numbers(fields[1:2]) is not None
+        values = _parse_numbers(fields[-dimensions:])
+        too_many = len(fields) > dimensions + 1 and _parse_numbers(fields[1:2]) is not None
         if values is None or too_many or len(fields) <= dimensions:
             raise InputError(
                 f"{stream.path}, line {number}: {line[:40]!r} is not a word and {dimensions} numbers."
             )
         word = b" ".join(fields[:-dimensions])
-        yield word, values if wanted is None or word in wanted else None, f"line {number}"
-    if count is not None and seen != count:
+        yield word, values if requested is None or word in requested else None, f"line {number}"
+    if count is not None and entries != count:
         raise InputError(
-            f"{stream.path}, line {number}: the file ends after {seen} words, but its header announces "
-            f"{count}; fetch the file again, or correct the header."
+            f"{stream.path}, line {number}: the file ends after {entries} words, but its header announces "
+            f"{count}; download the file again, or correct the header."
         )
 
 
-def _numbers(fields: list[bytes]) -> Vector | None:
+def _parse_numbers(fields: list[bytes]) -> Vector | None:
     try:
-        # What is beyond float32 becomes infinite here, and is refused like any other infinity.
+        # Numbers beyond float32 become infinite, and infinities are refused later.
         with np.errstate(over="ignore"):
             return np.array([float(field) for field in fields], dtype=np.float32)
     except ValueError:
         return None
 
 
-def _collect(
-    entries: Iterator[Entry], path: Path, wanted: set[bytes] | None, limit: int | None, max_bytes: int
-) -> WordVectors:
-    kept: dict[str, None] = {}
-    # One buffer that grows with what is kept: never twice the vectors, never what a header claims.
-    rows, dimensions = bytearray(), 0
-    for number, (raw, values, where) in enumerate(entries, start=1):
-        if values is not None:
-            word = _decoded(raw, path, where)
-            if not np.all(np.isfinite(values)):
-                raise InputError(f"{path}, {where}: the vector of {word!r} holds NaN or infinity.")
-            if word and word not in kept:
-                if len(rows) + values.nbytes > max_bytes:
-                    raise InputError(
-                        f"{path} holds more than {max_bytes} bytes of vectors; give the words you need, a "
-                        "limit, or a larger max_bytes."
-                    )
-                kept[word] = None
-                rows += values.astype("<f4", copy=False).tobytes()
-                dimensions = len(values)
-        if number == limit:
-            break
-    if not kept:
+def _npy_entries(stream: ByteStream, words: list[bytes], requested: set[bytes] | None) -> Iterator[Entry]:
+    shape, dtype = _read_npy_header(stream)
+    if len(shape) != 2 or shape[0] != len(words):
         raise InputError(
-            f"{path} knows none of the {len(wanted)} words asked for; check the language and the letter case."
-            if wanted is not None
-            else f"{path} holds no word vectors."
+            f"{stream.path} has an array of shape {list(shape)} and the vocabulary {len(words)} words; "
+            "expected one row for each word."
         )
-    matrix = np.frombuffer(rows, dtype="<f4").reshape(len(kept), dimensions)
-    return WordVectors(tuple(kept), matrix.astype(np.float32, copy=False))
-
-
-def _decoded(raw: bytes, path: Path, where: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
+    row_bytes = shape[1] * dtype.itemsize
+    if not 1 <= row_bytes <= MAX_ROW_BYTES:
         raise InputError(
-            f"{path}, {where}: the word {raw[:20]!r} is not UTF-8; give the words you need, so that it is "
-            "passed over, or convert the file."
+            f"{stream.path} has rows of {row_bytes} bytes; expected 1 to {MAX_ROW_BYTES} for word vectors."
+        )
+    for number, word in enumerate(words):
+        place = f"byte {stream.position}"
+        raw = stream.take(row_bytes)
+        if raw is None:
+            raise InputError(
+                f"{stream.path}, byte {stream.end}: the file ends inside row {number} of {shape[0]}; "
+                "download the file again."
+            )
+        row = None
+        if requested is None or word in requested:
+            with np.errstate(over="ignore"):
+                row = np.frombuffer(raw, dtype=dtype).astype(np.float32)
+        yield word, row, place
+
+
+def _read_npy_header(stream: ByteStream) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    header = io.BytesIO(stream.peek(MAX_HEADER_BYTES))
+    try:
+        # NumPy parses the header as a literal, never as code. Its later versions are not for plain arrays.
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[np.lib.format.read_magic(header)]
+        shape, fortran, dtype = read(header, max_header_size=MAX_HEADER_BYTES)
+    except READ_ERRORS as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"{stream.path}, byte 6: the .npy header is damaged ({reason}); write the array again."
         ) from None
+    stream.skip(header.tell())
+    if dtype.kind != "f" or fortran:
+        order = "columns first" if fortran else "rows first"
+        raise InputError(
+            f"{stream.path} has {dtype} in {order}; expected real numbers in rows, as "
+            "np.save(path, np.ascontiguousarray(vectors, dtype=np.float32)) writes them."
+        )
+    return shape, dtype
+
+
+def _read_vocabulary(path: Path, vocabulary: str | os.PathLike[str] | None) -> list[bytes]:
+    """Read the words of a ``.npy`` file: one per line, or a JSON list of strings."""
+    file = Path(vocabulary) if vocabulary is not None else _find_vocabulary(path)
+    with ByteStream(file) as stream:
+        content = stream.peek(MAX_VOCABULARY_BYTES + 1)
+    if len(content) > MAX_VOCABULARY_BYTES:
+        raise InputError(f"{file} is larger than {MAX_VOCABULARY_BYTES} bytes; expected one word per line.")
+    words = None
+    if content.lstrip().startswith(b"["):
+        # A plain list of words may begin with a bracket, too.
+        with contextlib.suppress(ValueError, RecursionError):
+            words = json.loads(content)
+    if words is None:
+        return [line.rstrip(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]
+    if not all(isinstance(word, str) for word in words):
+        raise InputError(f"{file} has a JSON list with entries that are not strings; pass a list of words.")
+    return [word.encode("utf-8", "surrogatepass") for word in words]
+
+
+def _find_vocabulary(path: Path) -> Path:
+    stem = path.with_suffix("") if path.suffix == ".gz" else path
+    candidates = [stem.with_suffix(suffix) for suffix in (".txt", ".vocab", ".json")]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise InputError(
+        f"{path} is a NumPy array without a vocabulary; pass vocabulary=, a file with one word per line, or "
+        f"put one beside it: {', '.join(candidate.name for candidate in candidates)}."
+    )

@@ -1,13 +1,10 @@
-"""A table of word vectors: words, and one row for each.
-
-Word vectors from the captions themselves, when no file of vectors is at hand.
-"""
+"""Tables of word vectors, and learning word vectors from captions."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,23 +16,22 @@ from sklearn.utils.extmath import randomized_svd
 from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, check_count, check_view
 from diptych._persistence import Schema, read_model_folder, take_array, write_model_folder
-from diptych.text._fourier import stream
-from diptych.text._words import Corpus, Tokenizer, tokenize
+from diptych.text._fourier import make_generator
+from diptych.text._words import Corpus, Text, Tokenizer, tokenize
 
 KIND = "word-vectors"
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words and their vectors; row i of ``matrix`` belongs to ``words[i]``.
+    """A table of word vectors; row i of ``matrix`` is the vector of ``words[i]``.
 
     Parameters
     ----------
     words
         Distinct words.
     matrix
-        One row per word; float32 is what the readers give. A torch tensor, on any device, is kept
-        where it is, and whatever is made from it stays there.
+        One row per word. It may be a torch tensor on any device; features made from it stay there.
 
     Examples
     --------
@@ -54,19 +50,19 @@ class WordVectors:
         matrix = check_view(self.matrix, "matrix")
         words = tuple(self.words)
         if len(words) != matrix.shape[0]:
-            raise InputError(f"{len(words)} words come with {matrix.shape[0]} vectors; give one for each.")
+            raise InputError(f"Got {matrix.shape[0]} vectors for {len(words)} words; pass one for each word.")
         for i, word in enumerate(words):
             if not isinstance(word, str) or not word:
-                raise InputError(f"words[{i}] is {word!r}; expected a word, a string that is not empty.")
+                raise InputError(f"words[{i}] is {word!r}; expected a string that is not empty.")
         object.__setattr__(self, "words", words)
         object.__setattr__(self, "matrix", matrix)
         if len(self.index) != len(words):
-            twice = next(word for i, word in enumerate(words) if self.index[word] != i)
-            raise InputError(f"the word {twice!r} occurs more than once; keep one vector for each word.")
+            repeated = next(word for i, word in enumerate(words) if self.index[word] != i)
+            raise InputError(f"The word {repeated!r} occurs more than once; pass one vector for each word.")
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """The row of each word."""
+        """The row of each word, as a dict."""
         return {word: i for i, word in enumerate(self.words)}
 
     @property
@@ -83,41 +79,45 @@ class WordVectors:
     def __getitem__(self, word: str) -> Array:
         row = self.index.get(word)
         if row is None:
-            raise InputError(f"{word!r} has no vector here; ask with `word in vectors` first.")
+            raise InputError(f"{word!r} has no vector in this table; check with `word in table` first.")
         return self.matrix[row, :]
 
     def __sklearn_clone__(self) -> WordVectors:
-        # A table never changes, so a clone of an estimator shares it instead of copying it.
+        # Tables are immutable, so clones of an estimator can share one.
         return self
 
     def first(self, words: Iterable[str]) -> WordVectors:
-        """The same table with the known ones of ``words`` first, in their order, then the others."""
-        chosen = dict.fromkeys(row for word in words if (row := self.index.get(word)) is not None)
-        order = [*chosen, *(row for row in range(len(self)) if row not in chosen)]
-        if order == list(range(len(self))):
-            return self
-        return WordVectors([self.words[row] for row in order], self.matrix[order, :])
+        """Return this table with ``words`` first, in their order; words without a vector are left out."""
+        rows = dict.fromkeys(self._rows_of(words))
+        order = [*rows, *(row for row in range(len(self)) if row not in rows)]
+        return self if order == list(range(len(self))) else self._select(order)
 
     def only(self, words: Iterable[str]) -> WordVectors:
-        """The known ones of ``words``, in their order."""
-        rows = list(dict.fromkeys(row for word in words if (row := self.index.get(word)) is not None))
+        """Return the table of ``words`` alone, in their order; words without a vector are left out."""
+        rows = list(dict.fromkeys(self._rows_of(words)))
         if not rows:
-            raise InputError("none of the words has a vector here; check the language and the letter case.")
-        return WordVectors([self.words[row] for row in rows], self.matrix[rows, :])
+            raise InputError("None of the words has a vector; check the language and the letter case.")
+        return self._select(rows)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write to a folder, safetensors and JSON, atomically."""
+        """Write the table to a folder, as safetensors and JSON, atomically."""
         write_model_folder(folder, KIND, Schema(), table_tensors(self))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> WordVectors:
-        """Read what ``save`` wrote."""
+        """Read a table that ``save`` wrote."""
         _, tensors, path = read_model_folder(folder, KIND, Schema)
         return table_from_tensors(tensors, path)
 
+    def _rows_of(self, words: Iterable[str]) -> Iterator[int]:
+        return (row for word in words if (row := self.index.get(word)) is not None)
+
+    def _select(self, rows: list[int]) -> WordVectors:
+        return WordVectors([self.words[row] for row in rows], self.matrix[rows, :])
+
 
 def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:
-    """``table`` as plain arrays: the vectors, the words' UTF-8 bytes in a row, and where each word ends."""
+    """Return a table as arrays: the vectors, the UTF-8 bytes of all words, and where each word ends."""
     encoded = [word.encode("utf-8", "surrogatepass") for word in table.words]
     return {
         "vectors": to_numpy(table.matrix),
@@ -127,7 +127,7 @@ def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def table_from_tensors(tensors: dict[str, np.ndarray[Any, Any]], path: Path) -> WordVectors:
-    """The table that ``table_tensors`` took apart; ``path`` is named when something is wrong."""
+    """Return the table of arrays that ``table_tensors`` made; ``path`` is for error messages."""
     vectors = take_array(tensors, "vectors", (None, None), path)
     raw, ends = tensors.get("word_bytes"), tensors.get("word_ends")
     whole = (
@@ -139,7 +139,7 @@ def table_from_tensors(tensors: dict[str, np.ndarray[Any, Any]], path: Path) -> 
         and int(ends[-1]) == len(raw)
     )
     if not whole or raw is None or ends is None:
-        raise InputError(f"{path} holds {len(vectors)} vectors and a damaged list of words; save it again.")
+        raise InputError(f"{path} has {len(vectors)} vectors and a damaged list of words; save it again.")
     content = raw.tobytes()
     starts = [0, *ends[:-1].tolist()]
     try:
@@ -148,7 +148,7 @@ def table_from_tensors(tensors: dict[str, np.ndarray[Any, Any]], path: Path) -> 
             for start, end in zip(starts, ends.tolist(), strict=True)
         ]
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} holds words that are not UTF-8 ({error.reason}); save it again.") from None
+        raise InputError(f"{path} has words that are not UTF-8 ({error.reason}); save it again.") from None
     return WordVectors(words, vectors)
 
 
@@ -158,35 +158,36 @@ MAX_VOCABULARY = 200_000
 
 
 def learn_word_vectors(
-    sentences: Iterable[Any],
+    texts: Iterable[Text],
     dimensions: int = DEFAULT_DIMENSIONS,
     *,
     min_count: int = 2,
     tokenizer: Tokenizer = tokenize,
     random_state: Any = 0,
 ) -> WordVectors:
-    """Word vectors by positive pointwise mutual information within sentences, and a truncated SVD.
+    """Learn word vectors from texts, for example from captions when there is no file of word vectors.
 
-    Words that keep the same company get similar vectors. Captions are short, so the company of a word is
-    its whole sentence. Everything is sparse: half a million captions take seconds.
+    Words that occur together with the same words get similar vectors: the matrix of positive pointwise
+    mutual information of words within a text is factorised by a truncated SVD. Captions are short, so the
+    whole text is the context of each word. All matrices are sparse; half a million captions take seconds.
 
     Parameters
     ----------
-    sentences
+    texts
         Strings, or lists of words.
     dimensions
-        Length of the vectors, at most the number of words less one.
+        Length of the vectors; at most the number of words minus one.
     min_count
         Words that occur less often get no vector.
     tokenizer
-        Cuts strings into words.
+        Function that splits a string into words.
     random_state
         Seed of the randomised SVD.
 
     Returns
     -------
     WordVectors
-        Vectors of unit length, frequent words first.
+        Vectors of unit length, the most frequent words first.
 
     Examples
     --------
@@ -195,47 +196,46 @@ def learn_word_vectors(
     >>> vectors.words
     ('a', 'dog', 'cat', 'runs', 'sits', 'the')
     """
-    corpus = Corpus.of(sentences, tokenizer)
-    return vectors_of_corpus(corpus, dimensions, min_count=min_count, random_state=random_state)
+    corpus = Corpus.of(texts, tokenizer)
+    return learn_from_corpus(corpus, dimensions, min_count=min_count, random_state=random_state)
 
 
-def vectors_of_corpus(
+def learn_from_corpus(
     corpus: Corpus, dimensions: int = DEFAULT_DIMENSIONS, *, min_count: int = 2, random_state: Any = 0
 ) -> WordVectors:
-    """What ``learn_word_vectors`` does, on sentences that are read already."""
+    """Learn word vectors from a corpus; see ``learn_word_vectors``."""
     check_count(dimensions, "dimensions")
     counts = corpus.counts()
     frequent = np.flatnonzero(counts >= check_count(min_count, "min_count"))
     chosen = frequent[np.argsort(-counts[frequent], kind="stable")][:MAX_VOCABULARY]
     if len(chosen) < 2:
         raise InputError(
-            f"the sentences hold {len(chosen)} words that occur {min_count} times or more; give more "
-            "sentences, a lower min_count, or a file of word vectors."
+            f"The texts have {len(chosen)} words that occur {min_count} times or more; pass more texts, a "
+            "lower min_count, or a file of word vectors."
         )
-    bag = corpus.bag(presence=True)[:, chosen]
-    information = positive_information(cooccurrences(bag))
+    information = positive_information(count_cooccurrences(corpus.presence()[:, chosen]))
     if information.nnz == 0:
         raise InputError(
-            "the words meet no more often than by chance, so their company teaches nothing; "
-            "give more sentences, or a file of word vectors."
+            "No two words occur together more often than by chance, so there is nothing to learn from; "
+            "pass more texts, or a file of word vectors."
         )
     rank = min(dimensions, len(chosen) - 1)
-    vectors = factor(information, rank, stream(random_state, 2))
+    vectors = _factorize(information, rank, make_generator(random_state, 2))
     return WordVectors([corpus.words[i] for i in chosen], vectors)
 
 
-def cooccurrences(bag: Any) -> Any:
-    """How many sentences hold both words, for each pair of different words (sparse, symmetric)."""
-    together = (bag.T @ bag).tocsr()
+def count_cooccurrences(presence: Any) -> Any:
+    """Count, for each pair of different words, the texts that have both (sparse, symmetric)."""
+    together = (presence.T @ presence).tocsr()
     together.setdiag(0)
     together.eliminate_zeros()
     return together
 
 
 def positive_information(together: Any) -> Any:
-    r"""Positive pointwise mutual information :math:`\max(0, \log\frac{p(w,c)}{p(w)\,q(c)})`, sparse.
+    r"""Return the positive pointwise mutual information :math:`\max(0, \log\frac{p(w,c)}{p(w)\,q(c)})`.
 
-    The context probability q is raised to the power ¾, which keeps rare contexts from dominating.
+    The context probability q is raised to the power ¾, so that rare contexts do not dominate.
     """
     together = together.tocoo()
     if together.nnz == 0:
@@ -250,8 +250,8 @@ def positive_information(together: Any) -> Any:
     return scipy.sparse.csr_matrix(entries, shape=together.shape)
 
 
-def factor(matrix: Any, rank: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    r"""Rows of :math:`U S^{1/2}` of the truncated SVD, each brought to unit length."""
+def _factorize(matrix: Any, rank: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    r"""Return the rows of :math:`U S^{1/2}` of the truncated SVD, scaled to unit length."""
     seed = int(rng.integers(2**31))
     u, s, _ = randomized_svd(matrix, rank, n_iter=4, random_state=seed)
     vectors = u * np.sqrt(s)

@@ -1,7 +1,4 @@
-"""From sentences to words: one stated rule, and one door for whoever brings words of their own.
-
-Sentences as bags of words: numbers in place of strings, and means of table rows.
-"""
+"""Texts as words: tokenisation, a corpus of word numbers, and the mean over the words of each text."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -23,15 +20,21 @@ from array_api_compat import is_numpy_array
 from diptych._arrays import Array, move_like
 from diptych._checks import InputError
 
+T = TypeVar("T")
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Text: TypeAlias = str | Sequence[str]
+"""A string, or the list of its words."""
 Tokenizer: TypeAlias = Callable[[str], list[str]]
-"""Anything that cuts a sentence into words."""
+"""Splits a text into words."""
 
 TOKENIZER = "words, and characters and bigrams of CJK"
-"""The rule of ``tokenize``: a saved model names it, so that no other rule is ever applied to its queries."""
+"""Name of the rule of ``tokenize``. A saved model stores it, so that queries are split by the same rule."""
+
+MOST_FREQUENT = 20
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 
-# Chinese characters, hiragana and katakana with their repetition and length marks: no spaces between words.
+# Chinese characters, hiragana and katakana with their repetition and length marks.
 _CJK = (
     "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u3096\u309d-\u309f\u30a1-\u30fa"
     "\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00016ff0-\U00016ff6"
@@ -39,15 +42,15 @@ _CJK = (
 )
 
 
-def tokenize(sentence: str) -> list[str]:
-    """The words of ``sentence``: runs of letters, digits and the marks they carry, in lower case.
+def tokenize(text: str) -> list[str]:
+    """Split a text into words: runs of letters, digits and combining marks, in lower case.
 
-    The text is first brought to Unicode's compatibility form (NFKC), so that one word has one spelling.
+    The text is first brought to Unicode's compatibility form (NFKC), so that a word has one spelling.
     Everything else separates words: spaces, punctuation, hyphens, underscores and apostrophes.
 
-    Chinese and Japanese are written without spaces, so a run of Chinese characters, hiragana and katakana
-    gives its characters, then its bigrams. Other scripts without spaces (Thai, Lao, Khmer, Burmese) come
-    out in long runs: give such text as lists of words, or give a tokenizer of your own.
+    Chinese and Japanese have no spaces between words. A run of Chinese characters, hiragana and katakana
+    gives its characters, followed by its bigrams. Other scripts without spaces (Thai, Lao, Khmer, Burmese)
+    give long runs; pass such texts as lists of words, or use another tokenizer.
 
     Examples
     --------
@@ -56,77 +59,69 @@ def tokenize(sentence: str) -> list[str]:
     >>> tokenize("一只黑狗 (dog)")
     ['一', '只', '黑', '狗', '一只', '只黑', '黑狗', 'dog']
     """
-    if sentence.isascii():
-        return _ASCII_WORD.findall(sentence.lower())
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
     words: list[str] = []
-    for characters, word in _runs(sentence):
+    for characters, word in _split_runs(text):
         words += [*characters, *_bigrams(characters)] if characters else [word]
     return words
 
 
-def ignored_words(sentence: str, known: Container[str], tokenizer: Tokenizer = tokenize) -> tuple[str, ...]:
-    """What of ``sentence`` no ``known`` word covers, in its order and each once.
+def find_ignored_words(text: str, known: Container[str], tokenizer: Tokenizer = tokenize) -> tuple[str, ...]:
+    """Return the words of ``text`` that are not ``known``, in order and without repetition.
 
-    A Chinese or Japanese character is covered by itself or by a bigram it is part of; what is left of a run
-    is told in one piece.
-
-    Examples
-    --------
-    >>> ignored_words("a quokka and a dog", {"a", "dog", "and"})
-    ('quokka',)
+    A Chinese or Japanese character counts as known if it, or a bigram with it, is known. Neighbouring
+    unknown characters are returned together.
     """
-    if tokenizer is not tokenize or sentence.isascii():
-        return tuple(dict.fromkeys(word for word in tokenizer(sentence) if word not in known))
+    if tokenizer is not tokenize or text.isascii():
+        return tuple(dict.fromkeys(word for word in tokenizer(text) if word not in known))
     ignored: list[str] = []
-    for characters, word in _runs(sentence):
+    for characters, word in _split_runs(text):
         if not characters:
             ignored += [] if word in known else [word]
             continue
         pairs = [pair in known for pair in _bigrams(characters)]
         covered = [
-            each in known or left or right
-            for each, left, right in zip(characters, [False, *pairs], [*pairs, False], strict=True)
+            character in known or left or right
+            for character, left, right in zip(characters, [False, *pairs], [*pairs, False], strict=True)
         ]
-        for lost, group in itertools.groupby(zip(covered, characters, strict=True), lambda pair: not pair[0]):
-            ignored += ["".join(each for _, each in group)] if lost else []
+        for is_covered, group in itertools.groupby(zip(covered, characters, strict=True), lambda c: c[0]):
+            ignored += [] if is_covered else ["".join(character for _, character in group)]
     return tuple(dict.fromkeys(ignored))
 
 
-def words_of(
-    sentences: Iterable[Any], tokenizer: Tokenizer = tokenize, before: int = 0
+def split_texts(
+    texts: Iterable[Text], tokenizer: Tokenizer = tokenize, first: int = 0
 ) -> Iterator[list[str]]:
-    """The words of each sentence; a sentence that is a list of words already is taken as it is.
-
-    ``before`` is the number of sentences that were read earlier; it counts when one is named in an error.
-    """
-    kind = type(sentences).__name__
-    if isinstance(sentences, str | bytes):
-        raise InputError(f"sentences is one {kind}; give a list of sentences: [sentence].")
+    """Return the words of each text; ``first`` is the position of the first text, for error messages."""
+    kind = type(texts).__name__
+    if isinstance(texts, str | bytes):
+        raise InputError(f"texts is one {kind}; pass a list of texts: [text].")
     try:
-        pieces = iter(sentences)
+        iterator = iter(texts)
     except TypeError:
-        raise InputError(f"sentences is a {kind}; give strings, or lists of words.") from None
-    return (_words(sentence, i, tokenizer) for i, sentence in enumerate(pieces, start=before))
+        raise InputError(f"texts is a {kind}; pass a list of strings, or of lists of words.") from None
+    return (_split_text(text, i, tokenizer) for i, text in enumerate(iterator, start=first))
 
 
-def _words(sentence: Any, position: int, tokenizer: Tokenizer) -> list[str]:
-    if isinstance(sentence, str):
-        return tokenizer(sentence)
-    if isinstance(sentence, list | tuple) and all(isinstance(word, str) for word in sentence):
-        return list(sentence)
+def _split_text(text: Any, position: int, tokenizer: Tokenizer) -> list[str]:
+    if isinstance(text, str):
+        return tokenizer(text)
+    if isinstance(text, list | tuple) and all(isinstance(word, str) for word in text):
+        return list(text)
     raise InputError(
-        f"sentences[{position}] is a {type(sentence).__name__} ({str(sentence)[:40]!r}); "
+        f"texts[{position}] is a {type(text).__name__} ({str(text)[:40]!r}); "
         "expected a string or a list of words."
     )
 
 
-def _runs(sentence: str) -> Iterator[tuple[list[str], str]]:
-    """Runs of letters in their order: the characters of a Chinese or Japanese one, or another word."""
-    # Either of the two steps can undo the other for a few letters, so the normal form is taken twice.
-    lowered = unicodedata.normalize("NFKC", sentence).lower()
+def _split_runs(text: str) -> Iterator[tuple[list[str], str]]:
+    """Split a text into runs: the characters of a Chinese or Japanese run, or else one word."""
+    # For a few letters, lower case undoes NFKC, so it is applied a second time.
+    lowered = unicodedata.normalize("NFKC", text).lower()
     run, character = _patterns()
-    for found in run.finditer(unicodedata.normalize("NFKC", lowered)):
-        yield character.findall(found[1]) if found[1] else [], found[0]
+    for match in run.finditer(unicodedata.normalize("NFKC", lowered)):
+        yield character.findall(match[1]) if match[1] else [], match[0]
 
 
 def _bigrams(characters: list[str]) -> list[str]:
@@ -135,29 +130,17 @@ def _bigrams(characters: list[str]) -> list[str]:
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    # Python's \w leaves out combining marks, which would cut Hindi or Thai words into pieces.
+    # Python's \w excludes combining marks, which are part of words in Hindi or Thai.
     marks = "".join(chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c))[0] == "M")
     character = rf"[{_CJK}][{marks}]*"
     return re.compile(rf"((?:{character})+)|(?:[^\W_{_CJK}]|[{marks}])+"), re.compile(character)
 
 
-MOST_FREQUENT = 20
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Sentences with numbers for words: sentence i holds ``rows[ends[i-1]:ends[i]]``.
+    """Texts as numbers of words: text i has the words with numbers ``rows[ends[i-1]:ends[i]]``.
 
-    Attributes
-    ----------
-    words
-        Distinct words, in the order in which they first occur.
-    rows
-        The number of every token's word.
-    ends
-        Where each sentence ends in ``rows``.
+    ``words`` are the distinct words, in the order of their first occurrence.
     """
 
     words: list[str]
@@ -165,12 +148,12 @@ class Corpus:
     ends: Ints
 
     @classmethod
-    def of(cls, sentences: Iterable[Any], tokenizer: Tokenizer = tokenize, before: int = 0) -> Corpus:
-        """Read sentences, strings or lists of words, once; ``before`` others were read earlier."""
+    def of(cls, texts: Iterable[Text], tokenizer: Tokenizer = tokenize, first: int = 0) -> Corpus:
+        """Read texts, strings or lists of words, once; ``first`` is the position of the first text."""
         index: defaultdict[str, int] = defaultdict()
         index.default_factory = index.__len__
         rows, ends = array("q"), array("q")
-        for words in words_of(sentences, tokenizer, before):
+        for words in split_texts(texts, tokenizer, first):
             rows.extend([index[word] for word in words])
             ends.append(len(rows))
         return cls(list(index), np.frombuffer(rows, dtype=np.int64), np.frombuffer(ends, dtype=np.int64))
@@ -179,63 +162,70 @@ class Corpus:
         return len(self.ends)
 
     def counts(self) -> Ints:
-        """How often each word occurs."""
+        """Return how often each word occurs."""
         return np.bincount(self.rows, minlength=len(self.words))
 
-    def bag(self, *, presence: bool = False) -> Any:
-        """Sentences × words, sparse: how often each word occurs in each sentence, or whether it does."""
+    def presence(self) -> Any:
+        """Return the sparse matrix, texts × words, that is 1 where the text has the word."""
         starts = np.concatenate([[0], self.ends])
         values = np.ones(len(self.rows), dtype=np.float32)
-        bag = scipy.sparse.csr_matrix((values, self.rows, starts), shape=(len(self), len(self.words)))
-        bag.sum_duplicates()
-        if presence:
-            bag.data[:] = 1.0
-        return bag
+        matrix = scipy.sparse.csr_matrix((values, self.rows, starts), shape=(len(self), len(self.words)))
+        matrix.sum_duplicates()
+        matrix.data[:] = 1.0
+        return matrix
 
-    def known(self, index: Mapping[str, int]) -> tuple[Ints, Ints]:
-        """``rows`` and ``ends`` with the numbers that ``index`` gives; words it lacks are left out."""
+    def lookup(self, index: Mapping[str, int]) -> tuple[Ints, Ints]:
+        """Return ``rows`` and ``ends`` with the numbers that ``index`` has; other words are left out."""
         numbers = np.array([index.get(word, -1) for word in self.words] or [-1], dtype=np.int64)
         rows = numbers[self.rows]
-        kept = rows >= 0
-        # Position 0 stands before the first token, for sentences that hold none.
-        kept_before = np.concatenate([[0], np.cumsum(kept)])
-        return rows[kept], kept_before[self.ends]
+        known = rows >= 0
+        # The leading 0 is the end of empty texts at the start.
+        known_before = np.concatenate([[0], np.cumsum(known)])
+        return rows[known], known_before[self.ends]
 
     def coverage(self, index: Mapping[str, int]) -> Coverage:
-        """What ``index`` knows of these sentences."""
+        """Return how much of these texts is in ``index``."""
         counts = self.counts()
         unknown = [(int(counts[i]), word) for i, word in enumerate(self.words) if word not in index]
-        _, ends = self.known(index)
-        often = sorted(unknown, key=lambda entry: (-entry[0], entry[1]))[:MOST_FREQUENT]
+        _, ends = self.lookup(index)
+        frequent = sorted(unknown, key=lambda entry: (-entry[0], entry[1]))[:MOST_FREQUENT]
         return Coverage(
-            sentences=len(self),
-            sentences_without_known_word=int(np.count_nonzero(sentence_lengths(ends) == 0)),
+            texts=len(self),
+            texts_without_known_word=int(np.count_nonzero(text_lengths(ends) == 0)),
             tokens=len(self.rows),
             unknown_tokens=sum(count for count, _ in unknown),
             words=len(self.words),
             known_words=len(self.words) - len(unknown),
-            most_frequent_unknown=[(word, count) for count, word in often],
+            most_frequent_unknown=[(word, count) for count, word in frequent],
         )
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of some sentences is known.
+    """How much of a set of texts has word vectors; ``HKSE.coverage_`` and ``HKSE.coverage`` return it.
 
     Attributes
     ----------
-    sentences, sentences_without_known_word
-        Number of sentences, and of those without a single known word.
+    texts, texts_without_known_word
+        Number of texts, and of texts without any known word.
     tokens, unknown_tokens
-        Number of words with repetition, and of unknown ones among them.
+        Number of words with repetition, and of unknown words among them.
     words, known_words
-        Number of distinct words, and of known ones: the size of the vocabulary.
+        Number of distinct words, and of known words among them (the size of the vocabulary).
     most_frequent_unknown
-        Unknown words and how often they occur, most frequent first.
+        Unknown words and how often they occur, the most frequent first.
+
+    Examples
+    --------
+    >>> captions = ["a dog runs", "a dog jumps", "a cat sleeps", "a cat sits", "the cat sits", "the dog runs"]
+    >>> from diptych.text import HKSE
+    >>> hkse = HKSE(word_features=64, sentence_features=32).fit(captions)
+    >>> hkse.coverage(["a dog and a quokka"]).most_frequent_unknown
+    [('and', 1), ('quokka', 1)]
     """
 
-    sentences: int
-    sentences_without_known_word: int
+    texts: int
+    texts_without_known_word: int
     tokens: int
     unknown_tokens: int
     words: int
@@ -244,47 +234,43 @@ class Coverage:
 
     @property
     def unknown_share(self) -> float:
-        """Share of the tokens that are unknown, 0 to 1."""
+        """Share of the tokens that are unknown, from 0 to 1."""
         return self.unknown_tokens / max(1, self.tokens)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
-
     def __str__(self) -> str:
-        often = ", ".join(f"{word} ({count})" for word, count in self.most_frequent_unknown[:10])
+        frequent = ", ".join(f"{word} ({count})" for word, count in self.most_frequent_unknown[:10])
         return (
             f"vocabulary: {self.known_words} of {self.words} distinct words have a vector; "
             f"{100 * self.unknown_share:.1f} % of {self.tokens} tokens do not"
-            + (f", most often {often}" if often else "")
-            + f"; {self.sentences_without_known_word} of {self.sentences} sentences have no known word"
+            + (f", most often {frequent}" if frequent else "")
+            + f"; {self.texts_without_known_word} of {self.texts} texts have no known word"
         )
 
 
-def sentence_lengths(ends: Ints) -> Ints:
-    """Number of tokens in each sentence."""
+def text_lengths(ends: Ints) -> Ints:
+    """Return the number of tokens of each text."""
     return np.diff(ends, prepend=0)
 
 
 def token_weights(ends: Ints) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """For each token 1/n, n being the length of its sentence."""
-    lengths = sentence_lengths(ends)
+    """Return 1/n for each token, where n is the length of its text."""
+    lengths = text_lengths(ends)
     return np.repeat(1.0 / np.maximum(lengths, 1), lengths)
 
 
-def mean_rows(table: Array, rows: Ints, ends: Ints, beyond: Callable[[Ints], Array]) -> Array:
-    """Mean of the ``table``'s ``rows`` of each sentence; zero for a sentence without any.
+def mean_rows(table: Array, rows: Ints, ends: Ints, compute_rows: Callable[[Ints], Array]) -> Array:
+    r"""Return the mean of the rows of each text, :math:`\frac1n\sum_i \Phi(a_i)` (Section 4); 0 without rows.
 
-    Rows past the end of the table come from ``beyond``, which is asked once for each of them.
+    ``table`` has the first rows; ``compute_rows`` returns those beyond its end, each once.
     """
     weights = token_weights(ends)
     inside = rows < table.shape[0]
     if inside.all():
         return _sum_rows(table, rows, ends, weights)
-    others, places = np.unique(rows[~inside], return_inverse=True)
+    beyond, positions = np.unique(rows[~inside], return_inverse=True)
     ends_inside = np.concatenate([[0], np.cumsum(inside)])[ends]
     means = _sum_rows(table, rows[inside], ends_inside, weights[inside])
-    means += _sum_rows(beyond(others), places, ends - ends_inside, weights[~inside])
+    means += _sum_rows(compute_rows(beyond), positions, ends - ends_inside, weights[~inside])
     return means
 
 
@@ -305,35 +291,30 @@ def _sum_rows(table: Array, rows: Ints, ends: Ints, weights: np.ndarray[Any, Any
     )
 
 
-def check_known(corpus: Corpus, ends: Ints, before: int = 0, remedy: str = "") -> None:
-    """Refuse a sentence whose known words, by ``ends``, are none; ``before`` others were read earlier."""
-    nothing = np.flatnonzero(sentence_lengths(ends) == 0)
-    if len(nothing) == 0:
+def check_known(corpus: Corpus, ends: Ints, first: int = 0, remedy: str = "") -> None:
+    """Raise an error for a text without a known word; ``ends`` come from ``Corpus.lookup``."""
+    empty = np.flatnonzero(text_lengths(ends) == 0)
+    if len(empty) == 0:
         return
-    first = int(nothing[0])
-    start = corpus.ends[first - 1] if first else 0
-    words = list(dict.fromkeys(corpus.words[row] for row in corpus.rows[start : corpus.ends[first]]))
-    raise no_known_word(f"sentences[{before + first}]", words, remedy)
+    i = int(empty[0])
+    start = corpus.ends[i - 1] if i else 0
+    words = list(dict.fromkeys(corpus.words[row] for row in corpus.rows[start : corpus.ends[i]]))
+    raise no_known_word(f"texts[{first + i}]", words, remedy)
 
 
 def no_known_word(name: str, words: Sequence[str], remedy: str = "") -> InputError:
-    """The sentence ``name`` has no known word; its ``words`` are."""
+    """Return the error for the text ``name``, which has ``words`` but none that the model knows."""
     if not words:
-        return InputError(f"{name} holds no word; give a sentence with words in it.")
-    named = ", ".join(map(repr, words[:10])) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
+        return InputError(f"{name} contains no word; pass a text with words in it.")
+    listed = ", ".join(map(repr, words[:10])) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
     return InputError(
-        f"{name} has no word that the model knows: {named}; use other words, or fit with vectors that know "
-        f"these{remedy}."
+        f"{name} has no word that the model knows: {listed}; use other words, or fit with vectors that "
+        f"include these{remedy}."
     )
 
 
-def blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of ``size`` items, the last one shorter."""
-    block: list[Any] = []
-    for item in items:
-        block.append(item)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
+def split_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Split ``items`` into lists of ``size``; the last one may be shorter."""
+    iterator = iter(items)
+    while block := list(itertools.islice(iterator, size)):
         yield block

@@ -73,8 +73,8 @@ def refused(path, message, **options):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
-def test_every_layout_is_told_from_its_content(write, name, pack):
-    # The file's name says nothing, or lies.
+def test_every_format_is_recognised_by_its_content(write, name, pack):
+    # The file name is wrong for most of the formats.
     table = read_word_vectors(write(pack(FORMATS[name]), "vectors.bin"))
     assert table.words == tuple(WORDS)
     assert table.matrix.dtype == np.float32
@@ -82,7 +82,7 @@ def test_every_layout_is_told_from_its_content(write, name, pack):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_only_the_wanted_words_are_kept(write, name):
+def test_only_the_requested_words_are_kept(write, name):
     table = read_word_vectors(write(FORMATS[name]), ["tree", "犬", "unicorn"])
     assert table.words == ("犬", "tree")
     np.testing.assert_array_equal(table.matrix, MATRIX[[4, 7]])
@@ -95,7 +95,7 @@ def test_limit_reads_from_the_start(write, name):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
-def test_npy_beside_a_vocabulary(write, pack):
+def test_npy_is_read_with_its_vocabulary(write, pack):
     suffix = ".gz" if pack is gzip.compress else ""
     path = write(pack(npy(MATRIX.astype(np.float16))), "vectors.npy" + suffix)
     refused(path, "without a vocabulary")
@@ -107,14 +107,14 @@ def test_npy_beside_a_vocabulary(write, pack):
     assert read_word_vectors(path, ["[h"], vocabulary=named).words == ("[h",)
 
 
-def test_words_may_hold_spaces_as_in_glove(write):
+def test_words_with_spaces_are_read(write):
     words = ["dog", "at name@domain.com", ". . ."]
     path = write(text(words, MATRIX[:3]))
     assert read_word_vectors(path).words == tuple(words)
     assert read_word_vectors(path, [". . ."]).words == (". . .",)
 
 
-def test_of_a_word_that_occurs_twice_the_first_vector_counts(write):
+def test_a_repeated_word_has_its_first_vector(write):
     for content in (binary(["dog", "cat", "dog"], MATRIX[:3]), text(["dog", "cat", "dog"], MATRIX[:3])):
         table = read_word_vectors(write(content))
         assert table.words == ("dog", "cat")
@@ -126,7 +126,7 @@ words = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1, max_
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.lists(words, min_size=1, max_size=6, unique=True), st.integers(2, 6), st.data())
-def test_what_is_written_is_read(tmp_path, words, dimensions, data):
+def test_written_vectors_are_read_back(tmp_path, words, dimensions, data):
     numbers = st.floats(-1e6, 1e6, width=32)
     matrix = np.array(
         [[data.draw(numbers) for _ in range(dimensions)] for _ in words], dtype=np.float32
@@ -144,7 +144,7 @@ def test_what_is_written_is_read(tmp_path, words, dimensions, data):
     st.sampled_from([b"", b"2 3\n", b"\x93NUMPY", b"\x1f\x8b", b"dog 1 2\n", npy()[:80], binary()[:60]]),
     st.binary(max_size=200),
 )
-def test_any_bytes_are_vectors_or_an_input_error(tmp_path, start, rest):
+def test_any_bytes_give_vectors_or_an_input_error(tmp_path, start, rest):
     path = tmp_path / "vectors"
     path.write_bytes(start + rest)
     (tmp_path / "vectors.txt").write_text("\n".join(WORDS))
@@ -152,23 +152,23 @@ def test_any_bytes_are_vectors_or_an_input_error(tmp_path, start, rest):
         assert isinstance(read_word_vectors(path), WordVectors)
 
 
-def test_a_truncated_binary_file_is_told_wherever_it_is_cut(write):
+def test_a_truncated_binary_file_is_refused_at_every_length(write):
     whole = binary()
     for size in range(4, len(whole) - 1):
         refused(write(whole[:size]), f"byte {size}: the file ends inside word", words=["dog"])
 
 
-def test_a_truncated_text_file_is_told_by_its_header(write):
+def test_a_text_file_that_disagrees_with_its_header_is_refused(write):
     lines = text(header=True).splitlines(keepends=True)
     refused(write(b"".join(lines[:5])), "line 5: the file ends after 4 words, but its header announces 8")
     refused(write(b"".join(lines) + lines[-1]), "ends after 9 words")
 
 
-def test_a_truncated_gzip_file_is_told(write):
+def test_a_damaged_gzip_file_is_refused(write):
     packed = gzip.compress(text(header=True))
     for size in (12, len(packed) // 2, len(packed) - 3):
-        refused(write(packed[:size]), "gzip stream is damaged or cut off")
-    refused(write(packed[:30] + b"\x00" * 20 + packed[50:]), "gzip stream is damaged")
+        refused(write(packed[:size]), "gzip data is damaged or truncated")
+    refused(write(packed[:30] + b"\x00" * 20 + packed[50:]), "gzip data is damaged")
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ def test_a_truncated_gzip_file_is_told(write):
         (text() + b"cat 1 2 3\n", "line 9: 3 numbers after b'cat 1 2 3'; expected 5"),
         (text() + b"cat 1 2 x 4 5\n", "line 9: .* is not a word and 5 numbers"),
         (text() + b"cat 1 2 3 4 5 6\n", "line 9: .* is not a word and 5 numbers"),
-        (text() + b"cat 1 2 nan 4 5\n", "line 9: the vector of 'cat' holds NaN or infinity"),
-        (text() + b"cat 1 2 1e60 4 5\n", "line 9: the vector of 'cat' holds NaN or infinity"),
+        (text() + b"cat 1 2 nan 4 5\n", "line 9: the vector of 'cat' contains NaN or infinity"),
+        (text() + b"cat 1 2 1e60 4 5\n", "line 9: the vector of 'cat' contains NaN or infinity"),
         (text() + b"c\xfft 1 2 3 4 5\n", "line 9: the word .* is not UTF-8"),
         (binary(header=b"8 4\n"), "byte .*(not UTF-8|no word ends|more follows)"),
         (binary(header=b"8 6\n"), "byte .*(not UTF-8|no word ends|ends inside)"),
         (binary(header=b"7 5\n"), "more follows after the 7 words"),
         (binary(header=b"9 5\n"), "ends inside word 9"),
-        (binary(matrix=MATRIX * np.inf), "byte .*: the vector of '</s>' holds NaN or infinity"),
+        (binary(matrix=MATRIX * np.inf), "byte .*: the vector of '</s>' contains NaN or infinity"),
         (b"<!DOCTYPE html>\n<html>", "line 1: .* neither a header"),
         (b"PK\x03\x04" + bytes(40), "zip archive"),
         (b"\x80\x04\x95\x10" + bytes(40), "pickle, which is never loaded"),
@@ -197,7 +197,7 @@ def test_a_truncated_gzip_file_is_told(write):
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "line 1"),
     ],
 )
-def test_malformed_and_mislabelled_files_say_where(write, content, message):
+def test_malformed_files_are_refused_with_the_place(write, content, message):
     refused(write(content), message)
 
 
@@ -212,7 +212,7 @@ def test_malformed_and_mislabelled_files_say_where(write, content, message):
         (gzip.compress(b"3 2\n" + b"a" * 10_000_000), "byte 4: no word ends"),
     ],
 )
-def test_a_hostile_header_allocates_nothing(write, content, message):
+def test_a_hostile_header_allocates_no_memory(write, content, message):
     path = write(content)
     tracemalloc.start()
     try:
@@ -234,7 +234,7 @@ def npy_with_header(header):
         (npy(MATRIX[0]), "shape"),
         (npy(MATRIX)[:-3], "ends inside row 7 of 8"),
         (npy(np.asfortranarray(MATRIX)), "columns first"),
-        (npy(np.arange(16).reshape(8, 2)), "holds int64"),
+        (npy(np.arange(16).reshape(8, 2)), "has int64"),
         (npy(MATRIX * np.nan), "NaN or infinity"),
         (npy(MATRIX)[:40], "header is damaged"),
         (
@@ -242,7 +242,7 @@ def npy_with_header(header):
             "8 words",
         ),
         (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (8, 999999999), }"), "rows of"),
-        (npy_with_header("{'descr': '|O', 'fortran_order': False, 'shape': (8, 5), }"), "holds object"),
+        (npy_with_header("{'descr': '|O', 'fortran_order': False, 'shape': (8, 5), }"), "has object"),
         (npy_with_header("__import__('os').abort()"), "header is damaged"),
         (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (8, 5"), "header is damaged"),
         (npy_with_header("{'descr': '''<f4"), "header is damaged"),
@@ -253,24 +253,24 @@ def test_a_damaged_or_hostile_npy_is_refused(write, content, message):
     refused(write(content, "vectors.npy"), message)
 
 
-def test_limits_on_what_is_kept(write):
+def test_limits_and_requested_words_are_checked(write):
     path = write(binary())
     refused(path, "more than 100 bytes", max_bytes=100)
     assert len(read_word_vectors(path, ["dog"], max_bytes=100)) == 1
-    refused(path, "none of the 1 words asked for", words=["unicorn"])
+    refused(path, "none of the 1 requested words", words=["unicorn"])
     with pytest.raises(InputError, match="limit=0"):
         read_word_vectors(path, limit=0)
     with pytest.raises(InputError, match="one string"):
         read_word_vectors(path, "dog")
 
 
-def test_a_missing_file_and_a_folder_are_told(tmp_path):
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     refused(tmp_path / "nowhere.bin", "cannot be read")
     refused(tmp_path, "cannot be read")
 
 
 @pytest.mark.data
-def test_agrees_with_gensim_on_binary_and_text(news_vectors, tmp_path):
+def test_binary_and_text_files_agree_with_gensim(news_vectors, tmp_path):
     models = pytest.importorskip("gensim.models", reason="gensim is not installed")
     theirs = models.KeyedVectors.load_word2vec_format(str(news_vectors), binary=True)
     ours = read_word_vectors(news_vectors)
@@ -298,7 +298,7 @@ print(len(table), int(peak) // 1024)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")
 def test_a_file_of_google_news_size_is_read_within_500_megabytes(tmp_path):
-    # A pipe stands for the 3.6 GB file, so that nothing of that size touches the disk.
+    # A pipe in place of a 3.6 GB file on the disk.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     row = np.ones(300, dtype="<f4").tobytes()
