@@ -137,7 +137,7 @@ def test_a_network_that_changed_is_refused(tmp_path):
     write_network(tmp_path / "colours.onnx")
     sent = pickle.dumps(OnnxEncoder(tmp_path / "colours.onnx"))
     write_network(tmp_path / "colours.onnx", side=32)
-    with pytest.raises(InputError, match=r"colours.onnx is another network here"):
+    with pytest.raises(InputError, match=r"colours.onnx is not the same network as"):
         pickle.loads(sent)
     (tmp_path / "colours.onnx").unlink()
     with pytest.raises(InputError, match=r"colours.onnx does not exist"):

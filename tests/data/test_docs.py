@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from example_files import code_blocks, write_network, write_photos
 
@@ -24,3 +25,13 @@ def test_generated_scenes(tmp_path, monkeypatch):
     names = {}
     exec(code_blocks(PAGE)[1].replace("1000", "3"), names)
     assert names["pairs"].n_captions == 15
+
+
+def test_image_encoders(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    write_network(tmp_path / "resnet50.onnx")
+    Image.new("RGB", (64, 64)).save("dog.jpg")
+    names = {}
+    exec(code_blocks(PAGE)[2], names)
+    assert names["features"].shape == (1, 48)
