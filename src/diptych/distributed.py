@@ -1,9 +1,4 @@
-"""What runs on a worker: things opened where they are used, one BLAS thread to a task, warnings kept.
-
-Workers that hang: Dask waits for them for ever, so somebody has to look.
-
-Dask as an engine: one graph for a pass, a tree of fixed shape, and an eye on workers that hang.
-"""
+"""A Dask cluster as the engine of a fit: ``AWCCA().fit(blocks, engine=DaskEngine(...))``."""
 
 from __future__ import annotations
 
@@ -20,37 +15,325 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, is_dataclass, replace
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import threadpoolctl
 
-from diptych._checks import DataWarning, InputError, missing_package_error
+from diptych._checks import DataWarning, InputError, check_count, missing_package_error
 from diptych._threads import progress_bar
 
+if TYPE_CHECKING:
+    from distributed import Client
 
-class Packed:
-    """Something that travels as bytes, and is opened once in each process that uses it.
+__all__ = ["DaskEngine"]
 
-    Whoever passes it on never opens it: a scheduler needs no memory map, network or model to plan with.
+T = TypeVar("T")
+S = TypeVar("S")
+
+_FAN_IN = 2  # more would send more results between workers before any are merged
+_CHECK_EVERY = 1.0
+_CLOSE_SECONDS = 1.0  # for a worker to close by itself
+_PENDING_STATES = ("waiting", "no-worker", "queued", "processing", "erred")
+
+
+@dataclass(frozen=True, eq=False)
+class PendingMap(Generic[T, S]):
+    """A function and the items to apply it to; ``DaskEngine.reduce`` does that."""
+
+    function: Callable[[T], S]
+    items: Sequence[T]
+
+
+class DaskEngine:
+    """Map and reduce on a Dask cluster, with a result that does not depend on the workers.
+
+    Results are merged in a tree whose shape depends only on the number of items, so any number of workers,
+    lost workers and repeated tasks give the same bits (on machines of one kind).
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``; the address of a scheduler (``"tcp://10.0.0.1:8786"``); None: a cluster of
+        processes on this machine, which ends with the engine.
+    workers
+        Processes of a cluster on this machine, each with one thread; None: one for each core.
+    retries
+        How often a failing task is tried again before its error is raised here.
+    patience
+        Seconds after which a worker may count as hanging: it is removed if it has been silent, or busy with
+        one task, for so long and for ``slowness`` times the mean task. Its tasks go to other workers, and
+        its nanny, if it has one, replaces it. None: only Dask's own rules.
+    slowness
+        See ``patience``.
+    timeout
+        Seconds to wait for a scheduler that does not answer.
+    verbose
+        Show a progress bar.
+
+    Examples
+    --------
+    With its own cluster, in a script under ``if __name__ == "__main__":``, because new processes start by
+    importing the script::
+
+        with DaskEngine(workers=4) as engine:
+            model = AWCCA().fit(shards("x-*.npy", "y-*.npy"), validation=validation, engine=engine)
     """
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(
+        self,
+        client: Client | str | None = None,
+        *,
+        workers: int | None = None,
+        retries: int = 2,
+        patience: float | None = 60.0,
+        slowness: float = 10.0,
+        timeout: float = 30.0,
+        verbose: bool = False,
+    ) -> None:
+        if client is not None and workers is not None:
+            raise InputError("workers= is for a cluster on this machine; leave out workers or client.")
+        if workers is not None:
+            check_count(workers, "workers")
+        if retries < 0:
+            raise InputError(f"retries={retries} is below 0; give how often a failing task is tried again.")
+        for name, value in (("patience", patience), ("slowness", slowness), ("timeout", timeout)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name}={value} is not above 0; give a positive number.")
+        self.retries, self.patience, self.slowness, self.verbose = retries, patience, slowness, verbose
+        self._cluster: Any = None
+        self._owns_client = not hasattr(client, "run_on_scheduler")
+        library = _import_distributed()
+        self.client: Any = client
+        if client is None:
+            self._cluster = _start_cluster(library, workers)
+            # On one machine a result need not pass through the scheduler.
+            self.client = library.Client(self._cluster, set_as_default=False, direct_to_workers=True)
+        elif self._owns_client:
+            self.client = _connect(library, client, timeout)
+        elif getattr(client, "asynchronous", False):
+            raise InputError("the client is asynchronous; give one made with asynchronous=False.")
+
+    def map(self, function: Callable[[T], S], items: Iterable[T]) -> PendingMap[T, S]:
+        """Keep a function and its items for ``reduce``."""
+        return PendingMap(function, items if isinstance(items, Sequence) else list(items))
+
+    def reduce(self, function: Callable[[S, S], S], mapped: PendingMap[Any, S]) -> S:
+        """Apply the function of ``map`` to its items, and merge neighbouring results into one."""
+        if not mapped.items:
+            raise InputError("there is nothing to reduce; give at least one item.")
+        import dask
+
+        graph, result_key = _make_graph(mapped, function)
+        # Dask warns of large graphs, but arrays in memory here have no other way to the workers.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
+            future = self.client.get(graph, result_key, sync=False, retries=self.retries)
+        groups = [key[0] for key in graph if isinstance(key, tuple)]
+        del graph
         try:
-            self._bytes: bytes = _cloudpickle().dumps(thing)
+            with progress_bar("on the cluster", self.verbose) as progress:
+                result = self._wait(future, set(groups), lambda done: progress(done / len(groups)))
+                progress(1.0)
+        except BaseException:
+            future.cancel()
+            raise
+        for text in result.warnings:
+            warnings.warn(text, DataWarning, stacklevel=2)
+        return result.value  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close the cluster and the connection, if the engine made them."""
+        if self._owns_client:
+            self.client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _wait(self, future: Any, groups: set[str], progress: Callable[[int], None]) -> TaskResult:
+        """Return the result of a run, and replace workers that hang meanwhile."""
+        library = _import_distributed()
+        gathering = self.client.gather(future, asynchronous=True)
+        waiting = asyncio.run_coroutine_threadsafe(gathering, self.client.loop.asyncio_loop)
+        idle = False
+        try:
+            while not concurrent.futures.wait([waiting], _CHECK_EVERY).done:
+                status: ClusterStatus = self.client.run_on_scheduler(
+                    check_workers, groups, self.patience, self.slowness
+                )
+                progress(status.done)
+                for address, reason in status.removed.items():
+                    warnings.warn(f"the worker {address} was {reason} and is replaced.", stacklevel=3)
+                if status.workers == 0 and not idle:
+                    warnings.warn("the cluster has no workers; waiting for one to join.", stacklevel=3)
+                idle = status.workers == 0
+            return waiting.result()  # type: ignore[no-any-return]
+        except library.scheduler.KilledWorker as error:
+            raise InputError(
+                f"{error.allowed_failures + 1} workers died one after another on the same block, most "
+                "likely because they ran out of memory; make blocks smaller or give workers more memory."
+            ) from None
+        except (library.client.FutureCancelledError, OSError) as error:
+            if isinstance(error, OSError) and self.client.status == "running":
+                raise
+            raise InputError(
+                "the connection to the Dask scheduler was lost; check the scheduler and run again."
+            ) from None
+
+
+def _make_graph(mapped: PendingMap[Any, Any], merge: Callable[[Any, Any], Any]) -> tuple[dict[Any, Any], Any]:
+    """Return all tasks of a run and the key of its result.
+
+    What tasks have in common is in nodes of its own, which are sent to each worker once and, unlike
+    scattered data, can be computed again if the worker that had them is lost.
+    """
+    run = uuid.uuid4().hex
+    function_key, merge_key = f"function-{run}", f"merge-function-{run}"
+    graph: dict[Any, Any] = {function_key: LazyPickle(mapped.function), merge_key: LazyPickle(merge)}
+    shared_keys: dict[int, str] = {}
+    level: list[Any] = []
+    for number, item in enumerate(mapped.items):
+        own, shared = split_shared(item)
+        task: tuple[Any, ...] = (run_task, function_key, LazyPickle(own))
+        if shared is not None:
+            key = shared_keys.setdefault(id(shared), f"shared-{run}-{len(shared_keys)}")
+            if key not in graph:
+                graph[key] = LazyPickle(shared)
+            task += (key,)
+        level.append((f"map-{run}", number))
+        graph[level[-1]] = task
+    depth = 0
+    while len(level) > 1:
+        neighbours = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
+        level = [(f"merge-{run}", depth, number) for number in range(len(neighbours))]
+        tasks = ((merge_results, merge_key, group) for group in neighbours)
+        graph.update(zip(level, tasks, strict=True))
+        depth += 1
+    return graph, level[0]
+
+
+def _connect(library: Any, address: object, timeout: float) -> Any:
+    if not isinstance(address, str):
+        raise InputError(
+            f"a {type(address).__name__} is not a Dask client; give a distributed.Client, the address of a "
+            'scheduler ("tcp://…"), or nothing for a cluster on this machine.'
+        )
+    try:
+        return library.Client(address, timeout=timeout, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        reason = "it did not answer" if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise InputError(
+            f"no Dask scheduler answers at {address!r} within {timeout:g} s ({reason}); start one with "
+            "dask scheduler, or check the address."
+        ) from None
+
+
+def _start_cluster(library: Any, workers: int | None) -> Any:
+    try:
+        return library.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,  # errors are raised here
+        )
+    except RuntimeError as error:
+        raise InputError(
+            f"the workers of a local cluster did not start ({error}); in a script, put the code under "
+            'if __name__ == "__main__": because new processes start by importing it.'
+        ) from None
+
+
+def _import_distributed() -> Any:
+    try:
+        import distributed
+    except ImportError:
+        raise missing_package_error("a Dask cluster needs", "dask", "dask") from None
+    return distributed
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """The state of a run: finished tasks, number of workers, and removed workers with the reason."""
+
+    done: int
+    workers: int
+    removed: dict[str, str]
+
+
+async def check_workers(
+    groups: Collection[str], patience: float | None, slowness: float, dask_scheduler: Any = None
+) -> ClusterStatus:
+    """Count the finished tasks of ``groups``, and remove workers that hang. Runs on the scheduler.
+
+    A worker hangs if it has been silent, or busy with one task, for ``patience`` seconds and ``slowness``
+    times the mean task. Dask's own timeout (``distributed.scheduler.worker-ttl``) does not serve here: it
+    removes only silent workers, after 5 minutes unless the whole scheduler is configured otherwise, and
+    never one that sends heartbeats while its task hangs. Silence is measured against the worker heard from
+    last, so a scheduler that was busy itself removes nobody, and no task counts as slow before another one
+    has finished. The last worker is never removed.
+    """
+    known = [group for name in groups if (group := dask_scheduler.task_groups.get(name)) is not None]
+    finished = {group: len(group) - sum(group.states[state] for state in _PENDING_STATES) for group in known}
+    means = [group.all_durations["compute"] / n for group, n in finished.items() if n]
+    removed: dict[str, str] = {}
+    workers = list(dask_scheduler.workers.values())
+    if patience is not None and workers:
+        limit = max(patience, slowness * max(means, default=0.0))
+        latest = max(worker.last_seen for worker in workers)
+        for worker in workers:
+            silence = latest - worker.last_seen
+            running = [seconds for task, seconds in worker.executing.items() if task.group in finished]
+            busy = silence + max(running, default=0.0)
+            if silence > limit:
+                removed[worker.address] = f"silent for {silence:.0f} s"
+            elif any(means) and busy > limit:
+                removed[worker.address] = f"busy with one task for {busy:.0f} s"
+        removed = dict(list(removed.items())[: len(workers) - 1])
+        hanging = [worker for worker in workers if worker.address in removed]
+        await asyncio.gather(*(_replace_worker(dask_scheduler, worker) for worker in hanging))
+    return ClusterStatus(sum(finished.values()), len(dask_scheduler.workers), removed)
+
+
+async def _replace_worker(scheduler: Any, worker: Any) -> None:
+    reason = "diptych-watchdog"
+    if worker.nanny is not None:
+        core = importlib.import_module("distributed.core")
+        # The nanny starts a new worker when the old one has died. Only then is the old one removed from the
+        # scheduler: a worker that learns it is unknown closes for good, together with its nanny.
+        with suppress(OSError, TimeoutError):
+            async with core.rpc(worker.nanny, connection_args=scheduler.connection_args) as nanny:
+                await asyncio.wait_for(nanny.kill(timeout=_CLOSE_SECONDS, reason=reason), 5 * _CLOSE_SECONDS)
+    if scheduler.workers.get(worker.address) is worker:
+        # "expected": a task that hangs does not count as one that kills its workers.
+        await scheduler.remove_worker(worker.address, stimulus_id=reason, expected=True)
+
+
+class LazyPickle:
+    """An object that travels as bytes, and is unpickled once in each process that uses it.
+
+    The scheduler, which only passes it on, never unpickles it and needs no memory map, network or model.
+    """
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._bytes: bytes = _import_cloudpickle().dumps(value)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise InputError(
-                f"a {type(thing).__name__} cannot be sent to another process ({error}); use one that can be "
+                f"a {type(value).__name__} cannot be sent to another process ({error}); use one that can be "
                 "pickled."
             ) from None
         self._lock = threading.Lock()
 
-    def open(self) -> Any:
-        """The thing; the same one each time."""
+    def load(self) -> Any:
+        """Return the object, the same one each time."""
         with self._lock:
-            if not hasattr(self, "_thing"):
-                self._thing = _cloudpickle().loads(self._bytes)
-            return self._thing
+            if not hasattr(self, "_value"):
+                self._value = _import_cloudpickle().loads(self._bytes)
+            return self._value
 
     def __getstate__(self) -> bytes:
         return self._bytes
@@ -62,400 +345,88 @@ class Packed:
         return object.__sizeof__(self) + len(self._bytes)
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A result, and what was warned of on the way to it.
+def _import_cloudpickle() -> Any:
+    # Comes with Dask, and can also pickle functions that are defined in a script.
+    return importlib.import_module("cloudpickle")
 
-    Attributes
-    ----------
-    value
-        The result.
-    warned
-        In the order of the items.
-    """
+
+@dataclass(frozen=True, eq=False)
+class TaskResult:
+    """The result of a task, and the texts of its warnings in the order of the items."""
 
     value: Any
-    warned: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __sizeof__(self) -> int:
-        # Dask sends work to where most of its input lies, and does not look into objects by itself.
+        # Dask runs a task where most of its input is, and does not look inside objects itself.
         from dask.sizeof import sizeof
 
         return int(sizeof(getattr(self.value, "__dict__", self.value)))
 
 
-def without_shared(item: Any) -> tuple[Any, Any]:
-    """An item and its field ``shared``, apart: what many items have in common is sent once."""
+def split_shared(item: Any) -> tuple[Any, Any]:
+    """Return an item without its field ``shared``, and that field, which many items have in common."""
     shared = getattr(item, "shared", None)
     if shared is None or not is_dataclass(item) or isinstance(item, type):
         return item, None
     return replace(item, shared=None), shared
 
 
-def applied(function: Packed, item: Packed, shared: Packed | None = None) -> Part:
-    """A function of an item."""
-    call, thing = function.open(), item.open()
+def run_task(function: LazyPickle, item: LazyPickle, shared: LazyPickle | None = None) -> TaskResult:
+    """Apply a function to an item. Runs on a worker."""
+    call, value = function.load(), item.load()
     if shared is not None:
-        thing = replace(thing, shared=shared.open())
-    with _alone(), _remembered() as warned:
-        value = call(thing)
-    return Part(value, tuple(warned))
+        value = replace(value, shared=shared.load())
+    with _task_environment() as texts:
+        value = call(value)
+    return TaskResult(value, tuple(texts))
 
 
-def merged(function: Packed, parts: Sequence[Part]) -> Part:
-    """Neighbouring results as one, from left to right."""
-    with _alone():
-        value = functools.reduce(function.open(), (part.value for part in parts))
-    return Part(value, tuple(text for part in parts for text in part.warned))
+def merge_results(function: LazyPickle, results: Sequence[TaskResult]) -> TaskResult:
+    """Merge neighbouring results from left to right. Runs on a worker."""
+    with _task_environment():
+        value = functools.reduce(function.load(), (result.value for result in results))
+    return TaskResult(value, tuple(text for result in results for text in result.warnings))
 
 
 _lock = threading.Lock()
-_running = 0
+_running_tasks = 0
 _restore = ExitStack()
 _local = threading.local()
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """One BLAS thread for every task: the threads of the workers share the cores, and sums keep their order.
+def _task_environment() -> Iterator[list[str]]:
+    """Run a task with one BLAS thread, and give the list of the texts of its ``DataWarning``s.
 
-    The limit and the catching of warnings hold for a whole process; the last task to end lifts both.
+    Worker threads share the cores, and sums must keep their order. Both settings hold for the process, so the
+    first of several simultaneous tasks makes them and the last one restores what was before.
     """
-    global _running
+    global _running_tasks
     with _lock:
-        _running += 1
-        if _running == 1:
-            # Looked for each time: what was opened last may have brought another library.
+        _running_tasks += 1
+        if _running_tasks == 1:
+            # Not cached: an object that was just unpickled may have loaded another BLAS library.
             blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
             _restore.enter_context(blas.limit(limits=1))
             _restore.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always", DataWarning)
-            warnings.showwarning = _kept(warnings.showwarning)
+            warnings.showwarning = functools.partial(_handle_warning, warnings.showwarning)
+    _local.texts = []
     try:
-        yield
+        yield _local.texts
     finally:
+        del _local.texts
         with _lock:
-            _running -= 1
-            if _running == 0:
+            _running_tasks -= 1
+            if _running_tasks == 0:
                 _restore.close()
 
 
-@contextmanager
-def _remembered() -> Iterator[list[str]]:
-    """What this thread warns of."""
-    _local.warned = []
-    try:
-        yield _local.warned
-    finally:
-        del _local.warned
-
-
-def _kept(show: Callable[..., None]) -> Callable[..., None]:
-    def keep(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
-        if issubclass(category, DataWarning) and hasattr(_local, "warned"):
-            _local.warned.append(str(message))
-        else:
-            show(message, category, *rest, **named)
-
-    return keep
-
-
-def _cloudpickle() -> Any:
-    # It comes with Dask, and takes along functions that are defined in a script.
-    return importlib.import_module("cloudpickle")
-
-
-_POLITE = 1.0  # seconds that a worker has to close by itself
-_PENDING = ("waiting", "no-worker", "queued", "processing", "erred")
-
-
-@dataclass(frozen=True)
-class Glance:
-    """What was seen of a run.
-
-    Attributes
-    ----------
-    done
-        Tasks that have ended.
-    workers
-        How many there are.
-    dismissed
-        Addresses of those that were just taken off, with the reason.
-    """
-
-    done: int
-    workers: int
-    dismissed: dict[str, str]
-
-
-async def look(
-    groups: Collection[str], patience: float | None, slowness: float, dask_scheduler: Any = None
-) -> Glance:
-    """Look at the tasks of ``groups`` on the scheduler, and take workers that hang off it.
-
-    A worker hangs that was not heard of, or has been busy with one task, for ``patience`` seconds and
-    ``slowness`` times the mean task. Silence is measured against the worker heard of last, so that a
-    scheduler that was busy itself accuses nobody; no task is called slow before another one has ended.
-    The last worker stays.
-    """
-    found = [group for name in groups if (group := dask_scheduler.task_groups.get(name)) is not None]
-    ended = {group: len(group) - sum(group.states[state] for state in _PENDING) for group in found}
-    means = [group.all_durations["compute"] / n for group, n in ended.items() if n]
-    dismissed: dict[str, str] = {}
-    workers = list(dask_scheduler.workers.values())
-    if patience is not None and workers:
-        limit = max(patience, slowness * max(means, default=0.0))
-        latest = max(worker.last_seen for worker in workers)
-        for worker in workers:
-            silence = latest - worker.last_seen
-            spent = [seconds for task, seconds in worker.executing.items() if task.group in ended]
-            busy = silence + max(spent, default=0.0)
-            if silence > limit:
-                dismissed[worker.address] = f"not heard of for {silence:.0f} s"
-            elif any(means) and busy > limit:
-                dismissed[worker.address] = f"busy with one task for {busy:.0f} s"
-        for address in list(dismissed)[len(workers) - 1 :]:
-            del dismissed[address]
-        hanging = [worker for worker in workers if worker.address in dismissed]
-        await asyncio.gather(*(_replace(dask_scheduler, worker) for worker in hanging))
-    return Glance(sum(ended.values()), len(dask_scheduler.workers), dismissed)
-
-
-async def _replace(scheduler: Any, worker: Any) -> None:
-    """Have a worker's nanny, if it has one, put another in its place; its tasks go to others either way."""
-    why = "diptych-watchdog"
-    if worker.nanny is not None:
-        core = importlib.import_module("distributed.core")
-        # A nanny starts a new worker when the old one has died. Off the scheduler it goes only then: one
-        # that finds itself unknown would leave for good, and take its nanny along.
-        with suppress(OSError, TimeoutError):
-            async with core.rpc(worker.nanny, connection_args=scheduler.connection_args) as nanny:
-                await asyncio.wait_for(nanny.kill(timeout=_POLITE, reason=why), 5 * _POLITE)
-    if scheduler.workers.get(worker.address) is worker:
-        # "Expected": a task that hangs is not held against itself, as one that kills its workers is.
-        await scheduler.remove_worker(worker.address, stimulus_id=why, expected=True)
-
-
-T = TypeVar("T")
-S = TypeVar("S")
-
-_FAN_IN = 2  # more would send more from worker to worker before anything is merged
-_LOOK_EVERY = 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class Mapped:
-    """A function and the items it is to be applied to; ``DaskEngine.reduce`` does it."""
-
-    function: Callable[[Any], Any]
-    items: Sequence[Any]
-
-
-class DaskEngine:
-    """Map and reduce on a Dask cluster; the result does not depend on who computed what.
-
-    Results are merged in a tree whose shape follows from the number of items alone, so any number of
-    workers, lost ones and repeated tasks give the same bits (on machines of one kind).
-
-    Parameters
-    ----------
-    client
-        A ``distributed.Client``; the address of a scheduler (``"tcp://10.0.0.1:8786"``); None: a cluster of
-        processes on this machine, which ends with the engine.
-    workers
-        Processes of a cluster on this machine, each with one thread; None: one for each core.
-    retries
-        How often a task that fails is tried again before its error is raised here.
-    patience
-        Seconds after which a worker may count as hanging: it is taken off if nothing was heard of it, or
-        if one task has kept it busy, for so long and for ``slowness`` times the mean task. Its tasks go to
-        others, and where it has a nanny it is replaced. None: Dask's own rules only.
-    slowness
-        See ``patience``.
-    timeout
-        Seconds to wait for a scheduler that does not answer.
-    verbose
-        Show a progress bar.
-
-    Examples
-    --------
-    With a cluster of its own, in a script under ``if __name__ == "__main__":``, since new processes begin
-    by reading the script::
-
-        with DaskEngine(workers=4) as engine:
-            model = AWCCA().fit(shards("x-*.npy", "y-*.npy"), validation=validation, engine=engine)
-    """
-
-    def __init__(
-        self,
-        client: Any = None,
-        *,
-        workers: int | None = None,
-        retries: int = 2,
-        patience: float | None = 60.0,
-        slowness: float = 10.0,
-        timeout: float = 30.0,
-        verbose: bool = False,
-    ) -> None:
-        if client is not None and workers is not None:
-            raise InputError("workers= is for a cluster on this machine; leave it out, or leave out client.")
-        if workers is not None and workers < 1:
-            raise InputError(f"workers={workers} is below 1; give the number of worker processes.")
-        if retries < 0:
-            raise InputError(f"retries={retries} is below 0; give how often a failing task is tried again.")
-        for name, value in (("patience", patience), ("slowness", slowness), ("timeout", timeout)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name}={value} is not above 0; give a positive number.")
-        self.retries, self.patience, self.slowness, self.verbose = retries, patience, slowness, verbose
-        self._cluster: Any = None
-        self._own = not hasattr(client, "run_on_scheduler")
-        library = _distributed()
-        if not self._own:
-            if client.asynchronous:
-                raise InputError("the client is asynchronous; give one made with asynchronous=False.")
-            self.client = client
-        elif client is None:
-            self._cluster = _local_cluster(library, workers)
-            # On one machine a result need not take the way through the scheduler.
-            self.client = library.Client(self._cluster, set_as_default=False, direct_to_workers=True)
-        else:
-            self.client = _connected(library, client, timeout)
-
-    def map(self, function: Callable[[T], S], items: Iterable[T]) -> Mapped:
-        """Keep a function and its items for ``reduce``."""
-        return Mapped(function, items if isinstance(items, Sequence) else list(items))
-
-    def reduce(self, function: Callable[[S, S], S], mapped: Mapped) -> S:
-        """Compute, and merge neighbours into one result."""
-        if not mapped.items:
-            raise InputError("there is nothing to reduce; give at least one item.")
-        import dask
-
-        graph, result = _graph(mapped, function)
-        # Arrays that are in memory here have to travel; Dask would rather have them read over there.
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
-            future = self.client.get(graph, result, sync=False, retries=self.retries)
-        tasks = [key[0] for key in graph if isinstance(key, tuple)]
-        del graph
-        try:
-            with progress_bar("on the cluster", self.verbose) as progress:
-                part = self._waited(future, set(tasks), lambda done: progress(done / len(tasks)))
-                progress(1.0)
-        except BaseException:
-            future.cancel()  # nothing of this run goes on
-            raise
-        for text in part.warned:
-            warnings.warn(text, DataWarning, stacklevel=2)
-        return part.value  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """End the cluster if it is the engine's own, and the connection if the engine made it."""
-        if self._own:
-            self.client.close()
-        if self._cluster is not None:
-            self._cluster.close()
-
-    def __enter__(self) -> DaskEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _waited(self, future: Any, groups: set[str], progress: Callable[[int], None]) -> Part:
-        """The result, once it is here; until then, somebody looks after the workers."""
-        gathering = self.client.gather(future, asynchronous=True)
-        waiting = asyncio.run_coroutine_threadsafe(gathering, self.client.loop.asyncio_loop)
-        idle = False
-        try:
-            while not concurrent.futures.wait([waiting], _LOOK_EVERY).done:
-                seen: Glance = self.client.run_on_scheduler(look, groups, self.patience, self.slowness)
-                progress(seen.done)
-                for address, reason in seen.dismissed.items():
-                    warnings.warn(f"the worker {address} was {reason} and is replaced.", stacklevel=3)
-                if seen.workers == 0 and not idle:
-                    warnings.warn("the cluster has no workers; waiting for one to join.", stacklevel=3)
-                idle = seen.workers == 0
-            return waiting.result()  # type: ignore[no-any-return]
-        except _distributed().scheduler.KilledWorker as error:
-            raise InputError(
-                f"{error.allowed_failures + 1} workers died one after another over the same block, most "
-                "likely for want of memory; make blocks smaller or give workers more of it."
-            ) from None
-        except (_distributed().client.FutureCancelledError, OSError) as error:
-            if isinstance(error, OSError) and self.client.status == "running":
-                raise
-            raise InputError(
-                "the connection to the Dask scheduler was lost; see to it and run again."
-            ) from None
-
-
-def _graph(mapped: Mapped, merge: Callable[[Any, Any], Any]) -> tuple[dict[Any, Any], Any]:
-    """All tasks of a run and the key of its result.
-
-    What tasks have in common stands in nodes of its own, which are sent to each worker once and, unlike
-    scattered data, can be made again when the worker that held them is gone.
-    """
-    run = uuid.uuid4().hex
-    function_key, merge_key = f"function-{run}", f"merge-function-{run}"
-    graph: dict[Any, Any] = {function_key: Packed(mapped.function), merge_key: Packed(merge)}
-    shared_keys: dict[int, str] = {}
-    level: list[Any] = []
-    for number, item in enumerate(mapped.items):
-        own, shared = without_shared(item)
-        task: tuple[Any, ...] = (applied, function_key, Packed(own))
-        if shared is not None:
-            key = shared_keys.setdefault(id(shared), f"shared-{run}-{len(shared_keys)}")
-            if key not in graph:
-                graph[key] = Packed(shared)
-            task += (key,)
-        level.append((f"map-{run}", number))
-        graph[level[-1]] = task
-    depth = 0
-    while len(level) > 1:
-        neighbours = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
-        level = [(f"merge-{run}", depth, number) for number in range(len(neighbours))]
-        graph.update({key: (merged, merge_key, group) for key, group in zip(level, neighbours, strict=True)})
-        depth += 1
-    return graph, level[0]
-
-
-def _connected(library: Any, address: Any, timeout: float) -> Any:
-    if not isinstance(address, str):
-        raise InputError(
-            f"a {type(address).__name__} is no Dask client; give a distributed.Client, the address of a "
-            'scheduler ("tcp://…"), or nothing for a cluster on this machine.'
-        )
-    try:
-        return library.Client(address, timeout=timeout, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        reason = "it did not answer" if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise InputError(
-            f"no Dask scheduler was found at {address!r} within {timeout:g} s ({reason}); start one with "
-            "dask scheduler, or check the address."
-        ) from None
-
-
-def _local_cluster(library: Any, workers: int | None) -> Any:
-    try:
-        return library.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL,  # what fails is raised here, in one sentence
-        )
-    except RuntimeError as error:
-        raise InputError(
-            f"the workers of a local cluster did not start ({error}); in a script, put what it does under "
-            'if __name__ == "__main__": since new processes begin by reading it.'
-        ) from None
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError:
-        raise missing_package_error("a Dask cluster needs", "dask", "dask") from None
-    return distributed
+def _handle_warning(
+    show: Callable[..., None], message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any
+) -> None:
+    if issubclass(category, DataWarning) and hasattr(_local, "texts"):
+        _local.texts.append(str(message))
+    else:
+        show(message, category, *args, **kwargs)

@@ -1,11 +1,11 @@
-"""From raw files to recalls, through every step."""
+"""Every step from image and caption files to recalls."""
 
 import numpy as np
 import pytest
 
 from diptych import AWCCA, retrieval_scores
 from diptych._normalize import normalize
-from diptych.data import encode_images, encode_texts, join, open_features, plan, read_pairs
+from diptych.data import encode_images, encode_texts, join, open_features, read_pairs, split_by_protocol
 from diptych.image import PyramidDescriptor
 from diptych.scenes import make_scenes
 from diptych.text import HKSE, sentence_encoder
@@ -19,11 +19,11 @@ def recalls(model, x, y, pairing):
 
 
 def gammas(x, y, pairing, share):
-    """A share of the mean squared singular value of each view."""
+    """Return a share of the mean squared singular value of each view."""
     return tuple(share * len(pairing) * view.var(axis=0).sum() / view.shape[1] for view in (x, y))
 
 
-def test_scenes_to_recalls(tmp_path):
+def test_generated_scenes_reach_good_recalls(tmp_path):
     make_scenes(900, size=64).write(tmp_path / "scenes")
     pairs = read_pairs(tmp_path / "scenes")
     hkse = HKSE(word="lin", sentence="lin").fit(pairs.subset("train").captions)
@@ -32,12 +32,12 @@ def test_scenes_to_recalls(tmp_path):
     views = join(pairs, images, texts)
     x, y, pairing = views.split("train")
     model = AWCCA(params=gammas(x, y, pairing, 0.3)).fit(x, y, pairing)
-    found = recalls(model, *views.split("test"))
-    # Chance finds one in 135 pictures: 0.7 % at 1, 7.4 % at 10.
-    assert found["search"]["r@10"] > 50
-    assert found["annotate"]["r@10"] > 50
-    # ... and the descriptor leaves room for better ones.
-    assert found["search"]["r@1"] < 80
+    scores = recalls(model, *views.split("test"))
+    # Guessing among 135 images gives 0.7 % at 1 and 7.4 % at 10.
+    assert scores["search"]["r@10"] > 50
+    assert scores["annotate"]["r@10"] > 50
+    # The descriptor is simple and must not solve the task.
+    assert scores["search"]["r@1"] < 80
 
 
 @pytest.mark.data
@@ -48,15 +48,15 @@ def test_flickr8k_with_precomputed_features(real_data):
     images = open_features(folder / "resnet50.npy", rows=pairs.n_images)
     texts = open_features(folder / "minilm.npy", rows=pairs.n_captions)
     views = join(pairs, images, texts)
-    laid_out = plan("flickr8k", pairs)
+    protocol = split_by_protocol("flickr8k", pairs)
 
     def prepared(rows):
         x, y, pairing = views.of(rows)
         x, y = (np.asarray(view, np.float32) for view in (x, y))
         return normalize(x, "sqrt-unit"), normalize(y, "unit"), pairing
 
-    x, y, pairing = prepared(laid_out.train)
+    x, y, pairing = prepared(protocol.train)
     model = AWCCA(params=gammas(x, y, pairing, 0.5)).fit(x, y, pairing)
-    found = recalls(model, *prepared(laid_out.runs[0].test))
-    assert found["search"]["r@10"] > 68
-    assert found["annotate"]["r@10"] > 74
+    scores = recalls(model, *prepared(protocol.runs[0].test))
+    assert scores["search"]["r@10"] > 68
+    assert scores["annotate"]["r@10"] > 74

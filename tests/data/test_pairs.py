@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.data import PROTOCOLS, PairedDataset, plan, split_by_image
-from diptych.data._pairs import split_name
+from diptych.data import PROTOCOLS, PairedDataset, split_by_image, split_by_protocol
+from diptych.data._pairs import find_near_duplicates, normalize_split
 
 
 def pairs(n=6, captions=2, **options):
@@ -23,19 +23,19 @@ def test_selection_keeps_captions_with_their_images():
 
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.sets(st.integers(0, 4)), st.randoms())
-def test_selection_is_faithful_for_any_pairing(pairing, rows, random):
+def test_selection_keeps_pairs_for_any_pairing(pairing, rows, random):
     dataset = PairedDataset(
         tuple("abcde"), tuple(f"c{j}" for j in range(len(pairing))), np.array(pairing, int)
     )
     order = list(rows)
     random.shuffle(order)
     chosen = dataset.select(order)
-    truth = {(dataset.image_ids[i], dataset.captions[j]) for j, i in enumerate(pairing) if i in rows}
-    found = {(chosen.image_ids[i], chosen.captions[j]) for j, i in enumerate(chosen.pairing.tolist())}
-    assert found == truth
+    expected = {(dataset.image_ids[i], dataset.captions[j]) for j, i in enumerate(pairing) if i in rows}
+    pairs_left = {(chosen.image_ids[i], chosen.captions[j]) for j, i in enumerate(chosen.pairing.tolist())}
+    assert pairs_left == expected
 
 
-def test_subsets_follow_the_split_and_carry_everything_along(tmp_path):
+def test_a_subset_has_the_paths_and_splits_of_its_images(tmp_path):
     dataset = pairs(3, splits=["train", "test", ""], paths=[tmp_path / f"{i}.jpg" for i in range(3)])
     test = dataset.subset("test")
     assert test.paths == (tmp_path / "1.jpg",)
@@ -48,7 +48,7 @@ def test_subsets_follow_the_split_and_carry_everything_along(tmp_path):
         pairs().subset("test")
 
 
-def test_parts_that_do_not_fit_are_refused():
+def test_inconsistent_parts_are_refused():
     with pytest.raises(InputError, match="more than once"):
         PairedDataset(("a", "a"), ("x",), np.array([0]))
     with pytest.raises(InputError, match="pairing"):
@@ -65,24 +65,24 @@ def test_parts_that_do_not_fit_are_refused():
         pairs().select([6])
 
 
-def test_the_pairing_cannot_be_changed():
+def test_the_pairing_is_read_only():
     with pytest.raises(ValueError, match="read-only"):
         pairs().pairing[0] = 3
 
 
-def test_split_names():
-    assert [split_name(name) for name in ("Train", "dev", "TEST ", "restval", "")] == [
+def test_split_names_are_normalised():
+    assert [normalize_split(name) for name in ("Train", "dev", "TEST ", "restval", "")] == [
         *("train", "val", "test", "train", ""),
     ]
     with pytest.raises(InputError, match="extra"):
-        split_name("extra")
+        normalize_split("extra")
 
 
-def test_splits_are_made_by_image_and_seeded():
-    made = split_by_image(pairs(200), validation=0.1, test=50, random_state=3)
-    assert made.split_sizes() == {"train": 130, "val": 20, "test": 50}
-    assert made.splits == split_by_image(pairs(200), validation=0.1, test=50, random_state=3).splits
-    assert made.splits != split_by_image(pairs(200), validation=0.1, test=50, random_state=4).splits
+def test_random_splits_are_by_image_and_seeded():
+    splits = split_by_image(pairs(200), validation=0.1, test=50, random_state=3)
+    assert splits.split_sizes() == {"train": 130, "val": 20, "test": 50}
+    assert splits.splits == split_by_image(pairs(200), validation=0.1, test=50, random_state=3).splits
+    assert splits.splits != split_by_image(pairs(200), validation=0.1, test=50, random_state=4).splits
 
 
 @pytest.mark.parametrize("options", [{"validation": 3, "test": 3}, {"test": 1.5}, {"validation": -1}])
@@ -105,34 +105,34 @@ def with_sizes(*sizes):
         ("coco-1k", (113287, 5000, 5000), 5, 1000),
     ],
 )
-def test_protocols_with_given_splits(name, sizes, runs, tested):
+def test_protocols_use_the_splits_of_the_file(name, sizes, runs, tested):
     dataset = with_sizes(*sizes)
-    laid_out = plan(name, dataset)
-    assert len(laid_out.train) == sizes[0]
-    assert [len(run.validation) for run in laid_out.runs] == [sizes[1]] * runs
-    assert [len(run.test) for run in laid_out.runs] == [tested] * runs
-    together = np.concatenate([run.test for run in laid_out.runs])
+    protocol = split_by_protocol(name, dataset)
+    assert len(protocol.train) == sizes[0]
+    assert [len(run.validation) for run in protocol.runs] == [sizes[1]] * runs
+    assert [len(run.test) for run in protocol.runs] == [tested] * runs
+    together = np.concatenate([run.test for run in protocol.runs])
     np.testing.assert_array_equal(together, dataset.image_rows("test"))
     with pytest.raises(InputError, match=name):
-        plan(name, with_sizes(10, 2, 2))
+        split_by_protocol(name, with_sizes(10, 2, 2))
 
 
 def test_the_papers_flickr30k_protocol_is_disjoint_and_seeded():
     dataset = PairedDataset.of([(str(i), []) for i in range(31783)])
-    laid_out = plan("flickr30k-paper", dataset, random_state=1)
-    assert len(laid_out.train) == 25783
-    assert [(len(run.validation), len(run.test)) for run in laid_out.runs] == [(1000, 1000)] * 3
-    parts = [laid_out.train, *(rows for run in laid_out.runs for rows in (run.validation, run.test))]
+    protocol = split_by_protocol("flickr30k-paper", dataset, random_state=1)
+    assert len(protocol.train) == 25783
+    assert [(len(run.validation), len(run.test)) for run in protocol.runs] == [(1000, 1000)] * 3
+    parts = [protocol.train, *(rows for run in protocol.runs for rows in (run.validation, run.test))]
     assert sorted(np.concatenate(parts).tolist()) == list(range(31783))
-    again, other = (plan("flickr30k-paper", dataset, random_state=seed) for seed in (1, 2))
-    np.testing.assert_array_equal(again.runs[2].test, laid_out.runs[2].test)
-    assert not np.array_equal(other.runs[2].test, laid_out.runs[2].test)
+    again, other = (split_by_protocol("flickr30k-paper", dataset, random_state=seed) for seed in (1, 2))
+    np.testing.assert_array_equal(again.runs[2].test, protocol.runs[2].test)
+    assert not np.array_equal(other.runs[2].test, protocol.runs[2].test)
     with pytest.raises(InputError, match="Flickr30k"):
-        plan("flickr30k-paper", with_sizes(6000, 1000, 1000))
+        split_by_protocol("flickr30k-paper", with_sizes(6000, 1000, 1000))
 
 
-def test_the_first_captions_of_each_image():
-    given = PairedDataset(
+def test_first_captions_keeps_the_first_captions_of_each_image():
+    dataset = PairedDataset(
         ("a", "b", "c"),
         ("a0", "b0", "a1", "a2", "b1"),
         np.array([0, 1, 0, 0, 1]),
@@ -140,20 +140,20 @@ def test_the_first_captions_of_each_image():
         ("train", "val", "test"),
         tokens=(("a0",), ("b0",), ("a1",), ("a2",), ("b1",)),
     )
-    found = given.first_captions(2)
-    assert found.captions == ("a0", "b0", "a1", "b1")
-    assert found.pairing.tolist() == [0, 1, 0, 1]
-    assert found.caption_ids == ("1", "2", "3", "5")
-    assert found.tokens == (("a0",), ("b0",), ("a1",), ("b1",))
-    assert (found.image_ids, found.splits) == (given.image_ids, given.splits)
-    assert given.first_caption_rows(2).tolist() == [0, 1, 2, 4]
-    assert given.first_captions(9).captions == given.captions
+    kept = dataset.first_captions(2)
+    assert kept.captions == ("a0", "b0", "a1", "b1")
+    assert kept.pairing.tolist() == [0, 1, 0, 1]
+    assert kept.caption_ids == ("1", "2", "3", "5")
+    assert kept.tokens == (("a0",), ("b0",), ("a1",), ("b1",))
+    assert (kept.image_ids, kept.splits) == (dataset.image_ids, dataset.splits)
+    assert dataset.first_caption_rows(2).tolist() == [0, 1, 2, 4]
+    assert dataset.first_captions(9).captions == dataset.captions
     with pytest.raises(InputError, match="below 1"):
-        given.first_captions(0)
+        dataset.first_captions(0)
 
 
 @pytest.mark.parametrize("name", ["coco-5k", "coco-1k"])
-def test_coco_has_five_captions_per_image(name):
+def test_coco_protocols_need_five_captions_per_image(name):
     sizes = {"train": 113_287, "val": 5000, "test": 5000}
     splits = [split for split, size in sizes.items() for _ in range(size)]
     images = [
@@ -163,12 +163,23 @@ def test_coco_has_five_captions_per_image(name):
     dataset = PairedDataset.of(images, splits=splits)
     assert len(dataset.caption_rows(dataset.image_rows("test"))) == 25_010
     with pytest.raises(InputError, match=r"first_captions\(5\)"):
-        plan(name, dataset)
+        split_by_protocol(name, dataset)
     dataset = dataset.first_captions(5)
-    tested = np.concatenate([run.test for run in plan(name, dataset).runs])
+    tested = np.concatenate([run.test for run in split_by_protocol(name, dataset).runs])
     assert len(dataset.caption_rows(tested)) == 25_000
 
 
 def test_unknown_protocols_are_refused():
     with pytest.raises(InputError, match=PROTOCOLS[0]):
-        plan("flickr9k", pairs())
+        split_by_protocol("flickr9k", pairs())
+
+
+def test_paired_rows_number_images_captions_and_their_pairing():
+    images, captions, pairing = pairs(3).paired_rows([2, 0])
+    assert (images.tolist(), captions.tolist(), pairing.tolist()) == ([2, 0], [0, 1, 4, 5], [1, 1, 0, 0])
+
+
+def test_near_duplicates_of_training_rows_are_found(rng):
+    x = rng.normal(size=(20, 8))
+    held_out = np.vstack([rng.normal(size=(3, 8)), x[5] + 1e-6])
+    assert find_near_duplicates(x, held_out).tolist() == [3]

@@ -10,16 +10,8 @@ from PIL import Image
 
 from diptych import InputError
 from diptych._checks import DataWarning
-from diptych.data import (
-    read_coco,
-    read_flickr8k,
-    read_flickr_tokens,
-    read_folder,
-    read_karpathy,
-    read_pairs,
-    read_table,
-)
-from diptych.data._readers import contained_path
+from diptych.data import read_pairs
+from diptych.data._files import contained_path
 
 
 def karpathy_entry(name, split, captions, first, **more):
@@ -44,7 +36,7 @@ def karpathy(tmp_path):
 
 
 def test_karpathy_split_files(karpathy, tmp_path):
-    dataset = read_karpathy(karpathy)
+    dataset = read_pairs(karpathy)
     assert dataset.image_ids == ("a.jpg", "b.jpg", "c.jpg", "d.jpg")
     assert dataset.splits == ("train", "train", "val", "test")
     assert dataset.captions[:2] == ("A cat .", "One cat .")
@@ -54,13 +46,13 @@ def test_karpathy_split_files(karpathy, tmp_path):
     assert dataset.paths is None
 
 
-def test_karpathy_images_lie_together_or_in_their_folders(karpathy, tmp_path):
+def test_karpathy_images_are_in_one_folder_or_in_subfolders(karpathy, tmp_path):
     images = tmp_path / "images"
     (images / "val2014").mkdir(parents=True)
-    found = read_karpathy(karpathy, images=images).paths
-    assert found[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
+    paths = read_pairs(karpathy, images=images).paths
+    assert paths[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
     with pytest.raises(InputError, match="not a folder"):
-        read_karpathy(karpathy, images=tmp_path / "nowhere")
+        read_pairs(karpathy, images=tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -77,27 +69,27 @@ def test_karpathy_images_lie_together_or_in_their_folders(karpathy, tmp_path):
         "[" * 100_000,
     ],
 )
-def test_what_is_no_split_file_is_refused(tmp_path, content):
+def test_invalid_split_files_are_refused(tmp_path, content):
     path = tmp_path / "dataset.json"
     path.write_text(content)
     with pytest.raises(InputError, match="dataset"):
-        read_karpathy(path)
+        read_pairs(path)
 
 
 def test_files_beyond_the_limit_are_refused(karpathy):
     with pytest.raises(InputError, match="max_bytes"):
-        read_karpathy(karpathy, max_bytes=10)
+        read_pairs(karpathy, max_bytes=10)
 
 
 @pytest.mark.parametrize(
     "name", ["../secret.jpg", "/etc/passwd", "a/../../b.jpg", "C:\\x.jpg", "..\\x.jpg", "", "a\0b"]
 )
-def test_no_name_leads_out_of_its_folder(tmp_path, name):
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path, name):
     with pytest.raises(InputError, match="leads out of"):
         contained_path(tmp_path, name)
     (tmp_path / "captions.jsonl").write_text(json.dumps({"image": name or "..", "caption": "x"}))
     with pytest.raises(InputError, match="leads out of"):
-        read_table(tmp_path / "captions.jsonl")
+        read_pairs(tmp_path / "captions.jsonl")
 
 
 @pytest.fixture
@@ -115,7 +107,7 @@ def flickr8k(tmp_path):
 
 
 def test_flickr8k_text_files(flickr8k):
-    dataset = read_flickr8k(flickr8k, images=flickr8k)
+    dataset = read_pairs(flickr8k, images=flickr8k)
     assert dataset.image_ids == ("two.jpg", "three.jpg", "one.jpg")
     assert dataset.splits == ("train", "val", "test")
     assert dataset.n_captions == 15
@@ -126,13 +118,13 @@ def test_flickr8k_text_files(flickr8k):
     assert read_pairs(flickr8k).splits == dataset.splits
     (flickr8k / "Flickr_8k.testImages.txt").write_text("four.jpg\n")
     with pytest.raises(InputError, match=r"testImages\.txt, line 1: 'four\.jpg'"):
-        read_flickr8k(flickr8k)
+        read_pairs(flickr8k)
 
 
 def test_flickr30k_token_file(tmp_path):
     path = tmp_path / "results_20130124.token"
     path.write_text("36979.jpg#0\tTwo friends .\r\n36979.jpg#1\tA café\t.\r\n65567.jpg#0\tMen .\r\n", "utf-8")
-    dataset = read_flickr_tokens(path)
+    dataset = read_pairs(path)
     assert dataset.captions == ("Two friends .", "A café\t.", "Men .")
     assert dataset.pairing.tolist() == [0, 0, 1]
     assert read_pairs(tmp_path).n_images == read_pairs(path).n_images == 2
@@ -140,18 +132,18 @@ def test_flickr30k_token_file(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["no tab here", "a.jpg\tno number", "#0\tno name", "a.jpg#x\tno digit"])
-def test_damaged_token_lines_are_named(tmp_path, line):
+def test_errors_name_damaged_token_lines(tmp_path, line):
     path = tmp_path / "results.token"
     path.write_text(f"a.jpg#0\tfine\n{line}\n")
     with pytest.raises(InputError, match="line 2"):
-        read_flickr_tokens(path)
+        read_pairs(path)
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "results.token"
     path.write_bytes(b"a.jpg#0\tcaf\xe9\n")
     with pytest.raises(InputError, match="UTF-8"):
-        read_flickr_tokens(path)
+        read_pairs(path)
 
 
 def test_coco_caption_files(tmp_path):
@@ -166,7 +158,7 @@ def test_coco_caption_files(tmp_path):
     }
     path = tmp_path / "captions_val2014.json"
     path.write_text(json.dumps(content))
-    dataset = read_coco(path, images=tmp_path)
+    dataset = read_pairs(path, images=tmp_path)
     assert dataset.image_ids == ("COCO_9.jpg", "COCO_4.jpg")
     assert dataset.captions == ("A kitchen.", "A bike.", "A bicycle.")
     assert dataset.caption_ids == ("2", "1", "3")
@@ -176,7 +168,7 @@ def test_coco_caption_files(tmp_path):
     content["annotations"][0]["image_id"] = 77
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="COCO caption file"):
-        read_coco(path)
+        read_pairs(path)
 
 
 ROWS = [
@@ -206,8 +198,8 @@ def write_table(path, rows):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
-def test_tables_of_every_kind(tmp_path, suffix):
-    dataset = read_table(write_table(tmp_path / f"captions{suffix}", ROWS))
+def test_tables_of_every_format(tmp_path, suffix):
+    dataset = read_pairs(write_table(tmp_path / f"captions{suffix}", ROWS))
     assert dataset.image_ids == ("a.png", "b.png")
     assert dataset.captions == tuple(row["Caption"] for row in ROWS)
     assert dataset.pairing.tolist() == [0, 1, 0]
@@ -219,7 +211,7 @@ def test_tables_of_every_kind(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_cells_may_hold_several_captions(tmp_path, suffix):
     rows = [{"image": "a.png", "captions": ["one", "two"]}, {"image": "b.png", "captions": ["three"]}]
-    dataset = read_table(write_table(tmp_path / f"captions{suffix}", rows))
+    dataset = read_pairs(write_table(tmp_path / f"captions{suffix}", rows))
     assert dataset.captions == ("one", "two", "three")
     assert dataset.pairing.tolist() == [0, 0, 1]
 
@@ -227,23 +219,23 @@ def test_cells_may_hold_several_captions(tmp_path, suffix):
 @pytest.mark.parametrize("delimiter", [";", "|", "\t"])
 def test_csv_files_with_other_delimiters(tmp_path, delimiter):
     (tmp_path / "t.csv").write_text(delimiter.join(["image", "text"]) + "\na.jpg" + delimiter + "A cat\n")
-    assert read_table(tmp_path / "t.csv").captions == ("A cat",)
+    assert read_pairs(tmp_path / "t.csv").captions == ("A cat",)
 
 
-def test_columns_are_given_or_found_or_explained(tmp_path):
+def test_columns_are_named_or_found_by_their_usual_names(tmp_path):
     path = write_table(tmp_path / "odd.csv", [{"foto": "a.png", "bijschrift": "Een kat", "deel": "test"}])
     with pytest.raises(InputError, match=r"foto, bijschrift, deel.*image_column"):
-        read_table(path)
+        read_pairs(path)
     dataset = read_pairs(path, image_column="foto", caption_column="bijschrift", split_column="deel")
     assert (dataset.captions, dataset.splits) == (("Een kat",), ("test",))
     with pytest.raises(InputError, match="no column 'file'"):
-        read_table(path, image_column="file")
+        read_pairs(path, image_column="file")
 
 
 def test_an_image_in_two_splits_is_refused(tmp_path):
     rows = [{"image": "a.png", "caption": "x", "split": s} for s in ("train", "test")]
     with pytest.raises(InputError, match="'test' here and in 'train' before"):
-        read_table(write_table(tmp_path / "t.csv", rows))
+        read_pairs(write_table(tmp_path / "t.csv", rows))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +257,7 @@ def test_damaged_tables_are_refused(tmp_path, name, content):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=name):
-        read_table(tmp_path / name)
+        read_pairs(tmp_path / name)
 
 
 def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
@@ -273,7 +265,7 @@ def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
         tmp_path / "t.parquet", [{"image": f"{i}.png", "caption": "a" * 500} for i in range(500)]
     )
     with pytest.raises(InputError, match="unpacks to"):
-        read_table(path, max_bytes=path.stat().st_size + 1000)
+        read_pairs(path, max_bytes=path.stat().st_size + 1000)
 
 
 def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path):
@@ -283,18 +275,18 @@ def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path)
         assert path.stat().st_size < 1_000_000
         tracemalloc.start()
         with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
-            read_table(path, max_bytes=limit)
+            read_pairs(path, max_bytes=limit)
         assert tracemalloc.get_traced_memory()[1] < limit
         tracemalloc.stop()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file names are Unicode there")
-def test_file_names_that_are_not_utf8_are_left_out_with_a_note(tmp_path):
+def test_file_names_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
     for name in (b"good.png", b"caf\xe9.png"):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"")
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name[:-4] + b".txt")).write_text("a caption")
     with pytest.warns(DataWarning, match="file name that is not UTF-8"):
-        assert read_folder(tmp_path).image_ids == ("good.png",)
+        assert read_pairs(tmp_path).image_ids == ("good.png",)
 
 
 @pytest.mark.parametrize(
@@ -303,21 +295,21 @@ def test_file_names_that_are_not_utf8_are_left_out_with_a_note(tmp_path):
 def test_texts_that_are_not_unicode_are_refused(tmp_path, row):
     (tmp_path / "t.jsonl").write_text(json.dumps(row))
     with pytest.raises(InputError, match="not valid Unicode"):
-        read_table(tmp_path / "t.jsonl")
+        read_pairs(tmp_path / "t.jsonl")
 
 
-def test_parquet_without_pyarrow_is_explained(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
     path = write_table(tmp_path / "t.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r'pip install "pyarrow>='):
-        read_table(path)
+        read_pairs(path)
 
 
 def test_images_beside_the_table_are_found(tmp_path):
     (tmp_path / "images").mkdir()
     path = write_table(tmp_path / "t.csv", ROWS)
-    assert read_table(path).paths[0] == tmp_path / "images" / "a.png"
-    assert read_table(path, images=tmp_path).paths[0] == tmp_path / "a.png"
+    assert read_pairs(path).paths[0] == tmp_path / "images" / "a.png"
+    assert read_pairs(path, images=tmp_path).paths[0] == tmp_path / "a.png"
 
 
 def test_captions_in_text_files_beside_the_images(tmp_path):
@@ -331,10 +323,10 @@ def test_captions_in_text_files_beside_the_images(tmp_path):
     assert dataset.captions == ("First.", "Second.", "Third.")
     assert dataset.pairing.tolist() == [0, 0, 2]
     assert dataset.paths[2] == tmp_path / "more" / "c.PNG"
-    assert read_folder(tmp_path).captions == dataset.captions
+    assert read_pairs(tmp_path).captions == dataset.captions
 
 
-def test_folders_that_leave_doubt_are_refused(tmp_path):
+def test_ambiguous_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="no captions"):
         read_pairs(tmp_path)
     write_table(tmp_path / "a.csv", ROWS)
@@ -360,13 +352,13 @@ def test_the_real_flickr8k(real_data):
 @pytest.mark.parametrize(
     ("encoding", "given"), [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")]
 )
-def test_tables_in_the_encodings_of_excel(tmp_path, encoding, given):
+def test_tables_in_the_encodings_that_excel_writes(tmp_path, encoding, given):
     path = tmp_path / "t.csv"
     path.write_text("image,caption\na.jpg,ein Café\n", encoding)
     assert read_pairs(path, encoding=given).captions == ("ein Café",)
 
 
-def test_a_table_in_another_encoding_is_refused_with_a_remedy(tmp_path):
+def test_errors_name_the_encoding_to_try(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("image,caption\na.jpg,ein Café\n", "cp1252")
     with pytest.raises(InputError, match=r"not UTF-8 text \(wrong at byte 27\).* encoding='cp1252'"):
@@ -379,16 +371,26 @@ def test_a_table_in_another_encoding_is_refused_with_a_remedy(tmp_path):
 
 @pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl"])
 @pytest.mark.parametrize("content", ["", "\n\n"])
-def test_an_empty_table_is_called_empty(tmp_path, name, content):
+def test_empty_tables_are_refused(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match="is empty; expected columns"):
         read_pairs(tmp_path / name)
 
 
-def test_columns_of_what_is_no_table_are_refused(tmp_path):
+def test_table_options_for_other_formats_are_refused(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"image": "a.jpg", "caption": "a"}\n')
     with pytest.raises(InputError, match="encoding='cp1252' is for CSV"):
         read_pairs(tmp_path / "t.jsonl", encoding="cp1252")
     (tmp_path / "x.token").write_text("a.jpg#0\ta dog\n")
-    with pytest.raises(InputError, match="no table, so image_column has no effect"):
+    with pytest.raises(InputError, match="not a table, so image_column has no effect"):
         read_pairs(tmp_path / "x.token", image_column="a")
+
+
+def test_the_format_can_be_named(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("A caption.")
+    (tmp_path / "notes.csv").write_text("image,caption\nb.png,Another caption.\n")
+    assert read_pairs(tmp_path).captions == ("Another caption.",)
+    assert read_pairs(tmp_path, format="folder").captions == ("A caption.",)
+    with pytest.raises(InputError, match="format='csv' is unknown"):
+        read_pairs(tmp_path, format="csv")

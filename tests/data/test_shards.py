@@ -1,4 +1,4 @@
-"""Paired features in files of any kind, anywhere, are the arrays they were written from."""
+"""Shards give back the arrays that were written, from files of every format, local and remote."""
 
 import json
 import pickle
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from diptych._checks import InputError
 from diptych.cca import Moments
 from diptych.data import shards
-from diptych.data._remote import read_bytes
+from diptych.data._files import read_bytes
 from tolerance import assert_close
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -24,7 +24,7 @@ def views(n=40, captions=3, m_x=5, m_y=4, dtype=np.float16, seed=0):
 
 
 def joined(blocks):
-    """All rows of y, and beside each the row of x it belongs to."""
+    """Return all rows of y, and the row of x that each belongs to."""
     pairs = []
     for block in blocks:
         x, y, *pairing = pickle.loads(pickle.dumps(block)).load()
@@ -81,7 +81,7 @@ WRITERS = [write_npy, write_parquet, write_lists, write_zarr, write_old_zarr, wr
 
 @pytest.fixture(params=["file", "memory"])
 def place(request, tmp_path):
-    """A folder on disk and one that only fsspec can reach."""
+    """A folder on disk, and one that only fsspec can reach."""
     if request.param == "file":
         yield f"file://{tmp_path}"
     else:
@@ -91,7 +91,7 @@ def place(request, tmp_path):
 
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("rows", [None, 7, 24])
-def test_every_kind_of_file_gives_back_what_was_written(place, write, rows):
+def test_every_format_gives_back_what_was_written(place, write, rows):
     x, y = views()
     blocks = shards(write(f"{place}/x", x), write(f"{place}/y", y), 3, rows=rows)
     found_x, found_y = joined(blocks)
@@ -171,10 +171,10 @@ def test_pairings_may_be_arrays_and_belong_to_files(place):
         assert blocks.n_y == 40
 
 
-def test_blocks_keep_to_chunks(tmp_path):
+def test_blocks_start_at_chunks(tmp_path):
     x, y = views(40, 1, m_y=3)
     blocks = shards(write_zarr(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=20)
-    assert [block.x[0].start for block in blocks] == [0, 16, 32]
+    assert [block.x.start for block in blocks] == [0, 16, 32]
 
 
 def test_local_arrays_are_mapped_and_not_read(tmp_path):
@@ -183,7 +183,7 @@ def test_local_arrays_are_mapped_and_not_read(tmp_path):
     assert all(isinstance(view, np.memmap) for view in block.load())
 
 
-def test_of_a_file_elsewhere_only_the_rows_of_the_block_are_fetched(monkeypatch):
+def test_only_the_rows_of_a_block_are_fetched_from_a_remote_file(monkeypatch):
     x, y = views(4000, 1)
     names = [write_npy(f"memory://fetched/{name}", array) for name, array in (("x", x), ("y", y))]
     block = shards(*names, rows=10)[3]
@@ -209,7 +209,7 @@ def test_the_fingerprint_changes_with_the_files_and_the_cut(place):
     assert shards(*names, rows=10).fingerprint != first.fingerprint
 
 
-def test_a_slice_holds_out_what_it_leaves(tmp_path):
+def test_slices_are_shards_too(tmp_path):
     x, y = views()
     blocks = shards(write_npy(tmp_path / "x", x), write_npy(tmp_path / "y", y), 3, rows=12)
     training, (held,) = blocks[:-1], blocks[-1:]
@@ -223,7 +223,7 @@ class TestBadInput:
         with pytest.raises(InputError, match=r"x.npy has 40 rows and .*y.npy has 120; expected 40"):
             shards(*names)
 
-    def test_a_shard_that_is_one_row_short_is_not_made_up_for_by_the_next(self, tmp_path):
+    def test_each_pair_of_files_must_fit_together(self, tmp_path):
         x, y = views(20, 1)
         for part, (a, b) in enumerate(((0, 10), (10, 20))):
             write_npy(tmp_path / f"x{part}", x[a:b])
@@ -249,7 +249,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         "array", [np.ones(3), np.ones((2, 2, 2)), np.ones((2, 2), "U3"), np.ones((3, 0))]
     )
-    def test_what_is_no_matrix_of_numbers(self, place, array):
+    def test_anything_but_a_matrix_of_numbers(self, place, array):
         name = write_npy(f"{place}/x", array)
         with pytest.raises(InputError, match=r"x.npy .*expected a matrix"):
             shards(name, name)
@@ -259,7 +259,7 @@ class TestBadInput:
             with pytest.raises(InputError, match="x"):
                 shards(f"{place}/{name}", f"{place}/{name}")
 
-    def test_nothing_at_all(self, tmp_path):
+    def test_no_files_and_no_rows(self, tmp_path):
         with pytest.raises(InputError, match="the list of files is empty"):
             shards([], [])
         name = write_npy(tmp_path / "x", np.ones((0, 3)))
@@ -277,7 +277,7 @@ class TestBadInput:
             ([np.zeros(120, int)] * 2, "2 pairings for 1 files"),
         ],
     )
-    def test_pairings_that_do_not_fit(self, tmp_path, pairing, message):
+    def test_invalid_pairings(self, tmp_path, pairing, message):
         names = [write_npy(tmp_path / name, view) for name, view in zip("xy", views(), strict=True)]
         with pytest.raises(InputError, match=message):
             shards(*names, pairing)
@@ -316,17 +316,17 @@ class TestBadInput:
             with pytest.raises(InputError, match=r"x.parquet: column 'v' has vectors of other lengths"):
                 block.load()
 
-    def test_pieces_that_unpack_to_too_much(self, tmp_path):
+    def test_large_row_groups_and_chunks(self, tmp_path):
         x, y = views(captions=1)
         for name in (write_parquet(tmp_path / "x", x), write_zarr(tmp_path / "x", x)):
             with pytest.raises(InputError, match=r"at most 10 are read at once"):
                 shards(name, name, max_bytes=10)
 
     @pytest.mark.parametrize("write", WRITERS)
-    def test_a_file_that_is_damaged_after_all_names_itself(self, tmp_path, write):
+    def test_errors_name_a_file_that_was_damaged_later(self, tmp_path, write):
         x, y = views(captions=1)
         block = shards(write(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=10)[2]
-        name = block.x[0].matrix.name
+        name = block.x.matrix.name
         path = tmp_path / name.rsplit("/", 1)[1]
         chunks = [file for file in path.rglob("*") if file.is_file() and "zarr" not in file.name]
         for file in [path] if path.is_file() else chunks:
@@ -337,7 +337,7 @@ class TestBadInput:
 
 
 class Bomb:
-    """Would be noticed if anyone unpickled it."""
+    """Fails the test if it is unpickled."""
 
     def __reduce__(self):
         return pytest.fail, ("a file was unpickled",)
@@ -352,18 +352,18 @@ class TestZarrMetadata:
 
     def test_a_codec_that_unpickles_is_refused(self, tmp_path):
         name = self.written(tmp_path, 2, filters=[{"id": "pickle"}])
-        with pytest.raises(InputError, match=r"packed with 'pickle', which is not read"):
+        with pytest.raises(InputError, match=r"the codec 'pickle', which is not read"):
             shards(name, name)
 
-    def test_a_known_name_does_not_hide_the_id_that_is_used(self, tmp_path):
+    def test_both_names_of_a_codec_are_checked(self, tmp_path):
         name = self.written(tmp_path, 2, filters=[{"name": "zstd", "id": "pickle"}])
-        with pytest.raises(InputError, match=r"packed with 'pickle'"):
+        with pytest.raises(InputError, match=r"the codec 'pickle'"):
             shards(name, name)
 
-    def test_also_inside_of_another(self, tmp_path):
+    def test_codecs_inside_of_codecs_are_checked(self, tmp_path):
         inner = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
         name = self.written(tmp_path, 3, codecs=[{"name": "sharding_indexed", "configuration": inner}])
-        with pytest.raises(InputError, match=r"packed with 'numcodecs.pickle'"):
+        with pytest.raises(InputError, match=r"the codec 'numcodecs.pickle'"):
             shards(name, name)
 
     @pytest.mark.parametrize("dtype", ["|O", "<U4", [["a", "<f4"]], "<M8[s]"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.data import read_karpathy
+from diptych.data import read_pairs
 from diptych.image import OnnxEncoder, _onnx, open_image
 from image_files import make_images
 
@@ -102,7 +102,7 @@ def test_resnet50_agrees_with_another_framework(real_data):
     if not model.is_file():
         pytest.skip("resnet50.onnx is not beside the data")
     folder = real_data / "flickr8k"
-    test = read_karpathy(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
+    test = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
     chosen = np.arange(0, 1000, 32)
     features = OnnxEncoder(model, "caffe-full-image").encode([open_image(test.paths[i]) for i in chosen])
     expected = np.load(folder / "resnet50_thumbs.npy")[chosen].astype(np.float32)

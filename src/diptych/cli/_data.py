@@ -35,7 +35,7 @@ from diptych.cli._options import (
     refuse_unused,
 )
 from diptych.cli._output import bar, limited_to, plain_console, print_json, said_plainly
-from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_dataset, read_pairs
+from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_pairs, read_pairs
 from diptych.image import OnnxEncoder
 from diptych.image import image_encoder as image_encoder_named
 from diptych.retrieval._encoders import choose_recipe, warn_of_pyramid
@@ -69,7 +69,7 @@ def check(
     with said_plainly():
         with bar("looking at pictures", quiet or as_json) as (progress, task):
             columns = Columns(image_column, caption_column, encoding)
-            report = inspect_dataset(
+            report = inspect_pairs(
                 read_pairs(pairs, images=images, **vars(columns)),
                 workers=threads,
                 progress=lambda done, total: progress.update(task, completed=done, total=total),

@@ -1,19 +1,19 @@
-"""From files on disk to features on disk: pairs, splits, protocols, generated scenes, feature stores."""
+"""From files to features: image-caption pairs, splits, feature stores and blocks for large data."""
 
-from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
+from diptych.data._blocks import EncodedBlocks, encoded_blocks
+from diptych.data._encode import Progress, encode_images, encode_texts
 from diptych.data._feature_store import FeatureStore
 from diptych.data._features import open_features
-from diptych.data._inspect import PairsReport, inspect_dataset, inspect_pairs
-from diptych.data._pairs import PROTOCOLS, PairedDataset, Plan, Run, plan, split_by_image
-from diptych.data._readers import (
-    read_coco,
-    read_flickr8k,
-    read_flickr_tokens,
-    read_folder,
-    read_karpathy,
-    read_pairs,
-    read_table,
+from diptych.data._inspect import PairsReport, inspect_pairs
+from diptych.data._pairs import (
+    PROTOCOLS,
+    PairedDataset,
+    ProtocolRun,
+    ProtocolSplits,
+    split_by_image,
+    split_by_protocol,
 )
+from diptych.data._readers import read_pairs
 from diptych.data._shards import Shards, shards
 from diptych.data._views import PairedViews, join
 
@@ -24,25 +24,18 @@ __all__ = [
     "PairedDataset",
     "PairedViews",
     "PairsReport",
-    "Plan",
     "Progress",
-    "Run",
+    "ProtocolRun",
+    "ProtocolSplits",
     "Shards",
     "encode_images",
     "encode_texts",
     "encoded_blocks",
-    "inspect_dataset",
     "inspect_pairs",
     "join",
     "open_features",
-    "plan",
-    "read_coco",
-    "read_flickr8k",
-    "read_flickr_tokens",
-    "read_folder",
-    "read_karpathy",
     "read_pairs",
-    "read_table",
     "shards",
     "split_by_image",
+    "split_by_protocol",
 ]

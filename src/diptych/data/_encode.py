@@ -1,6 +1,6 @@
-"""From pairs to feature stores: decoding runs ahead in threads while the encoder works.
+"""Encode images and captions, batch by batch, into feature stores.
 
-Pictures and captions as blocks of features: each block decodes and encodes its own, where it is used.
+Images are decoded by threads ahead of the encoder, a bounded number at a time.
 """
 
 from __future__ import annotations
@@ -8,53 +8,47 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from diptych._arrays import to_numpy
-from diptych._checks import DataWarning, InputError, check_choice, count
+from diptych._checks import InputError, check_choice
 from diptych._threads import prefetch, thread_count
-from diptych.data._feature_store import DTYPES, FeatureStore, Job, StoreWriter, finished, started
+from diptych.data._feature_store import (
+    DTYPES,
+    Features,
+    FeatureStore,
+    Job,
+    StoreWriter,
+    open_finished,
+    read_job,
+)
 from diptych.data._pairs import PairedDataset
+from diptych.image import ImageEncoder, StagedEncoder
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
-from diptych.image._encoders import ImageEncoder, StagedEncoder
-from diptych.image._named import image_encoder as named_encoder
-from diptych.text._encoders import SentenceEncoder, sentence_encoder
+from diptych.text import SentenceEncoder
 
 _SAMPLE_BYTES = 4096
-_PROBES = 8
+_PROBE_CAPTIONS = 8
+BATCH_CAPTIONS = 1024
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an encoding is.
+    """How far an encoding is; counts are numbers of inputs."""
 
-    Attributes
-    ----------
-    done, total
-        Inputs dealt with, earlier runs included, and all of them.
-    skipped
-        Inputs that could not be read.
-    resumed
-        Inputs that earlier runs had dealt with.
-    seconds
-        Time since this run began.
-    waiting
-        Of it, the time the encoder waited for decoded pictures.
-    """
-
-    done: int
+    done: int  # including those of earlier runs
     total: int
-    skipped: int
-    resumed: int
-    seconds: float
-    waiting: float
+    skipped: int  # because they could not be read
+    resumed: int  # done by earlier runs
+    seconds: float  # since this run began
+    waiting: float  # the part of it in which the encoder waited for decoded images
 
     @property
     def rate(self) -> float:
@@ -76,51 +70,48 @@ def encode_images(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     progress: ProgressCallback | None = None,
 ) -> FeatureStore:
-    """Encode the images of ``dataset`` into a feature store.
+    """Encode the images of some pairs into a feature store.
 
-    Interrupted work goes on where it stopped and gives the same bytes as work that was not. A store made
-    by another encoder or from other files is refused. Images that cannot be read are listed in the
-    store's ``skipped`` and have no row; ``join`` leaves them out of the pairs.
+    Interrupted work continues where it stopped and gives the same bytes as uninterrupted work. A store made
+    by another encoder or from other files raises an ``InputError``. Images that cannot be read are listed
+    in the store's ``skipped`` and have no row; ``join`` leaves them out of the pairs.
 
     Parameters
     ----------
     dataset
-        Pairs that know where their images lie.
+        Pairs that have the paths of their images.
     encoder
-        Any ``ImageEncoder``; the part of a ``StagedEncoder`` that looks at one picture alone runs in the
-        decoding threads.
+        Any ``ImageEncoder``; a ``StagedEncoder`` prepares single images in the decoding threads.
     folder
-        New, empty, or that of the same work interrupted.
+        A new or empty folder, or that of the same work interrupted.
     batch_size
         Images encoded together; resumed work keeps the size it began with.
     workers
         Decoding threads; None: one for each core, 8 at most. About ``batch_size`` plus twice as many
-        pictures are held in memory, however many there are on disk.
+        images are in memory at a time.
     dtype
         ``"float32"`` or ``"float16"``.
     max_pixels
-        Larger pictures are skipped, undecoded.
+        Larger images are skipped without being decoded.
     progress
         Called after every batch.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from diptych.image import PyramidDescriptor
+    >>> from diptych.scenes import make_scenes
+    >>> pairs = make_scenes(5, size=32).write(mkdtemp())
+    >>> encode_images(pairs, PyramidDescriptor(), mkdtemp()).features.shape
+    (5, 630)
     """
-    if dataset.paths is None:
-        raise InputError("these pairs do not know where their images lie; read them with images=FOLDER.")
-    paths = dataset.paths
-
-    def load(path: Path) -> Any:
-        try:
-            picture = open_image(path, max_pixels=max_pixels)
-            return encoder.prepare(picture) if isinstance(encoder, StagedEncoder) else picture
-        except UnreadableImage as problem:
-            return problem
-
-    def encode(batch: list[Any]) -> Any:
-        return encoder.encode_prepared(batch) if isinstance(encoder, StagedEncoder) else encoder.encode(batch)
-
-    inputs = digest_files(dataset.image_ids, paths)
-    fingerprint = f"{encoder.fingerprint}{'' if max_pixels == DEFAULT_MAX_PIXELS else f':{max_pixels}'}"
-    job = _job(fingerprint, inputs, len(paths), encoder.dimension, dtype, batch_size, folder)
-    return _run(job, dataset.image_ids, paths, load, encode, folder, thread_count(workers), progress)
+    paths = check_paths(dataset)
+    pipeline = make_image_pipeline(encoder, max_pixels, batch_size, thread_count(workers))
+    fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
+    job = Job(
+        fingerprint, digest_files(dataset.image_ids, paths), len(paths), encoder.dimension, dtype, batch_size
+    )
+    return _write_store(job, dataset.image_ids, paths, pipeline, folder, progress)
 
 
 def encode_texts(
@@ -128,117 +119,136 @@ def encode_texts(
     encoder: SentenceEncoder,
     folder: str | os.PathLike[str],
     *,
-    batch_size: int = 1024,
+    batch_size: int = BATCH_CAPTIONS,
     dtype: str = "float32",
     progress: ProgressCallback | None = None,
 ) -> FeatureStore:
-    """Encode the captions of ``dataset`` into a feature store; see ``encode_images``.
+    """Encode the captions of some pairs into a feature store; see ``encode_images``.
 
-    An encoder without a ``fingerprint`` is told from others by what it makes of the first captions.
+    An encoder without a ``fingerprint`` is identified by the features of the first captions.
 
     Parameters
     ----------
-    dataset
-        Any pairs.
+    dataset, folder, batch_size, dtype, progress
+        As in ``encode_images``.
     encoder
-        Anything with ``encode(sentences)``.
-    folder
-        New, empty, or that of the same work interrupted.
-    batch_size
-        Captions encoded together; resumed work keeps the size it began with.
-    dtype
-        ``"float32"`` or ``"float16"``.
-    progress
-        Called after every batch.
+        Anything with ``encode(captions)``.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from diptych.text import sentence_encoder
+    >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
+    >>> lengths = sentence_encoder(lambda texts: np.array([[float(len(text))] for text in texts]))
+    >>> encode_texts(pets, lengths, mkdtemp()).features.tolist()
+    [[6.0], [10.0], [6.0]]
     """
     if not dataset.captions:
         raise InputError("these pairs have no captions to encode.")
-    probe = _as_matrix(encoder.encode(list(dataset.captions[:_PROBES])), min(_PROBES, dataset.n_captions))
-    fingerprint = str(getattr(encoder, "fingerprint", "")) or _digest([np.ascontiguousarray(probe).tobytes()])
-    content = (
-        f"{name}\0{text}\n".encode() for name, text in zip(dataset.caption_ids, dataset.captions, strict=True)
-    )
-    job = _job(fingerprint, _digest(content), dataset.n_captions, probe.shape[1], dtype, batch_size, folder)
-    return _run(job, dataset.caption_ids, dataset.captions, str, encoder.encode, folder, 1, progress)
+    probe = list(dataset.captions[:_PROBE_CAPTIONS])
+    dimension = _check_features(encoder.encode(probe), len(probe)).shape[1]
+    digest = hashlib.sha256()
+    for name, text in zip(dataset.caption_ids, dataset.captions, strict=True):
+        digest.update(f"{name}\0{text}\n".encode())
+    fingerprint = fingerprint_text_encoder(encoder, dataset.captions)
+    job = Job(fingerprint, digest.hexdigest()[:32], dataset.n_captions, dimension, dtype, batch_size)
+    pipeline = Pipeline(str, encoder.encode, batch_size, 1)
+    return _write_store(job, dataset.caption_ids, dataset.captions, pipeline, folder, progress)
 
 
-def digest_files(ids: Sequence[str], paths: Sequence[Path]) -> str:
-    """Digest of the files' names, sizes, and of the first and last few kilobytes of each.
+@dataclass(frozen=True)
+class EncodedBatch:
+    """Features of the readable inputs of a batch, and the numbers and errors of the others."""
 
-    Whole files are not read: that would take as long as decoding them, each time work is resumed.
-    """
-
-    def content() -> Iterator[bytes]:
-        for name, path in zip(ids, paths, strict=True):
-            try:
-                with open(path, "rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    yield f"{name}\0{size}\0".encode()
-                    yield file.read(_SAMPLE_BYTES)
-                    file.seek(max(0, size - _SAMPLE_BYTES))
-                    yield file.read(_SAMPLE_BYTES)
-            except OSError:
-                yield f"{name}\0missing\0".encode()
-
-    return _digest(content())
+    features: Features
+    size: int
+    unreadable: list[tuple[int, UnreadableImage]]
+    waiting: float
 
 
-def _run(
+@dataclass(frozen=True)
+class Pipeline:
+    """Loads single inputs in threads (a failure is returned, not raised) and encodes them in batches."""
+
+    load: Callable[[Any], Any]
+    encode: Callable[[list[Any]], Any]
+    batch_size: int
+    workers: int
+
+    def run(self, inputs: Sequence[Any], start: int = 0) -> Generator[EncodedBatch, None, None]:
+        """Yield the batches of ``inputs`` from number ``start`` on."""
+        window = self.batch_size + 2 * self.workers
+        loaded = prefetch(self.load, inputs[start:], self.workers, window)
+        try:
+            for first in range(start, len(inputs), self.batch_size):
+                size = min(self.batch_size, len(inputs) - first)
+                begin = time.perf_counter()
+                batch = [next(loaded) for _ in range(size)]
+                waiting = time.perf_counter() - begin
+                unreadable = [(first + i, x) for i, x in enumerate(batch) if isinstance(x, UnreadableImage)]
+                good = [x for x in batch if not isinstance(x, UnreadableImage)]
+                features = _check_features(self.encode(good), len(good)) if good else np.empty((0, 0))
+                yield EncodedBatch(features, size, unreadable, waiting)
+        finally:
+            loaded.close()  # type: ignore[attr-defined]
+
+
+def make_image_pipeline(encoder: ImageEncoder, max_pixels: int, batch_size: int, workers: int) -> Pipeline:
+    """Return the pipeline from image files to features."""
+
+    def load(path: Path) -> Any:
+        try:
+            image = open_image(path, max_pixels=max_pixels)
+            return encoder.prepare(image) if isinstance(encoder, StagedEncoder) else image
+        except UnreadableImage as problem:
+            return problem
+
+    encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
+    return Pipeline(load, encode, batch_size, workers)
+
+
+def _write_store(
     job: Job,
     ids: Sequence[str],
-    items: Sequence[Any],
-    load: Callable[[Any], Any],
-    encode: Callable[[list[Any]], Any],
+    inputs: Sequence[Any],
+    pipeline: Pipeline,
     folder: str | os.PathLike[str],
-    workers: int,
     progress: ProgressCallback | None,
 ) -> FeatureStore:
-    before = finished(folder, job)
-    if before is not None:
-        return before
-    writer = StoreWriter(folder, job)
-    begun, waiting, resumed = time.perf_counter(), 0.0, writer.done
-    loaded = prefetch(load, items[resumed:], workers, job.batch_size + 2 * workers)
-    try:
-        while writer.done < job.count:
-            size = min(job.batch_size, job.count - writer.done)
-            asked = time.perf_counter()
-            batch = [next(loaded) for _ in range(size)]
-            waiting += time.perf_counter() - asked
-            skipped = [
-                (writer.done + i, str(x)) for i, x in enumerate(batch) if isinstance(x, UnreadableImage)
-            ]
-            good = [x for x in batch if not isinstance(x, UnreadableImage)]
-            rows = _as_matrix(encode(good), len(good)) if good else np.empty((0, job.dimension), job.dtype)
-            writer.append(rows, size, skipped)
+    check_choice(job.dtype, DTYPES, "dtype")
+    if job.batch_size < 1:
+        raise InputError(f"batch_size={job.batch_size} is below 1; give the number of inputs of a batch.")
+    if (finished := open_finished(folder, job)) is not None:
+        return finished
+    if (previous := read_job(folder)) is not None:
+        # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
+        job = msgspec.structs.replace(job, batch_size=previous.batch_size)
+        pipeline = replace(pipeline, batch_size=previous.batch_size)
+    begin, waiting = time.perf_counter(), 0.0
+    with closing(StoreWriter(folder, job)) as writer, closing(pipeline.run(inputs, writer.done)) as batches:
+        resumed = writer.done
+        for batch in batches:
+            features = batch.features if len(batch.features) else np.empty((0, job.dimension), job.dtype)
+            # The path in a message may have bytes that are not UTF-8.
+            skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in batch.unreadable]
+            writer.append(features, batch.size, skipped)
+            waiting += batch.waiting
             if progress is not None:
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - begin
                 progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds, waiting))
-    finally:
-        loaded.close()  # type: ignore[attr-defined]
-        writer.close()
-    return writer.finish(ids)
+        return writer.finish(ids)
 
 
-def _job(
-    fingerprint: str,
-    inputs: str,
-    count: int,
-    dimension: int,
-    dtype: str,
-    batch_size: int,
-    folder: str | os.PathLike[str],
-) -> Job:
-    check_choice(dtype, DTYPES, "dtype")
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} is below 1; give the number of inputs of a batch.")
-    before = started(folder)
-    return Job(fingerprint, inputs, count, dimension, dtype, before.batch_size if before else batch_size)
+def check_paths(dataset: PairedDataset) -> tuple[Path, ...]:
+    """Return the image paths of some pairs, which must have them."""
+    if dataset.paths is None:
+        raise InputError("these pairs have no image paths; read them with images=FOLDER.")
+    return dataset.paths
 
 
-def _as_matrix(features: Any, rows: int) -> np.ndarray[Any, Any]:
+def _check_features(features: Any, rows: int) -> Features:
     matrix = to_numpy(features)
-    if matrix.ndim != 2 or len(matrix) != rows or matrix.dtype.kind != "f":
+    if matrix.ndim != 2 or len(matrix) != rows or matrix.dtype.kind not in "fiu":
         raise InputError(
             f"the encoder gave {matrix.dtype}{list(matrix.shape)} for {rows} inputs; expected one row of "
             "real numbers for each."
@@ -246,231 +256,28 @@ def _as_matrix(features: Any, rows: int) -> np.ndarray[Any, Any]:
     return matrix
 
 
-def _digest(parts: Iterable[bytes]) -> str:
+def fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) -> str:
+    """Return the encoder's own fingerprint, or a digest of its features of the first captions."""
+    fingerprint = str(getattr(encoder, "fingerprint", ""))
+    if fingerprint:
+        return fingerprint
+    probe = to_numpy(encoder.encode(list(captions[:_PROBE_CAPTIONS])))
+    return hashlib.sha256(np.ascontiguousarray(probe).tobytes()).hexdigest()[:32]
+
+
+def digest_files(ids: Sequence[str], paths: Sequence[Path]) -> str:
+    """Return a digest of the files' names, sizes, and first and last few kilobytes.
+
+    Whole files are not read: that would take as long as decoding them, each time work is resumed.
+    """
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    for name, path in zip(ids, paths, strict=True):
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{name}\0{size}\0".encode() + file.read(_SAMPLE_BYTES))
+                file.seek(max(0, size - _SAMPLE_BYTES))
+                digest.update(file.read(_SAMPLE_BYTES))
+        except OSError:
+            digest.update(f"{name}\0missing\0".encode())
     return digest.hexdigest()[:32]
-
-
-_BATCH_CAPTIONS = 1024
-_BLOCK_PROBES = 8
-
-
-def encoded_blocks(
-    dataset: PairedDataset,
-    image_encoder: ImageEncoder | str | os.PathLike[str],
-    text_encoder: Any,
-    *,
-    images: int = 512,
-    batch_size: int = 32,
-    workers: int | None = 1,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-) -> EncodedBlocks:
-    """Blocks for ``AWCCA.fit`` that are encoded when their turn comes; nothing is kept on disk.
-
-    Pictures that cannot be read are left out with their captions, and a ``DataWarning`` for each block
-    counts them; on a cluster it is repeated in the process that asked.
-
-    Parameters
-    ----------
-    dataset
-        Pairs that know where their images lie; of a split, ``dataset.subset("train")``.
-    image_encoder
-        An ``ImageEncoder``, or what ``diptych.image.image_encoder`` takes.
-    text_encoder
-        A fitted ``HKSE``, an object with ``encode``, or what ``diptych.text.sentence_encoder`` takes.
-    images
-        Images of a block, about.
-    batch_size
-        Images encoded together.
-    workers
-        Decoding threads for each block: 1 suits a cluster, where every worker has a core of its own; None:
-        one for each core, 8 at most.
-    max_pixels
-        Larger pictures count as unreadable.
-
-    Examples
-    --------
-    >>> from tempfile import mkdtemp
-    >>> from diptych.scenes import make_scenes
-    >>> from diptych.text import HKSE
-    >>> pairs = make_scenes(12).write(mkdtemp())
-    >>> hkse = HKSE(word_features=8, sentence_features=8).fit(pairs.captions)
-    >>> blocks = encoded_blocks(pairs, "pyramid", hkse, images=5)
-    >>> x, y, pairing = blocks[0].load()
-    >>> len(blocks), x.shape, y.shape
-    (3, (4, 630), (20, 8))
-    """
-    if dataset.paths is None:
-        raise InputError("these pairs do not know where their images lie; read them with images=FOLDER.")
-    for name, value in (("images", images), ("batch_size", batch_size), ("max_pixels", max_pixels)):
-        if value < 1:
-            raise InputError(f"{name}={value} is below 1; give at least 1.")
-    if isinstance(image_encoder, str | os.PathLike):
-        image_encoder = named_encoder(image_encoder)
-    if not isinstance(text_encoder, SentenceEncoder) or isinstance(text_encoder, np.ndarray):
-        text_encoder = sentence_encoder(text_encoder)
-    shared = Encoding(image_encoder, text_encoder, batch_size, thread_count(workers), max_pixels)
-    # An image without captions is in no pair.
-    described = np.unique(dataset.pairing)
-    if len(described) == 0:
-        raise InputError("these pairs have no captions to encode.")
-    by_image = np.argsort(dataset.pairing, kind="stable")
-    parts = np.array_split(described, -(-len(described) // images))
-    ends = np.searchsorted(dataset.pairing[by_image], [part[-1] for part in parts], "right")
-    captions = np.split(by_image, ends[:-1])
-    blocks = (_block(dataset, *part, shared) for part in zip(parts, captions, strict=True))
-    return EncodedBlocks(tuple(blocks))
-
-
-@dataclass(frozen=True, eq=False)
-class Encoding:
-    """What all blocks have in common: the encoders, and how they are used."""
-
-    image: ImageEncoder
-    text: SentenceEncoder
-    batch_size: int
-    workers: int
-    max_pixels: int
-
-    def pictures(self, paths: Sequence[Path]) -> Iterator[Any]:
-        """Each picture as far as it can be prepared alone, or why it cannot be read."""
-
-        def load(path: Path) -> Any:
-            try:
-                picture = open_image(path, max_pixels=self.max_pixels)
-                return self.image.prepare(picture) if isinstance(self.image, StagedEncoder) else picture
-            except UnreadableImage as problem:
-                return problem
-
-        return prefetch(load, paths, self.workers, self.batch_size + 2 * self.workers)
-
-    def encode_images(self, batch: list[Any]) -> np.ndarray[Any, Any]:
-        """Features of pictures that ``pictures`` gave."""
-        if isinstance(self.image, StagedEncoder):
-            return to_numpy(self.image.encode_prepared(batch))
-        return to_numpy(self.image.encode(batch))
-
-    def encode_texts(self, captions: list[str]) -> np.ndarray[Any, Any]:
-        """Features of captions."""
-        starts = range(0, len(captions), _BATCH_CAPTIONS)
-        parts = [to_numpy(self.text.encode(captions[i : i + _BATCH_CAPTIONS])) for i in starts]
-        return np.concatenate(parts)
-
-    def told_from_others(self, captions: Sequence[str]) -> str:
-        """Changes when the features would; a text encoder without a fingerprint is told by what it gives."""
-        text = str(getattr(self.text, "fingerprint", ""))
-        if not text:
-            probe = self.encode_texts(list(captions[:_BLOCK_PROBES]))
-            text = hashlib.sha256(np.ascontiguousarray(probe).tobytes()).hexdigest()
-        return f"{self.image.fingerprint} {self.max_pixels} {text}"
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedBlock:
-    """Some images and their captions, encoded by ``load``; it can be sent to another process.
-
-    Attributes
-    ----------
-    ids, paths
-        Names of the images and where they lie.
-    captions, pairing
-        The sentences; sentence j belongs to image ``pairing[j]`` of these.
-    shared
-        What it has in common with others; an engine sends that once, and not with every block.
-    """
-
-    ids: tuple[str, ...]
-    paths: tuple[Path, ...]
-    captions: tuple[str, ...]
-    pairing: np.ndarray[Any, np.dtype[np.int64]]
-    shared: Encoding | None
-
-    @property
-    def name(self) -> str:
-        """Its first and last image."""
-        return f"the images {self.ids[0]} to {self.ids[-1]}"
-
-    def load(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """``x, y, pairing`` of the images that can be read."""
-        assert self.shared is not None
-        place = np.full(len(self.paths), -1, np.int64)
-        unreadable: list[UnreadableImage] = []
-        parts, batch, kept = [], [], 0
-        for number, picture in enumerate(self.shared.pictures(self.paths)):
-            if isinstance(picture, UnreadableImage):
-                unreadable.append(picture)
-                continue
-            place[number] = kept
-            kept += 1
-            batch.append(picture)
-            if len(batch) == self.shared.batch_size:
-                parts.append(self.shared.encode_images(batch))
-                batch = []
-        if batch:
-            parts.append(self.shared.encode_images(batch))
-        if not parts:
-            raise InputError(
-                f"of {count(len(self.paths), 'picture')}, none could be read (the first: {unreadable[0]}); "
-                "look at them with diptych check."
-            )
-        if unreadable:
-            warnings.warn(
-                f"{len(unreadable)} of {self.name} could not be read and are left out with their captions "
-                f"({unreadable[0]}).",
-                DataWarning,
-                stacklevel=2,
-            )
-        rows = place[self.pairing]
-        captions = [text for text, row in zip(self.captions, rows, strict=True) if row >= 0]
-        return np.concatenate(parts), self.shared.encode_texts(captions), rows[rows >= 0]
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedBlocks(Sequence[EncodedBlock]):
-    """Blocks in the order of the images; a slice of them is of the same kind.
-
-    Attributes
-    ----------
-    blocks
-        The blocks.
-    """
-
-    blocks: tuple[EncodedBlock, ...]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    @overload
-    def __getitem__(self, index: int) -> EncodedBlock: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> EncodedBlocks: ...
-
-    def __getitem__(self, index: int | slice) -> EncodedBlock | EncodedBlocks:
-        return EncodedBlocks(self.blocks[index]) if isinstance(index, slice) else self.blocks[index]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes when the pictures, the captions, their order or the encoders do."""
-        first = self.blocks[0]
-        assert first.shared is not None
-        digest = hashlib.sha256(first.shared.told_from_others(first.captions).encode())
-        for block in self.blocks:
-            facts = repr((block.captions, block.pairing.tolist()))
-            digest.update(digest_files(block.ids, block.paths).encode() + facts.encode())
-        return digest.hexdigest()[:32]
-
-
-def _block(
-    dataset: PairedDataset, images: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], shared: Encoding
-) -> EncodedBlock:
-    assert dataset.paths is not None
-    return EncodedBlock(
-        tuple(dataset.image_ids[i] for i in images),
-        tuple(dataset.paths[i].absolute() for i in images),
-        tuple(dataset.captions[j] for j in rows),
-        np.searchsorted(images, dataset.pairing[rows]),
-        shared,
-    )

@@ -1,4 +1,4 @@
-"""Look at pairs before work is spent on them: counts, and everything that is wrong."""
+"""Checks of pairs before any work is spent on them: counts, and everything that is wrong."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych._checks import count
+from diptych._checks import InputError, count
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
 
-_NAMED = 3
+_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,23 @@ class Summary:
 
 @dataclass(frozen=True)
 class PairsReport:
-    """What was found in some pairs.
+    """The result of ``inspect_pairs``.
 
     Attributes
     ----------
-    images, captions
-        How many there are.
-    splits
-        Images in each split; empty if the pairs are not split.
+    images, captions, splits
+        How many there are, and how many images each split has.
     captions_per_image, caption_words
         Summaries of how many captions an image has, and how many words a caption.
-    missing
-        Images whose file does not exist.
-    unreadable
-        Images that cannot be decoded, with the reason.
-    without_captions
-        Images that no caption belongs to.
-    empty_captions
-        Ids of captions without a word.
-    leaks
-        Groups of images with the same pixels that are in different splits.
-    copies
-        Groups of images with the same pixels in one split, or in pairs that are not split.
+    missing, unreadable, without_captions, empty_captions
+        Ids of images without a file, of those that cannot be decoded (with the reason), of those without a
+        caption, and of captions without a word.
+    leaks, copies
+        Groups of images with the same pixels: in different splits, and otherwise.
     images_checked
-        Whether the image files were looked at: not if nothing tells where they lie.
+        Whether the image files were opened; not if their paths are unknown.
+    problems
+        One sentence for each kind of problem.
     """
 
     images: int
@@ -81,132 +74,104 @@ class PairsReport:
     problems: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Put what is wrong into sentences."""
-        object.__setattr__(self, "problems", tuple(self._sentences()))
+        kinds = (
+            ("image", " cannot be found", self.missing),
+            ("image", " cannot be read", [name for name, _ in self.unreadable]),
+            ("image", " without a caption", self.without_captions),
+            ("empty caption", "", self.empty_captions),
+            ("image", " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
+        )
+        sentences = (
+            f"{count(len(names), noun)}{what}: {_list_some(names)}." for noun, what, names in kinds if names
+        )
+        object.__setattr__(self, "problems", tuple(sentences))
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
-
-    def _sentences(self) -> Iterable[str]:
-        if self.missing:
-            yield f"{count(len(self.missing), 'image')} cannot be found: {_some(self.missing)}."
-        if self.unreadable:
-            names = [name for name, _ in self.unreadable]
-            yield f"{count(len(names), 'image')} cannot be read: {_some(names)}."
-        if self.without_captions:
-            names = list(self.without_captions)
-            yield f"{count(len(names), 'image')} without a caption: {_some(names)}."
-        if self.empty_captions:
-            yield f"{count(len(self.empty_captions), 'empty caption')}: {_some(self.empty_captions)}."
-        if self.leaks:
-            groups = [" = ".join(group) for group in self.leaks]
-            yield f"{count(len(groups), 'picture')} in more than one split (leakage): {_some(groups)}."
 
 
 def inspect_pairs(
-    path: str | os.PathLike[str],
+    pairs: PairedDataset | str | os.PathLike[str],
     *,
     images: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     progress: Callable[[int, int], None] | None = None,
 ) -> PairsReport:
-    """Read pairs, open every image, and report.
+    """Open every image of some pairs and report what is wrong.
 
     Parameters
     ----------
-    path
-        A file of pairs or a folder, as ``read_pairs`` takes it.
+    pairs
+        The pairs, or a file or folder that ``read_pairs`` reads.
     images
-        Folder of the images, where it cannot be told from ``path``.
+        For a file: the folder of the images, where ``path`` does not tell it.
     workers
         Decoding threads; None: one for each core, 8 at most.
     max_pixels
-        Larger pictures count as unreadable.
+        Larger images count as unreadable.
     progress
-        Called with the images looked at and their number.
+        Called with the number of images opened so far and of all images.
+
+    Examples
+    --------
+    >>> inspect_pairs(PairedDataset.of([("cat.jpg", ["A cat.", ""]), ("dog.jpg", [])])).problems
+    ('1 image without a caption: dog.jpg.', '1 empty caption: cat.jpg#1.')
     """
-    dataset = read_pairs(path, images=images)
-    return inspect_dataset(dataset, workers=workers, max_pixels=max_pixels, progress=progress)
-
-
-def inspect_dataset(
-    dataset: PairedDataset,
-    *,
-    workers: int | None = None,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-    progress: Callable[[int, int], None] | None = None,
-) -> PairsReport:
-    """Report on pairs that were read already; see ``inspect_pairs``."""
-    counts = np.bincount(dataset.pairing, minlength=dataset.n_images)
-    words = [len(caption.split()) for caption in dataset.captions]
-    seen = _look(dataset, thread_count(workers), max_pixels, progress)
-    leaks, copies = _same_pixels(dataset, seen.pixels)
-    return PairsReport(
-        dataset.n_images,
-        dataset.n_captions,
-        dataset.split_sizes(),
-        Summary.of(counts.tolist()),
-        Summary.of(words),
-        tuple(seen.missing),
-        tuple(seen.unreadable),
-        tuple(dataset.image_ids[i] for i in np.flatnonzero(counts == 0)),
-        tuple(name for name, n in zip(dataset.caption_ids, words, strict=True) if n == 0),
-        leaks,
-        copies,
-        dataset.paths is not None,
-    )
-
-
-@dataclass
-class _Seen:
-    missing: list[str] = field(default_factory=list)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
-    pixels: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-
-def _look(
-    dataset: PairedDataset, workers: int, max_pixels: int, progress: Callable[[int, int], None] | None
-) -> _Seen:
-    seen = _Seen()
+    if not isinstance(pairs, PairedDataset):
+        pairs = read_pairs(pairs, images=images)
+    elif images is not None:
+        raise InputError("images= is for a file of pairs; leave it out for pairs that are read already.")
+    missing: list[str] = []
+    unreadable: list[tuple[str, str]] = []
+    rows_by_pixels: dict[str, list[int]] = defaultdict(list)
 
     def digest(path: Path) -> str | UnreadableImage | None:
         if not path.is_file():
             return None
         try:
-            picture = open_image(path, max_pixels=max_pixels)
+            image = open_image(path, max_pixels=max_pixels)
         except UnreadableImage as problem:
             return problem
-        return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest()
+        return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
-    for row, result in enumerate(prefetch(digest, dataset.paths or (), workers, 4 * workers)):
-        name = dataset.image_ids[row]
+    threads = thread_count(workers)
+    for row, result in enumerate(prefetch(digest, pairs.paths or (), threads, 4 * threads)):
         if result is None:
-            seen.missing.append(name)
+            missing.append(pairs.image_ids[row])
         elif isinstance(result, UnreadableImage):
-            seen.unreadable.append((name, str(result)))
+            unreadable.append((pairs.image_ids[row], str(result)))
         else:
-            seen.pixels[result].append(row)
+            rows_by_pixels[result].append(row)
         if progress is not None:
-            progress(row + 1, dataset.n_images)
-    return seen
-
-
-def _same_pixels(
-    dataset: PairedDataset, pixels: dict[str, list[int]]
-) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+            progress(row + 1, pairs.n_images)
     leaks: list[tuple[str, ...]] = []
     copies: list[tuple[str, ...]] = []
-    for rows in pixels.values():
+    for rows in rows_by_pixels.values():
         if len(rows) > 1:
-            splits = {dataset.splits[row] for row in rows} - {""} if dataset.splits else set()
-            (leaks if len(splits) > 1 else copies).append(tuple(dataset.image_ids[row] for row in rows))
-    return tuple(leaks), tuple(copies)
+            splits = {pairs.splits[row] for row in rows} - {""} if pairs.splits else set()
+            (leaks if len(splits) > 1 else copies).append(tuple(pairs.image_ids[row] for row in rows))
+    caption_counts = np.bincount(pairs.pairing, minlength=pairs.n_images)
+    words = [len(caption.split()) for caption in pairs.captions]
+    return PairsReport(
+        images=pairs.n_images,
+        captions=pairs.n_captions,
+        splits=pairs.split_sizes(),
+        captions_per_image=Summary.of(caption_counts.tolist()),
+        caption_words=Summary.of(words),
+        missing=tuple(missing),
+        unreadable=tuple(unreadable),
+        without_captions=tuple(pairs.image_ids[i] for i in np.flatnonzero(caption_counts == 0)),
+        empty_captions=tuple(name for name, n in zip(pairs.caption_ids, words, strict=True) if n == 0),
+        leaks=tuple(leaks),
+        copies=tuple(copies),
+        images_checked=pairs.paths is not None,
+    )
 
 
-def _some(names: Iterable[str]) -> str:
+def _list_some(names: Iterable[str]) -> str:
     names = list(names)
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

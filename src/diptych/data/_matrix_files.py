@@ -1,11 +1,4 @@
-"""What a matrix in a file is: rows of it can be read, here or in another process, without the rest.
-
-A column of vectors in a Parquet file.
-
-A matrix in a Zarr array, format 2 or 3. Its metadata is checked before anything it names is made.
-
-The matrix in a file of any kind that is known, found out by its header.
-"""
+"""Matrices in ``.npy``, Parquet and Zarr files, local or remote, of which some rows can be read alone."""
 
 from __future__ import annotations
 
@@ -22,53 +15,54 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych._checks import InputError, missing_package_error
+from diptych.data._feature_store import Features
 from diptych.data._features import open_features
-from diptych.data._readers import contained_path, npy_header
-from diptych.data._remote import Options, is_remote, opened, read_bytes, reading, size_of, version_of
+from diptych.data._files import (
+    StorageOptions,
+    contained_path,
+    explain_errors,
+    file_version,
+    is_remote,
+    open_file,
+    read_bytes,
+    read_npy_header,
+    remote_size,
+)
 
 DEFAULT_MAX_BYTES = 2 * 2**30
-"""The most that a piece which is packed as a whole (a row group, a chunk) may unpack to."""
+"""The most that a row group or a chunk, which can only be unpacked as a whole, may unpack to."""
+
+_PARQUET_BATCH_ROWS = 4096
+_NPY_HEADER_BYTES = 2**16
+_ZARR_METADATA_BYTES = 2**20
+_ZARR_NUMBERS = re.compile(r"(float(16|32|64)|u?int(8|16|32|64)|[<>|][fiu][1248])")
+_ZARR_CODECS = (
+    *("bytes", "transpose", "gzip", "zstd", "blosc", "crc32c", "sharding_indexed"),
+    *("zlib", "lz4", "bz2", "lzma", "shuffle"),
+)
+"""The codecs that may be used. Others could do anything: one of Zarr's own unpickles."""
 
 
 @dataclass(frozen=True)
 class Matrix(ABC):
-    """A matrix in a file; it can be sent to another process, and is opened anew for each reading.
+    """A matrix in a file. It can be sent to another process; the file is opened anew for each read."""
 
-    Attributes
-    ----------
-    name
-        Absolute path or URL.
-    rows, width
-        Its shape.
-    dtype
-        Of its numbers.
-    key
-        Name of the column or array in the file; None: the only one.
-    grain
-        Rows that are packed together: ranges that keep to multiples of it read nothing twice.
-    version
-        Changes when the content does.
-    options
-        Of the file system; may hold secrets, so never shown.
-    max_bytes
-        Limit on what a packed piece may unpack to.
-    """
-
-    name: str
+    name: str  # absolute path or URL
     rows: int
     width: int
     dtype: str
-    key: str | None = None
-    grain: int = 1
-    version: str = ""
-    options: Options = field(default=None, repr=False)
+    key: str | None = None  # of the column or array; None: the only one in the file
+    grain: int = 1  # rows that are packed together: ranges that keep to multiples of it unpack nothing twice
+    version: str = ""  # changes when the content does
+    options: StorageOptions = field(default=None, repr=False)  # may hold secrets, so never shown
     max_bytes: int = DEFAULT_MAX_BYTES
 
-    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Rows from ``start`` to ``stop``; memory-mapped where the file is local and plain."""
-        with reading(self.name):
+    def read(self, start: int, stop: int) -> Features:
+        """Return the rows from ``start`` to ``stop``; memory-mapped if the file is local and plain."""
+        with explain_errors(self.name):
             rows = self._read(start, stop)
         if rows.shape != (stop - start, self.width):
             raise InputError(
@@ -78,39 +72,109 @@ class Matrix(ABC):
         return rows
 
     @abstractmethod
-    def _read(self, start: int, stop: int) -> np.ndarray[Any, Any]: ...
+    def _read(self, start: int, stop: int) -> NDArray[Any]: ...
 
 
-_BATCH_ROWS = 4096
+def open_matrix(
+    name: str,
+    key: str | None = None,
+    options: StorageOptions = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Matrix:
+    """Open the matrix in a ``.npy``, Parquet or Zarr file, or a local file that ``open_features`` reads.
+
+    Only the header is read.
+    """
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix == ".parquet":
+        matrix: Matrix = _open_parquet(name, key, options, max_bytes)
+    elif suffix == ".zarr":
+        matrix = _open_zarr(name, key, options, max_bytes)
+    elif not is_remote(name):
+        features = open_features(name, key=key, max_bytes=max_bytes)
+        rows, width = features.shape
+        matrix = LocalMatrix(name, rows, width, features.dtype.str, key, max_bytes=max_bytes)
+    elif suffix == ".npy":
+        matrix = _open_remote_npy(name, options)
+    else:
+        raise InputError(f"{name}: unsupported format for a remote file; expected .npy, .parquet or .zarr.")
+    if np.dtype(matrix.dtype).kind not in "fiu" or matrix.width < 1:
+        raise InputError(
+            f"{name} holds {matrix.dtype}[{matrix.rows}, {matrix.width}]; expected a matrix of real numbers."
+        )
+    return replace(matrix, version=file_version(name, options))
+
+
+@dataclass(frozen=True)
+class LocalMatrix(Matrix):
+    """A matrix on a local disk, mapped if the file allows it."""
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        return open_features(self.name, key=self.key, max_bytes=self.max_bytes)[start:stop]
+
+
+@dataclass(frozen=True)
+class RemoteNpy(Matrix):
+    """A remote ``.npy`` file, whose numbers begin at ``offset``; only the bytes of the rows are fetched."""
+
+    offset: int = 0
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        dtype = np.dtype(self.dtype)
+        row = self.width * dtype.itemsize
+        content = read_bytes(self.name, self.offset + start * row, self.offset + stop * row, self.options)
+        return np.frombuffer(content, dtype).reshape(-1, self.width)
+
+
+def _open_remote_npy(name: str, options: StorageOptions) -> RemoteNpy:
+    head = io.BytesIO(read_bytes(name, 0, _NPY_HEADER_BYTES, options))
+    with explain_errors(name):
+        shape, fortran, dtype, offset = read_npy_header(head)
+    if len(shape) != 2 or fortran:
+        order = ", columns first" if fortran else ""
+        raise InputError(f"{name} holds {dtype}{list(shape)}{order}; expected a matrix, rows first.")
+    missing = offset + shape[0] * shape[1] * dtype.itemsize - remote_size(name, options)
+    if missing > 0:
+        raise InputError(f"{name} is {missing:,} bytes too short for the {shape[0]} rows of its header.")
+    return RemoteNpy(name, shape[0], shape[1], dtype.str, options=options, offset=offset)
 
 
 @dataclass(frozen=True)
 class ParquetColumn(Matrix):
-    """Lists of equal length, one to a row; row groups that are not asked for are not read."""
+    """A column of lists of equal length; only the row groups of the requested rows are read."""
 
-    def _read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        with _parquet(self.name, self.options) as file:
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        with _parquet_file(self.name, self.options) as file:
             ends = list(accumulate(_group_rows(file)))
             first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
-            at = ends[first - 1] if first else 0
+            position = ends[first - 1] if first else 0
             parts = []
-            for batch in file.iter_batches(_BATCH_ROWS, range(first, last + 1), columns=[self.key]):
-                low, high = max(start - at, 0), min(stop - at, len(batch))
+            groups = range(first, last + 1)
+            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, groups, columns=[self.key]):
+                low, high = max(start - position, 0), min(stop - position, len(batch))
                 if low < high:
-                    parts.append(_vectors(batch.column(0).slice(low, high - low), self))
-                at += len(batch)
-                if at >= stop:
+                    parts.append(self._to_array(batch.column(0).slice(low, high - low)))
+                position += len(batch)
+                if position >= stop:
                     break
         return np.concatenate(parts) if parts else np.empty((0, self.width), self.dtype)
 
+    def _to_array(self, column: Any) -> NDArray[Any]:
+        lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
+        if column.null_count or np.any(lengths != self.width):
+            raise InputError(
+                f"{self.name}: column {self.key!r} has vectors of other lengths than {self.width}, or none "
+                "in some rows; write vectors of one length."
+            )
+        return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, self.width)
 
-def open_column(name: str, key: str | None, options: Options, max_bytes: int) -> ParquetColumn:
-    """The column ``key``, or the only one that holds lists of numbers."""
-    with reading(name), _parquet(name, options) as file:
-        fields = {field.name: field.type for field in file.schema_arrow if _is_vectors(field.type)}
+
+def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> ParquetColumn:
+    with explain_errors(name), _parquet_file(name, options) as file:
+        fields = {field.name: field.type for field in file.schema_arrow if _is_vector_type(field.type)}
         if key is None and len(fields) != 1:
-            found = ", ".join(fields) or "none"
-            raise InputError(f"{name} has {len(fields)} columns of vectors ({found}); name one with a key.")
+            columns = ", ".join(fields) or "none"
+            raise InputError(f"{name} has {len(fields)} columns of vectors ({columns}); name one with a key.")
         key = next(iter(fields)) if key is None else key
         if key not in fields:
             raise InputError(
@@ -118,29 +182,33 @@ def open_column(name: str, key: str | None, options: Options, max_bytes: int) ->
                 f"lists of numbers in {', '.join(fields) or 'none'}."
             )
         groups = _group_rows(file)
-        _check_groups(file, name, max_bytes)
-        kind = fields[key]
-        width = getattr(kind, "list_size", None)
+        for number in range(len(groups)):
+            # All columns together: pyarrow ends the process if asked for one whose statistics are damaged.
+            size = file.metadata.row_group(number).total_byte_size
+            _check_packed_size(size, max_bytes, f"{name}: row group {number}", "row groups")
+        width = getattr(fields[key], "list_size", None)
         if width is None:
-            first = next(file.iter_batches(1, columns=[key]), None)
-            width = 0 if first is None or first.column(0)[0].as_py() is None else len(first.column(0)[0])
-        # Only row groups of one size give a rhythm to keep to.
-        grain = groups[0] if groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0] else 1
-        dtype = np.dtype(kind.value_type.to_pandas_dtype()).str
+            batch = next(file.iter_batches(1, columns=[key]), None)
+            first = None if batch is None else batch.column(0)[0]
+            width = 0 if first is None or first.as_py() is None else len(first)
+        # Blocks can keep to row groups only if these have one size.
+        same_size = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
+        dtype = np.dtype(fields[key].value_type.to_pandas_dtype()).str
+        grain = groups[0] if same_size else 1
         return ParquetColumn(name, sum(groups), width, dtype, key, grain, "", options, max_bytes)
 
 
 @contextmanager
-def _parquet(name: str, options: Options) -> Iterator[Any]:
+def _parquet_file(name: str, options: StorageOptions) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
         raise missing_package_error("Parquet files need", "parquet") from None
-    with opened(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
+    with open_file(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
         yield table
 
 
-def _is_vectors(kind: Any) -> bool:
+def _is_vector_type(kind: Any) -> bool:
     from pyarrow import types
 
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
@@ -151,193 +219,98 @@ def _group_rows(file: Any) -> list[int]:
     return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
 
-def _check_groups(file: Any, name: str, max_bytes: int) -> None:
-    for number in range(file.metadata.num_row_groups):
-        # Of all its columns: pyarrow ends the process when it is asked for one whose statistics are damaged.
-        size = file.metadata.row_group(number).total_byte_size
-        if size > max_bytes:
-            raise InputError(
-                f"{name}: row group {number} unpacks to {size:,} bytes; at most {max_bytes:,} are read at "
-                "once. Write smaller row groups or raise max_bytes."
-            )
-
-
-def _vectors(column: Any, matrix: Matrix) -> np.ndarray[Any, Any]:
-    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
-    if column.null_count or np.any(lengths != matrix.width):
+def _check_packed_size(size: int, max_bytes: int, subject: str, unit: str) -> None:
+    if size > max_bytes:
         raise InputError(
-            f"{matrix.name}: column {matrix.key!r} has vectors of other lengths than {matrix.width}, or none "
-            "in some rows; write them all alike."
+            f"{subject} unpacks to {size:,} bytes; at most {max_bytes:,} are read at once. Write smaller "
+            f"{unit} or raise max_bytes."
         )
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(values).reshape(-1, matrix.width)
-
-
-CODECS = (
-    *("bytes", "transpose", "gzip", "zstd", "blosc", "crc32c", "sharding_indexed"),
-    *("zlib", "lz4", "bz2", "lzma", "shuffle"),
-)
-"""What may have packed the numbers. Others could do anything: one of Zarr's own unpickles."""
-
-_METADATA_BYTES = 2**20
-_NUMBERS = re.compile(r"(float(16|32|64)|u?int(8|16|32|64)|[<>|][fiu][1248])")
 
 
 @dataclass(frozen=True)
 class ZarrArray(Matrix):
-    """A Zarr array of plain numbers; chunks that are not asked for are not read."""
+    """A Zarr array of format 2 or 3; only the chunks of the requested rows are read."""
 
-    def _read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        place = _place(self.name, self.key)
-        _checked(place, self.options, self.max_bytes)  # it may have changed since
-        zarr, store = _library(self.name), place
-        if is_remote(place):  # by fsspec, as everything else: Zarr would take some URLs for stores of its own
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        path = _zarr_path(self.name, self.key)
+        _check_zarr(path, self.options, self.max_bytes)  # it may have changed since it was opened
+        zarr, store = _import_zarr(self.name), path
+        if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
             options = dict(self.options or {})
-            store = zarr.storage.FsspecStore.from_url(place, storage_options=options, read_only=True)
+            store = zarr.storage.FsspecStore.from_url(path, storage_options=options, read_only=True)
         return np.asarray(zarr.open_array(store, mode="r")[start:stop])
 
 
-def open_array(name: str, key: str | None, options: Options, max_bytes: int) -> ZarrArray:
-    """The array itself, or the one called ``key`` in a group."""
-    _library(name)
-    shape, chunks, dtype = _checked(_place(name, key), options, max_bytes)
-    return ZarrArray(name, *shape, dtype, key, chunks[0], "", options, max_bytes)
+def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> ZarrArray:
+    _import_zarr(name)
+    shape, chunk_rows, dtype = _check_zarr(_zarr_path(name, key), options, max_bytes)
+    return ZarrArray(name, *shape, dtype, key, chunk_rows, "", options, max_bytes)
 
 
-def _place(name: str, key: str | None) -> str:
+def _zarr_path(name: str, key: str | None) -> str:
     if key is None:
         return name
-    contained_path(name, key)  # refuses what leads out of the group
+    contained_path(name, key)  # raises if the key leads out of the group
     return f"{name.rstrip('/')}/{key}"
 
 
-def _checked(place: str, options: Options, max_bytes: int) -> tuple[tuple[int, int], tuple[int, int], str]:
-    """Shape, chunks and type of an array that is safe to read."""
-    metadata = _metadata(place, options)
-    with reading(place):
+def _check_zarr(path: str, options: StorageOptions, max_bytes: int) -> tuple[tuple[int, int], int, str]:
+    """Return shape, rows of a chunk and type of an array, after checking that it is safe to read.
+
+    The metadata is checked before Zarr sees it, because it names the codecs that Zarr will run.
+    """
+    metadata = _read_zarr_metadata(path, options)
+    with explain_errors(path):
         if metadata["zarr_format"] == 2:
             chunks, dtype = metadata["chunks"], metadata["dtype"]
-            codecs = [each for each in (metadata["compressor"], *(metadata["filters"] or ())) if each]
+            codecs = [codec for codec in (metadata["compressor"], *(metadata["filters"] or ())) if codec]
         else:
             if metadata["node_type"] != "array":
-                raise InputError(f"{place} is a Zarr group; name the array in it with a key.")
+                raise InputError(f"{path} is a Zarr group; name the array in it with a key.")
             chunks, dtype = metadata["chunk_grid"]["configuration"]["chunk_shape"], metadata["data_type"]
             codecs = [*metadata["codecs"], *metadata.get("storage_transformers", ())]
-        unknown = sorted({str(each) for each in _names(codecs)} - set(CODECS))
+        unknown = sorted({str(codec) for codec in _codec_names(codecs)} - set(_ZARR_CODECS))
         shape = tuple(int(n) for n in metadata["shape"])
         chunks = tuple(int(n) for n in chunks)
-        plain = isinstance(dtype, str) and _NUMBERS.fullmatch(dtype)
+        plain = isinstance(dtype, str) and _ZARR_NUMBERS.fullmatch(dtype)
     if unknown:
         raise InputError(
-            f"{place} is packed with {unknown[0]!r}, which is not read; write it with one of "
-            f"{', '.join(CODECS)}."
+            f"{path} uses the codec {unknown[0]!r}, which is not read; write it with one of "
+            f"{', '.join(_ZARR_CODECS)}."
         )
     if not plain or len(shape) != 2 or len(chunks) != 2 or min(*shape, *chunks) < 1:
-        raise InputError(f"{place} holds {dtype}{list(shape)}; expected a matrix of plain numbers.")
-    size = chunks[0] * chunks[1] * np.dtype(dtype).itemsize
-    if size > max_bytes:
-        raise InputError(
-            f"{place} has chunks of {size:,} bytes; at most {max_bytes:,} are read at once. Write smaller "
-            "chunks or raise max_bytes."
-        )
-    return shape, chunks, np.dtype(dtype).str
+        raise InputError(f"{path} holds {dtype}{list(shape)}; expected a matrix of plain numbers.")
+    chunk_bytes = chunks[0] * chunks[1] * np.dtype(dtype).itemsize
+    _check_packed_size(chunk_bytes, max_bytes, f"a chunk of {path}", "chunks")
+    return (shape[0], shape[1]), chunks[0], np.dtype(dtype).str
 
 
-def _metadata(place: str, options: Options) -> Any:
+def _read_zarr_metadata(path: str, options: StorageOptions) -> Any:
     for file in ("zarr.json", ".zarray"):
         try:
-            content = read_bytes(f"{place}/{file}", 0, _METADATA_BYTES, options)
+            content = read_bytes(f"{path}/{file}", 0, _ZARR_METADATA_BYTES, options)
         except InputError:
             continue
-        with reading(f"{place}/{file}"):
+        with explain_errors(f"{path}/{file}"):
             return json.loads(content)
-    raise InputError(f"{place} is no Zarr array (no zarr.json or .zarray in it); check the name or the key.")
+    raise InputError(
+        f"{path} is not a Zarr array (no zarr.json or .zarray in it); check the name or the key."
+    )
 
 
-def _names(codecs: Any) -> Iterator[Any]:
-    """Every codec that is named, those inside of others too."""
+def _codec_names(codecs: Any) -> Iterator[Any]:
+    """Yield the names of all codecs, including those inside of others."""
     for codec in codecs:
-        # Format 2 names a codec by its id and format 3 by its name; whatever both say must be known.
+        # Format 2 names a codec by its id and format 3 by its name; both must be known if both are given.
         yield from {codec[key] for key in ("name", "id") if key in codec} or {None}
         inner = codec.get("configuration") or {}
         for part in ("codecs", "index_codecs"):
-            yield from _names(inner.get(part) or ())
+            yield from _codec_names(inner.get(part) or ())
 
 
-def _library(name: str) -> Any:
+def _import_zarr(name: str) -> Any:
     try:
         import zarr
     except ImportError:
         raise missing_package_error(f"{name} needs", "zarr") from None
     return zarr
-
-
-_HEADER_BYTES = 2**16
-
-
-def open_matrix(
-    name: str, key: str | None = None, options: Options = None, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Matrix:
-    """The matrix in a file: ``.npy``, Parquet, Zarr, or what ``open_features`` reads; by its header."""
-    suffix = PurePosixPath(name).suffix.lower()
-    if suffix == ".parquet":
-        matrix: Matrix = open_column(name, key, options, max_bytes)
-    elif suffix == ".zarr":
-        matrix = open_array(name, key, options, max_bytes)
-    elif not is_remote(name):
-        matrix = _open_local(name, key, max_bytes)
-    elif suffix == ".npy":
-        matrix = _open_remote(name, options)
-    else:
-        raise InputError(f"{name} is of no kind that is read from afar; expected .npy, .parquet or .zarr.")
-    if np.dtype(matrix.dtype).kind not in "fiu" or matrix.width < 1:
-        raise InputError(
-            f"{name} holds {matrix.dtype}[{matrix.rows}, {matrix.width}]; expected a matrix of real numbers."
-        )
-    return replace(matrix, version=version_of(name, options))
-
-
-@dataclass(frozen=True)
-class LocalMatrix(Matrix):
-    """Features on a local disk, mapped where the file allows it."""
-
-    def _read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        return open_features(self.name, key=self.key, max_bytes=self.max_bytes)[start:stop]
-
-
-@dataclass(frozen=True)
-class RemoteNpy(Matrix):
-    """A ``.npy`` file elsewhere, of which only the bytes of the rows asked for are fetched.
-
-    Attributes
-    ----------
-    offset
-        Where the numbers begin.
-    """
-
-    offset: int = 0
-
-    def _read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        dtype = np.dtype(self.dtype)
-        row = self.width * dtype.itemsize
-        content = read_bytes(self.name, self.offset + start * row, self.offset + stop * row, self.options)
-        return np.frombuffer(content, dtype).reshape(-1, self.width)
-
-
-def _open_local(name: str, key: str | None, max_bytes: int) -> Matrix:
-    found = open_features(name, key=key, max_bytes=max_bytes)
-    rows, width = found.shape
-    return LocalMatrix(name, rows, width, found.dtype.str, key, max_bytes=max_bytes)
-
-
-def _open_remote(name: str, options: Options) -> Matrix:
-    opening = io.BytesIO(read_bytes(name, 0, _HEADER_BYTES, options))
-    with reading(name):
-        shape, fortran, dtype, offset = npy_header(opening)
-    if len(shape) != 2 or fortran:
-        order = ", columns first" if fortran else ""
-        raise InputError(f"{name} holds {dtype}{list(shape)}{order}; expected a matrix, rows first.")
-    missing = offset + shape[0] * shape[1] * dtype.itemsize - size_of(name, options)
-    if missing > 0:
-        raise InputError(f"{name} ends {missing:,} bytes before the {shape[0]} rows of its header do.")
-    return RemoteNpy(name, shape[0], shape[1], dtype.str, options=options, offset=offset)

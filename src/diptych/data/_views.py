@@ -1,4 +1,4 @@
-"""Pairs and the features of both sides, brought together: the arrays that CCA takes."""
+"""Pairs joined with the features of both views: the arrays that CCA takes."""
 
 from __future__ import annotations
 
@@ -7,110 +7,91 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych._checks import InputError, count
-from diptych.data._feature_store import FeatureStore
-from diptych.data._pairs import PairedDataset
+from diptych.data._feature_store import Features, FeatureStore
+from diptych.data._pairs import PairedDataset, RowNumbers
 
 
 @dataclass(frozen=True, eq=False)
 class PairedViews:
-    """Features of the images and captions of ``dataset``, row for row.
+    """Pairs with the features of their images (``x``) and captions (``y``), row for row; see ``join``.
 
-    Attributes
-    ----------
-    dataset
-        The pairs that have features on both sides.
-    x
-        Features of its images.
-    y
-        Features of its captions.
-    seconds
-        How long each step of encoding took, where they were encoded just now.
+    ``seconds`` tells how long each step of encoding took, if they were encoded just now.
     """
 
     dataset: PairedDataset
-    x: np.ndarray[Any, Any]
-    y: np.ndarray[Any, Any]
+    x: Features
+    y: Features
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def of(
-        self, image_rows: Sequence[int] | np.ndarray[Any, Any]
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int64]]]:
-        """``X, Y, pairing`` of some images and their captions."""
-        images = np.asarray(image_rows, np.int64)
-        captions = self.dataset.caption_rows(images)
-        place = np.full(self.dataset.n_images, -1, np.int64)
-        place[images] = np.arange(len(images))
-        return _taken(self.x, images), _taken(self.y, captions), place[self.dataset.pairing[captions]]
+    def of(self, image_rows: Sequence[int] | RowNumbers) -> tuple[Features, Features, RowNumbers]:
+        """Return ``X, Y, pairing`` of some images and their captions."""
+        images, captions, pairing = self.dataset.paired_rows(image_rows)
+        return _select_rows(self.x, images), _select_rows(self.y, captions), pairing
 
-    def split(
-        self, name: str
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int64]]]:
-        """``X, Y, pairing`` of one split."""
+    def split(self, name: str) -> tuple[Features, Features, RowNumbers]:
+        """Return ``X, Y, pairing`` of one split."""
         return self.of(self.dataset.image_rows(name))
 
 
 def join(
-    dataset: PairedDataset,
-    images: FeatureStore | np.ndarray[Any, Any],
-    captions: FeatureStore | np.ndarray[Any, Any],
+    dataset: PairedDataset, images: FeatureStore | Features, captions: FeatureStore | Features
 ) -> PairedViews:
-    """Bring features to their pairs; images that could not be read are left out with their captions.
+    """Join pairs with their features; images that could not be read are left out with their captions.
 
     Parameters
     ----------
     dataset
         The pairs.
     images, captions
-        Feature stores, matched by id, or arrays whose rows are those of ``dataset``.
+        Feature stores, matched by id, or arrays with one row for each image or caption of ``dataset``.
 
     Examples
     --------
     >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
     >>> x, y, pairing = join(pets, np.eye(2), np.arange(6.0).reshape(3, 2)).of([1])
-    >>> y
-    array([[4., 5.]])
+    >>> x.tolist(), y.tolist(), pairing.tolist()
+    ([[0.0, 1.0]], [[4.0, 5.0]], [0])
     """
-    x_rows = _rows(images, dataset.image_ids, "image")
-    y_rows = _rows(captions, dataset.caption_ids, "caption")
+    x, x_rows = _match_rows(images, dataset.image_ids, "image")
+    y, y_rows = _match_rows(captions, dataset.caption_ids, "caption")
     present = np.flatnonzero(x_rows >= 0)
     if len(present) == 0:
         raise InputError("no image of these pairs has features; encode the images of the same pairs.")
-    kept = dataset if len(present) == dataset.n_images else dataset.select(present)
-    y_kept = y_rows[dataset.caption_rows(present)]
-    if np.any(y_kept < 0):
-        missing = count(int(np.sum(y_kept < 0)), "caption")
+    y_rows = y_rows[dataset.caption_rows(present)]
+    if np.any(y_rows < 0):
+        missing = count(int(np.sum(y_rows < 0)), "caption")
         raise InputError(f"there are no features for {missing}; encode the captions of the same pairs.")
-    return PairedViews(kept, _taken(_array(images), x_rows[present]), _taken(_array(captions), y_kept))
+    if len(present) < dataset.n_images:
+        dataset = dataset.select(present)
+    return PairedViews(dataset, _select_rows(x, x_rows[present]), _select_rows(y, y_rows))
 
 
-def _rows(
-    features: FeatureStore | np.ndarray[Any, Any], ids: Sequence[str], name: str
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if isinstance(features, FeatureStore):
-        rows = features.rows_of(ids)
-        known = {skipped.id for skipped in features.skipped}
-        strangers = [name for name, row in zip(ids, rows, strict=True) if row < 0 and name not in known]
-        if strangers:
+def _match_rows(
+    source: FeatureStore | Features, ids: Sequence[str], view: str
+) -> tuple[Features, RowNumbers]:
+    """Return the features and the row of each id in them, −1 for one that was skipped."""
+    if isinstance(source, FeatureStore):
+        rows = source.rows_of(ids)
+        skipped = {each.id for each in source.skipped}
+        unknown = [name for name, row in zip(ids, rows, strict=True) if row < 0 and name not in skipped]
+        if unknown:
             raise InputError(
-                f"{features.folder} lacks {count(len(strangers), name)} ({', '.join(strangers[:3])}); "
+                f"{source.folder} lacks {count(len(unknown), view)} ({', '.join(unknown[:3])}); "
                 "it was made from other pairs."
             )
-        return rows
-    if features.ndim != 2 or len(features) != len(ids):
+        return source.features, rows
+    if source.ndim != 2 or len(source) != len(ids):
         raise InputError(
-            f"the {name} features have shape {list(features.shape)}; expected {len(ids)} rows, one for each "
-            f"{name} of the pairs."
+            f"the {view} features have shape {list(source.shape)}; expected {len(ids)} rows, one for each "
+            f"{view} of the pairs."
         )
-    return np.arange(len(ids))
+    return source, np.arange(len(ids))
 
 
-def _array(features: FeatureStore | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return features.features if isinstance(features, FeatureStore) else features
-
-
-def _taken(array: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _select_rows(array: Features, rows: NDArray[Any]) -> Features:
     # Consecutive rows stay a view of the file; others must be copied.
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and np.all(np.diff(rows) == 1):
         return array[rows[0] : rows[-1] + 1]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from diptych._checks import InputError, check_choice
 from diptych.data import PROTOCOLS, FeatureStore, PairedDataset, open_features, read_pairs
-from diptych.data._pairs import CAPTIONS_PER_IMAGE, repeated
+from diptych.data._pairs import CAPTIONS_PER_IMAGE, find_repeated
 from diptych.data._readers import FLICKR8K_TOKENS, FLICKR30K_TOKENS
 from diptych.image import PyramidDescriptor, open_image
 from diptych.paper._features import ReadVectors, Rows, StoredFeatures
@@ -204,7 +204,7 @@ def find_data(
         files.append(DataFile(pairs_file.name, use))
     reader.read_folder(base)
     reader.read_named(features)
-    for repeated_name in repeated(each.name for each in (*reader.images, *reader.texts)):
+    for repeated_name in find_repeated(each.name for each in (*reader.images, *reader.texts)):
         raise InputError(f"two files of features are called {repeated_name}; give each its own name.")
     if not reader.images:
         raise InputError(

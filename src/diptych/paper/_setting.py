@@ -13,7 +13,7 @@ import numpy as np
 from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import Plan, Run, plan
+from diptych.data import ProtocolRun, ProtocolSplits, split_by_protocol
 from diptych.paper._cache import Cache, Result, digest
 from diptych.paper._data import YOURS, PaperData
 from diptych.paper._features import CaptionWords, Features, Floats, HKSEFeatures, Rows, StoredFeatures
@@ -165,12 +165,15 @@ class Setting:
         return self._by_seed[seed]
 
     @cached_property
-    def plans(self) -> dict[str, Plan]:
+    def plans(self) -> dict[str, ProtocolSplits]:
         """Training, validation and test images of each protocol."""
         if self.data.name == "scenes":
             train, validation, test = map(self.data.dataset.image_rows, ("train", "val", "test"))
-            return {"scenes": Plan("scenes", train, (Run(validation, test),))}
-        return {name: plan(name, self.data.dataset, random_state=self.seed) for name in self.data.protocols}
+            return {"scenes": ProtocolSplits("scenes", train, (ProtocolRun(validation, test),))}
+        return {
+            name: split_by_protocol(name, self.data.dataset, random_state=self.seed)
+            for name in self.data.protocols
+        }
 
     @property
     def train(self) -> Rows:
@@ -178,12 +181,12 @@ class Setting:
         return next(iter(self.plans.values())).train
 
     @property
-    def single_plan(self) -> Plan:
+    def single_plan(self) -> ProtocolSplits:
         """The protocol of the single experiments: the one with the largest test set."""
         return max(self.plans.values(), key=lambda each: len(each.runs[0].test))
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ProtocolRun:
         """Validation and test images of the single experiments: the first run of ``single_plan``."""
         return self.single_plan.runs[0]
 
@@ -234,15 +237,12 @@ class Setting:
 
     def views(self, image: Features, text: Features, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """Return ``X, Y, pairing`` of some images and their captions."""
-        dataset = self.data.dataset
-        captions = dataset.caption_rows(rows)
-        positions = np.full(dataset.n_images, -1)
-        positions[rows] = np.arange(len(rows))
+        images, captions, pairing = self.data.dataset.paired_rows(rows)
         if isinstance(text, HKSEFeatures):
             self._embedded = [*(each for each in self._embedded if each is not text), text]
             for older in self._embedded[:-EMBEDDED_KEPT]:
                 older.release()
-        return image.take(rows), text.take(captions), positions[dataset.pairing[captions]]
+        return image.take(images), text.take(captions), pairing
 
     def packs(self, image: Features, text: Features, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """Return ``X``, the mean of each image's captions, and the pairing row by row.

@@ -23,7 +23,7 @@ from diptych._devices import copy_to_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
-from diptych.data._pairs import near_duplicates
+from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
 from diptych.report._card import describe_quality
@@ -449,7 +449,7 @@ def _find_leaks(training: Part, validation: Part | None, test: Part | None) -> d
     """Count images of other splits that are copies of training images, and warn of them."""
     leaks = {}
     for name, part in (("validation", validation), ("test", test)):
-        copies = 0 if part is None else len(near_duplicates(training[0], part[0]))
+        copies = 0 if part is None else len(find_near_duplicates(training[0], part[0]))
         if copies:
             leaks[name] = copies
             warnings.warn(

@@ -1,4 +1,4 @@
-"""What the page on clusters shows works as it stands there."""
+"""The examples of docs/distributed.md run as they are printed."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from diptych import AWCCA
 from example_files import code_blocks, write_network, write_photos
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-PAGE = Path(__file__).parent.parent.parent / "docs" / "distributed.md"
+PAGE = Path(__file__).parent.parent / "docs" / "distributed.md"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with what the examples expect to find."""
+def folder(tmp_path, monkeypatch):
+    """A folder with the files that the examples use."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     (tmp_path / "features").mkdir()
@@ -29,7 +29,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_local_cluster(place):
+def test_fit_on_a_local_cluster(folder):
     names = {"__name__": "__main__"}
     exec(code_blocks(PAGE)[0], names)
     loaded = AWCCA.load("model")
@@ -37,9 +37,9 @@ def test_the_local_cluster(place):
     assert len(names["training"]) == 3
 
 
-def test_the_encoders_in_front(place):
+def test_fit_from_images_and_captions(folder):
     pytest.importorskip("onnxruntime")
-    write_network(place / "resnet50.onnx")
+    write_network(folder / "resnet50.onnx")
     names = {}
     exec(code_blocks(PAGE)[1], names)
     assert len(names["blocks"]) == 2
@@ -47,8 +47,8 @@ def test_the_encoders_in_front(place):
     assert (len(names["model"].x_mean_), len(names["model"].y_mean_)) == (48, 200)
 
 
-def test_a_cluster_elsewhere(place):
-    # Its worker is two threads of this process, which the engine reaches by TCP like any other.
+def test_fit_on_a_cluster_by_address(folder):
+    # The worker is two threads of this process; the engine reaches it by TCP like any other.
     kind = {"processes": False, "protocol": "tcp", "dashboard_address": ":0"}
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, **kind) as cluster:
         names = {}

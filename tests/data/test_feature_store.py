@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +27,9 @@ def content(folder):
 
 
 @pytest.fixture
-def photos(tmp_path):
-    """Twelve scenes, three of them spoilt."""
-    dataset = make_scenes(12, size=32).write(tmp_path / "photos")
+def pairs(tmp_path):
+    """Twelve scenes, three of them unreadable."""
+    dataset = make_scenes(12, size=32).write(tmp_path / "pairs")
     dataset.paths[2].write_bytes(b"")
     dataset.paths[7].write_bytes(dataset.paths[7].read_bytes()[:300])
     dataset.paths[11].unlink()
@@ -36,7 +37,7 @@ def photos(tmp_path):
 
 
 class Colour:
-    """Mean colour, and a count of the pictures seen."""
+    """Encodes the mean colour and counts the images."""
 
     dimension, fingerprint = 3, "colour"
 
@@ -50,83 +51,83 @@ class Colour:
         return np.array([np.asarray(image, np.float32).mean(axis=(0, 1)) for image in images])
 
 
-def test_a_store_holds_rows_ids_and_where_they_come_from(photos, tmp_path):
-    seen = []
-    store = encode_images(photos, Colour(), tmp_path / "store", batch_size=5, progress=seen.append)
-    assert [p.done for p in seen] == [5, 10, 12]
-    assert seen[-1].skipped == 3
+def test_a_store_has_features_ids_and_skipped_inputs(pairs, tmp_path):
+    calls = []
+    store = encode_images(pairs, Colour(), tmp_path / "store", batch_size=5, progress=calls.append)
+    assert [p.done for p in calls] == [5, 10, 12]
+    assert calls[-1].skipped == 3
     assert store.features.shape == (9, 3)
     assert isinstance(store.features, np.memmap)
     assert len(store.ids) == 9
-    assert [skipped.id for skipped in store.skipped] == [photos.image_ids[i] for i in (2, 7, 11)]
+    assert [skipped.id for skipped in store.skipped] == [pairs.image_ids[i] for i in (2, 7, 11)]
     assert [
         word in skipped.reason
         for word, skipped in zip(("empty", "truncated", "exist"), store.skipped, strict=True)
     ]
-    row = store.rows_of([photos.image_ids[4]])[0]
+    row = store.rows_of([pairs.image_ids[4]])[0]
     np.testing.assert_allclose(
-        store.features[row], np.asarray(Image.open(photos.paths[4]), float).mean((0, 1)), rtol=1e-5
+        store.features[row], np.asarray(Image.open(pairs.paths[4]), float).mean((0, 1)), rtol=1e-5
     )
     assert store.job.encoder == "colour"
     FeatureStore.open(tmp_path / "store", verify=True)
 
 
-def test_finished_work_is_not_done_again(photos, tmp_path):
-    encode_images(photos, Colour(), tmp_path / "store")
+def test_finished_work_is_not_done_again(pairs, tmp_path):
+    encode_images(pairs, Colour(), tmp_path / "store")
     before = content(tmp_path / "store")
     encoder = Colour()
-    encode_images(photos, encoder, tmp_path / "store")
+    encode_images(pairs, encoder, tmp_path / "store")
     assert encoder.seen == 0
     assert content(tmp_path / "store") == before
 
 
 @pytest.mark.parametrize(("stop_after", "left"), [(0, 9), (2, 7), (4, 7), (5, 4), (8, 2)])
-def test_interrupted_work_resumes_to_the_same_bytes(photos, tmp_path, stop_after, left):
-    encode_images(photos, Colour(), tmp_path / "whole", batch_size=3)
+def test_interrupted_work_resumes_to_the_same_bytes(pairs, tmp_path, stop_after, left):
+    encode_images(pairs, Colour(), tmp_path / "whole", batch_size=3)
     with pytest.raises(KeyboardInterrupt):
-        encode_images(photos, Colour(stop_after), tmp_path / "parts", batch_size=3)
+        encode_images(pairs, Colour(stop_after), tmp_path / "parts", batch_size=3)
     with pytest.raises(InputError, match="unfinished"):
         FeatureStore.open(tmp_path / "parts")
     # The batch size of the first run is kept: the last bits of a network's features may depend on it.
     encoder = Colour()
-    encode_images(photos, encoder, tmp_path / "parts", batch_size=7)
+    encode_images(pairs, encoder, tmp_path / "parts", batch_size=7)
     assert encoder.seen == left
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
 
 
-def test_other_encoders_and_other_files_are_refused(photos, tmp_path):
-    encode_images(photos, Colour(), tmp_path / "done")
+def test_stores_of_other_encoders_or_files_are_refused(pairs, tmp_path):
+    encode_images(pairs, Colour(), tmp_path / "done")
     with pytest.raises(KeyboardInterrupt):
-        encode_images(photos, Colour(2), tmp_path / "begun", batch_size=2)
+        encode_images(pairs, Colour(2), tmp_path / "begun", batch_size=2)
     other = FunctionEncoder(lambda images: np.ones((len(images), 3), np.float32), "ones")
     for folder in ("done", "begun"):
         before = content(tmp_path / folder)
         with pytest.raises(InputError, match=r"another encoder \(colour, not function:ones\)"):
-            encode_images(photos, other, tmp_path / folder)
+            encode_images(pairs, other, tmp_path / folder)
         with pytest.raises(InputError, match="other inputs"):
-            encode_images(photos.select([0, 1]), Colour(), tmp_path / folder)
+            encode_images(pairs.select([0, 1]), Colour(), tmp_path / folder)
         with pytest.raises(InputError, match="dtype float32, not float16"):
-            encode_images(photos, Colour(), tmp_path / folder, dtype="float16")
+            encode_images(pairs, Colour(), tmp_path / folder, dtype="float16")
         assert content(tmp_path / folder) == before
-    raw = bytearray(photos.paths[0].read_bytes())
+    raw = bytearray(pairs.paths[0].read_bytes())
     raw[-1] ^= 1
-    photos.paths[0].write_bytes(raw)
+    pairs.paths[0].write_bytes(raw)
     for folder in ("done", "begun"):
         with pytest.raises(InputError, match="other inputs"):
-            encode_images(photos, Colour(), tmp_path / folder)
+            encode_images(pairs, Colour(), tmp_path / folder)
 
 
-def test_folders_of_others_are_left_alone(photos, tmp_path):
+def test_folders_with_other_files_are_refused(pairs, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with pytest.raises(InputError, match="holds other files"):
-        encode_images(photos, Colour(), tmp_path / "mine")
+        encode_images(pairs, Colour(), tmp_path / "mine")
     with pytest.raises(InputError, match="is a file"):
-        encode_images(photos, Colour(), tmp_path / "mine" / "thesis.txt")
+        encode_images(pairs, Colour(), tmp_path / "mine" / "thesis.txt")
     assert content(tmp_path / "mine") == {"thesis.txt": b"precious"}
 
 
-def test_a_writer_recovers_from_every_torn_tail(tmp_path, rng):
+def test_a_writer_recovers_from_truncated_files(tmp_path, rng):
     rows = rng.normal(size=(10, 4)).astype(np.float32)
 
     def write(folder, upto, job=JOB):
@@ -161,12 +162,33 @@ def test_a_writer_recovers_from_every_torn_tail(tmp_path, rng):
     assert content(folder) == expected
 
 
-def test_two_writers_do_not_share_a_folder(tmp_path):
+def test_a_second_writer_is_refused(tmp_path):
     first = StoreWriter(tmp_path / "store", JOB)
     with pytest.raises(InputError, match="another process"):
         StoreWriter(tmp_path / "store", JOB)
     first.close()
     StoreWriter(tmp_path / "store", JOB).close()
+
+
+def test_a_writer_does_not_reopen_a_store_that_was_finished_meanwhile(tmp_path):
+    job = Job("encoder", "inputs", 2, 4, "float32", 2)
+    writer = StoreWriter(tmp_path / "store", job)
+    writer.append(np.ones((2, 4)), 2, [])
+    writer.finish(["a", "b"])
+    before = content(tmp_path / "store")
+    with pytest.raises(InputError, match="just finished"):
+        StoreWriter(tmp_path / "store", job)
+    assert content(tmp_path / "store") == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file names are Unicode there")
+def test_an_unreadable_image_in_a_folder_with_an_invalid_name_is_skipped(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"not an image")
+    pairs = PairedDataset.of([("a.png", ["A caption."])], paths=[folder / "a.png"])
+    store = encode_images(pairs, Colour(), tmp_path / "store")
+    assert [skipped.id for skipped in store.skipped] == ["a.png"]
 
 
 KILLED = textwrap.dedent("""
@@ -209,19 +231,19 @@ def test_sigkill_and_resume_give_identical_files(tmp_path):
     assert kills == 3
 
 
-def test_damaged_stores_are_refused(photos, tmp_path):
+def test_damaged_stores_are_refused(pairs, tmp_path):
     folder = tmp_path / "store"
-    encode_images(photos, Colour(), folder)
+    encode_images(pairs, Colour(), folder)
     good = content(folder)
 
-    def spoil(name, raw):
+    def damage(name, raw):
         for file, original in good.items():
             (folder / file).write_bytes(original)
         (folder / name).write_bytes(raw)
 
     flipped = bytearray(good["features.npy"])
     flipped[-3] ^= 4
-    spoil("features.npy", bytes(flipped))
+    damage("features.npy", bytes(flipped))
     FeatureStore.open(folder)
     with pytest.raises(InputError, match="checksum"):
         FeatureStore.open(folder, verify=True)
@@ -238,7 +260,7 @@ def test_damaged_stores_are_refused(photos, tmp_path):
         ("config.json", json.dumps({**config, "job": {**config["job"], "dimension": "3"}}).encode()),
         ("config.json", json.dumps({**config, "job": {}}).encode()),
     ):
-        spoil(name, raw)
+        damage(name, raw)
         with pytest.raises(InputError):
             FeatureStore.open(folder)
     with pytest.raises(InputError, match="no features"):
@@ -255,30 +277,30 @@ def test_damaged_stores_are_refused(photos, tmp_path):
         lambda images: np.full((len(images), 3), "x"),
     ],
 )
-def test_encoders_that_misbehave_are_refused(photos, tmp_path, answer):
+def test_invalid_features_are_refused(pairs, tmp_path, answer):
     encoder = Colour()
     encoder.encode = answer
     with pytest.raises(InputError, match="encoder"):
-        encode_images(photos, encoder, tmp_path / "store")
+        encode_images(pairs, encoder, tmp_path / "store")
 
 
-def test_half_precision_is_stored_and_overflow_refused(photos, tmp_path):
-    store = encode_images(photos, Colour(), tmp_path / "half", dtype="float16")
+def test_half_precision_is_stored_and_overflow_refused(pairs, tmp_path):
+    store = encode_images(pairs, Colour(), tmp_path / "half", dtype="float16")
     assert store.features.dtype == np.float16
     loud = FunctionEncoder(lambda images: np.full((len(images), 3), 1e6, np.float32), "loud")
     with pytest.raises(InputError, match="beyond float16"):
-        encode_images(photos, loud, tmp_path / "loud", dtype="float16")
+        encode_images(pairs, loud, tmp_path / "loud", dtype="float16")
     with pytest.raises(InputError, match="dtype"):
-        encode_images(photos, Colour(), tmp_path / "int", dtype="int8")
+        encode_images(pairs, Colour(), tmp_path / "int", dtype="int8")
 
 
-def test_pictures_beyond_the_limit_are_skipped(photos, tmp_path):
-    store = encode_images(photos, Colour(), tmp_path / "store", max_pixels=1000)
+def test_images_above_the_pixel_limit_are_skipped(pairs, tmp_path):
+    store = encode_images(pairs, Colour(), tmp_path / "store", max_pixels=1000)
     assert store.features.shape == (0, 3)
     assert "1,000" in store.skipped[0].reason
 
 
-def test_pairs_without_paths_are_explained(tmp_path):
+def test_pairs_without_image_paths_are_refused(tmp_path):
     with pytest.raises(InputError, match="images=FOLDER"):
         encode_images(make_scenes(3).dataset, Colour(), tmp_path / "store")
 
@@ -293,7 +315,7 @@ def test_staged_encoders_prepare_ahead_and_in_order(tmp_path):
     assert staged.ids == plain.ids == dataset.image_ids
 
 
-def test_no_more_than_the_window_is_ever_loaded():
+def test_no_more_than_the_window_is_loaded():
     alive, most = 0, 0
 
     def load(item):
@@ -308,7 +330,7 @@ def test_no_more_than_the_window_is_ever_loaded():
     assert most <= 10
 
 
-def test_a_failure_in_a_thread_is_not_lost():
+def test_an_error_in_a_thread_is_raised():
     def load(item):
         raise ZeroDivisionError
 
@@ -324,7 +346,7 @@ class Letters:
         return np.array([[len(s) + self.shift, s.count("a")] for s in sentences], np.float32)
 
 
-def test_captions_are_encoded_and_encoders_told_apart(tmp_path):
+def test_captions_are_encoded_and_encoders_are_distinguished(tmp_path):
     dataset = make_scenes(10).dataset
     store = encode_texts(dataset, Letters(), tmp_path / "texts", batch_size=7)
     assert store.ids == dataset.caption_ids
@@ -341,10 +363,10 @@ def test_captions_are_encoded_and_encoders_told_apart(tmp_path):
         encode_texts(PairedDataset.of([("a", [])]), Letters(), tmp_path / "none")
 
 
-def test_unreadable_images_are_left_out_of_the_pairs(photos, tmp_path):
-    images = encode_images(photos, Colour(), tmp_path / "images")
-    texts = encode_texts(photos, Letters(), tmp_path / "texts")
-    views = join(photos, images, texts)
+def test_join_leaves_out_unreadable_images(pairs, tmp_path):
+    images = encode_images(pairs, Colour(), tmp_path / "images")
+    texts = encode_texts(pairs, Letters(), tmp_path / "texts")
+    views = join(pairs, images, texts)
     assert views.dataset.n_images == 9
     assert views.x.shape == (9, 3)
     assert views.y.shape == (45, 2)
@@ -358,12 +380,12 @@ def test_unreadable_images_are_left_out_of_the_pairs(photos, tmp_path):
         np.testing.assert_array_equal(x, images.features[rows])
 
 
-def test_features_of_other_pairs_do_not_join(photos, tmp_path):
-    images = encode_images(photos.select([0, 1]), Colour(), tmp_path / "images")
+def test_join_refuses_features_of_other_pairs(pairs, tmp_path):
+    images = encode_images(pairs.select([0, 1]), Colour(), tmp_path / "images")
     with pytest.raises(InputError, match="made from other pairs"):
-        join(photos, images, np.zeros((60, 2)))
+        join(pairs, images, np.zeros((60, 2)))
     with pytest.raises(InputError, match="expected 12 rows"):
-        join(photos, np.zeros((11, 2)), np.zeros((60, 2)))
+        join(pairs, np.zeros((11, 2)), np.zeros((60, 2)))
 
 
 def test_scenes_end_to_end_from_files_to_arrays(tmp_path):
@@ -400,9 +422,11 @@ def test_resnet50_on_a_thousand_thumbnails_survives_sigkill(real_data, tmp_path)
     assert process.wait() == -signal.SIGKILL
     subprocess.run([*arguments, tmp_path / "killed"], check=True)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
-    found = FeatureStore.open(tmp_path / "whole", verify=True).features
+    features = FeatureStore.open(tmp_path / "whole", verify=True).features
     expected = np.load(folder / "resnet50_thumbs.npy").astype(np.float32)
     cosines = (
-        np.sum(found * expected, axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+        np.sum(features * expected, axis=1)
+        / np.linalg.norm(features, axis=1)
+        / np.linalg.norm(expected, axis=1)
     )
     assert cosines.min() > 0.9999

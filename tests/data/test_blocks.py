@@ -1,4 +1,4 @@
-"""Blocks that encode their own pictures and captions: the features of encoding first, and fitting then."""
+"""Encoded blocks give the features of encoding first and fitting later."""
 
 import pickle
 import warnings
@@ -10,7 +10,7 @@ from diptych import AWCCA, HKSE
 from diptych._checks import DataWarning, InputError
 from diptych.cca import Moments
 from diptych.data import PairedDataset, encode_images, encode_texts, encoded_blocks, join
-from diptych.image import FunctionEncoder, OnnxEncoder, PyramidDescriptor, Recipe
+from diptych.image import FunctionEncoder, OnnxEncoder, PyramidDescriptor, Recipe, open_image
 from diptych.scenes import make_scenes
 from diptych.text import sentence_encoder
 from tolerance import assert_close
@@ -26,21 +26,22 @@ def hkse(pairs):
     return HKSE(word_features=24, sentence_features=16).fit(pairs.captions)
 
 
-def small(pictures):
-    return np.array([np.asarray(p.resize((4, 4)), float).ravel() for p in pictures])
+def small(images):
+    return np.array([np.asarray(image.resize((4, 4)), float).ravel() for image in images])
 
 
-def assert_same_moments(found, expected):
-    """Features are float32, from sums over 24 word features; their moments are sums of products of them."""
-    assert found.count == expected.count
+def assert_same_moments(actual, expected):
+    """Compare sums of products of float32 features, which are sums over 24 word features."""
+    assert actual.count == expected.count
     squares = {
         view: np.diag(getattr(expected, 2 * view)) + expected.count * getattr(expected, f"{view}_mean") ** 2
         for view in "xy"
     }
     for name in ("xx", "yy", "xy"):
         magnitude = np.sqrt(squares[name[0]].max() * squares[name[1]].max())
-        mine, its = getattr(found, name), getattr(expected, name)
-        assert_close(mine, its, 24, dtype=np.float32, magnitude=magnitude)
+        assert_close(
+            getattr(actual, name), getattr(expected, name), 24, dtype=np.float32, magnitude=magnitude
+        )
 
 
 def moments(blocks):
@@ -54,15 +55,15 @@ def moments(blocks):
 
 @pytest.mark.parametrize("images", [1, 7, 100])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_moments_are_those_of_encoding_first(pairs, hkse, images, workers, tmp_path):
+def test_blocks_have_the_moments_of_encoding_first(pairs, hkse, images, workers, tmp_path):
     blocks = encoded_blocks(pairs, "pyramid", hkse, images=images, batch_size=3, workers=workers)
-    pictures = encode_images(pairs, PyramidDescriptor(), tmp_path / "x")
-    views = join(pairs, pictures, encode_texts(pairs, sentence_encoder(hkse), tmp_path / "y"))
+    image_store = encode_images(pairs, PyramidDescriptor(), tmp_path / "x")
+    views = join(pairs, image_store, encode_texts(pairs, sentence_encoder(hkse), tmp_path / "y"))
     assert_same_moments(moments(blocks), Moments.of(views.x, views.y, pairs.pairing))
-    assert max(len(block.ids) for block in blocks) <= images
+    assert max(block.pairs.n_images for block in blocks) <= images
 
 
-def test_a_fit_takes_them_as_they_are(pairs, hkse):
+def test_a_fit_takes_encoded_blocks(pairs, hkse):
     blocks = encoded_blocks(pairs, FunctionEncoder(small, "small"), hkse, images=6)
     streamed = AWCCA(params=(1.0, 1.0)).fit(blocks)
     x, y, pairing = encoded_blocks(pairs, FunctionEncoder(small, "small"), hkse)[0].load()
@@ -70,7 +71,7 @@ def test_a_fit_takes_them_as_they_are(pairs, hkse):
     assert_close(streamed.spectra_.s_x**2, whole.spectra_.s_x**2, pairs.n_captions)
 
 
-def test_captions_in_any_order_find_their_images(pairs, hkse):
+def test_captions_may_be_in_any_order(pairs, hkse):
     order = np.random.default_rng(0).permutation(pairs.n_captions)
     captions = tuple(pairs.captions[j] for j in order)
     shuffled = PairedDataset(pairs.image_ids, captions, pairs.pairing[order], paths=pairs.paths)
@@ -83,27 +84,27 @@ def test_images_without_captions_are_in_no_block(pairs, hkse):
     captions = tuple(text for text, kept in zip(pairs.captions, keep, strict=True) if kept)
     half = PairedDataset(pairs.image_ids, captions, pairs.pairing[keep], paths=pairs.paths)
     blocks = encoded_blocks(half, "pyramid", hkse, images=5)
-    assert [name for block in blocks for name in block.ids] == list(pairs.image_ids[::2])
+    assert [name for block in blocks for name in block.pairs.image_ids] == list(pairs.image_ids[::2])
 
 
-def test_unreadable_pictures_are_left_out_and_counted(hkse, tmp_path):
+def test_unreadable_images_are_left_out_and_counted(hkse, tmp_path):
     pairs = make_scenes(12, size=32).write(tmp_path)
     for row in (2, 3, 9):
-        pairs.paths[row].write_bytes(b"no picture")
+        pairs.paths[row].write_bytes(b"not an image")
     good = pairs.select([row for row in range(12) if row not in (2, 3, 9)])
-    with pytest.warns(DataWarning) as told:
-        found = moments(encoded_blocks(pairs, "pyramid", hkse, images=6))
-    assert [str(each.message)[:8] for each in told] == ["2 of the", "1 of the"]
-    assert_same_moments(found, moments(encoded_blocks(good, "pyramid", hkse)))
+    with pytest.warns(DataWarning) as caught:
+        total = moments(encoded_blocks(pairs, "pyramid", hkse, images=6))
+    assert [str(each.message)[:8] for each in caught] == ["2 of the", "1 of the"]
+    assert_same_moments(total, moments(encoded_blocks(good, "pyramid", hkse)))
 
 
-def test_a_block_without_a_readable_picture_is_an_error(pairs, hkse, tmp_path):
+def test_a_block_without_a_readable_image_is_an_error(pairs, hkse, tmp_path):
     missing = PairedDataset(("a.jpg",), ("a dog",), np.array([0]), paths=(tmp_path / "a.jpg",))
-    with pytest.raises(InputError, match=r"of 1 picture, none .*a.jpg does not exist"):
+    with pytest.raises(InputError, match=r"of 1 image, none .*a.jpg does not exist"):
         encoded_blocks(missing, "pyramid", hkse)[0].load()
 
 
-def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_path):
+def test_the_fingerprint_changes_with_images_captions_and_encoders(hkse, tmp_path):
     pairs = make_scenes(6, size=32).write(tmp_path)
     first = encoded_blocks(pairs, "pyramid", hkse).fingerprint
     assert encoded_blocks(pairs, "pyramid", hkse).fingerprint == first
@@ -119,24 +120,24 @@ def test_the_fingerprint_changes_with_pictures_captions_and_encoders(hkse, tmp_p
     assert encoded_blocks(pairs, "pyramid", hkse).fingerprint not in prints
 
 
-def test_encoders_pickle(pairs, hkse, tmp_path):
-    pictures = list(make_scenes(3, size=64).images)
+def test_encoders_can_be_pickled(pairs, hkse, tmp_path):
+    images = [open_image(path) for path in pairs.paths[:3]]
     write_network(tmp_path / "colours.onnx")
     for encoder in (PyramidDescriptor(), OnnxEncoder(tmp_path / "colours.onnx", threads=1)):
         again = pickle.loads(pickle.dumps(encoder))
         assert (again.fingerprint, again.dimension) == (encoder.fingerprint, encoder.dimension)
-        np.testing.assert_array_equal(again.encode(pictures), encoder.encode(pictures))
+        np.testing.assert_array_equal(again.encode(images), encoder.encode(images))
     text = sentence_encoder(hkse)
     again = pickle.loads(pickle.dumps(text))
     assert again.fingerprint == text.fingerprint
     np.testing.assert_array_equal(again.encode(list(pairs.captions)), text.encode(list(pairs.captions)))
 
 
-def test_a_network_that_is_another_elsewhere_is_refused(tmp_path):
+def test_a_network_that_changed_is_refused(tmp_path):
     write_network(tmp_path / "colours.onnx")
     sent = pickle.dumps(OnnxEncoder(tmp_path / "colours.onnx"))
     write_network(tmp_path / "colours.onnx", side=32)
-    with pytest.raises(InputError, match=r"colours.onnx is not the same network"):
+    with pytest.raises(InputError, match=r"colours.onnx is not the same network as"):
         pickle.loads(sent)
     (tmp_path / "colours.onnx").unlink()
     with pytest.raises(InputError, match=r"colours.onnx does not exist"):
@@ -144,7 +145,7 @@ def test_a_network_that_is_another_elsewhere_is_refused(tmp_path):
 
 
 def write_network(path, side=64):
-    """A network that averages the colours of sixteen tiles, and the recipe beside it."""
+    """Write a network that averages the colours of sixteen tiles, and its recipe."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     kernel = {"kernel_shape": [side // 4, side // 4], "strides": [side // 4, side // 4]}
@@ -169,14 +170,14 @@ def test_wrong_settings(pairs, hkse, wrong):
 
 def test_pairs_that_cannot_be_encoded(pairs, hkse):
     nowhere = PairedDataset(pairs.image_ids, pairs.captions, pairs.pairing)
-    with pytest.raises(InputError, match="do not know where their images lie"):
+    with pytest.raises(InputError, match="have no image paths"):
         encoded_blocks(nowhere, "pyramid", hkse)
     silent = PairedDataset(pairs.image_ids, (), np.empty(0, int), paths=pairs.paths)
     with pytest.raises(InputError, match="no captions"):
         encoded_blocks(silent, "pyramid", hkse)
 
 
-def test_nothing_is_warned_of_where_all_is_well(pairs, hkse):
+def test_readable_images_give_no_warning(pairs, hkse):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encoded_blocks(pairs, "pyramid", hkse)[0].load()

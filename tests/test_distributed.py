@@ -1,4 +1,4 @@
-"""The Dask engine: the same bits whoever computes them, and whoever is lost meanwhile."""
+"""The Dask engine gives the same bits on any number of workers, and when workers are lost."""
 
 import logging
 import os
@@ -23,10 +23,7 @@ from troubled_blocks import Block, Deadly, Lengths, Opened, fail, hang
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
 
-from diptych.distributed import (  # noqa: E402
-    DaskEngine,
-    _graph,
-)
+from diptych.distributed import DaskEngine, _make_graph  # noqa: E402
 
 pytestmark = pytest.mark.slow
 WORKERS = 3
@@ -59,8 +56,8 @@ def engine(client, cluster):
 
 
 @pytest.fixture
-def watchful(engine):
-    """An engine that soon grows impatient, but not while workers are still importing things."""
+def impatient(engine):
+    """An engine with little patience, once the workers have imported everything."""
     engine.client.run(Block(0).load)
     engine.patience, engine.slowness = 3, 3
     return engine
@@ -78,7 +75,7 @@ def assert_same_bits(found, expected):
 
 @pytest.fixture(scope="module")
 def expected():
-    """What the tree gives in this process."""
+    """The sum of the same tree, computed in this process."""
 
     class Here:
         def map(self, function, items):
@@ -97,11 +94,11 @@ def worker_pid(client):
     return next(iter(client.run(os.getpid).values()))
 
 
-def test_it_is_an_engine(engine):
+def test_the_class_is_an_engine(engine):
     assert isinstance(engine, Engine)
 
 
-def test_the_sum_is_that_of_one_process(engine, expected):
+def test_the_sum_equals_that_of_one_process(engine, expected):
     blocks = [Block(seed) for seed in range(30)]
     found = moments(engine, blocks)
     total = Moments.zero(30, 20)
@@ -130,13 +127,13 @@ def test_neighbours_are_merged_in_order(engine):
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 16, 17, 65])
 def test_the_tree_depends_on_the_number_of_items_alone(n):
     engine = DaskEngine.__new__(DaskEngine)
-    graphs = [_graph(engine.map(str, items), add)[0] for items in (range(n), range(100, 100 + n))]
+    graphs = [_make_graph(engine.map(str, items), add)[0] for items in (range(n), range(100, 100 + n))]
     shapes = [sorted(key[1:] for key in graph if isinstance(key, tuple)) for graph in graphs]
     assert shapes[0] == shapes[1]
     assert len([key for key in shapes[0] if len(key) == 1]) == n
 
 
-def test_few_partial_results_are_held_at_a_time(engine, client):
+def test_few_partial_results_are_in_memory_at_a_time(engine, client):
     most, done = [], threading.Event()
 
     def watch():
@@ -158,30 +155,30 @@ def count_results(dask_scheduler):
 
 
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_lost_or_stopped_on_the_way_changes_no_bit(watchful, client, expected, trouble):
+def test_a_killed_or_stopped_worker_changes_no_bit(impatient, client, expected, trouble):
     threading.Timer(0.7, os.kill, (worker_pid(client), trouble)).start()
     begun = time.monotonic()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = moments(watchful, [Block(seed, 0.2) for seed in range(30)])
+        found = moments(impatient, [Block(seed, 0.2) for seed in range(30)])
     assert time.monotonic() - begun < 25
     assert_same_bits(found, expected)
-    replaced = any("is replaced" in str(each.message) for each in told)
+    replaced = any("is replaced" in str(each.message) for each in caught)
     assert replaced or trouble == signal.SIGKILL
 
 
-def test_a_task_that_hangs_is_done_by_another(watchful, expected, tmp_path):
+def test_a_hanging_task_is_done_by_another_worker(impatient, expected, tmp_path):
     blocks = [Block(seed) for seed in range(30)]
     blocks[7] = Block(7, first=hang, marker=tmp_path / "tried")
     begun = time.monotonic()
     with pytest.warns(UserWarning, match="busy with one task for .* is replaced"):
-        found = moments(watchful, blocks)
+        found = moments(impatient, blocks)
     assert time.monotonic() - begun < 20
     assert (tmp_path / "tried").stat().st_size >= 2
     assert_same_bits(found, expected)
 
 
-def test_the_last_worker_is_kept_and_waited_for(cluster, client, tmp_path):
+def test_the_last_worker_is_never_removed(cluster, client, tmp_path):
     engine = DaskEngine(client, patience=0.5, slowness=1)
     cluster.scale(1)
     try:
@@ -193,14 +190,14 @@ def test_the_last_worker_is_kept_and_waited_for(cluster, client, tmp_path):
         cluster.scale(WORKERS)
 
 
-def test_a_task_that_fails_is_tried_again(engine, expected, tmp_path):
+def test_a_failing_task_is_tried_again(engine, expected, tmp_path):
     blocks = [Block(seed) for seed in range(30)]
     blocks[3] = Block(3, first=fail, marker=tmp_path / "tried")
     assert_same_bits(moments(engine, blocks), expected)
     assert (tmp_path / "tried").stat().st_size == 2
 
 
-def test_an_error_that_stays_is_raised_as_itself(client, tmp_path):
+def test_a_lasting_error_is_raised_unchanged(client, tmp_path):
     engine = DaskEngine(client, retries=0)
     with pytest.raises(OSError, match="out of reach for a moment"):
         moments(engine, [Block(seed, first=fail, marker=tmp_path / str(seed)) for seed in range(3)])
@@ -209,7 +206,7 @@ def test_an_error_that_stays_is_raised_as_itself(client, tmp_path):
 def test_a_block_that_kills_its_workers_is_an_error(engine, client):
     allowed = client.run_on_scheduler(allow_failures, 1)
     try:
-        with pytest.raises(InputError, match="2 workers died one after another over the same block"):
+        with pytest.raises(InputError, match="2 workers died one after another on the same block"):
             moments(engine, [Deadly(0)])
     finally:
         client.run_on_scheduler(allow_failures, allowed)
@@ -227,7 +224,7 @@ def write(folder, x, y, files=3):
     return shards(folder / "x-*.npy", folder / "y-*.npy", rows=7)
 
 
-def test_a_damaged_shard_is_named(engine, rng, tmp_path):
+def test_errors_name_the_damaged_shard(engine, rng, tmp_path):
     x, y = rng.normal(size=(60, 4)), rng.normal(size=(60, 3))
     x[25, 2] = np.nan
     with pytest.raises(InputError, match=r"x-1.npy\[0:7\] with .*X contains NaN"):
@@ -254,7 +251,7 @@ def test_a_fit_selects_the_same_on_the_cluster(engine, tmp_path):
         np.testing.assert_allclose(model.correlations, there.models_[task].correlations, atol=1e-10)
 
 
-def test_arrays_in_memory_are_sent_without_complaint(engine):
+def test_arrays_in_memory_are_sent_without_a_warning(engine):
     (x, y, pairing), validation = make_pairs(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -263,7 +260,7 @@ def test_arrays_in_memory_are_sent_without_complaint(engine):
     np.testing.assert_allclose(here.spectra_.s_x, there.spectra_.s_x, atol=1e-10)
 
 
-def test_a_large_function_is_opened_once_by_each_worker(engine, tmp_path):
+def test_a_large_function_is_unpickled_once_by_each_worker(engine, tmp_path):
     function = Opened(tmp_path / "log")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -272,13 +269,13 @@ def test_a_large_function_is_opened_once_by_each_worker(engine, tmp_path):
     assert len(opened) == len(set(opened)) <= WORKERS
 
 
-def test_encoders_travel_once_and_unreadable_pictures_are_counted_here(engine, tmp_path):
+def test_encoders_are_sent_once_and_warnings_reach_this_process(engine, tmp_path):
     pairs = make_scenes(24, size=32).write(tmp_path)
-    pairs.paths[5].write_bytes(b"no picture")
+    pairs.paths[5].write_bytes(b"not an image")
     blocks = encoded_blocks(pairs, "pyramid", Lengths(tmp_path / "log"), images=3)
-    with pytest.warns(DataWarning, match="1 of the images .* could not be read") as told:
+    with pytest.warns(DataWarning, match="1 of the images .* could not be read") as caught:
         found = moments(engine, blocks)
-    assert len([each for each in told if issubclass(each.category, DataWarning)]) == 1
+    assert len([each for each in caught if issubclass(each.category, DataWarning)]) == 1
     opened = (tmp_path / "log").read_text().split()
     assert len(opened) == len(set(opened)) <= WORKERS
     assert found.count == pairs.n_captions - 5
@@ -302,7 +299,7 @@ def test_an_hkse_encodes_on_the_cluster(engine, tmp_path):
     np.testing.assert_allclose(moments(engine, blocks).yy, sum_here(blocks).yy, atol=1e-8)
 
 
-def test_an_interruption_stops_what_runs(engine, client):
+def test_an_interruption_cancels_the_run(engine, client):
     threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         moments(engine, [Block(seed, 0.3) for seed in range(200)])
@@ -316,12 +313,12 @@ def count_tasks(dask_scheduler):
     return len(dask_scheduler.tasks)
 
 
-def test_a_scheduler_by_its_address(cluster):
+def test_an_address_connects_to_a_scheduler(cluster):
     with DaskEngine(cluster.scheduler_address) as engine:
         assert engine.reduce(add, engine.map(len, ["a", "bc"])) == 3
 
 
-def test_a_cluster_of_its_own_ends_with_the_engine():
+def test_its_own_cluster_ends_with_the_engine():
     with DaskEngine(workers=1) as engine:
         pid = worker_pid(engine.client)
         assert engine.reduce(add, engine.map(abs, [-1, -2])) == 3
@@ -330,15 +327,15 @@ def test_a_cluster_of_its_own_ends_with_the_engine():
 
 
 class TestBadInput:
-    def test_an_address_where_nobody_answers(self):
+    def test_an_address_without_a_scheduler(self):
         begun = time.monotonic()
-        with pytest.raises(InputError, match=r"no Dask scheduler was found at 'tcp://127.0.0.1:9' within"):
+        with pytest.raises(InputError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9' within"):
             DaskEngine("tcp://127.0.0.1:9", timeout=0.5)
         assert time.monotonic() - begun < 5
 
     @pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:1", "tcp://no such host:1"])
-    def test_what_is_no_address(self, address):
-        with pytest.raises(InputError, match="no Dask scheduler was found"):
+    def test_an_invalid_address(self, address):
+        with pytest.raises(InputError, match="no Dask scheduler answers"):
             DaskEngine(address, timeout=0.5)
 
     @pytest.mark.parametrize(
@@ -346,7 +343,7 @@ class TestBadInput:
         [{"workers": 0}, {"retries": -1}, {"patience": 0}, {"slowness": float("nan")}, {"client": 3}],
     )
     def test_wrong_settings(self, wrong):
-        with pytest.raises(InputError, match=next(iter(wrong)).replace("client", "is no Dask client")):
+        with pytest.raises(InputError, match=next(iter(wrong)).replace("client", "is not a Dask client")):
             DaskEngine(**wrong)
 
     def test_dask_is_not_installed(self, monkeypatch):
@@ -358,6 +355,6 @@ class TestBadInput:
         with pytest.raises(InputError, match="nothing to reduce"):
             engine.reduce(add, engine.map(abs, []))
 
-    def test_what_cannot_be_sent(self, engine):
+    def test_an_item_that_cannot_be_pickled(self, engine):
         with pytest.raises(InputError, match="cannot be sent to another process"):
             engine.reduce(add, engine.map(abs, [threading.Lock()]))

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import inspect_dataset, inspect_pairs
+from diptych.data import inspect_pairs
 from diptych.scenes import make_scenes
 
 
@@ -22,7 +22,7 @@ def change_table(folder, edit):
     return rows
 
 
-def test_sound_pairs_have_no_problems(folder):
+def test_good_pairs_have_no_problems(folder):
     calls = []
     report = inspect_pairs(folder, progress=lambda done, total: calls.append((done, total)))
     assert report.ok
@@ -34,18 +34,18 @@ def test_sound_pairs_have_no_problems(folder):
     assert report.images_checked
 
 
-def test_everything_that_is_wrong_is_found(folder):
+def test_the_report_lists_every_problem(folder):
     rows = change_table(folder, lambda rows: rows[3].update(captions=["  "]) or rows[4].update(captions=[]))
     by_split = {split: [row["image"] for row in rows if row["split"] == split] for split in ("train", "test")}
     leaked, copied, original = by_split["test"][0], by_split["train"][-1], by_split["train"][0]
-    # The same pixels in another file format: another file, the same picture.
-    picture = Image.open(folder / original)
-    picture.save(folder / leaked, "BMP")
-    picture.save(folder / copied, "TIFF")
+    # The same pixels in another file format: another file, the same image.
+    image = Image.open(folder / original)
+    image.save(folder / leaked, "BMP")
+    image.save(folder / copied, "TIFF")
     used = {leaked, copied, original, rows[3]["image"], rows[4]["image"]}
     missing, broken = [row["image"] for row in rows if row["image"] not in used][:2]
     (folder / missing).unlink()
-    (folder / broken).write_text("no picture")
+    (folder / broken).write_text("not an image")
     report = inspect_pairs(folder)
     assert not report.ok
     assert report.missing == (missing,)
@@ -58,7 +58,7 @@ def test_everything_that_is_wrong_is_found(folder):
     assert "leakage" in report.problems[-1]
 
 
-def test_copies_within_a_split_are_told_but_are_no_problem(folder):
+def test_copies_within_a_split_are_listed_but_not_a_problem(folder):
     rows = change_table(folder, lambda rows: [row.update(split="train") for row in rows])
     Image.open(folder / rows[0]["image"]).save(folder / rows[1]["image"], "BMP")
     report = inspect_pairs(folder)
@@ -66,13 +66,13 @@ def test_copies_within_a_split_are_told_but_are_no_problem(folder):
     assert report.copies == ((rows[0]["image"], rows[1]["image"]),)
 
 
-def test_pairs_without_known_images_are_counted_only():
-    report = inspect_dataset(make_scenes(5).dataset)
+def test_pairs_without_image_paths_are_only_counted():
+    report = inspect_pairs(make_scenes(5).dataset)
     assert report.ok
     assert not report.images_checked
 
 
-def test_an_image_in_two_splits_is_said_at_once(folder):
+def test_an_image_in_two_splits_is_an_error(folder):
     path = folder / "captions.jsonl"
     row = json.loads(path.read_text().splitlines()[0])
     row["split"] = "test" if row["split"] == "train" else "train"
@@ -83,10 +83,10 @@ def test_an_image_in_two_splits_is_said_at_once(folder):
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_the_real_thumbnails_are_sound(real_data):
+def test_the_real_thumbnails_are_readable(real_data):
     folder = real_data / "flickr8k"
     report = inspect_pairs(folder / "dataset_flickr8k.json", images=folder / "images")
-    # Only the test photos are there.
+    # Only the test images are there.
     assert len(report.missing) == 7000
     assert not report.unreadable
     assert not report.leaks

@@ -1,7 +1,7 @@
-"""Damages data files in every way it knows and reads each; run as a program.
+"""Damage data files at random and read each of them; run as a program.
 
-Arguments: a folder to work in, how many files to damage, a seed. Prints JSON: how many were refused and how
-many were read, what went wrong otherwise, and the memory taken.
+Arguments: a folder to work in, how many files to damage, a seed. Prints JSON: how many files were refused,
+how many were read, any other errors, and the memory that reading took.
 """
 
 import json
@@ -30,7 +30,7 @@ def read_shards(path):
 
 
 def write_files(folder):
-    """One file of each kind, and what reads it."""
+    """Write one file of each format; return the reader of each."""
     import h5py
     import pyarrow
     import pyarrow.parquet
@@ -60,18 +60,7 @@ def write_files(folder):
     binary = b"".join(f"word{i} ".encode() + row.tobytes() + b"\n" for i, row in enumerate(matrix))
     (folder / "m.bin").write_bytes(f"{len(matrix)} 6\n".encode() + binary)
     features, pairs, vectors = open_features, read_pairs, read_word_vectors
-    readers = [
-        features,
-        features,
-        features,
-        features,
-        features,
-        Moments.load,
-        pairs,
-        read_shards,
-        pairs,
-        pairs,
-    ]
+    readers = [*[features] * 5, Moments.load, pairs, read_shards, pairs, pairs]
     names = sorted(path for path in folder.iterdir() if path.name != "dataset_k.json")
     return {**dict(zip(names, [*readers, vectors, vectors], strict=True)), folder / "dataset_k.json": pairs}
 
@@ -94,17 +83,17 @@ def main(folder, count, seed):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = readers[path](path)
-                np.array(found) if isinstance(found, np.ndarray) else found
+                content = readers[path](path)
+                np.array(content) if isinstance(content, np.ndarray) else content
         except InputError as error:
             refused += 1
             if "\n" in str(error):
-                wrong.append([number, path.name, f"not one sentence: {str(error)[:500]}"])
+                wrong.append([number, path.name, f"more than one line: {str(error)[:500]}"])
         except Exception:
             wrong.append([number, path.name, traceback.format_exc()[-1500:]])
         path.write_bytes(whole[path])
-    grown = peak_memory() - before
-    print(json.dumps({"refused": refused, "read": count - refused, "grown": grown, "wrong": wrong[:20]}))
+    memory = peak_memory() - before
+    print(json.dumps({"refused": refused, "read": count - refused, "memory": memory, "wrong": wrong[:20]}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,181 @@
+"""Files that others wrote, by path or URL: bounded reads, safe names, patterns, versions.
+
+fsspec opens every URL; local files need no extra library.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+
+from diptych._checks import InputError, missing_package_error
+
+MAX_TEXT_BYTES = 2 * 2**30
+"""The largest text file that is read; the largest published file of pairs has 0.15 GiB."""
+
+StorageOptions: TypeAlias = Mapping[str, Any] | None
+"""Settings of a remote file system, such as an access key; passed to fsspec."""
+
+Names: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, a URL, a pattern, or a list of them."""
+
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "modified", "last_modified", "created")
+
+
+def check_file(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> Path:
+    """Return ``path`` if it is a file of at most ``max_bytes``."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist or is not a file; check the path.")
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise InputError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read. Raise max_bytes.")
+    return path
+
+
+def read_lines(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a UTF-8 file that are not blank, with their numbers from 1."""
+    path = check_file(path, max_bytes)
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+
+
+def contained_path(folder: str | os.PathLike[str], name: str) -> Path:
+    """Return ``folder / name`` for a name read from a file, which must not lead out of the folder.
+
+    >>> contained_path("images", "a/b.jpg").as_posix()
+    'images/a/b.jpg'
+    """
+    parts = PurePosixPath(name.replace("\\", "/"))
+    drive = len(name) > 1 and name[1] == ":"
+    if not name or "\0" in name or parts.is_absolute() or drive or ".." in parts.parts:
+        raise InputError(
+            f"the file name {name!r} leads out of {folder}; names must be relative to the folder of images."
+        )
+    return Path(folder, *parts.parts)
+
+
+def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, whether columns come first, type, and the offset of the numbers of a ``.npy`` file."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never loaded")
+    return shape, fortran, dtype, file.tell()
+
+
+@contextmanager
+def explain_errors(name: str) -> Iterator[None]:
+    """Turn any error in the block into an ``InputError`` about the file ``name``."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{name} does not exist; check the name.") from None
+    except Exception as error:  # every file system and every format raises classes of its own
+        detail = (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
+        raise InputError(
+            f"{name} could not be read ({detail}); it is damaged, of another format, or cannot be reached."
+        ) from None
+
+
+def is_remote(name: str) -> bool:
+    """Return whether ``name`` is a URL, which only fsspec can open."""
+    return "://" in name
+
+
+def expand_names(names: Names, options: StorageOptions = None) -> list[str]:
+    """Return the files that ``names`` stands for; those of a pattern in alphabetical order.
+
+    Local names become absolute, because another process may have another working folder.
+    """
+    if isinstance(names, str | os.PathLike):
+        return _expand_pattern(os.fspath(names), options)
+    files = [file for name in names for file in _expand_pattern(os.fspath(name), options)]
+    if not files:
+        raise InputError("the list of files is empty; give at least one.")
+    return files
+
+
+def open_file(name: str, options: StorageOptions) -> BinaryIO:
+    """Open a path or a URL for reading."""
+    if not is_remote(name):
+        return open(name, "rb")
+    system, path = _find_filesystem(name, options)
+    return system.open(path, "rb")  # type: ignore[no-any-return]
+
+
+def read_bytes(name: str, start: int, stop: int, options: StorageOptions = None) -> bytes:
+    """Return the bytes from ``start`` to ``stop``, or to the end if that comes first."""
+    with explain_errors(name):
+        if is_remote(name):
+            system, path = _find_filesystem(name, options)
+            return system.cat_file(path, start, stop)  # type: ignore[no-any-return]
+        with open(name, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+
+def remote_size(name: str, options: StorageOptions) -> int:
+    """Return the size of the file at a URL."""
+    with explain_errors(name):
+        system, path = _find_filesystem(name, options)
+        return int(system.info(path)["size"])
+
+
+def file_version(name: str, options: StorageOptions = None) -> str:
+    """Return a string that changes when the size, time or tag of a file, or of any file in a folder, does."""
+    with explain_errors(name):
+        if is_remote(name):
+            system, path = _find_filesystem(name, options)
+            entries = system.find(path, detail=True) or {path: system.info(path)}
+            return repr([(file, _describe_version(entries[file])) for file in sorted(entries)])
+        files = sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)]
+        stats = [(file, file.stat()) for file in files]
+        return repr([(file.as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats])
+
+
+def _describe_version(info: Mapping[str, Any]) -> tuple[str, str]:
+    return str(info.get("size")), str(next((info[key] for key in _VERSION_KEYS if info.get(key)), ""))
+
+
+def _expand_pattern(name: str, options: StorageOptions) -> list[str]:
+    name = name.removeprefix("file://")
+    if not is_remote(name):
+        files = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
+        files = [os.path.abspath(file) for file in files]
+    elif not glob.has_magic(name):
+        return [name]
+    else:
+        system, path = _find_filesystem(name, options)
+        with explain_errors(name):
+            files = [system.unstrip_protocol(file) for file in sorted(system.glob(path))]
+    if not files:
+        raise InputError(f"no file matches {name}; check the pattern.")
+    return files
+
+
+def _find_filesystem(name: str, options: StorageOptions) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path of the file in it."""
+    try:
+        core = importlib.import_module("fsspec.core")
+    except ImportError:
+        raise missing_package_error(f"{name} needs", "zarr", "fsspec") from None
+    try:
+        return core.url_to_fs(name, **(options or {}))  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:  # an unknown protocol, or one whose library is missing
+        raise InputError(f"{name} cannot be reached ({str(error).splitlines()[0]}).") from None

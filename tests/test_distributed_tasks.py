@@ -1,0 +1,74 @@
+"""The functions that run on a worker, called here in threads of this process."""
+
+import pickle
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from diptych._checks import DataWarning
+
+pytest.importorskip("cloudpickle", reason="Dask is not installed")
+
+from diptych.distributed import LazyPickle, TaskResult, merge_results, run_task
+
+
+def blas_threads():
+    return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+
+
+def test_a_task_has_one_blas_thread():
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        assert set(run_task(LazyPickle(lambda item: blas_threads()), LazyPickle(0)).value) == {1}
+        assert blas_threads() == before == [2] * len(before)
+
+
+def test_simultaneous_tasks_collect_their_own_warnings():
+    barrier = threading.Barrier(4, timeout=10)
+
+    def task(number):
+        barrier.wait()
+        if number % 2:
+            warnings.warn(f"of {number}", DataWarning, stacklevel=1)
+        barrier.wait()
+        return number
+
+    show = warnings.showwarning
+    function = LazyPickle(None)
+    function._value = task  # a barrier cannot be pickled
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda number: run_task(function, LazyPickle(number)), range(4)))
+    assert [result.value for result in results] == [0, 1, 2, 3]
+    assert [result.warnings for result in results] == [(), ("of 1",), (), ("of 3",)]
+    assert warnings.showwarning is show
+    assert merge_results(LazyPickle(max), results).warnings == ("of 1", "of 3")
+
+
+def test_a_failing_task_restores_threads_and_warnings():
+    show, before = warnings.showwarning, blas_threads()
+    with pytest.raises(ZeroDivisionError):
+        run_task(LazyPickle(lambda item: 1 // item), LazyPickle(0))
+    assert (warnings.showwarning, blas_threads()) == (show, before)
+
+
+def test_a_lazy_pickle_is_loaded_once_and_sent_as_bytes():
+    packed = LazyPickle({"large": np.arange(3)})
+    assert packed.load() is packed.load()
+    copy = pickle.loads(pickle.dumps(packed))
+    assert "_value" not in vars(copy)
+    assert copy.load()["large"].tolist() == [0, 1, 2]
+
+
+def test_dask_sees_the_size_of_a_result():
+    class Sums:
+        def __init__(self):
+            self.xx = np.zeros((100, 100))
+
+    sizeof = pytest.importorskip("dask.sizeof").sizeof
+    assert sizeof(TaskResult(Sums())) >= 80_000
+    assert sizeof(TaskResult([np.zeros(1000)])) >= 8_000
+    assert sizeof(LazyPickle(bytes(5000))) >= 5000
