@@ -20,10 +20,9 @@ from starlette.testclient import TestClient
 from diptych import HKSE, Retriever
 from diptych.fusion import Fusion
 from diptych.scenes import make_scenes
-from diptych.service._app import create_app
-from diptych.service._model import Shelf
-from diptych.service._schemas import Limits
-from diptych.service._service import Service
+from diptych.service._app import Service, build_app
+from diptych.service._limits import Limits
+from diptych.service._model import ModelHolder
 
 LOCAL = "http://127.0.0.1"
 
@@ -91,10 +90,9 @@ def path_of(retriever):
 
 def in_process(place, *, writable=False, token=None, headers=None, log=False, **limits):
     """A client of an application in this process."""
-    shelf = Shelf.open(place, writable=writable)
-    bounds = Limits(**{"decoders": 1, **limits})
-    service = Service(shelf, bounds, token, threads=1, watch_seconds=0.05)
-    app = create_app(service, log_queries=log)
+    holder = ModelHolder.open(place, writable=writable)
+    service = Service(holder, Limits(**{"decoders": 1, **limits}), token, threads=1, watch_seconds=0.05)
+    app = build_app(service, log_queries=log)
     client = TestClient(app, LOCAL, headers=headers, raise_server_exceptions=False)
     client.service = service
     return client
@@ -202,13 +200,13 @@ def live_guarded(folder):
 HURRIED = """
 import sys
 from pathlib import Path
-from diptych.service.limits import Limits
-from diptych.service.reload import Shelf
-from diptych.service.serve import listening, run
-from diptych.service.service import Service
+from diptych.service._app import Service
+from diptych.service._limits import Limits
+from diptych.service._model import ModelHolder
+from diptych.service._serve import listen, run
 limits = Limits(header_seconds=0.5, body_seconds=1.0, decoders=1)
-with listening("127.0.0.1", 0) as listener:
-    service = Service(Shelf.open(Path(sys.argv[1])), limits, threads=1)
+with listen("127.0.0.1", 0) as listener:
+    service = Service(ModelHolder.open(Path(sys.argv[1])), limits, threads=1)
     run(service, listener, say=lambda line: print(line, flush=True))
 """
 

@@ -9,9 +9,9 @@ import time
 import httpx
 import pytest
 
-from diptych.service._connections import HEADER_BYTES, Waiting, raise_file_limit
-from diptych.service._schemas import Limits, Problem
+from diptych.service._limits import Limits, Problem
 from diptych.service._security import Gate
+from diptych.service._serve import HEADER_BYTES, WaitingList, raise_file_limit
 
 TOKEN = "0123456789abcdef0123"
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -179,19 +179,19 @@ class Closing:
 
 
 def test_the_oldest_of_an_address_gives_way_then_the_oldest_of_all():
-    waiting = Waiting(most=4, most_of_one=3)
+    waiting = WaitingList(limit=4, limit_per_address=3)
     busy = [Closing() for _ in range(4)]
     for one in busy:
-        waiting.enter(one, "a")
+        waiting.add(one, "a")
     assert [one.closed for one in busy] == [True, False, False, False]
-    waiting.enter(busy[1], "a")  # it waits already: its place is the same
+    waiting.add(busy[1], "a")  # it waits already: its place is the same
     others = [Closing() for _ in range(2)]
     for one in others:
-        waiting.enter(one, "b")
+        waiting.add(one, "b")
     assert [one.closed for one in busy] == [True, True, False, False]
     assert len(waiting) == 4
-    waiting.leave(busy[2])
-    waiting.leave(busy[2])
+    waiting.remove(busy[2])
+    waiting.remove(busy[2])
     assert len(waiting) == 3
 
 
@@ -271,7 +271,7 @@ def test_a_request_that_arrives_when_all_places_are_taken_is_told_to_come_back()
             return {"type": "http.request", "body": b"{}", "more_body": False}
 
         gate = Gate(answer, Limits(requests=1))
-        gate._inside[False] = 1
+        gate._open_requests[False] = 1
         await gate(asked("/v1/search", {"content-length": "2"}), whole, send)
         return found
 

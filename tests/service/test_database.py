@@ -11,7 +11,7 @@ from commands import refused, run, run_json
 from diptych import HKSE, InputError, Retriever
 from diptych.data import read_pairs
 from diptych.retrieval.stores._base import RefusedError
-from diptych.service._schemas import as_problem
+from diptych.service._limits import as_problem
 from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
@@ -90,7 +90,7 @@ def test_a_refit_elsewhere_is_served_as_a_new_version(pointing, served):
     while "refitted" not in client.get("/v1/model").json()["facts"]:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert client.service.shelf.reloads == {"loaded": 1, "failed": 0}
+    assert client.service.holder.reloads == {"loaded": 1, "failed": 0}
 
 
 def test_a_model_of_other_encoders_is_served_after_a_moment(pointing, served, drawn):

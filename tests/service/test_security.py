@@ -30,7 +30,7 @@ def test_other_machines_are_let_in_with_a_token_only():
     assert check_token("0.0.0.0", TOKEN) == TOKEN
     with pytest.raises(InputError, match="--token"):
         check_token("0.0.0.0", None)
-    with pytest.raises(InputError, match="16 or more"):
+    with pytest.raises(InputError, match="at least 16"):
         check_token("127.0.0.1", "short")
 
 
@@ -168,11 +168,11 @@ def test_the_log_keeps_what_was_asked_to_itself(served, easy, caplog):
 def test_more_than_can_be_served_are_told_to_come_back(served, easy):
     client = served(requests=1, waiting=1, concurrency=1)
     service = client.service
-    service.desk._inside = 2
+    service.batcher.pending = 2
     answer = client.post("/v1/search", json={"text": easy.text})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
-    service.desk._inside = 0
+    service.batcher.pending = 0
     assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
 
 
@@ -188,7 +188,7 @@ def test_an_origin_that_is_none_is_refused(client, easy):
 
 def test_a_defect_carries_the_headers_too(served, easy, monkeypatch, caplog):
     client = served()
-    monkeypatch.setattr(client.service, "found", lambda *asked: 1 / 0)
+    monkeypatch.setattr(client.service, "search", lambda *asked: 1 / 0)
     answer = client.post("/v1/search", json={"text": easy.text})
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     for name, value in HEADERS.items():

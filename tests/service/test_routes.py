@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from diptych import Retriever
-from diptych.service._model import Served
+from diptych.service._model import LoadedModel
 
 
 def ids(answer, at=0):
@@ -42,7 +42,7 @@ def test_words_that_were_ignored_are_named(client, where):
     asked = {"text": ["a red quokka", "a star"], "k": 3, "where": where}
     results = client.post("/v1/search", json=asked).json()["results"]
     assert [part["ignored_words"] for part in results] == [["quokka"], []]
-    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["Answers"]
+    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["QueryResult"]
     assert "does not know" in schema["properties"]["ignored_words"]["description"]
 
 
@@ -174,7 +174,7 @@ def test_health_and_counters(client, easy):
         ("/v1/search", {"text": "a star", "weighting": [1, 2]}, 422, "bad-request"),
         ("/v1/search", {"id": "nobody"}, 404, "unknown-item"),
         ("/v1/annotate", {"id": "nobody"}, 404, "unknown-item"),
-        ("/v1/annotate", {"id": []}, 422, "bad-request"),
+        ("/v1/annotate", {"id": []}, 422, "bad-input"),
         ("/v1/similar", {"id": "nobody"}, 404, "unknown-item"),
         ("/v1/items", {"captions": ["a star"]}, 403, "read-only"),
     ],
@@ -297,10 +297,13 @@ def test_named_blocks_are_given_by_name(served, fused_folder):
     answer = client.post("/v1/search", json={"features": twice, "k": 3})
     assert ids(answer, 0) == ids(answer, 1) == wanted
     for wrong, said in (
-        ({"words": row[:8].tolist()}, "the blocks 'words' (8); those of this model's texts are"),
+        (
+            {"words": row[:8].tolist()},
+            "got the text blocks 'words' (8); this model expects 'words' (8), 'tones' (6)",
+        ),
         (blocks | {"words": [1.0]}, "'words' (1)"),
-        ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "differ in their number of rows"),
-        ({}, "names no block"),
+        ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "different numbers of rows"),
+        ({}, "at least one named block"),
     ):
         refused = client.post("/v1/search", json={"features": wrong})
         assert refused.status_code == 422
@@ -310,18 +313,18 @@ def test_named_blocks_are_given_by_name(served, fused_folder):
 @pytest.mark.parametrize(
     ("features", "said"),
     [
-        ([1.0] * 8, "8 numbers; this model's texts have 9"),
-        ([1.0] * 8 + [1e39], "beyond float32"),
+        ([1.0] * 8, "8 numbers; this model expects 9 for texts"),
+        ([1.0] * 8 + [1e39], "beyond the range of float32"),
         ([1.0] * 8 + [float("nan")], "NaN"),
-        ([1.0] * 8 + [10**400], "beyond float32"),
-        ([1.0] * 8 + ["1"], "no number"),
-        ([1.0] * 8 + [True], "no number"),
-        ([1.0] * 8 + [None], "no number"),
-        ([[1.0] * 9, [1.0] * 8], "no list of numbers"),
-        ([[[1.0] * 9]], "no number"),
-        ([[]], "no list of numbers"),
-        ([], "no list of numbers"),
-        ("1 2 3", "no list of numbers"),
+        ([1.0] * 8 + [10**400], "beyond the range of float32"),
+        ([1.0] * 8 + ["1"], "not a number"),
+        ([1.0] * 8 + [True], "not a number"),
+        ([1.0] * 8 + [None], "not a number"),
+        ([[1.0] * 9, [1.0] * 8], "expected a list of numbers"),
+        ([[[1.0] * 9]], "not a number"),
+        ([[]], "expected a list of numbers"),
+        ([], "expected a list of numbers"),
+        ("1 2 3", "expected a list of numbers"),
         ({"y": [1.0] * 9}, "no named blocks"),
         ([[1.0] * 9] * 65, "at most 64"),
     ],
@@ -405,10 +408,10 @@ def test_an_answer_never_names_a_file(served, drawn, tmp_path, easy, path_of):
     rows = retriever.encoders.encode_images([path_of(easy.image)])
     retriever.add(rows, ids=["gone"], paths=[tmp_path / "secret" / "gone.png"])
     client = served(drawn / "model")
-    client.service.shelf.current = Served(retriever, "model", "1")
+    client.service.holder.current = LoadedModel(retriever, "model", "1")
     for path in ("/v1/annotate", "/v1/similar"):
         answer = client.post(path, json={"id": "gone"})
-        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-picture")
+        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-image")
         assert "secret" not in answer.text
 
 
@@ -417,7 +420,7 @@ def test_everything_is_counted_under_its_route(served, easy):
     for path in ("/", "/app.js", "/v1/model", f"/v1/items/{quote(easy.image, safe='')}/image", "/nowhere"):
         client.get(path)
     client.post("/v1/search", json={"text": easy.text})
-    counters = client.service.meter.text().decode()
+    counters = client.service.metrics.render().decode()
     for route, method, status in (
         ("/", "GET", 200),
         ("/app.js", "GET", 200),
@@ -442,9 +445,9 @@ def test_a_model_without_its_encoder_says_so_plainly(served, of_features, caplog
 def test_counters_do_not_wait_for_items_that_cannot_be_counted(served, monkeypatch):
     client = served()
     away = threading.Event()
-    monkeypatch.setattr(type(client.service.served.retriever.collection), "shared", True)
+    monkeypatch.setattr(type(client.service.model.retriever.collection), "shared", True)
     monkeypatch.setattr(
-        type(client.service.served.retriever.collection.items), "__len__", lambda _: away.wait(60)
+        type(client.service.model.retriever.collection.items), "__len__", lambda _: away.wait(60)
     )
     start = time.monotonic()
     assert "diptych_items NaN" in client.get("/metrics").text

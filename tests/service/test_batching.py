@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from diptych import InputError
-from diptych.service._batching import Desk
-from diptych.service._model import Served
-from diptych.service._schemas import Limits, Problem
+from diptych.service._batching import Batcher
+from diptych.service._limits import Limits, Problem
+from diptych.service._model import LoadedModel
 
 
 @pytest.fixture
 def model(retriever):
-    return Served(retriever, "model", "1")
+    return LoadedModel(retriever, "model", "1")
 
 
 def sentences(retriever, n):
@@ -25,11 +25,10 @@ def test_together_as_alone(model, retriever):
     sizes = []
 
     async def all_at_once():
-        desk = Desk(Limits(batch=16, concurrency=2), threads=1)
-        desk.passes = sizes.append
-        questions = [desk.ask(model, "search", [text], 1 + i % 5, None) for i, text in enumerate(asked)]
+        batcher = Batcher(Limits(batch=16, concurrency=2), threads=1, on_batch=sizes.append)
+        questions = [batcher.search(model, "search", [text], 1 + i % 5, None) for i, text in enumerate(asked)]
         found = await asyncio.gather(*questions)
-        desk.close()
+        batcher.close()
         return found
 
     found = asyncio.run(all_at_once())
@@ -46,12 +45,12 @@ def test_one_bad_question_spoils_no_other(model, retriever):
     good = sentences(retriever, 2)
 
     async def ask():
-        desk = Desk(Limits(), threads=1)
+        batcher = Batcher(Limits(), threads=1)
         asked = [[good[0]], ["zzyzx"], good, ["qwrtp zzyzx"]]
         found = await asyncio.gather(
-            *(desk.ask(model, "search", queries, 2, None) for queries in asked), return_exceptions=True
+            *(batcher.search(model, "search", queries, 2, None) for queries in asked), return_exceptions=True
         )
-        desk.close()
+        batcher.close()
         return found
 
     first, bad, both, worse = asyncio.run(ask())
@@ -66,11 +65,11 @@ def test_features_and_sentences_in_one_pass(model, retriever):
     row = retriever.encoders.encode_texts([text])
 
     async def ask():
-        desk = Desk(Limits(), threads=1)
+        batcher = Batcher(Limits(), threads=1)
         found = await asyncio.gather(
-            *(desk.ask(model, "search", queries, 3, None) for queries in ([text], row, [text, text]))
+            *(batcher.search(model, "search", queries, 3, None) for queries in ([text], row, [text, text]))
         )
-        desk.close()
+        batcher.close()
         return [[hit.id for hit in hits] for part in found for hits in part]
 
     found = asyncio.run(ask())
@@ -81,25 +80,27 @@ def test_each_question_is_told_of_its_own_words(model, retriever):
     row = retriever.encoders.encode_texts(["a star"])
 
     async def ask():
-        desk = Desk(Limits(), threads=1)
+        batcher = Batcher(Limits(), threads=1)
         asked = (["a star"], ["a quokka", "a boat"], row, ["a wombat"])
-        found = await asyncio.gather(*(desk.ask(model, "search", queries, 3, None) for queries in asked))
-        desk.close()
+        found = await asyncio.gather(
+            *(batcher.search(model, "search", queries, 3, None) for queries in asked)
+        )
+        batcher.close()
         return [[hits.ignored_words for hits in part] for part in found]
 
     assert asyncio.run(ask()) == [[()], [("quokka",), ()], [()], [("wombat",)]]
 
 
-def test_a_full_desk_says_so(model, retriever):
+def test_a_full_batcher_says_so(model, retriever):
     text = sentences(retriever, 1)
 
     async def ask():
-        desk = Desk(Limits(concurrency=1, waiting=3), threads=1)
+        batcher = Batcher(Limits(concurrency=1, waiting=3), threads=1)
         found = await asyncio.gather(
-            *(desk.ask(model, "search", text, 1, None) for _ in range(9)), return_exceptions=True
+            *(batcher.search(model, "search", text, 1, None) for _ in range(9)), return_exceptions=True
         )
-        assert desk.inside == 0
-        desk.close()
+        assert batcher.pending == 0
+        batcher.close()
         return found
 
     found = asyncio.run(ask())

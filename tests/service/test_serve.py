@@ -32,8 +32,8 @@ def test_help_has_an_example():
 
 def test_errors_are_one_sentence(folder, tmp_path):
     assert "not a folder" in refused(tmp_path / "nothing", "--port", 0)
-    assert "takes a token" in refused(folder, "--host", "0.0.0.0", DIPTYCH_TOKEN="")
-    assert "16 or more" in refused(folder, DIPTYCH_TOKEN="abc")
+    assert "needs a token" in refused(folder, "--host", "0.0.0.0", DIPTYCH_TOKEN="")
+    assert "at least 16" in refused(folder, DIPTYCH_TOKEN="abc")
 
 
 def test_a_port_that_is_taken(folder):

@@ -15,9 +15,9 @@ from PIL import Image
 
 from diptych.image import UnreadableImage
 from diptych.service._images import Decoder
-from diptych.service._schemas import Limits
+from diptych.service._limits import Limits
 
-pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 
 
 def png(width, height, mode="L"):
@@ -77,7 +77,7 @@ def test_hostile_uploads_are_refused(client, name):
     if name == "pixels that explode" and answer.status_code == 200:
         return  # surplus data is not unpacked
     assert answer.status_code == 422, answer.text
-    assert answer.json()["type"].endswith("unreadable-picture")
+    assert answer.json()["type"].endswith("unreadable-image")
 
 
 def test_a_picture_that_is_also_a_page_comes_back_as_a_picture(served, own_folder):
@@ -104,14 +104,14 @@ def test_a_name_of_a_file_is_only_a_name(served, own_folder):
 def test_a_decoder_that_hangs_or_dies_is_replaced():
     decoder = Decoder(Limits(decode_seconds=1.0))
     try:
-        decoder.ask({}, jpeg())
+        decoder.decode({}, jpeg())
         os.kill(decoder.start().pid, signal.SIGSTOP)
         with pytest.raises(UnreadableImage, match="within 1 seconds"):
-            decoder.ask({}, jpeg())
-        said, pixels = decoder.ask({}, jpeg(16))
+            decoder.decode({}, jpeg())
+        said, pixels = decoder.decode({}, jpeg(16))
         assert (said["width"], len(pixels)) == (16, 3 * 16 * 16)
         os.kill(decoder.start().pid, signal.SIGKILL)
-        said, _ = decoder.ask({}, jpeg(17))
+        said, _ = decoder.decode({}, jpeg(17))
         assert said["width"] == 17
     finally:
         decoder.close()
@@ -163,7 +163,7 @@ def test_decoders_are_told_no_secrets(monkeypatch):
     try:
         told = Path(f"/proc/{decoder.start().pid}/environ").read_bytes()
         assert b"hush-hush" not in told
-        said, _ = decoder.ask({}, jpeg(16))
+        said, _ = decoder.decode({}, jpeg(16))
         assert said["width"] == 16
     finally:
         decoder.close()

@@ -18,11 +18,11 @@ from PIL import Image
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych._persistence import alone, current_version
-from diptych.service._model import Shelf
-from diptych.service._writes import Journal, Writer, read_entries
+from diptych.service._model import ModelHolder
+from diptych.service._writes import Entry, Journal, Writer, read_entries
 from saved_files import files_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 
 
 def picture(colour="red"):
@@ -82,10 +82,10 @@ def test_stopping_folds_the_journal_into_the_model(served, own_folder):
     client.post("/v1/items", files={"image": picture()}, data={"id": "kept", "captions": "a red star"})
     client.post("/v1/items", files={"image": picture("blue")}, data={"id": "dropped"})
     client.delete("/v1/items/dropped")
-    assert client.service.shelf.writer.pending == 3
+    assert client.service.holder.writer.pending == 3
     served.stop()
     # What is gone again leaves no trace; the rest is kept for a model that is fitted anew.
-    assert [entry["id"] for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["kept"]
+    assert [entry.id for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["kept"]
     assert len(list((own_folder / "uploads").iterdir())) == 1
     retriever = Retriever.load(own_folder)
     assert "kept#0" in retriever.collection.items
@@ -94,17 +94,17 @@ def test_stopping_folds_the_journal_into_the_model(served, own_folder):
 
 def test_a_long_journal_is_folded_while_requests_go_on(served, own_folder):
     client = served(own_folder, writable=True)
-    client.service.shelf.writer.fold_at = 2
+    client.service.holder.writer.save_after = 2
     for name in ("one", "two"):
         client.post("/v1/items", json={"captions": ["a star"], "id": name})
     until = time.monotonic() + 30
-    while client.service.shelf.writer.pending and time.monotonic() < until:
+    while client.service.holder.writer.pending and time.monotonic() < until:
         client.get("/healthz")
         time.sleep(0.02)
     assert "two#0" in Retriever.load(own_folder).collection.items
     # A fold is no new version: it is not loaded again.
     time.sleep(0.2)
-    assert client.service.shelf.reloads == {"loaded": 0, "failed": 0}
+    assert client.service.holder.reloads == {"loaded": 0, "failed": 0}
 
 
 def test_a_crash_between_saving_and_forgetting_changes_nothing(own_folder):
@@ -126,15 +126,15 @@ def test_a_crash_between_saving_and_forgetting_changes_nothing(own_folder):
 def test_a_line_cut_short_was_never_acknowledged(tmp_path):
     (tmp_path / "model").mkdir()
     journal = Journal(tmp_path / "model")
-    journal.append({"op": "remove", "id": "a"})
+    journal.append(Entry(op="remove", id="a"))
     journal.close()
     with open(journal.path, "ab") as file:
         file.write(b'{"op": "remove", "id": "b')
     again = Journal(tmp_path / "model")
-    assert [entry["id"] for entry in again] == ["a"]
-    again.append({"op": "remove", "id": "c"})
+    assert [entry.id for entry in again.entries] == ["a"]
+    again.append(Entry(op="remove", id="c"))
     again.close()
-    assert [entry["id"] for entry in Journal(tmp_path / "model")] == ["a", "c"]
+    assert [entry.id for entry in Journal(tmp_path / "model").entries] == ["a", "c"]
 
 
 def test_a_damaged_journal_is_not_passed_over(tmp_path):
@@ -151,7 +151,7 @@ def test_a_full_disk_acknowledges_nothing(served, own_folder, monkeypatch):
     def full(entry):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(client.service.shelf.writer.journal, "append", full)
+    monkeypatch.setattr(client.service.holder.writer.journal, "append", full)
     answer = client.post("/v1/items", json={"captions": ["a star"], "id": "lost"})
     assert answer.status_code == 507
     assert client.get("/v1/items/lost%230").status_code == 404
@@ -163,7 +163,7 @@ def test_a_full_disk_removes_nothing(served, own_folder, easy, monkeypatch):
     def full(entry):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(client.service.shelf.writer.journal, "append", full)
+    monkeypatch.setattr(client.service.holder.writer.journal, "append", full)
     answer = client.delete(f"/v1/items/{quote(easy.image, safe='')}")
     assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (507, "disk")
     assert client.get(f"/v1/items/{quote(easy.image, safe='')}").status_code == 200
@@ -265,7 +265,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folde
     assert "replayed" in logged
     retriever = Retriever.load(own_folder)
     entries = read_entries(own_folder / "journal.jsonl")[0]
-    assert entries[-1]["n"] == retriever.base.journal
+    assert entries[-1].n == retriever.base.journal
     items = retriever.collection.items
     assert all(name in items for name in acknowledged)
 
@@ -303,9 +303,9 @@ def test_a_version_that_cannot_be_read_is_not_served(served, own_folder, easy):
     pointer = json.loads((own_folder / "current.json").read_text())
     (own_folder / "current.json").write_text(json.dumps({**pointer, "version": "000009-00000000"}))
     until = time.monotonic() + 30
-    while not client.service.shelf.reloads["failed"] and time.monotonic() < until:
+    while not client.service.holder.reloads["failed"] and time.monotonic() < until:
         time.sleep(0.02)
-    assert client.service.shelf.reloads == {"loaded": 0, "failed": 1}
+    assert client.service.holder.reloads == {"loaded": 0, "failed": 1}
     assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
 
 
@@ -316,7 +316,7 @@ def test_what_was_written_goes_along_to_a_new_version(served, own_folder):
     newer.remove(next(item.id for _, item in newer.collection.items))
     newer.save(own_folder)
     until = time.monotonic() + 30
-    while not client.service.shelf.reloads["loaded"] and time.monotonic() < until:
+    while not client.service.holder.reloads["loaded"] and time.monotonic() < until:
         time.sleep(0.02)
     assert client.get("/v1/model").json()["items"]["image"] == 159
     assert client.get("/v1/items/with%20me%230").status_code == 200
@@ -324,16 +324,16 @@ def test_what_was_written_goes_along_to_a_new_version(served, own_folder):
 
 def test_without_writable_the_journal_is_mentioned(own_folder, caplog):
     journal = Journal(own_folder)
-    journal.append({"op": "remove", "id": "x"})
+    journal.append(Entry(op="remove", id="x"))
     journal.close()
-    Shelf.open(own_folder)
+    ModelHolder.open(own_folder)
     assert "--writable" in caplog.text
 
 
 def fitted_again(folder):
     """Put a model that was fitted anew, on the same pairs, into a folder."""
     retriever = Retriever.load(folder)
-    added = {entry["id"] for entry in read_entries(folder / "journal.jsonl")[0]}
+    added = {entry.id for entry in read_entries(folder / "journal.jsonl")[0]}
     retriever.remove([item.id for _, item in retriever.collection.items if item.id in added])
     retriever.base = None  # as fit() does
     retriever.save(folder)
@@ -342,7 +342,7 @@ def fitted_again(folder):
 def test_what_was_folded_goes_along_to_a_model_that_is_fitted_anew(served, own_folder):
     client = served(own_folder, writable=True)
     client.post("/v1/items", files={"image": picture()}, data={"id": "mine", "captions": "a red star"})
-    gone = next(item.id for _, item in client.service.served.retriever.collection.items)
+    gone = next(item.id for _, item in client.service.model.retriever.collection.items)
     client.delete(f"/v1/items/{gone}")
     served.stop()
     for _ in range(2):
@@ -367,29 +367,29 @@ def test_what_another_process_removed_does_not_come_back(served, own_folder):
     assert client.get("/v1/items/mine%230").status_code == 404
     client.post("/v1/items", json={"captions": ["a star"], "id": "more"})
     served.stop()
-    assert [entry["id"] for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["more"]
+    assert [entry.id for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["more"]
 
 
 def test_an_addition_that_is_refused_leaves_no_file(served, own_folder):
     client = served(own_folder, writable=True)
-    known = next(item.id for _, item in client.service.served.retriever.collection.items)
+    known = next(item.id for _, item in client.service.model.retriever.collection.items)
     assert client.post("/v1/items", files={"image": picture()}, data={"id": known}).status_code == 409
     assert not list(own_folder.glob("uploads/*"))
 
 
 def test_a_damaged_upload_does_not_keep_a_server_from_starting(served, own_folder, caplog):
-    shelf = Shelf.open(own_folder, writable=True)
-    retriever = shelf.current.retriever
+    holder = ModelHolder.open(own_folder, writable=True)
+    retriever = holder.current.retriever
     for name, colour in (("first", "red"), ("damaged", "green"), ("last", "blue")):
         rows = retriever.encoders.encode_images([picture(colour)])
-        shelf.writer.add(retriever, (picture(colour), rows), [], name, {})
-    shelf.writer.journal.close()  # and the power goes
-    upload = own_folder / "uploads" / list(shelf.writer.journal)[1]["file"]
+        holder.writer.add(retriever, (picture(colour), rows), [], name, {})
+    holder.writer.journal.close()  # and the power goes
+    upload = own_folder / "uploads" / holder.writer.journal.entries[1].file
     whole = upload.read_bytes()
     upload.write_bytes(whole[:40])
     for _ in range(2):
         client = served(own_folder, writable=True)
-        assert "'damaged' is not served" in caplog.text
+        assert "'damaged' cannot be added" in caplog.text
         asked = [client.get(f"/v1/items/{name}").status_code for name in ("first", "damaged", "last")]
         assert asked == [200, 404, 200]
         served.stop()
@@ -406,30 +406,30 @@ def test_features_of_an_older_model_do_not_keep_a_server_from_starting(served, t
     x, y = np.random.default_rng(0).normal(size=(2, 60, 6)).astype(np.float32)
     model = AWCCA(params=(1.0, 1.0))
     Retriever.from_features(x, y, model=model).save(tmp_path / "model")
-    shelf = Shelf.open(tmp_path / "model", writable=True)
-    shelf.writer.add(shelf.current.retriever, (None, x[:1]), [], "early", {})
-    shelf.writer.journal.close()  # and the power goes
+    holder = ModelHolder.open(tmp_path / "model", writable=True)
+    holder.writer.add(holder.current.retriever, (None, x[:1]), [], "early", {})
+    holder.writer.journal.close()  # and the power goes
     Retriever.from_features(x[:, :4], y, model=model).save(tmp_path / "model")
     client = served(tmp_path / "model", writable=True)
-    assert "'early' is not served" in caplog.text
+    assert "'early' cannot be added" in caplog.text
     assert client.get("/v1/model").json()["items"]["image"] == 60
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a defect")], ids=str)
 def test_a_fold_that_fails_is_logged_and_the_next_one_saves(served, own_folder, monkeypatch, caplog, error):
     client = served(own_folder, writable=True)
-    client.service.shelf.writer.fold_at = 1
+    client.service.holder.writer.save_after = 1
 
     def failing(self, retriever):
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "fold", failing)
+        patched.setattr(Writer, "save", failing)
         client.post("/v1/items", json={"captions": ["a star"], "id": "kept"})
         until = time.monotonic() + 30
-        while "stays in the journal" not in caplog.text and time.monotonic() < until:
+        while "stay in the journal" not in caplog.text and time.monotonic() < until:
             time.sleep(0.01)
-    assert "stays in the journal" in caplog.text
+    assert "stay in the journal" in caplog.text
     served.stop()
     assert "kept#0" in Retriever.load(own_folder).collection.items
 
@@ -440,10 +440,10 @@ def test_images_stay_when_the_folder_moves(served, own_folder):
     served.stop()
     for number in range(20):
         own_folder = own_folder.rename(own_folder.with_name(f"moved-{number}"))
-        shelf = Shelf.open(own_folder, writable=True)
-        shelf.fold()
-        shelf.writer.journal.close()
-        path = shelf.current.item("mine").path
+        holder = ModelHolder.open(own_folder, writable=True)
+        holder.save()
+        holder.writer.journal.close()
+        path = holder.current.find_item("mine").path
         assert path == str(own_folder / "uploads" / path[-64:])
         assert len(list((own_folder / "uploads").iterdir())) == 1
 
@@ -457,11 +457,11 @@ def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_pa
 def test_a_link_that_names_another_model_by_now_is_not_written_through(own_folder, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "other")
     (tmp_path / "link").symlink_to(own_folder)
-    shelf = Shelf.open(tmp_path / "link", writable=True)
-    shelf.writer.add(shelf.current.retriever, None, ["a star"], "kept", {})
+    holder = ModelHolder.open(tmp_path / "link", writable=True)
+    holder.writer.add(holder.current.retriever, None, ["a star"], "kept", {})
     (tmp_path / "link").unlink()
     (tmp_path / "link").symlink_to(tmp_path / "other")
-    shelf.fold()
-    shelf.writer.journal.close()
+    holder.save()
+    holder.writer.journal.close()
     assert current_version(tmp_path / "other") == replace(current_version(folder), folder=tmp_path / "other")
     assert "kept#0" in Retriever.load(own_folder).collection.items
