@@ -85,9 +85,9 @@ def serve(asked: argparse.Namespace) -> None:
     """The server's side."""
     import faiss
 
+    from diptych.service._app import Service
     from diptych.service._model import LoadedModel, ModelHolder
     from diptych.service._serve import listen, page_url, run
-    from diptych.service._app import Service
 
     retriever, sentences = make_retriever(asked.items, asked.dimensions)
     faiss.omp_set_num_threads(asked.threads)

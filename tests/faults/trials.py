@@ -300,8 +300,7 @@ def serve_in_child(folder, *, slow=False):
                 (folder.parent / "address").write_text(found[0])
                 ready()
 
-        settings = serving.Settings(port=0, writable=True, quiet=True)
-        serving.serve(folder, settings, image_encoder=Thumbnails(), say=say)
+        serving.serve(folder, port=0, writable=True, quiet=True, image_encoder=Thumbnails(), say=say)
 
     (folder.parent / "address").unlink(missing_ok=True)
     child, reader = in_child(work)

@@ -72,7 +72,6 @@ def serve(
     with said_plainly("the server has stopped"):
         try:
             from diptych.service._limits import Limits
-            from diptych.service._serve import Settings
             from diptych.service._serve import serve as run
         except ModuleNotFoundError:
             raise not_installed("serving needs", "serve") from None
@@ -87,7 +86,14 @@ def serve(
         console = Console(highlight=False, soft_wrap=True, markup=False)
         run(
             Path(model),
-            Settings(host, port, token, writable, limits, log_queries, threads, quiet),
+            host=host,
+            port=port,
+            token=token,
+            writable=writable,
+            limits=limits,
+            log_queries=log_queries,
+            threads=threads,
+            quiet=quiet,
             image_encoder=given_image_encoder(image_encoder, recipe, weights),
             text_encoder=given_text_encoder(text_encoder),
             browser=not no_browser and sys.stdout.isatty(),

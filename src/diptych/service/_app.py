@@ -28,9 +28,9 @@ from diptych.retrieval._items import View
 from diptych.service._batching import Batcher
 from diptych.service._images import Images, WebpImage
 from diptych.service._limits import (
-    PROBLEM_SCHEMA,
     Limits,
     Problem,
+    ProblemDetails,
     busy,
     install_handlers,
     unknown_item,
@@ -64,21 +64,7 @@ mimetypes.add_type("text/javascript", ".js")
 
 @dataclass(eq=False)
 class Service:
-    """The state of one server, which its routes share.
-
-    Parameters
-    ----------
-    holder
-        The loaded model.
-    limits
-        Limits on requests.
-    token
-        The secret that clients must send; None: none.
-    threads
-        BLAS and OpenMP threads of one search; None: one per core.
-    watch_seconds
-        How often to look for a new version of the model.
-    """
+    """The state of one server, which its routes share; the parameters are those of ``create_app``."""
 
     holder: ModelHolder
     limits: Limits = field(default_factory=Limits)
@@ -87,7 +73,6 @@ class Service:
     watch_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Create threads, decoders and metrics."""
         self.metrics = Metrics()
         self.batcher = Batcher(self.limits, self.threads, self.metrics.batches.observe)
         self.images = Images(self.limits)
@@ -360,7 +345,7 @@ def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         schemas = description["components"]["schemas"]
-        schemas["ProblemDetails"] = PROBLEM_SCHEMA
+        schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
         bodies = [
             content["schema"]
             for path in description["paths"].values()

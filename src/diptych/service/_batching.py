@@ -77,7 +77,6 @@ class Batcher:
             return await request.hits
 
     def close(self) -> None:
-        """Wait for the threads, and end them."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, function: Callable[[], T]) -> T:

@@ -28,7 +28,6 @@ _LENGTH = struct.Struct("<Q")
 
 
 def write_frame(stream: IO[bytes], content: bytes) -> None:
-    """Write one frame."""
     stream.write(_LENGTH.pack(len(content)))
     stream.write(content)
     stream.flush()

@@ -107,7 +107,6 @@ class Decoder:
         return self._process
 
     def close(self) -> None:
-        """End the process."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -155,7 +154,6 @@ class Images:
         return image
 
     def close(self) -> None:
-        """End all processes."""
         for decoder in self._decoders:
             decoder.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from diptych._checks import InputError
@@ -88,48 +89,43 @@ class Limits:
     text_characters: int = 2000
 
     def __post_init__(self) -> None:
-        """Check that every limit is positive."""
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:
                 raise InputError(f"the limit {field.name}={value!r} is not positive; give a number above 0.")
 
 
+class ProblemDetails(BaseModel):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str = Field(examples=[f"{TYPE_PREFIX}unknown-item"])
+    title: str
+    status: int
+    detail: str = Field(examples=["there is no item 'x'."])
+    errors: list[dict[str, str]] = Field(default=[], description="The field and the detail of each error.")
+
+
 class Problem(HTTPException):
     """A refused request: a status, a short name of the reason for programs, and a sentence for people."""
 
     def __init__(
-        self,
-        status: int,
-        kind: str,
-        detail: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        errors: list[dict[str, str]] | None = None,
+        self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> None:
         super().__init__(status, detail, headers)
-        self.kind, self.errors = kind, errors
+        self.kind, self.more = kind, more
 
     def response(self) -> Response:
-        """Return the HTTP response for this problem."""
-        content = {
-            "type": f"{TYPE_PREFIX}{self.kind}",
-            "title": HTTPStatus(self.status_code).phrase,
-            "status": self.status_code,
-            "detail": self.detail,
-        }
-        if self.errors is not None:
-            content["errors"] = self.errors
-        return Response(json.dumps(content), self.status_code, dict(self.headers or {}), MEDIA_TYPE)
+        title = HTTPStatus(self.status_code).phrase
+        content = {"type": f"{TYPE_PREFIX}{self.kind}", "title": title, "status": self.status_code}
+        body = json.dumps(content | {"detail": self.detail} | self.more)
+        return Response(body, self.status_code, dict(self.headers or {}), MEDIA_TYPE)
 
 
 def busy(reason: str) -> Problem:
-    """Return the problem of a server that has too much to do."""
     return Problem(503, "busy", f"the server is busy ({reason}); try again shortly.", {"Retry-After": "1"})
 
 
 def unknown_item(item_id: str) -> Problem:
-    """Return the problem of an id that no item has."""
     return Problem(404, "unknown-item", f"there is no item {item_id[:200]!r}.")
 
 
@@ -182,24 +178,3 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of the problems a route may answer with."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
-
-
-PROBLEM_SCHEMA: dict[str, Any] = {
-    "title": "ProblemDetails",
-    "description": "Why a request was refused (RFC 9457).",
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string", "examples": [f"{TYPE_PREFIX}unknown-item"]},
-        "title": {"type": "string", "examples": ["Not Found"]},
-        "status": {"type": "integer", "examples": [404]},
-        "detail": {"type": "string", "examples": ["there is no item 'x'."]},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"field": {"type": "string"}, "detail": {"type": "string"}},
-            },
-        },
-    },
-}

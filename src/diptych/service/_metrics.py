@@ -42,11 +42,9 @@ class Metrics:
         )
 
     def add_gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
-        """Add a gauge whose value is read when the metrics are."""
         Gauge(name, about, registry=self.registry).set_function(read)
 
     def render(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
@@ -63,7 +61,6 @@ class RequestMonitor:
         self._app, self._metrics, self._routes, self._log_queries = app, metrics, routes, log_queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         start, status, size = time.perf_counter(), 500, 0

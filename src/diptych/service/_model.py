@@ -155,7 +155,7 @@ class LoadedModel:
     def describe(self) -> dict[str, Any]:
         """Return the content of ``GET /v1/model``, without limits."""
         if not self._description:
-            self._description.update(to_json(self._describe()))
+            self._description.update(_to_json(self._describe()))
         items = self.retriever.collection.items
         return self._description | {"items": {view: items.count(view) for view in VIEWS}}
 
@@ -232,27 +232,11 @@ class LoadedModel:
 
 
 class ModelHolder:
-    """Holds the loaded model, and replaces it when a new version is saved to its folder.
+    """Holds the loaded model, ``current``, and replaces it when a new version is saved to its folder.
 
-    Parameters
-    ----------
-    model
-        The first version.
-    load
-        Loads the current version of the folder; None: the model is never replaced.
-    folder
-        The model folder.
-    writer
-        Adds and removes items; None: the items never change.
-
-    Attributes
-    ----------
-    current
-        The loaded model. A request reads it once and uses that version to the end.
-    writing
-        Held while items are changed and while the model is replaced.
-    reloads
-        How many new versions were loaded and failed to load.
+    A request reads ``current`` once and uses that version to the end. The lock ``writing`` is taken to change
+    items and to replace the model. Without ``load`` the model is never replaced, without ``writer`` its items
+    never change.
     """
 
     def __init__(
@@ -356,14 +340,14 @@ class ModelHolder:
         return version if version != self._refused else None
 
 
-def to_json(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Return ``value`` with types that JSON has; numbers it lacks become null."""
     if isinstance(value, dict):
-        return {str(key): to_json(each) for key, each in value.items()}
+        return {str(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
+        return [_to_json(each) for each in value]
     if isinstance(value, np.generic):
-        return to_json(value.item())
+        return _to_json(value.item())
     if isinstance(value, float):
         return _round(value)
     return value if value is None or isinstance(value, str | int | bool) else str(value)

@@ -21,7 +21,7 @@ from starlette.datastructures import FormData, UploadFile
 from diptych.retrieval import Hit, Pack
 from diptych.service._images import IMAGE_SIDE, THUMBNAIL_SIDE
 from diptych.service._limits import Problem, problem_responses, unknown_item
-from diptych.service._model import LoadedModel, Queries, to_json
+from diptych.service._model import LoadedModel, Queries
 from diptych.service._schemas import (
     AddForm,
     AddRequest,
@@ -58,23 +58,18 @@ _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class JsonResponse(Response):
-    """JSON in ASCII, which can represent any string, with null for numbers that JSON lacks."""
+    """JSON in ASCII: Starlette's own is UTF-8 and fails for unpaired surrogates."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes of the response."""
-        try:
-            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
-        except (ValueError, TypeError):
-            return json.dumps(to_json(content), allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class JsonRoute(APIRoute):
     """A route that refuses any other body than JSON before reading it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -86,7 +81,6 @@ class JsonRoute(APIRoute):
 
 
 def search_routes(service: Service) -> APIRouter:
-    """Return the routes that search."""
     router = APIRouter(prefix="/v1", tags=["search"], route_class=JsonRoute)
 
     @router.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
@@ -164,7 +158,6 @@ def search_routes(service: Service) -> APIRouter:
 
 
 def item_routes(service: Service) -> APIRouter:
-    """Return the routes of items."""
     router = APIRouter(prefix="/v1/items", tags=["items"])
 
     async def send_image(item_id: str, request: Request, side: int) -> Response:
@@ -268,7 +261,6 @@ def item_routes(service: Service) -> APIRouter:
 
 
 def about_routes(service: Service) -> APIRouter:
-    """Return the routes that describe the model and the server."""
     router = APIRouter(tags=["about"], route_class=JsonRoute)
 
     @router.get("/v1/model", response_model=ModelOut, responses=problem_responses(401, 421))

@@ -101,16 +101,8 @@ def check_host(host: str) -> None:
 class Gate:
     """Middleware that refuses requests before they reach the application.
 
-    Parameters
-    ----------
-    app
-        The application.
-    limits
-        Sizes and times of requests.
-    token
-        The secret that clients must send; None: none, and then only loopback host names are answered.
-    open_paths
-        Paths that need no token: the page itself, which has no data.
+    Without a token, only loopback host names are answered. ``open_paths`` need no token: the page itself,
+    which has no data.
     """
 
     def __init__(
@@ -120,7 +112,6 @@ class Gate:
         self._open_requests = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path, headers = scope["path"], Headers(scope=scope)
@@ -261,7 +252,6 @@ class _Response:
         self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def send(self, message: Message) -> None:
-        """Send one message."""
         if message["type"] == "http.response.start":
             self.started = True
             present = {name.lower() for name, _ in message["headers"]}

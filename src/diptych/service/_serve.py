@@ -19,7 +19,6 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,42 +44,17 @@ LINGER_SECONDS = 5.0
 _MAX_FILES = 8192
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a server.
-
-    Attributes
-    ----------
-    host, port
-        Where to listen; port 0: any free one.
-    token
-        The secret that clients must send; needed if other machines can reach ``host``.
-    writable
-        Whether clients may add and remove items.
-    limits
-        Limits on requests.
-    log_queries
-        Write queries to the access log.
-    threads
-        BLAS and OpenMP threads of one search; None: one per core.
-    quiet
-        Write no access log.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    writable: bool = False
-    limits: Limits = field(default_factory=Limits)
-    log_queries: bool = False
-    threads: int | None = None
-    quiet: bool = False
-
-
 def serve(
     folder: Path,
-    settings: Settings,
     *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    writable: bool = False,
+    limits: Limits | None = None,
+    log_queries: bool = False,
+    threads: int | None = None,
+    quiet: bool = False,
     image_encoder: Any = None,
     text_encoder: Any = None,
     browser: bool = False,
@@ -88,20 +62,20 @@ def serve(
 ) -> None:
     """Serve a model folder until the process is stopped.
 
-    ``image_encoder`` and ``text_encoder`` replace those of the model; ``browser`` opens the page; ``say``
-    is called with the lines for the user, such as the address of the page.
+    ``port`` 0 is any free one, ``quiet`` writes no access log, ``browser`` opens the page, and ``say`` is
+    called with the lines for the user, such as the address of the page. See ``create_app`` for the others.
     """
-    token = check_token(settings.host, settings.token)
-    _log_to_stderr(settings.quiet)
+    token = check_token(host, token)
+    _log_to_stderr(quiet)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
-        if settings.writable:
+        listener = stack.enter_context(contextlib.closing(listen(host, port)))
+        if writable:
             stack.enter_context(alone(folder))
         holder = ModelHolder.open(
-            folder, writable=settings.writable, image_encoder=image_encoder, text_encoder=text_encoder
+            folder, writable=writable, image_encoder=image_encoder, text_encoder=text_encoder
         )
-        service = Service(holder, settings.limits, token, settings.threads)
-        run(service, listener, log_queries=settings.log_queries, browser=browser, say=say)
+        service = Service(holder, limits or Limits(), token, threads)
+        run(service, listener, log_queries=log_queries, browser=browser, say=say)
 
 
 class _Server(uvicorn.Server):
@@ -219,7 +193,6 @@ class WaitingList:
         oldest.transport.abort()
 
     def remove(self, connection: Connection) -> None:
-        """Remove a connection, if it is in the list."""
         address = self._addresses.pop(connection, None)
         if address is not None:
             own = self._by_address[address]
@@ -253,7 +226,6 @@ class Connection(asyncio.Protocol):
     """How much more is read and dropped after a refused request; None: nothing was refused."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to wait for a request."""
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else ""
@@ -291,19 +263,17 @@ class Connection(asyncio.Protocol):
         self._update_lists()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the lists and stop the timers."""
         self._leave_lists()
         self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Give the client some time to read more of the response."""
         super().pause_writing()
+        # The client has this long to read more of the response.
         self._write_timer = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop that timer: the client has read some."""
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None

@@ -42,18 +42,9 @@ SAVE_AFTER = 512
 class Entry(BaseModel):
     """One line of the journal: items that were added, or one that was removed.
 
-    Attributes
-    ----------
-    n
-        Its number; later entries have greater ones.
-    id
-        The id of the image; captions have it with ``#`` and a number.
-    file
-        The name of the image among the uploads.
-    features, caption_features
-        The features that a client sent in place of an image or texts, as base64 of float32.
-    captions
-        The texts; None where only features are known.
+    Entries have ascending numbers ``n``. Captions have the id of their image with ``#`` and a number. An
+    image is the name of an upload (``file``) or its features, and a caption its text or its features, or
+    both; features are float32 as base64.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -77,7 +68,6 @@ class Entry(BaseModel):
 
     @property
     def has_image(self) -> bool:
-        """Whether it adds an image."""
         return self.file is not None or self.features is not None
 
     @property
@@ -87,7 +77,6 @@ class Entry(BaseModel):
         return [self.id, *captions] if self.has_image else captions
 
     def to_line(self) -> bytes:
-        """Return the line of the journal."""
         return json.dumps(self.model_dump(exclude_defaults=True), allow_nan=False).encode() + b"\n"
 
 
@@ -141,7 +130,6 @@ class Journal:
                 staged.write_bytes(content)
 
     def rewrite(self, entries: list[Entry]) -> None:
-        """Replace all entries."""
         with replacing_file(self.path) as staged:
             staged.write_bytes(b"".join(entry.to_line() for entry in entries))
         self._file.close()
@@ -157,7 +145,6 @@ class Journal:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _open(self) -> None:
@@ -185,15 +172,7 @@ def read_entries(path: Path) -> tuple[list[Entry], int]:
 
 
 class Writer:
-    """Adds and removes items of the loaded model, one change at a time.
-
-    Parameters
-    ----------
-    folder
-        The model folder.
-    save_after
-        Number of entries after which the model should be saved.
-    """
+    """Adds and removes items of the loaded model, one change at a time."""
 
     def __init__(self, folder: Path, save_after: int = SAVE_AFTER) -> None:
         self.folder, self.save_after = folder, save_after
