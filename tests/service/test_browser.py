@@ -290,7 +290,7 @@ def test_input_before_the_model_is_loaded_is_not_lost(visit, easy, path_of):
 
 
 def hold(routes):
-    return routes.append
+    return lambda route: routes.append(route)
 
 
 def test_a_slow_search_shows_placeholders(visit):
@@ -308,8 +308,8 @@ def test_the_page_fits_a_window_of_320_pixels(visit, easy, path):
     page.wait_for_timeout(300)
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     spilled = page.evaluate(
-        """[...document.querySelectorAll("main *")].filter((element) => !element.closest(".scroll, .visually-hidden")
-          && element.getBoundingClientRect().right > 321).map((element) => element.outerHTML.slice(0, 80))"""
+        """[...document.querySelectorAll("main *")].filter((element) =>
+          !element.closest(".scroll, .visually-hidden") && element.getBoundingClientRect().right > 321).map((element) => element.outerHTML.slice(0, 80))"""
     )
     assert spilled == []
 
