@@ -309,7 +309,8 @@ def test_the_page_fits_a_window_of_320_pixels(visit, easy, path):
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     spilled = page.evaluate(
         """[...document.querySelectorAll("main *")].filter((element) =>
-          !element.closest(".scroll, .visually-hidden") && element.getBoundingClientRect().right > 321).map((element) => element.outerHTML.slice(0, 80))"""
+          !element.closest(".scroll, .visually-hidden") && element.getBoundingClientRect().right > 321)
+          .map((element) => element.outerHTML.slice(0, 80))"""
     )
     assert spilled == []
 
