@@ -61,9 +61,9 @@ def flickr8k(folder: Path, queries: int):
 def loaded(x, model, **options) -> tuple[Retriever, float]:
     """All pictures in an index, and the seconds that took."""
     items = [Item(f"picture {i}", "image", metadata={"tenth": i % 10}) for i in range(len(x))]
-    fitted = Retriever.from_model(model).collection.fitted
+    fitted = Retriever.from_model(model).fitted
     retriever = Retriever(None, None, fitted.model, keep_features=False, **options)
-    retriever._home.check()
+    retriever.store.state()
     start = time.perf_counter()
     retriever._fill(fitted, {"image": items}, {"image": x})
     return retriever, time.perf_counter() - start
@@ -100,7 +100,7 @@ def measured(name: str, x, asked, model, server: str) -> list[dict[str, object]]
             retriever, seconds = Retriever.connect(options["index"]), None
         else:
             retriever, seconds = loaded(x, model, **options)
-        embedding = retriever.collection.embedding
+        embedding = retriever.searcher.embedding
         if truth is None:
             bare = faiss.IndexFlatIP(embedding.dimension("search"))
             bare.add(embedding.items(x, "search")[0])

@@ -42,7 +42,7 @@ def batches() -> None:
     )
     model = AWCCA(params=(1e4, 1e4), precision="float32")
     retriever = Retriever.from_features(x, y, model=model, keep_features=False)
-    embedding, index = retriever.collection.embedding, retriever.collection.indexes["search"]
+    embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
     vectors = np.concatenate([chunk.vectors for chunk in index.chunks()])
     asked = y[rng.choice(ITEMS, QUERIES, replace=False)]
     queries = embedding.queries(asked, "search")
@@ -100,7 +100,7 @@ def one_query() -> None:
     retriever = Retriever(None, text, AWCCA(params=(1e3, 1.0), precision="float32"))
     retriever.fit(PairedViews(pairs, x, y))
     query = "a dog in the snow"
-    embedding, index = retriever.collection.embedding, retriever.collection.indexes["search"]
+    embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
     features = retriever.encoders.encode_texts([query], queries=True)
     vectors = embedding.queries(features, "search")
     whole = fastest(lambda: retriever.search(query, K), 50)

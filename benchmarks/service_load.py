@@ -68,10 +68,9 @@ def bare(retriever: Any, sentences: list[str], batch: int, k: int, seconds: floa
     """Queries per second of the index itself."""
     import numpy as np
 
-    collection = retriever.collection
     rows = retriever.encoders.encode_texts(sentences[: batch * 8])
-    vectors = collection.embedding.queries(rows, "search")
-    index = collection.indexes["search"]
+    vectors = retriever.searcher.embedding.queries(rows, "search")
+    index = retriever.store.indexes["search"]
     blocks = np.split(vectors, 8)
     index.search(blocks[0], k)
     done, start = 0, time.perf_counter()

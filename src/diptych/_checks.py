@@ -19,6 +19,12 @@ Similarity: TypeAlias = Literal["cosine", "l2"]
 TASKS: tuple[Task, ...] = ("search", "annotate")
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "l2")
 
+SEARCHED_VIEW: dict[Task, Literal["x", "y"]] = {"search": "x", "annotate": "y"}
+"""The view whose items a task searches: images X for a text, texts Y for an image."""
+
+QUERY_VIEW: dict[Task, Literal["x", "y"]] = {"search": "y", "annotate": "x"}
+"""The view of a task's queries."""
+
 
 class InputError(ValueError):
     """Something given by the user is not what was expected; the message, one line, says what to do."""
@@ -93,6 +99,14 @@ def check_count(count: object, name: str) -> int:
     if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1:
         return int(count)
     raise InputError(f"{name}={count!r}; give a whole number of at least 1.")
+
+
+def check_number(value: object, name: str) -> float:
+    """Return ``value`` as a float."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is {value!r}; give a number.") from None
 
 
 def check_seed(random_state: object) -> int | None:

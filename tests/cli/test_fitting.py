@@ -41,7 +41,7 @@ def test_fit_then_evaluate(files):
     assert fitted["facts"]["pairs"] == {"train": [90, 270]}
     assert fitted["items"] == {"image": 90, "text": 270}
     found = run_json("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")["all"]
-    model = Retriever.load("m").collection.fitted.model
+    model = Retriever.load("m").fitted.model
     held_out = model.path_.held_out.partition(" ")[0]
     said = f"{held_out} of 90 training images, held out"
     assert fitted["facts"]["selection"]["pairs"].startswith(said)
@@ -69,12 +69,12 @@ def test_the_flags_are_those_of_the_python_api(files):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     retriever = Retriever.load("m")
-    model = retriever.collection.fitted.model
+    model = retriever.fitted.model
     chosen = model.get_params()
     assert (chosen["filter"], chosen["params"], chosen["weighting"]) == ("tsvd", (5.0, 4.0), (0.5, 1.0))
     assert chosen["normalize"] == ("unit", "none")
     assert model.models_["search"].correlations.shape == (3,)
-    assert (retriever.dtype, retriever.collection.features) == ("float16", {})
+    assert (retriever.dtype, retriever.store.kept) == ("float16", {})
     assert "k = 5 on images" in result.stdout
 
 

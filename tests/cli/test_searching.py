@@ -99,7 +99,7 @@ def test_similar_pictures_begin_with_the_picture_itself(place):
     found = run_json("similar", "model", "new.png", "--picture", "-k", 3)
     assert hits(found)[0] == "images/scene-000003.png"
     assert found["answers"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
-    caption = Retriever.load("model").collection.items.get(150).text
+    caption = list(Retriever.load("model").store.items())[150].text
     assert run_json("similar", "model", caption, "-k", 1)["answers"][0]["hits"][0]["text"] == caption
 
 

@@ -82,7 +82,7 @@ def load(folder):
 
 
 def ids(retriever):
-    return {item.id for _, item in retriever.collection.items}
+    return {item.id for item in retriever.store.items()}
 
 
 def add(folder, name):
@@ -160,7 +160,7 @@ def together(rng, *works):
 def loads_beside_saves(place, rounds, rng, count):
     """A process saves two models in turn without a pause; every load gives one of the two, whole."""
     known = {name: make_model(seed, name) for seed, name in enumerate(("one", "two"))}
-    query = np.linspace(-1, 1, known["one"].collection.embedding.features("text"))
+    query = np.linspace(-1, 1, known["one"].searcher.embedding.features("text"))
     expected = {name: model.search(query, k=48) for name, model in known.items()}
     folder = place / "model"
     known["one"].save(folder)
@@ -501,18 +501,20 @@ def moved_and_linked(place, rounds, rng, count):
             moved, root = whole / "model", whole
         (root / "link").symlink_to(moved)
         shelf = opened(root / "link")
-        items = shelf.current.retriever.collection.items
+        items = shelf.current.retriever
         for name in ("mine", "photos/a.png"):
-            count.check(Path(items.find(name).path).is_file(), f"the file of {name} is not found")
+            count.check(Path(items.item(name).path).is_file(), f"the file of {name} is not found")
         write(shelf, "more", "blue")
         shelf.save()
         shelf.writer.journal.close()
         count.check((root / "link").is_symlink(), "the link was replaced")
         said = CliRunner().invoke(app, ["remove", str(root / "link"), "item-0"])
         count.check(said.exit_code == 0, said.output)
-        now = load(moved).collection.items
-        count.check("item-0" not in now and "more" in now, "changes through a link are lost")
-        uploads = [now.find(name).path for name in ("mine", "more")]
+        now = load(moved)
+        count.check(
+            now.item("item-0") is None and now.item("more") is not None, "changes through a link are lost"
+        )
+        uploads = [now.item(name).path for name in ("mine", "more")]
         count.check(all(map(os.path.isfile, uploads)), "an upload is deleted")
         count.check(all(Path(path).parent == moved / "uploads" for path in uploads), "uploads are elsewhere")
         count.struck += 1

@@ -7,7 +7,6 @@ from sklearn.base import clone
 from diptych import AWCCA, InputError
 from diptych.cca import Tikhonov, regularized_cca, spectra
 from diptych.fusion import Block, Fusion, Part
-from diptych.fusion._members import leading_components
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
 from saved_files import files_of, seal_config
@@ -268,7 +267,8 @@ def test_leading_components_are_those_of_the_whole_model():
         x, y, pairing = make_pairs(4, n=160, m_x=m_x, m_y=m_y)[0]
         found = spectra(x, y, pairing)
         filters = Tikhonov(3.0), Tikhonov(5.0)
-        whole, first = regularized_cca(found, *filters, 6), leading_components(found, *filters, 6)
+        whole = regularized_cca(found, *filters, 6)
+        first = regularized_cca(found, *filters, 6, leading=True)
         np.testing.assert_allclose(first.correlations, whole.correlations, atol=1e-12)
         for name in ("x_weights", "y_weights"):
             mine, its = getattr(first, name), getattr(whole, name)

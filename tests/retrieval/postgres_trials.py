@@ -61,11 +61,11 @@ def check_whole(retriever, query):
     """When nobody writes: every item has a vector, features and, here, its caption."""
     names = check(retriever, query)
     texts = [hit.id for hit in retriever.annotate(np.ones(WIDTHS["image"]), k=10**6)]
-    assert sorted(texts) == sorted(item.id for _, item in retriever.collection.items if item.view == "text")
-    assert sorted(names) == sorted(item.id for _, item in retriever.collection.items if item.view == "image")
+    assert sorted(texts) == sorted(item.id for item in retriever.store.items() if item.view == "text")
+    assert sorted(names) == sorted(item.id for item in retriever.store.items() if item.view == "image")
     assert {text.rpartition("#")[0] for text in texts} == set(names)
     for view, found in (("image", names), ("text", texts)):
-        kept = retriever.collection.kept_features(view, found)
+        kept = retriever.store.features(view, found)
         np.testing.assert_allclose(kept, rows(found, view), rtol=1e-5)
     return names
 
@@ -160,7 +160,7 @@ def change(address, number, until):
         if i % 2:
             gone = own.pop(rng.randrange(len(own)))
             assert retriever.remove(gone) == 2
-            assert gone not in retriever.collection.items
+            assert retriever.item(gone) is None
     Path(os.environ["TRIAL"], f"left {number}").write_text("\n".join(own))
 
 
@@ -171,7 +171,7 @@ def look(address, number, until):
     while time.monotonic() < until:
         check(retriever, rng.normal(size=WIDTHS["text"]))
         retriever.annotate(rng.normal(size=WIDTHS["image"]), k=5, packs=searches % 7 == 0)
-        models.add(retriever.collection.version)
+        models.add(retriever.version)
         searches += 1
     Path(os.environ["TRIAL"], f"seen {number}").write_text(f"{len(models)} {searches}")
 

@@ -31,7 +31,7 @@ def test_k_is_a_whole_number_from_one(made, k):
         lambda: retriever.similar(image=x[0], k=k),
         lambda: retriever.search(y[0], k=k, weighting="none"),
     ):
-        refused("is not a number of answers", ask)
+        refused("is not a number of hits", ask)
 
 
 @pytest.mark.parametrize("ask", ["search", "annotate", "embed_images", "embed_texts", "image", "text"])
@@ -80,8 +80,8 @@ def test_a_string_of_numpys_is_a_sentence(fitted):
 
 def test_similar_takes_one_thing(made):
     retriever, x, y = made
-    refused("an image or a text, one of them", lambda: retriever.similar())
-    refused("an image or a text, one of them", lambda: retriever.similar(image=x[0], text=y[0]))
+    refused("an image or a text; give one of them", lambda: retriever.similar())
+    refused("an image or a text; give one of them", lambda: retriever.similar(image=x[0], text=y[0]))
     refused("one item at a time", lambda: retriever.similar(image=x[:2]))
 
 
@@ -96,7 +96,7 @@ def test_packs_need_captions_of_pictures(views):
     retriever = Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)))
     retriever.remove([f"{i}#{j}" for i in range(60) for j in range(2)])
     retriever.add(captions=y[:3])
-    refused("no caption in the index belongs to a picture", lambda: retriever.annotate(x[0], packs=True))
+    refused("no caption in the index belongs to an image", lambda: retriever.annotate(x[0], packs=True))
     assert len(retriever.annotate(x[0])) == 3
 
 
@@ -109,7 +109,7 @@ def test_filters_that_are_none(made, where):
         lambda: retriever.similar(image=x[0], where=where),
         lambda: retriever.search(y[0], where=where, weighting="none"),
     ):
-        refused("there is no item|is no filter", ask)
+        refused("there is no item|is not a filter", ask)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_an_unfitted_retriever_says_so(action):
         ({"ids": [str(i) for i in range(61)]}, "61 ids"),
         ({"caption_ids": ["a"] * 120}, "used more than once"),
         ({"caption_ids": ["a"]}, "caption_ids has 1 entries"),
-        ({"caption_ids": [str(i) for i in range(120)]}, "'0' is in the index already"),
+        ({"caption_ids": [str(i) for i in range(120)]}, "'0' is given twice"),
         ({"captions": ["a"]}, "captions"),
         ({"splits": ["train"]}, "splits has 1 entries"),
         ({"splits": ["test"] * 60}, "no train split"),

@@ -14,13 +14,13 @@ from tolerance import assert_ranked, assert_same_hits, rounding
 
 def state(retriever):
     """Everything that an addition or removal could change."""
-    items = list(retriever.collection.items)
+    items = list(retriever.store.items())
     return (
         items,
         retriever.search(np.ones(7), k=10**6),
         retriever.annotate(np.ones(8), k=10**6),
-        retriever.collection.kept_features("image", [item.id for _, item in items if item.view == "image"]),
-        retriever.collection.kept_features("text", [item.id for _, item in items if item.view == "text"]),
+        retriever.store.features("image", [item.id for item in items if item.view == "image"]),
+        retriever.store.features("text", [item.id for item in items if item.view == "text"]),
     )
 
 
@@ -30,7 +30,7 @@ def same(one, other):
 
 def test_what_is_added_is_found_where_awcca_puts_it(make):
     made = make()
-    before = made.retriever.collection.fitted
+    before = made.retriever.fitted
     rng = np.random.default_rng(5)
     x, y = made.x[:6] + 0.1 * rng.normal(size=(6, 8)), made.y[:6] + 0.1 * rng.normal(size=(6, 7))
     ids = made.retriever.add(x, y, pairing=[0, 1, 2, 3, 4, 4], ids=[f"new {i}" for i in range(6)])
@@ -38,7 +38,7 @@ def test_what_is_added_is_found_where_awcca_puts_it(make):
         *(f"new {i}" for i in range(6)),
         *(f"new {o}#{i}" for i, o in enumerate([0, 1, 2, 3, 4, 4])),
     ]
-    assert made.retriever.collection.fitted is before  # nothing was learned
+    assert made.retriever.fitted is before  # nothing was learned
     model = AWCCA(params=(2.0, 3.0)).fit(made.x, made.y, made.pairing)
     ex = model.transform(np.vstack([made.x, x]), task="search")
     ey = model.transform(Y=made.y[:20], task="search")
@@ -60,7 +60,7 @@ def test_items_without_a_name_get_one_that_nobody_has(make, tmp_path):
     added = loaded.add(made.x[:4])
     assert len({*added, *first, "item-182"}) == 7
     loaded.add(captions=made.y[:4])
-    assert len(loaded.collection.items) == 180 + 3 - 3 + 8
+    assert loaded.store.count() == 180 + 3 - 3 + 8
 
 
 def test_a_picture_takes_its_captions_with_it(make):
@@ -85,7 +85,7 @@ def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make_he
     assert made.retriever.search(made.y[0]) == made.retriever.annotate(made.x[0]) == []
     assert made.retriever.similar(image=made.x[0]) == []
     assert made.retriever.search(made.y[0], weighting="none") == []
-    with pytest.raises(InputError, match="no caption in the index belongs to a picture"):
+    with pytest.raises(InputError, match="no caption in the index belongs to an image"):
         made.retriever.annotate(made.x[0], packs=True)
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model", mmap=True)
@@ -109,8 +109,8 @@ def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make_he
         (lambda r, x, y: r.add(x[:2], y[:2], pairing=[0, 2], ids=["a", "b"]), "X has rows 0 to 1"),
         (lambda r, x, y: r.add(x[:2], y[:2, :5], ids=["a", "b"]), "text features has 5 features"),
         (lambda r, x, y: r.add(x[:2], y[:2] * np.nan, ids=["a", "b"]), "contains NaN"),
-        (lambda r, x, y: r.add(x[:2], texts=["x"], captions=y[:2]), "got 1 text to show for 2 rows"),
-        (lambda r, x, y: r.add(x[:2], paths=["x"]), "got 1 image to show for 2 rows"),
+        (lambda r, x, y: r.add(x[:2], texts=["x"], captions=y[:2]), "got 1 texts for 2 rows"),
+        (lambda r, x, y: r.add(x[:2], paths=["x"]), "got 1 paths for 2 rows"),
         (lambda r, x, y: r.add(x[:0]), "is empty"),
         (lambda r, x, y: r.add([]), "the list of images is empty"),
         (lambda r, x, y: r.add(captions=[]), "the list of texts is empty"),
@@ -123,7 +123,7 @@ def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make_he
         (lambda r, x, y: r.remove(["3", "nobody"]), "there is no item 'nobody'"),
         (lambda r, x, y: r.remove(["3", 4]), "there is no item 4"),
         (lambda r, x, y: r.remove(["3", ["4"]]), "there is no item"),
-        (lambda r, x, y: r.remove(5), "5 is no id"),
+        (lambda r, x, y: r.remove(5), "5 is not an id"),
         (lambda r, x, y: r.add(captions=["a dog"]), "no text encoder here: it was made from features"),
         (lambda r, x, y: r.add(["a.jpg"]), "no image encoder here: it was made from features"),
     ],
@@ -165,7 +165,7 @@ def test_an_encoder_that_gives_too_few_or_too_many_rows_adds_nothing(make, rows)
 class TestFarItems:
     def test_items_far_from_training_are_added_with_a_warning(self, make):
         made = make()
-        with pytest.warns(DataWarning, match=r"1 of 2 new images lie far .* \('odd': "):
+        with pytest.warns(DataWarning, match=r"1 of 2 new images lie far .* \('odd' has the distance "):
             made.retriever.add(np.vstack([made.x[:1], 50 * made.x[1:2]]), ids=["even", "odd"])
         assert {"even", "odd"} <= {hit.id for hit in made.retriever.search(made.y[0], k=100)}
         with pytest.warns(DataWarning, match=r"3 of 3 new texts lie far"):
@@ -221,7 +221,7 @@ class TestRefit:
 
     def assert_same(self, retriever, model, x, y):
         for task in ("search", "annotate"):
-            found = retriever.collection.fitted.model
+            found = retriever.fitted.model
             np.testing.assert_allclose(
                 found.models_[task].correlations, model.models_[task].correlations, rtol=1e-5, atol=1e-6
             )
@@ -255,7 +255,7 @@ class TestRefit:
         self.assert_same(retriever, AWCCA(params=scaled).fit(x, y, pairing), x, y)
         assert retriever.info()["facts"]["refitted"]["pairs"] == 200
         # All there is has been learned from now.
-        assert retriever.collection.new_moments(None).count == 0
+        assert retriever.searcher.new_moments().count == 0
 
     @pytest.mark.parametrize(
         "model",
@@ -275,10 +275,10 @@ class TestRefit:
     def test_what_was_selected_on_a_grid_is_kept(self, grown):
         x, y, pairing = grown
         retriever = self.retrieved(x, y, pairing, 60, grid=4)
-        before = retriever.collection.fitted.model.models_["search"].filter_x.gamma
+        before = retriever.fitted.model.models_["search"].filter_x.gamma
         self.add_rest(retriever, x, y, pairing, 60, 100)
         retriever.refit()
-        after = retriever.collection.fitted.model.models_["search"].filter_x.gamma
+        after = retriever.fitted.model.models_["search"].filter_x.gamma
         np.testing.assert_allclose(after, before * 100 / 60)
 
     def test_with_validation_pairs_it_selects_again(self, grown, views):
@@ -317,7 +317,7 @@ class TestRefit:
         again = np.searchsorted(learned, pairing[rows])
         model = AWCCA(params=(2.0 * 50 / 40, 3.0 * 50 / 40)).fit(x[learned], y[rows], again)
         np.testing.assert_allclose(
-            retriever.collection.fitted.model.models_["search"].correlations,
+            retriever.fitted.model.models_["search"].correlations,
             model.models_["search"].correlations,
             rtol=1e-5,
         )
@@ -333,24 +333,24 @@ class TestRefit:
 
     def test_adding_does_not_refit(self, make):
         made = make()
-        fitted = made.retriever.collection.fitted
+        fitted = made.retriever.fitted
         made.retriever.add(made.x[:5], made.y[:5], ids=list("abcde"))
-        assert made.retriever.collection.fitted is fitted
+        assert made.retriever.fitted is fitted
 
-    def test_searches_that_began_before_a_refit_end_though_items_go(self, make):
-        made = make()
-        begun = made.retriever.collection
+    def test_searches_that_began_before_a_refit_end_though_items_go(self, make_here):
+        made = make_here()
+        begun = made.retriever.searcher
         expected = [hit.id for hit in made.retriever.search(made.y[0], k=60)]
         made.retriever.annotate(made.x[0], k=60, packs=True)
         made.retriever.search(made.y[0], k=60, weighting="none")
         made.retriever.refit()
         made.retriever.remove([expected[0], expected[4]])
-        left = [name for name in expected if name in made.retriever.collection.items]
+        left = [name for name in expected if made.retriever.item(name) is not None]
         found = {}
 
         def finish():
-            found["plain"] = begun.found("search", made.y[:1], 60, None)[0]
-            found["reweighted"] = begun.found("search", made.y[:1], 60, None, "none")[0]
+            found["plain"] = begun.search("search", made.y[:1], 60, None)[0]
+            found["reweighted"] = begun.search("search", made.y[:1], 60, None, "none")[0]
             found["packs"] = begun.packs(made.x[:1], 60)[0]
 
         searching = threading.Thread(target=finish, daemon=True)
@@ -368,10 +368,10 @@ class TestFeaturesThatWereNotKept:
     def test_refitting_says_what_is_missing(self, make):
         made = make(keep_features=False)
         made.retriever.add(made.x[:3], made.y[:3], ids=["a", "b", "c"])
-        before = made.retriever.collection
+        before = made.retriever.searcher
         with pytest.raises(InputError, match="features of the items were not kept, and 'a' has nothing"):
             made.retriever.refit()
-        assert made.retriever.collection is before
+        assert made.retriever.searcher is before
 
     def test_refitting_encodes_pictures_and_sentences_again(self, drawn, thumbnails, tmp_path):
         hkse = HKSE(word="lin", sentence="lin").fit(drawn.captions)
@@ -393,7 +393,7 @@ class TestFeaturesThatWereNotKept:
         query = drawn.captions[0]
         tolerance = rounding(np.float32, 48)  # of the thumbnails' numbers
         assert_same_hits(encoded.search(query, k=20), kept.search(query, k=20), tolerance)
-        assert not encoded.collection.features
+        assert not encoded.store.kept
         encoded.save(tmp_path / "model")
         assert not (tmp_path / "model" / "features.safetensors").exists()
         loaded = Retriever.load(tmp_path / "model", thumbnails)

@@ -5,7 +5,7 @@ import pytest
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._items import matcher
+from diptych.retrieval._items import Filter
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from diptych.retrieval._items import matcher
 )
 def test_filters(where, fits):
     item = Item("a", "image", metadata={"split": "test", "n": 1, "flag": True})
-    assert matcher(where)(item) is fits
+    assert Filter.by_metadata(where).matches(item) is fits
 
 
 def test_a_filter_that_was_asked_before_sees_what_changed(views):
@@ -82,7 +82,7 @@ def test_keys_come_and_go_with_their_items(make):
 
 def test_nothing_is_unknown_where_nothing_is_indexed(make):
     made = make()
-    made.retriever.remove([item.id for _, item in made.retriever.collection.items if item.view == "image"])
+    made.retriever.remove([item.id for item in made.retriever.store.items() if item.view == "image"])
     assert made.retriever.search(made.y[0], where={"genre": "jazz"}) == []
 
 

@@ -95,7 +95,7 @@ def test_packs_find_what_means_of_embeddings_find(flickr, retriever):
     """A thousand pictures against eight thousand packs; in NumPy, from the embeddings of AWCCA."""
     pairs, x, y = flickr
     images = pairs.image_rows("test")
-    fitted = retriever.collection.fitted.model
+    fitted = retriever.fitted.model
     queries = unit(fitted.transform(x[images], task="annotate"))
     embedded = fitted.transform(Y=y, task="annotate")
     means = np.zeros((pairs.n_images, embedded.shape[1]))
@@ -115,7 +115,7 @@ def test_packs_find_what_means_of_embeddings_find(flickr, retriever):
 
 def test_a_graph_over_forty_thousand_captions_finds_them(flickr, retriever):
     pairs, x, _ = flickr
-    held = retriever.collection.indexes["annotate"].chunks()
+    held = retriever.store.indexes["annotate"].chunks()
     index = VectorIndex(held[0].vectors.shape[1])
     for chunk in held:
         index.add(chunk.keys, chunk.vectors)

@@ -37,7 +37,7 @@ def rows(blocks):
 
 def test_its_answers_are_those_of_the_model(fused, blocks):
     x, y = blocks
-    model = fused.collection.fitted.model
+    model = fused.fitted.model
     asking = {"search": (fused.search, rows(blocks)[1]), "annotate": (fused.annotate, rows(blocks)[0])}
     for task, (ask, asked) in asking.items():
         items, queries = (x, y) if task == "search" else (y, x)
@@ -56,7 +56,7 @@ def test_its_recalls_are_those_of_the_model(fused, blocks):
     told = fused.info()["facts"]["metrics"]
     assert set(told) == {"test"}, "validation pairs were fitted on, and say nothing"
     for task in ("search", "annotate"):
-        ranks = fused.collection.fitted.model.ranks(x, y, task=task)
+        ranks = fused.fitted.model.ranks(x, y, task=task)
         assert told["test"][task]["r@1"] == recall_at_k(ranks, 1)
 
 
@@ -99,5 +99,5 @@ def test_what_it_cannot_do_is_said(fused, blocks):
 
 def test_one_name_is_enough(blocks):
     retriever = Retriever.from_features(blocks[0]["photos"], blocks[1]["words"], splits=SPLITS, preset="best")
-    assert isinstance(retriever.collection.fitted.model, Fusion)
+    assert isinstance(retriever.fitted.model, Fusion)
     assert retriever.info()["facts"]["metrics"]["test"]["search"]["r@1"] > 40

@@ -120,7 +120,7 @@ def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make_here,
     x, y, pairing = views(seed=1, n=70)
     made.retriever.add(x[60:], y[120:], pairing=pairing[120:] - 60, ids=[f"n{i}" for i in range(10)])
     made.retriever.refit()
-    graph = made.retriever.collection.indexes["search"].graph
+    graph = made.retriever.store.indexes["search"].graph
     assert len(graph.keys) == 70
     assert before == kept
 
@@ -141,7 +141,7 @@ class TestOnDisk:
         loaded = Retriever.load(saved.folder, trust_graph=True)
         same_answers(loaded, saved.retriever, saved.x[:9], saved.y[:9])
         recalls = loaded.info()["facts"]["graph_recall"]
-        assert loaded.collection.indexes["search"].graph.recall == recalls["search"]
+        assert loaded.store.indexes["search"].graph.recall == recalls["search"]
 
     def test_a_file_that_is_not_trusted_is_not_even_opened(self, saved, monkeypatch):
         for name in ("search.hnsw", "annotate.hnsw"):
@@ -154,7 +154,7 @@ class TestOnDisk:
         loaded = Retriever.load(saved.folder)
         found, exact = loaded.search(saved.y[:9], k=5), saved.retriever.search(saved.y[:9], k=5)
         assert recall(*([[h.id for h in hits] for hits in several] for several in (found, exact))) > 0.9
-        assert loaded.collection.indexes["search"].graph.recall > 0.95
+        assert loaded.store.indexes["search"].graph.recall > 0.95
 
     def test_a_trusted_file_that_was_changed_is_refused(self, saved):
         path = files_of(saved.folder) / "search.hnsw"
@@ -177,7 +177,7 @@ class TestOnDisk:
         ]
 
     def test_what_is_no_graph_of_these_vectors_is_refused(self, saved, tmp_path):
-        graph = saved.retriever.collection.indexes["search"].graph
+        graph = saved.retriever.store.indexes["search"].graph
         graph.write(tmp_path / "graph")
         assert Graph.read(tmp_path / "graph", graph.keys, graph.index.d, 1.0).recall == 1.0
         with pytest.raises(InputError, match="expected 299 of"):

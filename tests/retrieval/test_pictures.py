@@ -102,7 +102,7 @@ def test_a_retriever_is_one_line(fitted, drawn, views):
 
 
 def test_evaluation_is_that_of_awcca(fitted, drawn):
-    encoders, model = fitted.encoders, fitted.collection.fitted.model
+    encoders, model = fitted.encoders, fitted.fitted.model
     x, y = encoders.encode_images(drawn.paths), encoders.encode_texts(drawn.captions)
     views = join(drawn, x, y)
     for split in ("test", "val", "train", None):
@@ -153,12 +153,12 @@ def test_pictures_are_added_by_path_or_by_name(pictures, drawn, tmp_path):
 def test_one_unreadable_picture_and_nothing_is_added(pictures, drawn, tmp_path, bad):
     (tmp_path / "letter.txt").write_text("dear")
     (tmp_path / "cut.png").write_bytes(drawn.paths[0].read_bytes()[:200])
-    before = [item for _, item in pictures.collection.items]
+    before = list(pictures.store.items())
     given = [drawn.paths[0], tmp_path / bad if isinstance(bad, str) else bad, drawn.paths[1]]
     with pytest.raises(InputError) as caught:
         pictures.add(given, ["a", "b", "c"], ids=["x", "y", "z"])
     assert "\n" not in str(caught.value)
-    assert [item for _, item in pictures.collection.items] == before
+    assert list(pictures.store.items()) == before
     with pytest.raises(InputError):
         pictures.annotate(given)
 
@@ -169,11 +169,11 @@ def test_pictures_that_cannot_be_read_are_left_out_of_a_fit(drawn, thumbnails, t
     paths = (tmp_path / "broken.png", *few.paths[1:])
     damaged = PairedDataset(few.image_ids, few.captions, few.pairing, few.caption_ids, None, paths)
     hkse = HKSE(word="lin", sentence="lin")
-    with pytest.warns(DataWarning, match=r"1 picture could not be read"):
+    with pytest.warns(DataWarning, match=r"1 image could not be read"):
         retriever = Retriever(thumbnails, hkse, AWCCA(params=(5.0, 5.0))).fit(damaged)
     assert len(retriever.search(few.captions[9], k=100)) == 29
     gone = PairedDataset(few.image_ids[:1], few.captions[:1], [0], (), None, paths[:1])
-    with pytest.raises(InputError, match="of 1 picture, none could be read"):
+    with pytest.raises(InputError, match="none of 1 image could be read"):
         Retriever(thumbnails, lambda sentences: np.ones((len(sentences), 3))).fit(gone)
     assert not hasattr(hkse, "vectors_")  # the one that was given is not fitted in place
 
@@ -204,17 +204,17 @@ def test_encoded_features_are_kept_and_found_again(drawn, thumbnails, tmp_path):
         "watch": lambda what, done: said.append((what, done.resumed)),
     }
     first = Retriever(thumbnails, hkse, model).fit(few, **options)
-    assert {what for what, _ in said} == {"pictures", "captions"}
+    assert {what for what, _ in said} == {"images", "captions"}
     said.clear()
     second = Retriever(thumbnails, hkse, model).fit(few, **options)
-    assert all(resumed == {"pictures": 20, "captions": few.n_captions}[what] for what, resumed in said)
+    assert all(resumed == {"images": 20, "captions": few.n_captions}[what] for what, resumed in said)
     assert second.search(few.captions[0]) == first.search(few.captions[0])
 
 
 def test_fitting_pictures_needs_encoders(drawn):
-    with pytest.raises(InputError, match="no image encoder to encode these pairs with"):
+    with pytest.raises(InputError, match="no image encoder for these pairs"):
         Retriever(None, "hkse").fit(drawn.select(range(20)))
-    with pytest.raises(InputError, match="no text encoder to encode these pairs with"):
+    with pytest.raises(InputError, match="no text encoder for these pairs"):
         Retriever("pyramid", None).fit(drawn.select(range(20)))
 
 

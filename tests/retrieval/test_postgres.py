@@ -165,7 +165,7 @@ class TestFolders:
         assert loaded.search(y[:5]) == retriever.search(y[:5])
         assert loaded.info() == retriever.info()
         loaded.add(x[:1], ids=["new"])
-        assert "new" in retriever.collection.items
+        assert retriever.item("new") is not None
 
     def test_others_may_have_saved_the_same_pointer_but_nothing_else(self, filled, make_here, tmp_path):
         retriever, _, x, y = filled
@@ -398,7 +398,7 @@ class TestHostile:
             retriever.add(x[:1], **what)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 500
-        assert len(retriever.collection.items) == 180
+        assert retriever.store.count() == 180
 
     def test_a_text_beyond_the_limit_and_a_limit_that_is_raised(self, filled):
         retriever, address, x, y = filled
@@ -407,7 +407,7 @@ class TestHostile:
             retriever.add(captions=y[:1], texts=[text], caption_ids=["long"])
         wide = Retriever.connect(f"{address}&max_item=20000000")
         wide.add(captions=y[:1], texts=[text], caption_ids=["long"])
-        assert retriever.collection.items.find("long").text == text
+        assert retriever.item("long").text == text
 
     def test_filters_by_what_cannot_be_there_find_nothing(self, filled):
         retriever, _, _, y = filled
@@ -417,7 +417,7 @@ class TestHostile:
             retriever.search(y[0], where={"\udcff": 1})
         with pytest.raises(InputError, match="there is no item"):
             retriever.search(y[0], where="a\0")
-        assert "a\0" not in retriever.collection.items
+        assert retriever.item("a\0") is None
 
     @pytest.mark.parametrize(
         "address",
@@ -565,7 +565,7 @@ class TestGraphs:
             assert ids(graph.search(y[0], k=10, where=where)) == ids(exact.search(y[0], k=10, where=where))
         assert len(graph.search(y[0], k=3000)) == 3000
         graph.refit()
-        assert graph.collection.kind == "postgresql, hnsw"
+        assert graph.store.kind == "postgresql, hnsw"
 
 
 class TestMigrations:

@@ -109,7 +109,7 @@ def test_threads_at_work_go_on_by_themselves_when_the_server_comes_back(database
     for thread in threads:
         thread.join(timeout=60)
     assert errors == []
-    found = [item.id for _, item in retriever.collection.items if item.id.startswith("new")]
+    found = [item.id for item in retriever.store.items() if item.id.startswith("new")]
     assert sorted(found) == sorted([*added, *(f"{name}#0" for name in added)])
 
 
@@ -138,14 +138,14 @@ class TestInDoubt:
     def test_items_are_added_once(self, broken):
         through, retriever, x, y = broken
         assert through.add(x[:2]) == ["item-180", "item-181"]
-        assert len(retriever.collection.items) == 182
+        assert retriever.store.count() == 182
         assert len(retriever.search(y[0], k=100)) == 62
         assert through.add(x[:1], ids=["next"]) == ["next"]
 
     def test_items_are_removed_once(self, broken):
         through, retriever, _, _ = broken
         assert through.remove(["7", "8"]) == 6
-        assert len(retriever.collection.items) == 174
+        assert retriever.store.count() == 174
 
     def test_a_search_is_asked_again(self, broken):
         through, retriever, _, y = broken
@@ -175,7 +175,7 @@ def test_a_swap_whose_answer_is_lost_is_not_done_again(database, filled, monkeyp
     monkeypatch.setattr(versions, "swap", cutting)
     through.refit()
     assert proxy.cuts == 1
-    assert through.collection.version == "2"
+    assert through.version == "2"
     assert retriever.search(y[0]) == through.search(y[0])
     proxy.close()
 

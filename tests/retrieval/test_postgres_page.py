@@ -37,7 +37,7 @@ def test_the_examples_run(place, fresh):
         code = block.replace(f'"{SAID}"', repr(address))
         exec(code.replace('address + "?schema=mine"', repr(fresh())), names)
     assert len(names["other"].search("a star", k=5)) == 5
-    assert len(names["filled"].collection.items) == 2 * len(names["x"])
+    assert names["filled"].store.count() == 2 * len(names["x"])
     for line in re.findall(r"^diptych .*$", PAGE, re.MULTILINE):
         words = shlex.split(line.replace(SAID, fresh()))[1:]
         small = ["--grid", "4", "--word-features", "60", "--sentence-features", "60"]

@@ -228,7 +228,7 @@ def test_few_weightings_are_held_at_a_time(make_here):
     made = make_here()
     for step in range(30):
         made.retriever.search(made.y[0], weighting=(step / 30, 1.0))
-    assert len(made.retriever.collection._derived) < 10
+    assert len(made.retriever.searcher._derived) < 10
 
 
 def test_hits_say_what_they_are(make, tmp_path):
@@ -261,7 +261,7 @@ def test_splits_choose_what_is_learned_from_and_measured(make, views):
     retriever = Retriever.from_features(x, y, pairing, splits=splits, model=AWCCA(grid=4))
     model = AWCCA(grid=4).fit(x[:60], y[:120], pairing[:120], validation=(x[60:75], y[120:150], pairing[:30]))
     for task in ("search", "annotate"):
-        assert retriever.collection.fitted.model.models_[task].filter_x == model.models_[task].filter_x
+        assert retriever.fitted.model.models_[task].filter_x == model.models_[task].filter_x
     facts = retriever.info()["facts"]
     assert facts["pairs"] == {"train": [60, 120], "val": [15, 30], "test": [15, 30]}
     assert set(facts["metrics"]) == {"validation", "test"}
@@ -288,7 +288,9 @@ def test_copies_of_training_pictures_in_other_splits_are_warned_about(views):
     x, y, pairing = views(n=90)
     x[80:83] = x[:3] * (1 + 1e-7)
     splits = ["train"] * 60 + ["val"] * 15 + ["test"] * 15
-    with pytest.warns(DataWarning, match="3 of the test pictures looked at are all but the same") as caught:
+    with pytest.warns(
+        DataWarning, match="3 of the test images that were compared are copies"
+    ) as caught:
         retriever = Retriever.from_features(x, y, pairing, splits=splits, model=AWCCA(params=(1.0, 1.0)))
     assert len([w for w in caught if w.category is DataWarning]) == 1
     assert retriever.info()["facts"]["leaks"] == {"test": 3}

@@ -50,7 +50,7 @@ def test_a_model_that_was_selected_comes_back_with_its_path_and_card(views, same
     loaded = Retriever.load(tmp_path / "model")
     same_answers(loaded, retriever, x[:10], y[:20])
     assert loaded.info()["facts"]["metrics"] == retriever.info()["facts"]["metrics"]
-    path, expected = (r.collection.fitted.model.path_ for r in (loaded, retriever))
+    path, expected = (r.fitted.model.path_ for r in (loaded, retriever))
     np.testing.assert_array_equal(path.grid.x, expected.grid.x)
     assert path.choice == expected.choice
     assert "r@1" in (tmp_path / "model" / "README.md").read_text("utf-8")
@@ -65,7 +65,7 @@ def test_correlations_of_unseen_pairs_stand_beside_those_of_the_model(views, tmp
     x, y, pairing = views(n=90)
     retriever = Retriever.from_features(x, y, pairing, model=AWCCA(grid=5))
     kinds = retriever.info()["correlations"]["search"]
-    own = retriever.collection.fitted.model.models_["search"]
+    own = retriever.fitted.model.models_["search"]
     for name in ("correlations", "train_correlations", "validation_correlations"):
         np.testing.assert_allclose(kinds[name], getattr(own, name)[:5], atol=1e-6)
     retriever.save(tmp_path / "model")
@@ -89,7 +89,7 @@ def test_a_filter_of_ones_own_is_asked_for_before_a_refit(views, tmp_path):
     assert [hit.id for hit in loaded.search(y[0])] == [hit.id for hit in retriever.search(y[0])]
     with pytest.raises(InputError, match="give the filter again"):
         loaded.refit()
-    loaded.collection.fitted.model.set_params(filter=model.filter)
+    loaded.fitted.model.set_params(filter=model.filter)
     loaded.refit()
 
 
@@ -128,13 +128,13 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
     digested = []
     digest = saved.folders.file_digest
     monkeypatch.setattr(saved.folders, "file_digest", lambda path: digested.append(path.name) or digest(path))
-    loaded = Retriever.load(tmp_path / "model", mmap=True).collection
-    for index in (*loaded.indexes.values(), *loaded.features.values()):
+    loaded = Retriever.load(tmp_path / "model", mmap=True).store
+    for index in (*loaded.indexes.values(), *loaded.kept.values()):
         assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
         assert all(not chunk.vectors.flags.writeable for chunk in index.chunks())
     assert "model.safetensors" in digested
     assert not {"index.safetensors", "features.safetensors"} & set(digested)
-    plain = Retriever.load(tmp_path / "model").collection
+    plain = Retriever.load(tmp_path / "model").store
     assert not any(isinstance(c.vectors, np.memmap) for i in plain.indexes.values() for c in i.chunks())
 
 

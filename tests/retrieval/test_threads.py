@@ -101,8 +101,7 @@ def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
     def remove():
         with lock:
             names = [live.pop(rng.integers(len(live))) for _ in range(2)] if len(live) > 20 else []
-        collection = retriever.collection
-        captions = [item.id for name in names for item in collection.items.captions(name)]
+        captions = [item.id for name in names for item in retriever.store.items(image=name)]
         retriever.remove(names)
         presence.ended.update(dict.fromkeys([*names, *captions], time.perf_counter()))
 
@@ -151,15 +150,15 @@ def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
         work.rounds.get(name, 0) > 0 for name in ("add 0", "search 0", "remove", "annotate", "unnamed")
     )
     # What is left is whole: every item has a vector and features, and the other way round.
-    collection = retriever.collection
+    store = retriever.store
     found = {
         "image": retriever.search(made.y[0], k=10**6),
         "text": retriever.annotate(made.x[0], k=10**6),
     }
     for view, hits in found.items():
-        ids = [item.id for _, item in collection.items if item.view == view]
+        ids = [item.id for item in store.items(view)]
         assert sorted(hit.id for hit in hits) == sorted(ids)
-        assert len(collection.kept_features(view, ids)) == len(ids)
+        assert len(store.features(view, ids)) == len(ids)
     return made, work
 
 
@@ -186,9 +185,9 @@ def test_saving_while_others_add_and_remove(busy_here, tmp_path, same_answers):
         retriever.save(tmp_path / "model")
         found = Retriever.load(tmp_path / "model")
         ids = {hit.id for hit in found.search(np.ones(7), k=10**6)}
-        assert len(ids) == found.collection.items.count("image")
-        for _, item in found.collection.items:
-            assert item.image is None or item.image in found.collection.items
+        assert len(ids) == found.store.count("image")
+        for item in found.store.items():
+            assert item.image is None or found.item(item.image) is not None
         loaded.append(len(ids))
 
     made, _ = busy_here(2.0, lambda work, retriever: work.repeat("save", lambda: save(retriever)))

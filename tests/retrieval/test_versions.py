@@ -25,7 +25,7 @@ def folder(made, tmp_path):
 
 
 def ids(folder):
-    return {item.id for _, item in Retriever.load(folder).collection.items}
+    return {item.id for item in Retriever.load(folder).store.items()}
 
 
 def add(folder, made, name):
@@ -58,7 +58,7 @@ class TestTwoWriters:
         mine.add(made.x[:1], ids=["3"], metadata={"3": {"new": True}})
         add(folder, made, "theirs")
         mine.save(folder)
-        assert Retriever.load(folder).collection.items.find("3").metadata == {"new": True}
+        assert Retriever.load(folder).item("3").metadata == {"new": True}
 
     def test_a_refit_learns_from_the_pairs_of_both(self, folder, made, tmp_path):
         shutil.copytree(folder, tmp_path / "alone")
@@ -135,7 +135,7 @@ class TestTwoWriters:
         fitted.save(tmp_path / "model")
         lean = Retriever.load(tmp_path / "model")
         lean.keep_features = False
-        lean.collection.features.clear()
+        lean.store.kept.clear()
         lean.save(tmp_path / "lean")
         mine, other = (Retriever.load(tmp_path / "lean") for _ in range(2))
         mine.add([drawn.paths[0]], ["a red star"], ids=["mine"])
@@ -198,7 +198,7 @@ class TestFiles:
     def test_the_text_encoder_is_linked_too(self, pictures, tmp_path):
         path = files_of(tmp_path / "copied") / "text-encoder" / "hkse.safetensors"
         before = path.stat().st_ino
-        pictures.remove(next(item.id for _, item in pictures.collection.items))
+        pictures.remove(next(item.id for item in pictures.store.items()))
         pictures.save(tmp_path / "copied")
         path = files_of(tmp_path / "copied") / "text-encoder" / "hkse.safetensors"
         assert path.stat().st_ino == before
@@ -319,8 +319,8 @@ class TestPlacesOfImages:
         return project
 
     def paths(self, folder):
-        items = Retriever.load(folder).collection.items
-        return [items.find(name).path for name in ("0", "1")]
+        retriever = Retriever.load(folder)
+        return [retriever.item(name).path for name in ("0", "1")]
 
     def test_relative_paths_are_found_from_anywhere(self, project):
         assert all(map(os.path.isfile, self.paths(project / "model")))
@@ -345,8 +345,8 @@ class TestPlacesOfImages:
         retriever = Retriever.load(project / "model")
         retriever.add(made.x[:1], ids=["c"], paths=[tmp_path / "c.png"])
         retriever.save(project / "model")
-        again = Retriever.load(project / "model").collection.items
-        assert [os.path.isfile(again.find(name).path) for name in ("0", "1", "c")] == [True] * 3
+        again = Retriever.load(project / "model")
+        assert [os.path.isfile(again.item(name).path) for name in ("0", "1", "c")] == [True] * 3
 
     @pytest.mark.parametrize(
         "name", ["../../../etc/passwd", "", "A" * 64, 5, None, "0" * 63, "0" * 64 + "\n"]
@@ -356,7 +356,7 @@ class TestPlacesOfImages:
         first, *rest = path.read_text().splitlines()
         path.write_text("\n".join([json.dumps({**json.loads(first), "upload": name}), *rest]) + "\n")
         seal(folder)
-        with pytest.raises(InputError, match="is no item"):
+        with pytest.raises(InputError, match="is not an item"):
             Retriever.load(folder)
 
 

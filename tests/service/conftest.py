@@ -72,7 +72,7 @@ def retriever(folder):
 @pytest.fixture(scope="session")
 def easy(retriever, path_of):
     """A caption whose own picture is found first, and which is found first for its picture."""
-    for _, item in retriever.collection.items:
+    for item in retriever.store.items():
         if (
             item.view == "text"
             and retriever.search(item.text, k=1)[0].id == item.image
@@ -85,7 +85,7 @@ def easy(retriever, path_of):
 @pytest.fixture(scope="session")
 def path_of(retriever):
     """Where the picture of an id lies."""
-    return lambda item_id: retriever.collection.items.find(item_id).path
+    return lambda item_id: retriever.item(item_id).path
 
 
 def in_process(place, *, writable=False, token=None, headers=None, log=False, **limits):

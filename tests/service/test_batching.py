@@ -17,7 +17,7 @@ def model(retriever):
 
 
 def sentences(retriever, n):
-    return [item.text for _, item in retriever.collection.items if item.view == "text"][:n]
+    return [item.text for item in retriever.store.items() if item.view == "text"][:n]
 
 
 def test_together_as_alone(model, retriever):

@@ -42,7 +42,7 @@ def test_every_route_answers_as_the_retriever_does(pointing, served):
     folder, address = pointing
     client, retriever = served(folder, writable=True), Retriever.connect(address)
     told = client.get("/v1/model").json()
-    assert told["items"] == {"image": 160, "text": retriever.collection.items.count("text")}
+    assert told["items"] == {"image": 160, "text": retriever.store.count("text")}
     assert told["index"]["kind"] == "postgresql"
     assert address.partition("host=")[2][:8] not in str(told)
     asked = {"text": "a red star", "k": 5}
@@ -65,7 +65,7 @@ def test_what_is_added_is_in_the_database_and_in_no_journal(pointing, served):
     client, other = served(folder, writable=True), Retriever.connect(address)
     said = {"id": "mine", "captions": ["a scarlet star"]}
     assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 201
-    assert "mine#0" in other.collection.items
+    assert other.item("mine#0") is not None
     assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 409
     assert (folder / "journal.jsonl").stat().st_size == 0
     other.remove("mine")

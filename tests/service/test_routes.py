@@ -89,7 +89,7 @@ def test_annotate_an_upload_and_an_id_alike(client, easy, path_of):
 
 
 def test_annotate_several_pictures_with_filter_and_weighting(client, retriever, easy, path_of):
-    other = next(item.id for _, item in retriever.collection.items if item.id != easy.image)
+    other = next(item.id for item in retriever.store.items() if item.id != easy.image)
     parts = [("image", (name, Path(path_of(name)).read_bytes())) for name in (easy.image, other)]
     said = {"k": "4", "weighting": "none", "where": json.dumps({"split": "train"})}
     answer = client.post("/v1/annotate", files=parts, data=said)
@@ -134,7 +134,7 @@ def test_the_model_tells_of_itself(client, retriever):
     assert told["items"] == {"image": 160, "text": 800}
     known = retriever.info()["facts"]["metrics"]["test"]["search"]["r@1"]
     assert told["facts"]["metrics"]["test"]["search"]["r@1"] == pytest.approx(known, abs=1e-3)
-    path = retriever.collection.fitted.model.path_
+    path = retriever.fitted.model.path_
     shown = np.array(told["path"]["scores"]["search"], float)  # what is only bounded is left out
     exact = path.exact["search"]
     assert np.array_equal(np.isfinite(shown), exact)
@@ -231,7 +231,7 @@ def test_a_fusion_is_served_and_has_no_other_weighting(served, fused_folder):
 
 def test_features_that_were_not_kept_are_made_again(served, drawn, tmp_path, easy):
     retriever = Retriever.load(drawn / "model")
-    retriever.collection.features.clear()
+    retriever.store.kept.clear()
     retriever.keep_features = False
     retriever.save(tmp_path / "slim")
     client = served(tmp_path / "slim")
@@ -403,7 +403,7 @@ def test_any_id_can_be_asked_for(served, tmp_path, rng):
 def test_an_answer_never_names_a_file(served, drawn, tmp_path, easy, path_of):
     """Features are made anew from files; one of them is gone."""
     retriever = Retriever.load(drawn / "model")
-    retriever.collection.features.clear()
+    retriever.store.kept.clear()
     retriever.keep_features = False
     rows = retriever.encoders.encode_images([path_of(easy.image)])
     retriever.add(rows, ids=["gone"], paths=[tmp_path / "secret" / "gone.png"])
@@ -445,10 +445,8 @@ def test_a_model_without_its_encoder_says_so_plainly(served, of_features, caplog
 def test_counters_do_not_wait_for_items_that_cannot_be_counted(served, monkeypatch):
     client = served()
     away = threading.Event()
-    monkeypatch.setattr(type(client.service.model.retriever.collection), "shared", True)
-    monkeypatch.setattr(
-        type(client.service.model.retriever.collection.items), "__len__", lambda _: away.wait(60)
-    )
+    monkeypatch.setattr(type(client.service.model.retriever.store), "shared", True)
+    monkeypatch.setattr(type(client.service.model.retriever.store), "count", lambda _: away.wait(60))
     start = time.monotonic()
     assert "diptych_items NaN" in client.get("/metrics").text
     assert time.monotonic() - start < 10

@@ -147,7 +147,7 @@ def test_numbers_that_json_lacks_are_refused_where_they_are_read(served, own_fol
     first["metadata"]["weight"] = float("nan")
     items.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
     seal(own_folder)
-    with pytest.raises(InputError, match="line 1, is no item"):
+    with pytest.raises(InputError, match="line 1, is not an item"):
         served(own_folder)
     items.write_text(whole)
     facts = json.loads((files_of(own_folder) / "config.json").read_text())["facts"]

@@ -88,8 +88,8 @@ def test_stopping_folds_the_journal_into_the_model(served, own_folder):
     assert [entry.id for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["kept"]
     assert len(list((own_folder / "uploads").iterdir())) == 1
     retriever = Retriever.load(own_folder)
-    assert "kept#0" in retriever.collection.items
-    assert "dropped" not in retriever.collection.items
+    assert retriever.item("kept#0") is not None
+    assert retriever.item("dropped") is None
 
 
 def test_a_long_journal_is_folded_while_requests_go_on(served, own_folder):
@@ -101,7 +101,7 @@ def test_a_long_journal_is_folded_while_requests_go_on(served, own_folder):
     while client.service.holder.writer.pending and time.monotonic() < until:
         client.get("/healthz")
         time.sleep(0.02)
-    assert "two#0" in Retriever.load(own_folder).collection.items
+    assert Retriever.load(own_folder).item("two#0") is not None
     # A fold is no new version: it is not loaded again.
     time.sleep(0.2)
     assert client.service.holder.reloads == {"loaded": 0, "failed": 0}
@@ -115,12 +115,11 @@ def test_a_crash_between_saving_and_forgetting_changes_nothing(own_folder):
     writer.remove(retriever, "first")
     writer.add(retriever, (picture("blue"), rows), [], "first", {"again": True})
     retriever.save(own_folder)  # and the power goes before forget()
-    known = {item.id for _, item in retriever.collection.items}
+    known = {item.id for item in retriever.store.items()}
     loaded = Retriever.load(own_folder)
     Writer(own_folder).replay(loaded)
-    assert {item.id for _, item in loaded.collection.items} == known
-    items = loaded.collection.items
-    assert items.get(items.key("first")).metadata == {"again": True}
+    assert {item.id for item in loaded.store.items()} == known
+    assert loaded.item("first").metadata == {"again": True}
 
 
 def test_a_line_cut_short_was_never_acknowledged(tmp_path):
@@ -222,7 +221,7 @@ def test_items_are_added_by_features_and_survive_a_crash(start, tmp_path):
         scores = client.post("/v1/search", json=asked).json()["results"][0]["hits"][0]["score"]
         np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-6)
     again.stop()
-    assert "whole#1" in Retriever.load(tmp_path / "model").collection.items
+    assert Retriever.load(tmp_path / "model").item("whole#1") is not None
 
 
 def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folder):
@@ -266,8 +265,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(start, own_folde
     retriever = Retriever.load(own_folder)
     entries = read_entries(own_folder / "journal.jsonl")[0]
     assert entries[-1].n == retriever.base.journal
-    items = retriever.collection.items
-    assert all(name in items for name in acknowledged)
+    assert all(retriever.item(name) is not None for name in acknowledged)
 
 
 def test_a_new_version_is_served_without_dropping_requests(served, own_folder, easy):
@@ -313,7 +311,7 @@ def test_what_was_written_goes_along_to_a_new_version(served, own_folder):
     client = served(own_folder, writable=True)
     client.post("/v1/items", json={"captions": ["a violet star"], "id": "with me"})
     newer = Retriever.load(own_folder)
-    newer.remove(next(item.id for _, item in newer.collection.items))
+    newer.remove(next(item.id for item in newer.store.items()))
     newer.save(own_folder)
     until = time.monotonic() + 30
     while not client.service.holder.reloads["loaded"] and time.monotonic() < until:
@@ -334,7 +332,7 @@ def fitted_again(folder):
     """Put a model that was fitted anew, on the same pairs, into a folder."""
     retriever = Retriever.load(folder)
     added = {entry.id for entry in read_entries(folder / "journal.jsonl")[0]}
-    retriever.remove([item.id for _, item in retriever.collection.items if item.id in added])
+    retriever.remove([item.id for item in retriever.store.items() if item.id in added])
     retriever.base = None  # as fit() does
     retriever.save(folder)
 
@@ -342,12 +340,12 @@ def fitted_again(folder):
 def test_what_was_folded_goes_along_to_a_model_that_is_fitted_anew(served, own_folder):
     client = served(own_folder, writable=True)
     client.post("/v1/items", files={"image": picture()}, data={"id": "mine", "captions": "a red star"})
-    gone = next(item.id for _, item in client.service.model.retriever.collection.items)
+    gone = next(item.id for item in client.service.model.retriever.store.items())
     client.delete(f"/v1/items/{gone}")
     served.stop()
     for _ in range(2):
         fitted_again(own_folder)
-        assert "mine" not in Retriever.load(own_folder).collection.items
+        assert Retriever.load(own_folder).item("mine") is None
         client = served(own_folder, writable=True)
         assert client.get("/v1/items/mine").status_code == 200
         assert client.get("/v1/items/mine%230").status_code == 200
@@ -372,7 +370,7 @@ def test_what_another_process_removed_does_not_come_back(served, own_folder):
 
 def test_an_addition_that_is_refused_leaves_no_file(served, own_folder):
     client = served(own_folder, writable=True)
-    known = next(item.id for _, item in client.service.model.retriever.collection.items)
+    known = next(item.id for item in client.service.model.retriever.store.items())
     assert client.post("/v1/items", files={"image": picture()}, data={"id": known}).status_code == 409
     assert not list(own_folder.glob("uploads/*"))
 
@@ -399,7 +397,7 @@ def test_a_damaged_upload_does_not_keep_a_server_from_starting(served, own_folde
     client = served(own_folder, writable=True)
     assert client.get("/v1/items/damaged/thumbnail").status_code == 200
     served.stop()
-    assert "damaged" in Retriever.load(own_folder).collection.items
+    assert Retriever.load(own_folder).item("damaged") is not None
 
 
 def test_features_of_an_older_model_do_not_keep_a_server_from_starting(served, tmp_path, caplog):
@@ -431,7 +429,7 @@ def test_a_fold_that_fails_is_logged_and_the_next_one_saves(served, own_folder, 
             time.sleep(0.01)
     assert "stay in the journal" in caplog.text
     served.stop()
-    assert "kept#0" in Retriever.load(own_folder).collection.items
+    assert Retriever.load(own_folder).item("kept#0") is not None
 
 
 def test_images_stay_when_the_folder_moves(served, own_folder):
@@ -464,4 +462,4 @@ def test_a_link_that_names_another_model_by_now_is_not_written_through(own_folde
     holder.save()
     holder.writer.journal.close()
     assert current_version(tmp_path / "other") == replace(current_version(folder), folder=tmp_path / "other")
-    assert "kept#0" in Retriever.load(own_folder).collection.items
+    assert Retriever.load(own_folder).item("kept#0") is not None

@@ -61,7 +61,7 @@ from diptych.cca._fit import (
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Engine, are_blocks
-from diptych.cca._weighting import Projection, Weighting, check_weighting
+from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
 from diptych.cca.selection import Grid, Path
 from diptych.cca.selection._grids import check_grid
 from diptych.ranking import metric, ranks
@@ -291,8 +291,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
     weighting : str or pair
         ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y;
-        ``"residual"`` (in units of what the item leaves open of the query), ``"csa"`` (canonical similarity
-        of Li et al., 2025); see ``diptych.cca._weighting``.
+        or ``"residual"``; see ``diptych.cca.powers`` and ``diptych.cca.weight_factors``.
     similarity : {"cosine", "l2"}
         How embeddings are compared.
     n_components : int, "auto" or None
@@ -492,7 +491,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             if name == "X":
                 validate_data(self, X, reset=False, skip_check_array=True)
             projection = self._projection(task, name)
-            embedded.append(projection(view) if device is None else projection.on(device, view))
+            embedded.append(projection(view) if device is None else projection.on_device(device, view))
         return embedded[0] if len(embedded) == 1 else tuple(embedded)
 
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
@@ -583,12 +582,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def _projection(self, task: Task, view: str) -> Projection:
         model = self.models_[task]
-        mean, weights, how = (
-            (self.x_mean_, model.x_weights, self.normalize[0])
-            if view == "X"
-            else (self.y_mean_, model.y_weights, self.normalize[1])
-        )
-        return Projection(view, how, mean, weights, model.correlations, self.weighting, task)
+        for_x, for_y = weight_factors(model.correlations, self.weighting, task)
+        if view == "X":
+            return Projection(view, self.normalize[0], self.x_mean_, model.x_weights, for_x)
+        return Projection(view, self.normalize[1], self.y_mean_, model.y_weights, for_y)
 
     def _keep(
         self,

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
-from diptych._checks import InputError
+from diptych._checks import InputError, check_number
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -50,7 +50,7 @@ class Tikhonov:
 
     def __post_init__(self) -> None:
         """Refuse what is not a regularisation."""
-        gamma = as_number(self.gamma, "γ (Tikhonov)")
+        gamma = check_number(self.gamma, "γ (Tikhonov)")
         if not 0.0 <= gamma < float("inf"):
             raise InputError(f"γ={self.gamma} is not a Tikhonov parameter; give a finite number, 0 or above.")
         object.__setattr__(self, "gamma", gamma)
@@ -76,7 +76,7 @@ class TruncatedSVD:
 
     def __post_init__(self) -> None:
         """Refuse what is not a number of directions."""
-        k = as_number(self.k, "k (truncated SVD)")
+        k = check_number(self.k, "k (truncated SVD)")
         if not 1 <= k < float("inf") or k != int(k):
             raise InputError(f"k={self.k} is not a number of directions; give a whole number, 1 or above.")
         object.__setattr__(self, "k", int(k))
@@ -197,7 +197,7 @@ class CustomFilter:
 
     def __post_init__(self) -> None:
         """Refuse what is not a number."""
-        object.__setattr__(self, "parameter", as_number(self.parameter, f"the parameter of {self.filter}"))
+        object.__setattr__(self, "parameter", check_number(self.parameter, f"the parameter of {self.filter}"))
 
     def __str__(self) -> str:
         """For tables."""
@@ -234,14 +234,6 @@ def custom_filter(given: Any) -> SpectralFilter | None:
     if isinstance(given, str):
         return None
     return given if isinstance(given, SpectralFilter) else SpectralFilter(given)
-
-
-def as_number(value: Any, name: str) -> float:
-    """``value`` as a float."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r}; give a number.") from None
 
 
 def named_filters(name: Any, params: tuple[Any, Any], s_x: Array, s_y: Array) -> tuple[AnyFilter, AnyFilter]:

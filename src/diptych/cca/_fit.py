@@ -21,6 +21,7 @@ from diptych._checks import (
     Task,
     check_choice,
     check_matrix,
+    check_number,
     check_pair_of_views,
     check_pairing,
     check_together,
@@ -29,7 +30,7 @@ from diptych._devices import on_device
 from diptych._normalize import normalize
 from diptych._threads import progress_bar
 from diptych.cca._canonical import CanonicalModel, regularized_cca
-from diptych.cca._filters import AnyFilter, CustomFilter, Tikhonov, as_number, custom_filter, named_filters
+from diptych.cca._filters import AnyFilter, CustomFilter, Tikhonov, custom_filter, named_filters
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
 from diptych.cca._spectra import (
     SHRINKAGES,
@@ -312,7 +313,7 @@ class Fitting:
         if validation is not None or settings.filter != "tikhonov" or settings.n_components == "auto":
             return None
         images = len(np.unique(to_numpy(pairing)))
-        share = as_number(settings.validation_fraction, "validation_fraction")
+        share = check_number(settings.validation_fraction, "validation_fraction")
         if images >= FEW or not 0.0 < share < 1.0 or held_out_size(images, share) is not None:
             return None
         warnings.warn(

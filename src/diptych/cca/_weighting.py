@@ -1,43 +1,44 @@
-"""Weighting: how the canonical correlations enter each side's embedding (Table 1, and two more).
-
-From the rows of one view to their embeddings for a task: normalise, centre, project, weight.
-"""
+"""How the canonical correlations enter the vectors of each view (Table 1), and the projection to vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Array, move_like, namespace
-from diptych._checks import InputError, Task, check_matrix, check_task, check_view
+from diptych._checks import InputError, check_matrix, check_number, check_task, check_view
 from diptych._devices import carried, gathered
-from diptych._normalize import normalize, unit_length
-from diptych.cca._canonical import CanonicalModel
-from diptych.cca._filters import as_number
+from diptych._normalize import normalize
+
+if TYPE_CHECKING:
+    from diptych.cca._canonical import CanonicalModel
 
 Weighting: TypeAlias = (
-    Literal["asymmetric", "search-generation", "symmetric", "none", "residual", "csa"] | tuple[float, float]
+    Literal["asymmetric", "search-generation", "symmetric", "none", "residual"] | tuple[float, float]
 )
 
 NAMES = ("asymmetric", "search-generation", "symmetric", "none")
 """The weightings that are powers of Σ."""
 
 RESIDUAL_FLOOR = 1e-3
-"""The least share of a component that counts as unexplained, so that none outweighs all others."""
+"""Lower limit of 1 − σ² in the residual weighting, so that no component outweighs all others."""
+
+DEVICE_BLOCK_BYTES = 2**28
+"""Size of a block of rows that is copied to a device for projection."""
 
 
 def powers(weighting: Weighting, task: str) -> tuple[float, float]:
-    r"""The powers of Σ on (X, Y) for one task.
+    r"""Return the powers of Σ on X and on Y for a task (Table 1 is the first row).
 
     ===================== ==================== ==================== =================================
     weighting             search               annotate             meaning
     ===================== ==================== ==================== =================================
-    ``"asymmetric"``      (1, 0)               (0, 1)               query generation: Σ on the side
+    ``"asymmetric"``      (1, 0)               (0, 1)               query generation: Σ on the view
                                                                     that is searched (the paper's)
-    ``"search-generation"`` (0, 1)             (1, 0)               Σ on the side of the query
+    ``"search-generation"`` (0, 1)             (1, 0)               Σ on the view of the query
     ``"symmetric"``       (1, 1)               (1, 1)               Σ on both (Gong et al.)
     ``"none"``            (0, 0)               (0, 0)               plain CCA
     ``(a, b)``            (a, b)               (a, b)               Σ^a on X and Σ^b on Y: (α, α) is
@@ -45,6 +46,8 @@ def powers(weighting: Weighting, task: str) -> tuple[float, float]:
                                                                     path between the two generations
     ===================== ==================== ==================== =================================
 
+    Examples
+    --------
     >>> powers("asymmetric", "annotate")
     (0.0, 1.0)
     """
@@ -57,125 +60,137 @@ def powers(weighting: Weighting, task: str) -> tuple[float, float]:
         if weighting in ("symmetric", "none"):
             return (1.0, 1.0) if weighting == "symmetric" else (0.0, 0.0)
     elif isinstance(weighting, (tuple, list)) and len(weighting) == 2:
-        a, b = (as_number(power, "a power of Σ") for power in weighting)
+        a, b = (check_number(power, "a power of Σ") for power in weighting)
         if 0.0 <= a < float("inf") and 0.0 <= b < float("inf"):
             return a, b
     raise InputError(
-        f"weighting={weighting!r} is unknown; choose one of {', '.join(map(repr, NAMES))}, or a pair of "
-        "powers of Σ, 0 or above, on X and on Y."
+        f"weighting={weighting!r} is unknown; choose one of {', '.join(map(repr, NAMES))}, 'residual', or a "
+        "pair of powers of Σ, 0 or above, for X and for Y."
     )
 
 
 def check_weighting(weighting: Any) -> None:
-    """Refuse what is no weighting."""
-    if not (isinstance(weighting, str) and weighting in ("residual", "csa")):
+    """Raise an error unless ``weighting`` is one that ``weight_factors`` takes."""
+    if not (isinstance(weighting, str) and weighting == "residual"):
         powers(weighting, "search")
 
 
-def factors(correlations: Array, weighting: Weighting, task: str) -> tuple[Array | None, Array | None]:
-    r"""What each canonical coordinate is multiplied by, on X and on Y; None leaves them as they are.
+def weight_factors(correlations: Array, weighting: Weighting, task: str) -> tuple[Array | None, Array | None]:
+    r"""Return the factors of the canonical components of X and of Y for a task; None means all are 1.
 
-    Powers of Σ, or, with ``"residual"``, :math:`\Sigma/\sqrt{1-\Sigma^2}` on the side that is searched and
-    :math:`1/\sqrt{1-\Sigma^2}` on the side of the query. Given the item, the query's coordinate i has mean
-    :math:`\sigma_i u_i` and variance :math:`1-\sigma_i^2`, so this compares the query with its prediction in
-    units of what the prediction leaves open, where ``"asymmetric"`` takes the query's whole variance.
+    They are powers of Σ (see ``powers``), or, for ``"residual"``, :math:`\Sigma/\sqrt{1-\Sigma^2}` on the
+    view that is searched and :math:`1/\sqrt{1-\Sigma^2}` on the view of the query. Given an item with
+    components u, component i of its query has mean :math:`\sigma_i u_i` and variance
+    :math:`1-\sigma_i^2`: ``"residual"`` measures the query's distance from its prediction in units of that
+    variance, ``"asymmetric"`` in units of the query's whole variance.
+
+    Σ on the searched view is the regression of the query on the item. With :math:`D_x = S_x^2 + \gamma_x`,
+    the ridge regression of the captions' components :math:`YV` on X (equation 2 with Tikhonov's γ) is
+
+    .. math::
+        W_x = (X^\top X + \gamma_x I)^{-1} X^\top Y V
+            = V_x D_x^{-1} V_x^\top \, X^\top Y \, V_y D_y^{-1/2} P_y
+            = V_x D_x^{-1/2} \big(D_x^{-1/2} T_0 D_y^{-1/2}\big) P_y
+            = V_x D_x^{-1/2} P_x \Sigma = U \Sigma
+
+    because :math:`X^\top Y = V_x T_0 V_y^\top` and :math:`T = D_x^{-1/2} T_0 D_y^{-1/2} = P_x \Sigma
+    P_y^\top` (Theorem 1). The same with X and Y exchanged gives :math:`W_y = V\Sigma` (equation 3).
     """
     check_task(task)
-    if weighting == "csa":
-        raise InputError("weighting='csa' is no scaling of coordinates; transform() embeds with it.")
     if weighting == "residual":
         xp = namespace(correlations)
-        rest = xp.clip(1.0 - correlations * correlations, RESIDUAL_FLOOR, None)
-        query = 1.0 / xp.sqrt(rest)
+        query = 1.0 / xp.sqrt(xp.clip(1.0 - correlations * correlations, RESIDUAL_FLOOR, None))
         item = correlations * query
         return (item, query) if task == "search" else (query, item)
     a, b = powers(weighting, task)
     return (None if a == 0 else correlations**a), (None if b == 0 else correlations**b)
 
 
+def apply_factors(columns: Array, factors: Array | None) -> Array:
+    """Return ``columns`` (weights or vectors) multiplied by their ``weight_factors``."""
+    return columns if factors is None else columns * factors
+
+
 def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array, Array]:
-    """The two linear maps of a task, features × components: centred views times these are embeddings."""
-    for_x, for_y = factors(model.correlations, weighting, task)
-    return _scaled(model.x_weights, for_x), _scaled(model.y_weights, for_y)
+    """Return the linear maps of a task for X and Y, features × components, for centred features.
 
-
-def weighted(coordinates: Array, correlations: Array, weighting: Weighting, task: str, view: str) -> Array:
-    r"""Embeddings of one view, ``"x"`` or ``"y"``, from its canonical coordinates; cosine ranks.
-
-    ``"csa"`` is the canonical similarity of Li et al. (ICLR 2025), the correlation of unit-length canonical
-    coordinates weighted by Σ, :math:`\sum_i \sigma_i \hat u_i \hat v_i`. One more coordinate brings every
-    item :math:`\Sigma\hat u` to length 1, so that a cosine ranks by it too.
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diptych.cca import bjorck_golub, maps, spectra
+    >>> x = np.random.default_rng(0).normal(size=(50, 3))
+    >>> model = bjorck_golub(spectra(x, x[:, :2]))
+    >>> x_map, y_map = maps(model, "asymmetric", "search")
+    >>> bool(np.allclose(x_map, model.x_weights * model.correlations))
+    True
     """
-    xp = namespace(coordinates)
-    if weighting != "csa":
-        factor = factors(correlations, weighting, task)[0 if view == "x" else 1]
-        return _scaled(coordinates, factor)
-    searched = (view == "x") == (check_task(task) == "search")
-    unit = unit_length(coordinates)
-    if searched:
-        unit = unit * correlations
-    rest = 1.0 - xp.sum(unit * unit, axis=1, keepdims=True)
-    filler = xp.sqrt(xp.clip(rest, 0.0, None)) if searched else xp.zeros_like(rest)
-    return xp.concat([unit, filler], axis=1)
+    for_x, for_y = weight_factors(model.correlations, weighting, task)
+    return apply_factors(model.x_weights, for_x), apply_factors(model.y_weights, for_y)
 
 
-def _scaled(weights: Array, factor: Array | None) -> Array:
-    return weights if factor is None else weights * factor
+def project(features: Array, mean: Array, weights: Array, factors: Array | None = None) -> Array:
+    r"""Return the vectors of ``features`` of one view, such as :math:`\Sigma U^\top(x - \mu_x)` (Table 1).
 
-
-BLOCK_BYTES = 2**28
-"""Of the rows that are carried to a device at a time."""
+    Parameters
+    ----------
+    features
+        Normalised features, rows × features. They decide backend, device and precision of the result.
+    mean
+        Mean of the training features.
+    weights
+        Canonical weights U or V, features × components, or the ``maps`` of a task.
+    factors
+        ``weight_factors`` of the view; None where the weights contain them or there are none.
+    """
+    mean, weights = (move_like(part, features, dtype=features.dtype) for part in (mean, weights))
+    vectors = (features - mean) @ weights
+    return vectors if factors is None else vectors * move_like(factors, features, dtype=features.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """What a fitted model does with one view.
+    """The steps from the features of one view to the vectors of a task: check, normalise, ``project``.
 
     Attributes
     ----------
     name
-        ``"X"`` or ``"Y"``.
+        ``"X"`` or ``"Y"``, for messages.
     normalize
-        How its rows are normalised.
-    mean, weights
-        What centres them, and the canonical weights of the task.
-    correlations, weighting, task
-        What their coordinates are weighted by.
+        Name of the normalisation of the rows.
+    mean, weights, factors
+        See ``project``.
     """
 
     name: str
     normalize: str
     mean: Array
     weights: Array
-    correlations: Array
-    weighting: Weighting
-    task: Task
+    factors: Array | None
 
     def __call__(self, view: Any) -> Array:
-        """Embeddings of ``view``, in its own backend and precision."""
-        rows = check_view(view, self.name, n_features=int(self.mean.shape[0]))
-        rows = normalize(rows, self.normalize)
-        xp = namespace(rows)
-        centred = rows - move_like(self.mean, rows, dtype=rows.dtype)
-        coordinates = centred @ xp.astype(move_like(self.weights, rows), rows.dtype, copy=False)
-        correlations = move_like(self.correlations, rows, dtype=rows.dtype)
-        return weighted(coordinates, correlations, self.weighting, self.task, self.name.lower())
+        """Return the vectors of ``view``, in its own backend and precision."""
+        features = check_view(view, self.name, n_features=int(self.mean.shape[0]))
+        return project(normalize(features, self.normalize), self.mean, self.weights, self.factors)
 
-    def on(self, device: str, view: Any) -> np.ndarray[Any, Any]:
-        """The same on a torch device, a block of rows at a time, back in NumPy."""
+    def on_device(self, device: str, view: Any) -> np.ndarray[Any, Any]:
+        """Return the vectors as NumPy, computed on a torch device one block of rows at a time."""
         matrix = check_matrix(view, self.name, n_features=int(self.mean.shape[0]))
         n, width = int(matrix.shape[0]), int(matrix.shape[1])
-        step = max(1, BLOCK_BYTES // (4 * width))
+        step = max(1, DEVICE_BLOCK_BYTES // (4 * width))
 
         def parts() -> Iterator[Array]:
-            here: Projection | None = None
+            there: Projection | None = None
             blocks = ((matrix[start : start + step],) for start in range(0, n, step))
             for (raw,) in carried(blocks, device):
-                rows = check_view(raw, self.name)
-                if here is None:
-                    # Once for all blocks: the weights stay on the device.
-                    own = {name: getattr(self, name) for name in ("mean", "weights", "correlations")}
-                    here = replace(self, **{k: move_like(v, rows, dtype=rows.dtype) for k, v in own.items()})
-                yield here(rows)
+                features = check_view(raw, self.name)
+                if there is None:
+                    # Copied once: the weights stay on the device for all blocks.
+                    own = {"mean": self.mean, "weights": self.weights, "factors": self.factors}
+                    moved: dict[str, Any] = {
+                        name: None if part is None else move_like(part, features, dtype=features.dtype)
+                        for name, part in own.items()
+                    }
+                    there = replace(self, **moved)
+                yield there(features)
 
         return gathered(parts(), n)

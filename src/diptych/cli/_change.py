@@ -41,7 +41,6 @@ from diptych.cli._output import (
 from diptych.data import PairedDataset, PairedViews
 from diptych.image._decoding import EXTENSIONS
 from diptych.retrieval import Retriever
-from diptych.retrieval._items import Catalogue
 
 
 def add(
@@ -109,7 +108,7 @@ def remove(
     """
     with said_plainly(), limited_to(threads):
         retriever = Retriever.load(model)
-        gone = retriever.remove(_ids(retriever.collection.items, ids))
+        gone = retriever.remove(_ids(retriever, ids))
         retriever.save(model)
         _say({"model": str(model), "removed": gone}, f"removed {count(gone, 'item')}", quiet, as_json)
 
@@ -140,16 +139,17 @@ def _add(
     return retriever.add(**_arguments(data)), unreadable
 
 
-def _ids(items: Catalogue, names: list[str]) -> list[str]:
+def _ids(retriever: Retriever, names: list[str]) -> list[str]:
     """The ids of items that were named by their id, or by the path that search prints."""
     by_path: dict[str, list[str]] = {}
-    if any(name not in items for name in names):
-        for _, item in items:
+    known = {name for name in names if retriever.item(name) is not None}
+    if len(known) < len(set(names)):
+        for item in retriever.store.items():
             if item.path is not None:
                 by_path.setdefault(os.path.abspath(item.path), []).append(item.id)
     found = []
     for name in names:
-        ids = [name] if name in items else by_path.get(os.path.abspath(name), [])
+        ids = [name] if name in known else by_path.get(os.path.abspath(name), [])
         if not ids:
             raise InputError(f"there is no item {name!r}, by id or by path.")
         if len(ids) > 1:

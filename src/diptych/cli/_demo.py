@@ -94,7 +94,7 @@ def _compare(console: Console, views: PairedViews, best: Retriever) -> list[Comp
     table.add_column("seconds", justify="right")
     compared = [*compare_weightings(views), *(compare_filter(views, name) for name in FILTERS)]
     start = time.perf_counter()
-    fused = best.fit(views).collection.fitted.model
+    fused = best.fit(views).fitted.model
     assert isinstance(fused, Fusion)
     compared.append(compare_fitted(fused, views, 'preset "best"', time.perf_counter() - start))
     for found in compared:
@@ -148,7 +148,7 @@ def _report(
     for row, hits in zip(range(4, 8), best.annotate(list(test.paths[4:8]), 4, where=_is_test), strict=True):
         answers = [Answer(str(hit.text), hit.score, hit.item.image == test.image_ids[row]) for hit in hits]
         sheet.append(ContactRow(open_image(test.paths[row]), answers))
-    model = retriever.collection.fitted.model
+    model = retriever.fitted.model
     assert isinstance(model, AWCCA)
     assert model.path_ is not None
     try:

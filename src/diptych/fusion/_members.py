@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.linalg
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task
@@ -29,6 +28,7 @@ from diptych.cca import (
     spectra_from_moments,
 )
 from diptych.cca._moments import Precision
+from diptych.cca._weighting import project
 from diptych.cca.selection import Path, make_grid, make_problem, regularization_path
 from diptych.fusion._blocks import Block, Blocks, Floats, Geometry, side_by_side
 from diptych.fusion._weights import Judge, Scored, best_correction
@@ -187,8 +187,7 @@ class Linear:
     def embed(self, rows: Floats, view: str) -> Floats:
         """Unit-length embeddings of rows of ``"x"`` or of ``"y"``."""
         mean, weights = (self.x_mean, self.x_map) if view == "x" else (self.y_mean, self.y_map)
-        centred = np.asarray(rows, dtype=np.float32) - mean
-        return np.asarray(unit_length(centred @ weights))
+        return np.asarray(unit_length(project(np.asarray(rows, dtype=np.float32), mean, weights)))
 
 
 @dataclass(frozen=True)
@@ -239,36 +238,7 @@ class FittedPart:
         if n_components is None or n_components > min(spectra.ranks) // 2:
             most = None if n_components is None else min(n_components, *spectra.ranks)
             return regularized_cca(spectra, *filters, most)
-        return leading_components(spectra, *filters, n_components)
-
-
-def leading_components(
-    spectra: Spectra, filter_x: Tikhonov, filter_y: Tikhonov, count: int
-) -> CanonicalModel:
-    """The first components of ``regularized_cca``, where they are few, several times faster.
-
-    They are eigenvectors of TTᵀ or TᵀT, whichever is the smaller. Squaring T loses correlations below the
-    root of the rounding error, which are not among the first.
-    """
-    roots = [
-        1.0 / np.sqrt(f.denominators(to_numpy(s)))
-        for f, s in ((filter_x, spectra.s_x), (filter_y, spectra.s_y))
-    ]
-    t = roots[0][:, None] * to_numpy(spectra.t0) * roots[1]
-    wide = t.shape[0] <= t.shape[1]
-    gram = t @ t.T if wide else t.T @ t
-    size = gram.shape[0]
-    squares, vectors = scipy.linalg.eigh(
-        gram, subset_by_index=(size - count, size - 1), overwrite_a=True, check_finite=False
-    )
-    sigma, near = np.sqrt(np.clip(squares[::-1], 0.0, 1.0)), vectors[:, ::-1]
-    keep = sigma > np.finfo(t.dtype).eps ** 0.5 * sigma[0]
-    sigma, near = sigma[keep], near[:, keep]
-    far = (t.T @ near if wide else t @ near) / sigma
-    p_x, p_y = (near, far) if wide else (far, near)
-    x_weights = to_numpy(spectra.v_x) @ (roots[0][:, None] * p_x)
-    y_weights = to_numpy(spectra.v_y) @ (roots[1][:, None] * p_y)
-    return CanonicalModel(sigma, x_weights, y_weights, filter_x, filter_y)
+        return regularized_cca(spectra, *filters, n_components, leading=True)
 
 
 def fit_part(

@@ -19,6 +19,7 @@ from diptych._arrays import group_max
 from diptych._checks import Task
 from diptych.cca import CanonicalModel, Spectra, regularized_cca
 from diptych.cca._filters import AnyFilter
+from diptych.cca._weighting import project
 from diptych.cca.selection._exact import Row, count_others, own_scores
 from diptych.cca.selection._problem import Problem, Weights
 from diptych.paper._sources import Floats
@@ -36,8 +37,7 @@ def canonical(
 
 def embedded(spectra: Spectra, model: CanonicalModel, x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
     """The same for a model that is there already."""
-    u = (x - spectra.x_mean.astype(x.dtype)) @ model.x_weights.astype(x.dtype)
-    v = (y - spectra.y_mean.astype(y.dtype)) @ model.y_weights.astype(y.dtype)
+    u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
     return u, v, np.asarray(model.correlations)
 
 

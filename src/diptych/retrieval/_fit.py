@@ -1,4 +1,4 @@
-"""From pairs to a fitted model: encode, fit on the training split, say what it is worth and what it saw."""
+"""From pairs to a fitted model: encode, fit on the training split, measure on the others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
-from diptych._checks import TASKS, DataWarning, InputError, Task, count
+from diptych._arrays import in_numpy, to_numpy
+from diptych._checks import TASKS, DataWarning, InputError, Task, check_view, count
 from diptych._devices import on_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._awcca import unpack
@@ -25,31 +27,23 @@ from diptych.data._pairs import near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
 from diptych.report._card import FEW_PAIRS, describe_quality
-from diptych.retrieval._drift import Reach
-from diptych.retrieval._embedding import Layout, in_blocks, layout_of
+from diptych.retrieval._drift import OutlierDetector
+from diptych.retrieval._embedding import Layout, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 
 SAMPLED_PAIRS = 256
-"""Training pairs that a model remembers, to say when it is evaluated on them."""
+"""Training pairs that a model remembers, to warn when it is evaluated on them."""
 
 Part: TypeAlias = tuple[Any, Any, Any]
 Recalls: TypeAlias = dict[str, dict[str, float]]
 Watch: TypeAlias = Callable[[str, Progress], None]
-"""Told what is being encoded, and how far that is."""
-
-
-@dataclass(frozen=True)
-class Whereabouts:
-    """Where a fit runs: as ``AWCCA.fit`` takes it, with ``"cpu"`` for no device."""
-
-    device: str = "cpu"
-    engine: Engine | None = None
-    checkpoint: str | os.PathLike[str] | None = None
+"""A function that is called with what is being encoded, and the progress."""
 
 
 class Selection(TypedDict):
-    """What chose the regularisation, and how well the choice did there."""
+    """The pairs that the regularisation was selected on, and the best value of the metric there."""
 
     pairs: str
     metric: str
@@ -59,14 +53,14 @@ class Selection(TypedDict):
 
 
 class Refit(TypedDict):
-    """How many pairs a model was fitted on again, and how many before."""
+    """The number of pairs after a refit, and before."""
 
     pairs: int
     before: int
 
 
 class Facts(TypedDict, total=False):
-    """What a fit leaves behind for people: all of it plain data, checked when a saved model is read."""
+    """What a fit records for people, as plain data; checked when a saved model is read."""
 
     date: str
     pairs: dict[str, tuple[int, int]]
@@ -91,18 +85,25 @@ class Fitted:
     ----------
     model
         In NumPy, wherever it was fitted.
-    moments
-        Of the normalised training pairs; None for a fusion, which has several.
-    reach
-        Where the training items of each view lie.
+    load_moments
+        Returns the moments of the normalised training pairs, which only a refit needs; None if they are not
+        known, as for a fusion.
+    outliers
+        Tells for each view which items lie far from the training items.
     facts
-        Plain data: pairs per split, recalls, seconds, what the selection was made on.
+        What is known of the fit, as plain data; see ``Facts``.
     """
 
     model: AWCCA | Fusion
-    moments: Moments | None
-    reach: dict[View, Reach]
+    load_moments: Callable[[], Moments] | None
+    outliers: dict[View, OutlierDetector]
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def layout(self, view: View) -> Layout:
+        """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
+        if isinstance(self.model, Fusion):
+            return fusion_layout(self.model, view)
+        return {str(name): int(width) for name, width in self.facts.get("blocks", {}).get(view, [])}
 
 
 def encode_views(
@@ -111,36 +112,33 @@ def encode_views(
     folder: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
 ) -> PairedViews:
-    """Features of both sides; with a ``folder``, interrupted work goes on where it stopped."""
+    """Encode both views of pairs; with a ``folder``, interrupted work continues where it stopped."""
     if encoders.image is None or encoders.text is None:
         missing: View = "image" if encoders.image is None else "text"
         if encoders.known:
             raise encoders.missing(missing)
-        raise InputError(
-            f"there is no {missing} encoder to encode these pairs with; give one, or fit on features."
-        )
+        raise InputError(f"there is no {missing} encoder for these pairs; give one, or fit on features.")
+    seconds = {}
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
-
-        def told(what: str) -> Callable[[Progress], None] | None:
-            return None if watch is None else lambda done: watch(what, done)
-
-        begun = time.perf_counter()
-        images = encode_images(dataset, encoders.image, place / "images", progress=told("pictures"))
-        seconds = {"encoding images": round(time.perf_counter() - begun, 3)}
-        begun = time.perf_counter()
-        texts = encode_texts(dataset, encoders.text, place / "texts", progress=told("captions"))
-        seconds["encoding captions"] = round(time.perf_counter() - begun, 3)
+        start = time.perf_counter()
+        progress = None if watch is None else partial(watch, "images")
+        images = encode_images(dataset, encoders.image, place / "images", progress=progress)
+        seconds["encoding images"] = round(time.perf_counter() - start, 3)
+        start = time.perf_counter()
+        progress = None if watch is None else partial(watch, "captions")
+        texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
+        seconds["encoding captions"] = round(time.perf_counter() - start, 3)
+        skipped = images.skipped
         if not images.ids:
             raise InputError(
-                f"of {count(len(images.skipped), 'picture')}, none could be read (the first: "
-                f"{images.skipped[0].reason}); look at them with diptych check."
+                f"none of {count(len(skipped), 'image')} could be read (the first: {skipped[0].reason}); "
+                "diptych check lists all of them."
             )
-        if images.skipped:
-            first = images.skipped[0]
+        if skipped:
             warnings.warn(
-                f"{count(len(images.skipped), 'picture')} could not be read, and fitting goes on without "
-                f"({first.id}: {first.reason}); diptych check lists all of them.",
+                f"{count(len(skipped), 'image')} could not be read and will be left out ({skipped[0].id}: "
+                f"{skipped[0].reason}); diptych check lists all of them.",
                 DataWarning,
                 stacklevel=4,
             )
@@ -150,8 +148,191 @@ def encode_views(
     return views
 
 
-def split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
-    """Training, validation and test pairs; None for a split that is not there."""
+def fit_model(
+    model: AWCCA | Fusion,
+    views: PairedViews,
+    *,
+    device: str = "cpu",
+    engine: Engine | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    layout: Mapping[View, Layout] | None = None,
+) -> Fitted:
+    """Fit ``model`` on the training split and measure it on the others.
+
+    Parameters
+    ----------
+    model
+        An unfitted model, which is fitted in place.
+    views
+        The features of all pairs.
+    device, engine, checkpoint
+        As ``AWCCA.fit`` takes them.
+    layout
+        Names and widths of the feature blocks that lie side by side in a view.
+    """
+    layout = layout or {}
+    for view, rows in zip(VIEWS, (views.x, views.y), strict=True):
+        widths = layout.get(view, {}).values()
+        if widths and sum(widths) != rows.shape[1]:
+            raise InputError(
+                f"the layout of the {view} features has {sum(widths)} columns in all, but they have "
+                f"{rows.shape[1]}; give the width of every block."
+            )
+    start = time.perf_counter()
+    training, validation, test = _split_views(views)
+    n_pairs = len(training[1])
+    if n_pairs < FEW_PAIRS:
+        warnings.warn(
+            f"{count(n_pairs, 'training pair')} {'is' if n_pairs == 1 else 'are'} very few: what is selected "
+            f"is mostly chance. Give at least {FEW_PAIRS}, better a thousand, or set params yourself.",
+            DataWarning,
+            stacklevel=4,
+        )
+    uses_validation = isinstance(model, Fusion) and model.refits(validation)
+    facts: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "pairs": _sizes(views.dataset),
+        "seconds": dict(views.seconds),
+        "training_sample": training_sample(views, ("train", "val") if uses_validation else ("train",)),
+        "leaks": _find_leaks(training, validation, test),
+    }
+    if layout:
+        # As a list, because JSON objects may come back in another order.
+        facts["blocks"] = {view: [list(block) for block in own.items()] for view, own in layout.items()}
+    load_moments: Callable[[], Moments] | None = None
+    normalize = ("none", "none")
+    if isinstance(model, Fusion):
+        _fit_fusion(model, training, validation, layout, facts)
+    else:
+        moments = _fit_awcca(model, training, validation, facts, device, engine, checkpoint)
+        model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
+    outliers = {
+        view: OutlierDetector.fit(rows, how)
+        for view, rows, how in zip(VIEWS, training[:2], normalize, strict=True)
+    }
+    begun = time.perf_counter()
+    measured = {"test": test} if uses_validation else {"validation": validation, "test": test}
+    facts["metrics"] = {
+        name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
+    }
+    facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
+    facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
+    facts["quality"] = describe_quality(facts)
+    return Fitted(model, load_moments, outliers, facts)
+
+
+def refit_model(fitted: Fitted, new: Moments, validation: tuple[Any, ...] | None) -> Fitted:
+    """Return a model fitted on the training pairs of another and on new pairs, both by their moments.
+
+    The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
+    pairs to select on again.
+    """
+    assert isinstance(fitted.model, AWCCA)
+    assert fitted.load_moments is not None
+    before = fitted.load_moments()
+    moments = before + new
+    model = _copy_model(fitted.model)
+    if validation is not None:
+        model.params = None
+        model.fit_moments(moments, validation=validation)
+    else:
+        model.refit_moments(moments, before.count)
+    del model.spectra_
+    # These were measured on the model before.
+    old = ("metrics", "seconds", "graph_recall")
+    facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
+    facts["refitted"] = {"pairs": moments.count, "before": before.count}
+    if validation is not None and model.path_ is not None:
+        facts["selection"] = {
+            "pairs": "the validation pairs that refit was given",
+            "metric": model.path_.metric,
+            **{task: model.path_.best(task) for task in TASKS},
+        }
+    facts["quality"] = describe_quality(facts)
+    return Fitted(model, lambda: moments, fitted.outliers, facts)
+
+
+def adopt_model(model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None) -> Fitted:
+    """Return a model that was fitted elsewhere; ``sample`` holds some training features of both views."""
+    if not isinstance(model, AWCCA | Fusion):
+        raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA or Fusion.")
+    if not hasattr(model, "models_" if isinstance(model, AWCCA) else "members_"):
+        raise InputError(f"this {type(model).__name__} is not fitted; call fit() first.")
+    facts: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "pairs": {}}
+    load_moments: Callable[[], Moments] | None = None
+    normalize = ("none", "none")
+    if isinstance(model, AWCCA):
+        normalize = model.normalize
+        if hasattr(model, "spectra_"):
+            moments = in_numpy(moments_from_spectra(model.spectra_, model.precision))
+            facts["moments"], load_moments = {"pairs": moments.count}, lambda: moments
+        model = _copy_model(model)
+    if sample is not None and len(sample) != 2:
+        raise InputError(f"features has {len(sample)} parts; give a sample of both views, (X, Y).")
+    embedding, fitted = embedding_of(model), Fitted(model, load_moments, {}, facts)
+    for i, view in enumerate(VIEWS):
+        width = embedding.features(view)
+        detector = OutlierDetector.unlimited(width)
+        if sample is not None:
+            rows = join_blocks(sample[i], fitted.layout(view), view)
+            rows = check_view(rows, f"{view} features", n_features=width)
+            detector = OutlierDetector.fit(to_numpy(rows), normalize[i])
+        fitted.outliers[view] = detector
+    return fitted
+
+
+def measure_recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:
+    """Return the recalls of a fitted model for both tasks on some pairs, computed on a device."""
+    if device != "cpu" and isinstance(model, AWCCA):
+        part = tuple(on_device(np.asarray(array), device) for array in part)
+    x, y, pairing = part
+    if isinstance(model, Fusion):
+        x, y = split_blocks(x, fusion_layout(model, "image")), split_blocks(y, fusion_layout(model, "text"))
+        return {str(task): summary(model.ranks(x, y, pairing, task=task)) for task in TASKS}
+    recalls: Recalls = {}
+    for task in TASKS:
+        ex, ey = model.transform(x, y, task=task)
+        recalls[task] = retrieval_scores(ex, ey, pairing, task=task, similarity=model.similarity)
+    return recalls
+
+
+def training_sample(views: PairedViews, splits: tuple[str, ...]) -> str:
+    """Return a sample of the training pairs, by which ``training_share`` recognises them later.
+
+    Every pair has a 64-bit hash. The smallest hashes are kept, in hexadecimal: among any other pairs, those
+    with a hash below the largest kept one are a random sample too, so the two can be compared.
+    """
+    if views.dataset.splits is None:
+        images = np.arange(views.dataset.n_images)
+    else:
+        images = np.flatnonzero(np.isin(views.dataset.splits, splits))
+    return np.unique(_hash_pairs(views, images))[:SAMPLED_PAIRS].astype(">u8").tobytes().hex()
+
+
+def training_share(sample: str, views: PairedViews, image_rows: np.ndarray[Any, Any]) -> float:
+    """Return the share of the pairs of some images that a model was trained on, estimated from its sample."""
+    kept = np.frombuffer(bytes.fromhex(sample), ">u8").astype(np.uint64)
+    pairs = _hash_pairs(views, image_rows)
+    if len(kept) >= SAMPLED_PAIRS:
+        pairs = pairs[pairs <= kept[-1]]
+    return float(np.isin(pairs, kept).mean()) if len(pairs) and len(kept) else 0.0
+
+
+def warn_if_training(facts: Mapping[str, Any], views: PairedViews, image_rows: np.ndarray[Any, Any]) -> None:
+    """Warn that a model is evaluated on pairs it was trained on."""
+    share = training_share(str(facts.get("training_sample", "")), views, image_rows)
+    if share > 0:
+        some = "these are" if share == 1 else f"about {max(1, round(100 * share))} % of these pairs are"
+        warnings.warn(
+            f"{some} training pairs of this model, so the recalls are too high; evaluate it on pairs that it "
+            "has not seen.",
+            DataWarning,
+            stacklevel=4,
+        )
+
+
+def _split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
+    """Return training, validation and test pairs; None for a split that does not exist."""
     if views.dataset.splits is None:
         return views.of(np.arange(views.dataset.n_images)), None, None
     sizes = views.dataset.split_sizes()
@@ -161,103 +342,41 @@ def split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
     return views.split("train"), val, test
 
 
-def fit_model(
-    model: AWCCA | Fusion,
-    views: PairedViews,
-    where: Whereabouts | None = None,
-    layout: Mapping[View, Layout] | None = None,
-) -> Fitted:
-    """Fit ``model`` on the training split and measure it on the others.
-
-    ``layout`` names the feature blocks that lie side by side in a view.
-    """
-    where, layout = where or Whereabouts(), layout or {}
-    for view, rows in zip(VIEWS, (views.x, views.y), strict=True):
-        widths = layout.get(view, {}).values()
-        if widths and sum(widths) != rows.shape[1]:
-            raise InputError(
-                f"the layout of the {view} features has {sum(widths)} columns in all, but they have "
-                f"{rows.shape[1]}; give the width of every block."
-            )
-    start = time.perf_counter()
-    training, validation, test = split_views(views)
-    n_pairs = len(training[1])
-    if n_pairs < FEW_PAIRS:
-        warnings.warn(
-            f"{count(n_pairs, 'training pair')} {'is' if n_pairs == 1 else 'are'} very few: what is selected "
-            f"is mostly chance. Give {FEW_PAIRS} at the least, better a thousand, or set params yourself.",
-            DataWarning,
-            stacklevel=4,
-        )
-    refitted = isinstance(model, Fusion) and model.refits(validation)
-    trained = ("train", "val") if refitted else ("train",)
-    facts: dict[str, Any] = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "pairs": _sizes(views.dataset),
-        "seconds": dict(views.seconds),
-        "training_sample": training_sample(views, trained),
-        "leaks": _leaks(training, validation, test),
-    }
-    if layout:
-        # Pairs, since what is stored as JSON may come back in another order.
-        facts["blocks"] = {view: [list(block) for block in own.items()] for view, own in layout.items()}
-    moments: Moments | None = None
-    if isinstance(model, Fusion):
-        _fit_fusion(model, training, validation, layout, facts)
-    else:
-        model, moments = _fit_awcca(model, training, validation, facts, where)
-    hows = ("none", "none") if isinstance(model, Fusion) else model.normalize
-    reach: dict[View, Reach] = {
-        "image": Reach.of(training[0], hows[0]),
-        "text": Reach.of(training[1], hows[1]),
-    }
-    begun = time.perf_counter()
-    named = {"validation": validation, "test": test}
-    if refitted:
-        del named["validation"]  # it was fitted on those as well
-    facts["metrics"] = {
-        name: recalls(model, part, where.device) for name, part in named.items() if part is not None
-    }
-    facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
-    facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
-    facts["quality"] = describe_quality(facts)
-    return Fitted(model, moments, reach, facts)
-
-
 def _fit_awcca(
-    model: AWCCA, training: Part, validation: Part | None, facts: dict[str, Any], where: Whereabouts
-) -> tuple[AWCCA, Moments]:
-    # Where parameters are given, validation pairs still measure the correlations.
+    model: AWCCA,
+    training: Part,
+    validation: Part | None,
+    facts: dict[str, Any],
+    device: str,
+    engine: Engine | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> Moments:
+    # With given parameters, validation pairs still measure the correlations.
     uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model.fit(
         *training,
         validation=validation if uses else None,
-        engine=where.engine,
-        device=None if where.device == "cpu" else where.device,
-        checkpoint=where.checkpoint,
+        engine=engine,
+        device=None if device == "cpu" else device,
+        checkpoint=checkpoint,
     )
-    seconds = time.perf_counter() - begun
-    moments = moments_from_spectra(model.spectra_, model.precision)
-    path = model.path_
+    seconds, path = time.perf_counter() - start, model.path_
     spent = 0.0 if path is None else path.seconds
     facts["seconds"]["spectra and models"] = round(seconds - spent, 3)
     if path is not None:
-        best = {task: path.best(task) for task in TASKS}
         pairs = str(path.held_out)
         if model.selection == "validation":
-            pairs = _held_out(training, validation, model.validation_fraction)
+            pairs = _describe_held_out(training, validation, model.validation_fraction)
+        best = {task: path.best(task) for task in TASKS}
         facts["selection"] = {"pairs": pairs, "metric": path.metric, **best}
         if extension := path.describe_extension():
             facts["selection"]["grid"] = extension
-    elif model.params is None:
-        facts["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
-    if path is not None:
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
         facts["seconds"][grid] = round(spent, 3)
-    # Without its spectra, which are as large as the moments.
-    kept = AWCCA.unpacked(unpack(*model.packed(), Path("model")))
-    return kept.set_params(filter=model.filter), moments
+    elif model.params is None:
+        facts["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
+    return moments_from_spectra(model.spectra_, model.precision)
 
 
 def _fit_fusion(
@@ -269,114 +388,70 @@ def _fit_fusion(
 ) -> None:
     def blocks(part: Part) -> Part:
         x, y, pairing = part
-        shapes = (layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]}))
-        return in_blocks(x, shapes[0]), in_blocks(y, shapes[1]), pairing
+        layouts = layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]})
+        return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model.fit(*blocks(training), validation=None if validation is None else blocks(validation))
-    facts["seconds"]["selection and models"] = round(time.perf_counter() - begun, 3)
-    chosen: Any = model.selection_["tasks"]
+    facts["seconds"]["selection and models"] = round(time.perf_counter() - start, 3)
+    selected: Any = model.selection_["tasks"]
     facts["selection"] = {
-        "pairs": _held_out(training, validation, model.validation_fraction),
+        "pairs": _describe_held_out(training, validation, model.validation_fraction),
         "metric": "r@1",
-        **{task: float(chosen[task]["recall"]["r@1"]) for task in TASKS},
+        **{task: float(selected[task]["recall"]["r@1"]) for task in TASKS},
     }
 
 
-def _held_out(training: Part, validation: Part | None, fraction: float) -> str:
-    """In words, the pairs that the settings were selected on."""
+def _copy_model(model: AWCCA) -> AWCCA:
+    """Return a copy in NumPy without the spectra, which are as large as the moments."""
+    params, *parts = unpack(*model.packed(), Path("model"))
+    # A file cannot hold the function of a filter; a copy in memory can.
+    return AWCCA.unpacked(({**params, "filter": model.filter}, *parts))
+
+
+def _describe_held_out(training: Part, validation: Part | None, fraction: float) -> str:
+    """Describe the pairs that settings were selected on."""
     if validation is not None:
         return f"the val split ({count(len(validation[0]), 'image')}, {count(len(validation[1]), 'caption')})"
     size = held_out_size(len(np.unique(training[2])), fraction)
     return (
-        f"{size} of {count(len(training[0]), 'training image')}, held out for that with their captions; the "
-        "model was then fitted on all of them"
+        f"{size} of {count(len(training[0]), 'training image')}, held out with their captions; the model was "
+        "then fitted on all of them"
     )
 
 
-def training_sample(views: PairedViews, splits: tuple[str, ...]) -> str:
-    """A sample of what a model was trained on, by which ``training_share`` knows its training pairs again.
-
-    Every pair has a 64-bit hash; kept are the smallest ones, in hexadecimal, since of any other pairs those
-    with a smaller hash than the largest of these are a random sample as well.
-    """
-    if views.dataset.splits is None:
-        images = np.arange(views.dataset.n_images)
-    else:
-        images = np.flatnonzero(np.isin(views.dataset.splits, splits))
-    return np.unique(_hashes(views, images))[:SAMPLED_PAIRS].astype(">u8").tobytes().hex()
-
-
-def training_share(sample: str, views: PairedViews, image_rows: np.ndarray[Any, Any]) -> float:
-    """The share of the pairs of some images that a model was trained on, judged by a sample of these."""
-    kept = np.frombuffer(bytes.fromhex(sample), ">u8").astype(np.uint64)
-    pairs = _hashes(views, image_rows)
-    if len(kept) >= SAMPLED_PAIRS:
-        pairs = pairs[pairs <= kept[-1]]
-    return float(np.isin(pairs, kept).mean()) if len(pairs) and len(kept) else 0.0
-
-
-def warn_if_training(facts: Mapping[str, Any], views: PairedViews, image_rows: np.ndarray[Any, Any]) -> None:
-    """Say that a model is evaluated on pairs it was trained on."""
-    share = training_share(str(facts.get("training_sample", "")), views, image_rows)
-    if share > 0:
-        some = "these are" if share == 1 else f"about {max(1, round(100 * share))} % of these pairs are"
-        warnings.warn(
-            f"{some} training pairs of this model, so the recalls are too good; evaluate it on pairs that it "
-            "has not seen.",
-            DataWarning,
-            stacklevel=4,
-        )
-
-
-def _hashes(views: PairedViews, image_rows: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A hash of each pair of some images: of the image's id and the caption, or else of its features."""
-    dataset, found = views.dataset, []
+def _hash_pairs(views: PairedViews, image_rows: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Hash each pair of some images: the image's id and the caption, or else the caption's features."""
+    dataset, hashes = views.dataset, []
     for row in dataset.caption_rows(image_rows):
         if dataset.captions[row]:
-            key = f"{dataset.image_ids[dataset.pairing[row]]}\n{dataset.captions[row]}".encode(
-                errors="surrogatepass"
-            )
+            pair = f"{dataset.image_ids[dataset.pairing[row]]}\n{dataset.captions[row]}"
+            key = pair.encode(errors="surrogatepass")
         else:
             key = np.ascontiguousarray(views.y[row], "<f4").tobytes()
-        found.append(hashlib.blake2b(key, digest_size=8).digest())
-    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
-
-
-def recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:
-    """Retrieval scores of both tasks on some pairs."""
-    if device != "cpu" and isinstance(model, AWCCA):
-        part = tuple(on_device(np.asarray(array), device) for array in part)
-    x, y, pairing = part
-    if isinstance(model, Fusion):
-        x, y = in_blocks(x, layout_of(model, "image")), in_blocks(y, layout_of(model, "text"))
-        return {str(task): summary(model.ranks(x, y, pairing, task=task)) for task in TASKS}
-    found = {}
-    for task in TASKS:
-        ex, ey = model.transform(x, y, task=task)
-        found[str(task)] = retrieval_scores(ex, ey, pairing, task=task, similarity=model.similarity)
-    return found
+        hashes.append(hashlib.blake2b(key, digest_size=8).digest())
+    return np.frombuffer(b"".join(hashes), ">u8").astype(np.uint64)
 
 
 def _sizes(dataset: PairedDataset) -> dict[str, list[int]]:
+    """Return the numbers of images and captions of each split."""
     if dataset.splits is None:
         return {"train": [dataset.n_images, dataset.n_captions]}
     rows = {split: dataset.image_rows(split) for split in dataset.split_sizes()}
     return {split: [len(images), len(dataset.caption_rows(images))] for split, images in rows.items()}
 
 
-def _leaks(training: Part, validation: Part | None, test: Part | None) -> dict[str, int]:
-    found = {}
+def _find_leaks(training: Part, validation: Part | None, test: Part | None) -> dict[str, int]:
+    """Count images of other splits that are copies of training images, and warn of them."""
+    leaks = {}
     for name, part in (("validation", validation), ("test", test)):
-        if part is None:
-            continue
-        same = near_duplicates(training[0], part[0])
-        if len(same):
-            found[name] = len(same)
+        copies = 0 if part is None else len(near_duplicates(training[0], part[0]))
+        if copies:
+            leaks[name] = copies
             warnings.warn(
-                f"{len(same)} of the {name} pictures looked at are all but the same as training pictures, so "
-                f"the recalls on {name} are too good; move copies into one split.",
+                f"{copies} of the {name} images that were compared are copies of training images, or nearly so; "
+                f"the recalls on {name} are therefore too high. Move copies into one split.",
                 DataWarning,
                 stacklevel=5,
             )
-    return found
+    return leaks

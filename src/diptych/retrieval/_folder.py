@@ -21,9 +21,11 @@ refuses. A retriever that was fitted, rather than loaded, replaces whatever is t
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ from diptych._persistence import (
     ChangedError,
     Version,
     check_file,
+    check_format,
     find_current,
     library_version,
     new_version,
@@ -40,8 +43,9 @@ from diptych._persistence import (
     read_current,
     read_json,
     write_config,
+    write_json,
 )
-from diptych.cca import AWCCA, CanonicalModel
+from diptych.cca import AWCCA, CanonicalModel, Moments
 from diptych.fusion import Fusion
 from diptych.report import draw_regularization_path, model_card
 from diptych.report._card import (
@@ -55,7 +59,7 @@ from diptych.report._card import (
 )
 from diptych.retrieval._embedding import embedding_of
 from diptych.retrieval._fit import Fitted
-from diptych.retrieval._homes import opened, saved_address
+from diptych.retrieval._encoders import Encoders, Known
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval._model_files import (
     MODEL,
@@ -65,10 +69,13 @@ from diptych.retrieval._model_files import (
     read_model,
     read_moments,
     read_text_encoder,
+    write_model,
 )
-from diptych.retrieval.stores._base import Collection, Content
-from diptych.retrieval.stores._index_files import FEATURES, INDEX, ITEMS, read_index, take_graph
-from diptych.retrieval.stores._memory import MemoryCollection
+from diptych.retrieval._searcher import Searcher
+from diptych.retrieval.stores import open_store, read_address
+from diptych.retrieval.stores._base import ModelChanged, Store
+from diptych.retrieval.stores._index_files import FEATURES, INDEX, ITEMS, read_index, take_graph, write_index
+from diptych.retrieval.stores._memory import MemoryStore
 from diptych.text import HKSE
 
 if TYPE_CHECKING:
@@ -76,6 +83,9 @@ if TYPE_CHECKING:
 
 
 KIND, FORMAT_VERSION = "retriever", 2
+STORED = "version"
+"""The kind of the config of a model in a shared store."""
+TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/hkse.safetensors")
 """Format version 2 is a folder that points to a database; one that holds its items itself is version 1."""
 CARD = "README.md"
 MEANINGS = {
@@ -87,6 +97,42 @@ MEANINGS = {
     ITEMS: "what the items are",
     TEXT: "the text encoder",
 }
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model that was read from a folder or a shared store, with its store.
+
+    Attributes
+    ----------
+    fitted, store, version
+        The model, its items, and its version in a shared store.
+    known
+        The encoders that its features come from.
+    hkse
+        Its text encoder, where that is kept with it and was asked for.
+    keep_features
+        Whether features of new items are kept.
+    """
+
+    fitted: Fitted
+    store: Store
+    version: str
+    known: dict[View, Known]
+    hkse: HKSE | None
+    keep_features: bool
+
+    def encoders(self, image: Any, text: Any) -> Encoders:
+        """Return the encoders given, or those kept with the model, or named by it."""
+        return Encoders(image, self.hkse if text is None else text, self.known)
+
+    def has_encoders(self, encoders: Encoders) -> bool:
+        """Return whether the features of the model come from these encoders."""
+        return all(encoders.describe(v).fingerprint == self.known[v].fingerprint for v in VIEWS)
+
+    def searcher(self, encoders: Encoders) -> Searcher:
+        """Return the model on its store."""
+        return Searcher(self.fitted, self.store, encoders, self.version)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +161,14 @@ class Base:
     journal: int
 
     @classmethod
-    def of(cls, version: Version, collection: Collection, hkse: HKSE | None, journal: int) -> Base:
-        """Count changes of a collection from now on."""
+    def of(cls, version: Version, fitted: Fitted, store: Store, hkse: HKSE | None, journal: int) -> Base:
+        """Count changes of a store from now on."""
         first_key = 0
-        if isinstance(collection, MemoryCollection):
-            first_key = collection.items.next_key
-            collection.items.removed.clear()
-        fitted = None if collection.shared else collection.fitted
-        return cls(version, _identity(version.folder), first_key, fitted, hkse, journal)
+        if isinstance(store, MemoryStore):
+            first_key = store.table.next_key
+            store.table.removed.clear()
+        kept = None if store.shared else fitted
+        return cls(version, _identity(version.folder), first_key, kept, hkse, journal)
 
     def is_in(self, folder: Path) -> bool:
         """Whether it is a version of this model folder."""
@@ -166,15 +212,20 @@ def _save(
             _check_base(retriever, current, folder)
         base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
         overtaken = base is not None and current is not None and current.id != base.version.id
-        if overtaken and bring and current and not _same_database(retriever.collection, current):
+        if overtaken and bring and current and not _same_database(retriever.store, current):
             bring(current)
             base, facts = retriever.base, describe(retriever)
         if journal is None:
             journal = 0 if base is None or current is None else base.journal
-        collection, hkse = retriever.collection, retriever.encoders.hkse
-        same = base is not None and base.fitted is collection.fitted and base.hkse is hkse
+        searcher, hkse = retriever.searcher, retriever.encoders.hkse
+        fitted, store = searcher.fitted, searcher.store
+        same = base is not None and base.fitted is fitted and base.hkse is hkse
         before = current if same else None
-        said = collection.write(draft.path, hkse, place, None if before is None else before.path)
+        if isinstance(store, MemoryStore):
+            said = write_model(draft.path, fitted, hkse, None if before is None else before.path)
+            said |= write_index(draft.path, store, place)
+        else:
+            said = {"version": 2, "address": store.address}
         _write_card(retriever, facts, draft.path, place.name)
         encoders = {
             view: told | {"origin": _origin(retriever.encoders.describe(view).origin, place)}
@@ -183,7 +234,7 @@ def _save(
         config = {**facts, "encoders": encoders, "journal": journal, **said}
         write_config(draft.path, KIND, config.pop("version", 1), config, before)
     assert draft.version is not None
-    retriever.base = Base.of(draft.version, collection, hkse, journal)
+    retriever.base = Base.of(draft.version, fitted, store, hkse, journal)
 
 
 def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
@@ -196,16 +247,16 @@ def load(
     *,
     mmap: bool = False,
     trust_graph: bool = False,
-    own_text: bool = True,
+    text: bool = True,
     index: str | None = None,
-) -> tuple[Content, Base]:
-    """Read the current version of a folder; without ``own_text``, all but the text encoder.
+) -> tuple[LoadedModel, Base]:
+    """Read the current version of a folder; without ``text``, all but the text encoder.
 
     ``index`` is the address of the database that a folder points to, where another is to be used.
     """
 
-    def read(version: Version) -> tuple[Content, Base]:
-        return read_version(version, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
+    def read(version: Version) -> tuple[LoadedModel, Base]:
+        return read_version(version, mmap=mmap, trust_graph=trust_graph, text=text, index=index)
 
     return read_current(folder, read)
 
@@ -215,9 +266,9 @@ def read_version(
     *,
     mmap: bool = False,
     trust_graph: bool = False,
-    own_text: bool = True,
+    text: bool = True,
     index: str | None = None,
-) -> tuple[Content, Base]:
+) -> tuple[LoadedModel, Base]:
     """Read one version of a folder."""
     folder = version.path
     config = read_json(folder / CONFIG)
@@ -234,10 +285,11 @@ def read_version(
     try:
         journal = int(config["journal"])
         if "address" in config:
-            content = opened(index or saved_address(config["address"]), own_text=own_text)
+            store = open_store(index or read_address(config["address"]), create=False)
+            loaded = load_from_store(store, text=text)
         else:
-            content = _read(version, config, mmap, trust_graph, own_text)
-        return content, Base.of(version, content.collection, content.text, journal)
+            loaded = _read(version, config, mmap, trust_graph, text)
+        return loaded, Base.of(version, loaded.fitted, loaded.store, loaded.hkse, journal)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -248,22 +300,22 @@ def read_version(
 
 def describe(retriever: Retriever) -> dict[str, Any]:
     """What is known of a retriever, as plain data."""
-    collection = retriever.collection
-    fitted = collection.fitted
+    searcher = retriever.searcher
+    fitted, store = searcher.fitted, searcher.store
     return {
         "library": library_version(),
         "encoders": {
             view: {
                 "name": (known := retriever.encoders.describe(view)).name,
                 "fingerprint": known.fingerprint,
-                "dimension": collection.embedding.features(view),
+                "dimension": searcher.embedding.features(view),
             }
             for view in VIEWS
         },
         **_models(fitted.model),
-        "index": {"kind": collection.kind, "dtype": retriever.dtype},
+        "index": {"kind": store.kind, "dtype": store.dtype},
         "keep_features": bool(retriever.keep_features),
-        "items": {view: collection.items.count(view) for view in VIEWS},
+        "items": {view: store.count(view) for view in VIEWS},
         "facts": fitted.facts,
     }
 
@@ -298,8 +350,8 @@ def _correlations(model: CanonicalModel) -> dict[str, list[float] | None]:
 
 
 def _read(
-    version: Version, config: Mapping[str, Any], mmap: bool, trust_graph: bool, own_text: bool
-) -> Content:
+    version: Version, config: Mapping[str, Any], mmap: bool, trust_graph: bool, text: bool
+) -> LoadedModel:
     folder, files = version.path, config["files"]
     mapped = (INDEX, FEATURES) if mmap else ()
     optional = [name for name in (MOMENTS, FEATURES) if name in files]
@@ -307,31 +359,86 @@ def _read(
         check_file(folder, name, config, whole=name not in mapped)
     fitted = read_model(folder, config)
     if MOMENTS in files:
-        fitted = replace(fitted, moments=read_moments(folder, fitted.model))
-    items, indexes, features, learned = read_index(
-        folder, config, embedding_of(fitted.model), version.folder, mmap=mmap
-    )
-    options = {
-        "index": config["index"]["kind"],
-        "dtype": config["index"]["dtype"],
-        "keep_features": config["keep_features"] is True,
-    }
-    for task in TASKS if options["index"] == "hnsw" else ():
+        moments = read_moments(folder, fitted.model)
+        fitted = replace(fitted, load_moments=lambda: moments)
+    store = read_index(folder, config, embedding_of(fitted.model), version.folder, mmap=mmap)
+    for task in TASKS if store.kind == "hnsw" else ():
         graph = folder / f"{task}.hnsw"
         trusted = trust_graph and graph.name in files
-        if trusted and len(indexes[task]):
+        if trusted and len(store.indexes[task]):
             check_file(folder, graph.name, config)
-        take_graph(indexes[task], graph, fitted.facts, task, trusted=trusted)
+        take_graph(store.indexes[task], graph, fitted.facts, task, trusted=trusted)
     hkse: HKSE | None = None
-    if config["text_encoder"] and own_text:
+    if config["text_encoder"] and text:
         check_file(folder, f"{TEXT}/{CONFIG}", config)
         hkse = read_text_encoder(folder)
-    collection = MemoryCollection(fitted, items, indexes, features, learned, options["index"])
-    return Content(collection, options, known_encoders(config, version.folder), hkse)
+    known = known_encoders(config, version.folder)
+    return LoadedModel(fitted, store, "", known, hkse, config["keep_features"] is True)
+
+
+def write_stored_model(
+    folder: Path, fitted: Fitted, encoders: Encoders, store: Store, keep_features: bool
+) -> None:
+    """Write a model's files to a folder, for a shared store."""
+    config = {
+        "format": f"diptych-{STORED}",
+        "version": 1,
+        "library": library_version(),
+        "encoders": {view: asdict(_known(encoders, view)) for view in VIEWS},
+        "index": {"kind": "hnsw" if "hnsw" in store.kind else "exact", "dtype": store.dtype},
+        "keep_features": keep_features,
+        **write_model(folder, fitted, encoders.hkse),
+        "facts": fitted.facts,
+    }
+    write_json(folder / CONFIG, config)
+
+
+def load_from_store(store: Store, *, text: bool = True, before: Encoders | None = None) -> LoadedModel:
+    """Read the model that a shared store holds; without ``text``, all but the text encoder.
+
+    The text encoder is not read either if it is open in ``before``.
+    """
+    while True:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            version = store.read_model(folder, (CONFIG, MODEL))
+            try:
+                config = read_json(folder / CONFIG)
+                check_format(config, STORED, 1, folder / CONFIG)
+                fitted, known = read_model(folder, config), known_encoders(config)
+                keep_features, refittable = config["keep_features"] is True, config["moments"] is True
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise InputError(
+                    f"the model in {store.address} is damaged ({str(error).replace(f'{folder}/', '').rstrip('.')}); "
+                    "fit again, or restore the database."
+                ) from None
+            hkse: HKSE | None = None
+            if text and (before is None or before.kept("text", known) is None):
+                if store.read_model(folder, TEXT_FILES) != version:
+                    continue  # another process has replaced the model meanwhile
+                hkse = read_text_encoder(folder) if (folder / TEXT_FILES[0]).exists() else None
+        if refittable:
+            fitted = replace(fitted, load_moments=partial(_load_stored_moments, store, fitted.model, version))
+        return LoadedModel(fitted, store, version, known, hkse, keep_features)
+
+
+def _load_stored_moments(store: Store, model: AWCCA | Fusion, version: str) -> Moments:
+    with tempfile.TemporaryDirectory() as scratch:
+        if store.read_model(Path(scratch), (MOMENTS,)) != version:
+            raise ModelChanged
+        return read_moments(Path(scratch), model)
+
+
+def _known(encoders: Encoders, view: View) -> Known:
+    """Return what a model remembers of an encoder: where it came from at first, if that is known."""
+    described = encoders.describe(view)
+    known = encoders.known.get(view, described)
+    return known if known.fingerprint == described.fingerprint else described
 
 
 def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
-    fitted, collection = retriever.collection.fitted, retriever.collection
+    searcher = retriever.searcher
+    fitted, store = searcher.fitted, searcher.store
     model, known = fitted.model, facts["encoders"]
     path = model.path_ if isinstance(model, AWCCA) else None
     has_picture = False
@@ -368,9 +475,9 @@ def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name:
         quality=fitted.facts.get("quality", Card.quality),
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
-            {view: collection.items.count(view) for view in VIEWS},
-            "exact" if collection.kind == "flat" else collection.kind,
-            retriever.dtype,
+            {view: store.count(view) for view in VIEWS},
+            "exact" if store.kind == "flat" else store.kind,
+            store.dtype,
             min(recall.values()) if recall else None,
         ),
         files={n: m for n, m in MEANINGS.items() if (staged / n).exists()},
@@ -426,9 +533,9 @@ def _check_base(retriever: Retriever, current: Version | None, folder: str | os.
         raise ChangedError(f"{folder} holds another version by now.")
 
 
-def _same_database(collection: Collection, version: Version) -> bool:
-    """Whether a collection is in the database that a version points to: then both have the same items."""
-    address = collection.address
+def _same_database(store: Store, version: Version) -> bool:
+    """Whether a store is the database that a version points to: then both have the same items."""
+    address = store.address
     return bool(address) and read_json(version.path / CONFIG).get("address") == address
 
 

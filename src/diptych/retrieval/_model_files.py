@@ -17,10 +17,10 @@ import numpy as np
 from diptych._checks import InputError
 from diptych._persistence import link_files, read_tensors, take, write_tensors
 from diptych.cca import AWCCA, Moments
-from diptych.cca._awcca import Loaded, unpack
+from diptych.cca._awcca import unpack
 from diptych.fusion import Fusion
 from diptych.fusion._fusion import unpack as unpack_fusion
-from diptych.retrieval._drift import Reach
+from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import embedding_of
 from diptych.retrieval._encoders import Known
 from diptych.retrieval._fit import Facts, Fitted
@@ -31,33 +31,32 @@ from diptych.text._hkse import INSIDE, read_hkse, write_hkse
 MODEL, MOMENTS, TEXT = "model.safetensors", "moments.safetensors", INSIDE
 
 
-def write_model(
-    folder: Path, fitted: Fitted, moments: Moments | None, hkse: HKSE | None, same: Path | None = None
-) -> dict[str, Any]:
+def write_model(folder: Path, fitted: Fitted, hkse: HKSE | None, same: Path | None = None) -> dict[str, Any]:
     """Write a model; returns what the config beside it is to say.
 
     ``same`` is a folder that the same model was written to before: its files are linked, not written again.
     """
     tensors, model = fitted.model.packed()
     for view in VIEWS:
-        tensors |= {f"reach.{view}.mean": fitted.reach[view].mean}
-        tensors |= {f"reach.{view}.variance": fitted.reach[view].variance}
+        tensors |= {f"outliers.{view}.mean": fitted.outliers[view].mean}
+        tensors |= {f"outliers.{view}.variance": fitted.outliers[view].variance}
     if same is not None:
         for name in (MODEL, MOMENTS, TEXT):
             if (same / name).exists():
                 link_files(same / name, folder / name)
     if not (folder / MODEL).exists():
         write_tensors(folder / MODEL, tensors, {})
-    if moments is not None and not (folder / MOMENTS).exists():
-        moments.save(folder / MOMENTS)
+    if fitted.load_moments is not None and not (folder / MOMENTS).exists():
+        fitted.load_moments().save(folder / MOMENTS)
     if hkse is not None and not (folder / TEXT).exists():
         (folder / TEXT).mkdir()
         write_hkse(hkse, folder / TEXT)
     return {
         "kind": "fusion" if isinstance(fitted.model, Fusion) else "awcca",
         "model": model,
-        # JSON has no infinity: null is a reach without a limit.
-        "reach": {v: fitted.reach[v].limit if np.isfinite(fitted.reach[v].limit) else None for v in VIEWS},
+        "moments": fitted.load_moments is not None,
+        # JSON has no infinity: null is no limit.
+        "outliers": {v: limit if np.isfinite(limit := fitted.outliers[v].limit) else None for v in VIEWS},
         "text_encoder": hkse is not None,
     }
 
@@ -70,19 +69,21 @@ def read_model(folder: Path, config: Mapping[str, Any]) -> Fitted:
         model = Fusion.unpacked(unpack_fusion(tensors, config["model"], folder))
     else:
         model = AWCCA.unpacked(unpack(tensors, config["model"], folder))
-    embedding, reach = embedding_of(model), dict[View, Reach]()
-    for view in VIEWS:
+    embedding, outliers = embedding_of(model), dict[View, OutlierDetector]()
+    normalize = ("none", "none") if isinstance(model, Fusion) else model.normalize
+    for view, how in zip(VIEWS, normalize, strict=True):
         mean, variance = (
-            take(tensors, f"reach.{view}.{part}", (embedding.features(view),), folder / MODEL)
+            take(tensors, f"outliers.{view}.{part}", (embedding.features(view),), folder / MODEL)
             for part in ("mean", "variance")
         )
-        limit = config["reach"][view]
-        reach[view] = Reach(
+        limit = config["outliers"][view]
+        outliers[view] = OutlierDetector(
+            how,
             mean,
             np.maximum(variance, np.finfo(np.float32).tiny),
             float("inf") if limit is None else float(limit),
         )
-    return Fitted(model, None, reach, read_facts(config["facts"]))
+    return Fitted(model, None, outliers, read_facts(config["facts"]))
 
 
 def read_facts(stored: Any) -> dict[str, Any]:
@@ -125,10 +126,3 @@ def known_encoders(config: Mapping[str, Any], folder: Path | None = None) -> dic
             origin[place] = os.path.abspath(folder / str(beside))
         known[view] = Known(str(told["name"]), str(told["fingerprint"]), origin)
     return known
-
-
-def copied(model: AWCCA) -> Loaded:
-    """The parts of a model, apart from the model itself."""
-    params, models, x_mean, y_mean, path = unpack(*model.packed(), Path("model"))
-    # A file cannot hold the function of a filter; a copy in memory can.
-    return {**params, "filter": model.filter}, models, x_mean, y_mean, path

@@ -1,7 +1,4 @@
-"""The verbs that ask: search, annotate, similar, and the vectors of what is asked.
-
-The Retriever: encoders, a model for each task and an index, as one object.
-"""
+"""The Retriever: encoders, a model for each task and a store, as one object."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
+from PIL import Image
 from sklearn.base import clone
 
 from diptych._checks import InputError, check_choice, check_matrix, check_pairing, check_task, count
@@ -25,208 +23,98 @@ from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
-from diptych.retrieval._embedding import SEARCHED, Layout
+from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe, is_array, warn_of_pyramid
 from diptych.retrieval._fit import (
     Fitted,
     Recalls,
     Watch,
-    Whereabouts,
+    adopt_model,
     encode_views,
     fit_model,
-    recalls,
+    measure_recalls,
     warn_if_training,
 )
-from diptych.retrieval._folder import Base, describe, load, read_version, save
-from diptych.retrieval._homes import home_of, opened
+from diptych.retrieval._folder import (
+    Base,
+    LoadedModel,
+    describe,
+    load,
+    load_from_store,
+    read_version,
+    save,
+    write_stored_model,
+)
 from diptych.retrieval._inputs import (
     Metadata,
-    by_id,
-    encoded_again,
+    check_metadata,
+    dataset_items,
     image_items,
-    items_given,
-    items_of,
-    joined,
-    queries_of,
-    side_by_side,
+    join_blocks,
+    read_new_items,
+    read_queries,
+    stack_blocks,
     text_items,
-    warn_if_far,
+    warn_outliers,
 )
-from diptych.retrieval._items import VIEWS, Hit, Hits, Item, View, Where
-from diptych.retrieval._learning import adopted, learned_again
-from diptych.retrieval.stores._base import Collection, Content, Given, OtherEncodersError
-from diptych.retrieval.stores._faiss import DTYPES
-from diptych.retrieval.stores._memory import MemoryCollection
+from diptych.retrieval._items import SEARCHED, VIEWS, Hit, Hits, Item, Pack, View, Where, check_unique
+from diptych.retrieval._searcher import Searcher, check_ids
+from diptych.retrieval.stores import open_store
+from diptych.retrieval.stores._base import ModelChanged, Store, TakenError, UnavailableError
+from diptych.retrieval.stores._memory import MemoryStore
 
 T = TypeVar("T")
 
-
-class Asking:
-    """Encoders and a collection: all that it takes to answer."""
-
-    encoders: Encoders
-    _collection: Collection | None
-
-    @property
-    def collection(self) -> Collection:
-        """The items, their vectors and the fitted model; a refit puts another in its place."""
-        if self._collection is None:
-            raise InputError("this retriever is not fitted; call fit(), or load a saved one.")
-        return self._collection
-
-    def search(
-        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
-    ) -> Any:
-        """The ``k`` best pictures for a sentence, as ``Hits``; for several, a list of such lists.
-
-        ``hits.ignored_words`` names the words of a sentence that the text encoder does not know and left out.
-
-        Parameters
-        ----------
-        text
-            A sentence, a list of them, or features: one row, a matrix, or named blocks of these
-            (``{"glove": …, "bert": …}``) for a model made from such.
-        k
-            How many.
-        where
-            Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``), or
-            for which this function of an ``Item`` is true, or only these ids.
-        weighting
-            Another weighting than the model's, to compare with.
-        """
-        return self._asked("text", text, lambda held, rows: held.found("search", rows, k, where, weighting))
-
-    def annotate(
-        self,
-        image: Any,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        packs: bool = False,
-        weighting: Weighting | None = None,
-    ) -> Any:
-        """The ``k`` best sentences for a picture; for several, a list of such lists.
-
-        Parameters
-        ----------
-        image
-            A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
-            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model made from such.
-        k
-            How many.
-        where
-            Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``), or
-            for which this function of an ``Item`` is true, or only these ids.
-        packs
-            Find all captions of one picture as a whole instead: a list of ``Pack``.
-        weighting
-            Another weighting than the model's, to compare with.
-        """
-        if packs and (where is not None or weighting is not None):
-            raise InputError("packs are found among all pictures; leave out where and weighting.")
-
-        def found(held: Collection, rows: np.ndarray[Any, Any]) -> Any:
-            return held.packs(rows, k) if packs else held.found("annotate", rows, k, where, weighting)
-
-        return self._asked("image", image, found)
-
-    def similar(
-        self, image: Any = None, text: Any = None, k: int = 10, *, where: Where | None = None
-    ) -> list[Hit]:
-        """Pictures like a picture, or sentences like a sentence, in the canonical space."""
-        if (image is None) == (text is None):
-            raise InputError("similar takes an image or a text, one of them.")
-        view: View = "text" if image is None else "image"
-        found: list[Hit] = self._asked(
-            view,
-            text if image is None else image,
-            lambda held, rows: held.similar(view, rows, k, where),
-            alone=True,
-        )
-        return found
-
-    def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Vectors of pictures for a store of one's own: inner products with sentences' of a task rank."""
-        return self._embed("image", images, task)
-
-    def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Vectors of sentences for a store of one's own: inner products with pictures' of a task rank."""
-        return self._embed("text", texts, task)
-
-    def _asked(
-        self,
-        view: View,
-        given: Any,
-        answers: Callable[[Collection, np.ndarray[Any, Any]], list[Any]],
-        alone: bool = False,
-    ) -> Any:
-        """Answers to queries; the first by itself if there was a single query, which ``alone`` demands."""
-        given = self._joined(view, given)
-
-        def ask() -> Any:
-            # In this order: a collection may refuse what newer encoders made, but cannot know older ones.
-            collection = self.collection
-            queries = queries_of(self.encoders, view, given)
-            if alone and not queries.single:
-                raise InputError("similar takes one item at a time; call it for each.")
-            found = answers(collection, queries.rows)
-            if view == "text":
-                found = list(map(Hits, found, queries.ignored_words or repeat(())))
-            return found[0] if queries.single else found
-
-        return self._encoded(ask, again=not is_array(given))
-
-    def _joined(self, view: View, given: Any) -> Any:
-        """``given``, with named blocks of features as one row or matrix."""
-        return joined(given, self.collection.fitted, view) if isinstance(given, Mapping) else given
-
-    def _encoded(self, action: Callable[[], T], *, again: bool) -> T:
-        """Do something that encodes first; ``again`` if what is searched wants other encoders by then."""
-        while True:
-            try:
-                return action()
-            except OtherEncodersError as other:
-                if not again:
-                    raise
-                content = other.reopen()
-                kept = self.encoders.kept
-                self.encoders = content.encoders(kept("image", content.known), kept("text", content.known))
-                self._collection = content.collection
-
-    def _embed(self, view: View, given: Any, task: str) -> np.ndarray[Any, Any]:
-        chosen = check_task(task)
-        queries = queries_of(self.encoders, view, self._joined(view, given)).rows
-        embedding = self.collection.embedding
-        if SEARCHED[chosen] == view:
-            return embedding.items(queries, chosen)[0]
-        return embedding.queries(queries, chosen)
+Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
+Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
+ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
+OneText: TypeAlias = str | Row | Mapping[str, Row]
+ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
+OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
+ManyImages: TypeAlias = (
+    list[str]
+    | list[Path]
+    | list[bytes]
+    | list[Image.Image]
+    | tuple[ImageFile, ...]
+    | Matrix
+    | Mapping[str, Matrix]
+)
 
 
-class Retriever(Asking):
-    """Search pictures with sentences and sentences with pictures, or any two views with each other.
+class SupportsArray(Protocol):
+    """A tensor or data frame of features."""
+
+    def __array__(self) -> np.ndarray[Any, Any]:
+        """Return it as a NumPy array."""
+        ...
+
+
+class Retriever:
+    """Search images with texts and texts with images, or any two views with each other.
 
     Parameters
     ----------
     image_encoder
         An ``.onnx`` file, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no weights: for drawings
-        and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. Where an ``.onnx`` file
-        does not say how it wants its images, ``fit`` chooses by retrieval on some training pairs. ``"auto"``:
+        and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. If an ``.onnx`` file
+        does not say how to prepare images, ``fit`` chooses by retrieval on some training pairs. ``"auto"``:
         ``"pyramid"``, with a ``DataWarning`` when images are encoded.
     text_encoder
         ``"hkse"``, an ``HKSE``, the name or folder of a sentence-transformers model, or any function from
-        a list of sentences to an array.
+        a list of texts to an array.
     model
         The ``AWCCA`` or ``Fusion`` to fit; None: an ``AWCCA`` with its defaults.
     preset
         ``"best"``: a ``Fusion`` of everything that makes retrieval more accurate; see ``docs/accuracy.md``.
     index
-        ``"flat"``: exact. ``"hnsw"``: a graph, for many millions of items; its recall against exact search
-        is measured when it is built. ``"postgresql://user@host/database"``: in PostgreSQL with pgvector, for
-        several processes; see ``docs/postgresql.md``.
+        ``"flat"``: exact search in memory. ``"hnsw"``: a graph in memory, for many millions of items; its
+        recall against exact search is measured when it is built. ``"postgresql://user@host/database"``:
+        PostgreSQL with pgvector, for several processes; see ``docs/postgresql.md``.
     dtype
         Of the vectors in the index: ``"float32"``, or ``"float16"`` for half the memory.
     keep_features
-        Keep the features of all items, so that ``refit`` needs not encode them again. Without them, a model
+        Keep the features of all items, so that ``refit`` need not encode them again. Without them, a model
         is smaller on disk.
     device
         Where fitting and evaluation run: ``"cpu"``, or a torch device such as ``"cuda"``.
@@ -238,9 +126,9 @@ class Retriever(Asking):
     >>> hidden = rng.normal(size=(200, 4))
     >>> x = hidden @ rng.normal(size=(4, 10)) + 0.1 * rng.normal(size=(200, 10))
     >>> y = hidden @ rng.normal(size=(4, 8)) + 0.1 * rng.normal(size=(200, 8))
-    >>> retriever = Retriever.from_features(x, y, ids=[f"picture {i}" for i in range(200)])
+    >>> retriever = Retriever.from_features(x, y, ids=[f"image {i}" for i in range(200)])
     >>> [hit.id for hit in retriever.search(y[7], k=1)]
-    ['picture 7']
+    ['image 7']
     """
 
     def __init__(
@@ -255,11 +143,9 @@ class Retriever(Asking):
         keep_features: bool = True,
         device: str = "cpu",
     ) -> None:
-        self.dtype = check_choice(dtype, DTYPES, "dtype")
-        self._home = home_of(index, self.dtype)
-        self.index = self._home.name
-        self._undecided = isinstance(image_encoder, str) and image_encoder == "auto"
-        self.encoders = Encoders("pyramid" if self._undecided else image_encoder, text_encoder)
+        self.store: Store = open_store(index, dtype)
+        self._guessed = isinstance(image_encoder, str) and image_encoder == "auto"
+        self._encoders = Encoders("pyramid" if self._guessed else image_encoder, text_encoder)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
@@ -267,24 +153,247 @@ class Retriever(Asking):
         model.check_parameters()
         self.model = model
         self.keep_features, self.device = keep_features, device
-        self._collection: Collection | None = None
         self.base: Base | None = None
-        self._refitted: list[tuple[Any, ...] | None] = []
-        self._writing = threading.RLock()
+        self.version = ""
+        """The version of the model in a shared store, as last seen."""
+        self._searcher: Searcher | None = None
+        self._refits: list[tuple[Any, ...] | None] = []
+        self._writing, self._following = threading.RLock(), threading.RLock()
 
     def __repr__(self) -> str:
-        """One line: whether it is fitted, what is in it, its encoders, model and index."""
-        held = self._collection
+        """Return one line: whether it is fitted, its items, encoders, model and index."""
+        searcher, store = self._searcher, self.store
         parts = [f"{view} encoder {self.encoders.name(view)}" for view in VIEWS]
-        if held is None:
+        if searcher is None:
             parts.append(repr(self.model))
-        elif not held.shared:
-            # Asking a database takes a while and may fail, which a repr must not.
-            parts.insert(0, ", ".join(count(held.items.count(view), view) for view in VIEWS))
-            parts.append(_summary(held.fitted.model))
-        index = self.index if held is None or not held.shared else f"{held.kind} ({self.index})"
-        fitted = "Retriever, not fitted" if held is None else "Retriever"
-        return f"<{fitted}: {'; '.join([*parts, f'index {index}'])}>"
+        elif not store.shared:  # counting in a database takes a while and may fail, which a repr must not
+            parts.insert(0, ", ".join(count(store.count(view), view) for view in VIEWS))
+            parts.append(_summarize(searcher.fitted.model))
+        index = self.index if searcher is None or not store.shared else f"{store.kind} ({self.index})"
+        name = "Retriever, not fitted" if searcher is None else "Retriever"
+        return f"<{name}: {'; '.join([*parts, f'index {index}'])}>"
+
+    @property
+    def index(self) -> str:
+        """``"flat"``, ``"hnsw"``, or the address of the database without secrets."""
+        return self.store.address or self.store.kind
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the vectors in the index."""
+        return self.store.dtype
+
+    @property
+    def encoders(self) -> Encoders:
+        """The encoders of images and texts."""
+        return self._encoders if self._searcher is None else self._searcher.encoders
+
+    @property
+    def searcher(self) -> Searcher:
+        """The fitted model on its store; of a shared store, the model that is current now."""
+        searcher = self._current()
+        if searcher.store.shared and searcher.store.state().version != searcher.version:
+            self._follow(searcher, encodes=True)
+        return self._current()
+
+    @property
+    def fitted(self) -> Fitted:
+        """The fitted model and what is kept of its training data."""
+        return self.searcher.fitted
+
+    def item(self, item_id: str) -> Item | None:
+        """Return the item with an id; None if there is none.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(60, 4))
+        >>> retriever = Retriever.from_features(x, x[:, :3])
+        >>> retriever.item("7").view
+        'image'
+        """
+        return next(self.store.items(ids=[item_id]), None)
+
+    @overload
+    def search(
+        self, text: OneText, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
+    ) -> Hits: ...
+
+    @overload
+    def search(
+        self, text: ManyTexts, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
+    ) -> list[Hits]: ...
+
+    @overload
+    def search(
+        self,
+        text: SupportsArray,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        weighting: Weighting | None = None,
+    ) -> Hits | list[Hits]: ...
+
+    def search(
+        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
+    ) -> Any:
+        """Return the ``k`` best images for a text, as ``Hits``; for several texts, a list of ``Hits``.
+
+        ``hits.ignored_words`` holds the words of a text that the text encoder does not know and left out.
+
+        Parameters
+        ----------
+        text
+            A text, a list of texts, or features: one row, a matrix, or named blocks of these
+            (``{"glove": …, "bert": …}``) for a model that was fitted on such.
+        k
+            The number of hits.
+        where
+            Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
+            only those for which this function of an ``Item`` is true, or only these ids.
+        weighting
+            Another weighting than the model's, to compare with.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(60, 4))
+        >>> retriever = Retriever.from_features(x, x[:, :3])
+        >>> retriever.search(x[7, :3], k=2)[0].id
+        '7'
+        >>> [hits[0].id for hits in retriever.search(x[7:9, :3])]
+        ['7', '8']
+        """
+        where = _reusable(where)
+        return self._answer("text", text, lambda s, rows: s.search("search", rows, k, where, weighting))
+
+    @overload
+    def annotate(
+        self,
+        image: OneImage,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        packs: Literal[False] = False,
+        weighting: Weighting | None = None,
+    ) -> Hits: ...
+
+    @overload
+    def annotate(
+        self,
+        image: ManyImages,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        packs: Literal[False] = False,
+        weighting: Weighting | None = None,
+    ) -> list[Hits]: ...
+
+    @overload
+    def annotate(self, image: OneImage, k: int = 5, *, packs: Literal[True]) -> list[Pack]: ...
+
+    @overload
+    def annotate(self, image: ManyImages, k: int = 5, *, packs: Literal[True]) -> list[list[Pack]]: ...
+
+    @overload
+    def annotate(
+        self,
+        image: SupportsArray,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        packs: bool = False,
+        weighting: Weighting | None = None,
+    ) -> Hits | list[Hits] | list[Pack] | list[list[Pack]]: ...
+
+    def annotate(
+        self,
+        image: Any,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        packs: bool = False,
+        weighting: Weighting | None = None,
+    ) -> Any:
+        """Return the ``k`` best texts for an image, as ``Hits``; for several images, a list of ``Hits``.
+
+        Parameters
+        ----------
+        image
+            A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
+            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such.
+        k
+            The number of hits.
+        where
+            As ``search`` takes it.
+        packs
+            Rank images by all of their captions together instead: return ``Pack`` objects.
+        weighting
+            Another weighting than the model's, to compare with.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(60, 4))
+        >>> retriever = Retriever.from_features(x, x[:, :3])
+        >>> retriever.annotate(x[7], k=1)[0].item.image
+        '7'
+        >>> retriever.annotate(x[7], k=1, packs=True)[0].image
+        '7'
+        """
+        if packs and (where is not None or weighting is not None):
+            raise InputError("packs are ranked among all images; leave out where and weighting.")
+        if packs:
+            return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
+        where = _reusable(where)
+        return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
+
+    def similar(
+        self,
+        image: OneImage | SupportsArray | None = None,
+        text: OneText | SupportsArray | None = None,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+    ) -> Hits:
+        """Return the ``k`` images most similar to an image, or texts most similar to a text.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(60, 4))
+        >>> retriever = Retriever.from_features(x, x[:, :3])
+        >>> retriever.similar(image=x[7], k=2)[0].id
+        '7'
+        """
+        if (image is None) == (text is None):
+            raise InputError("similar takes an image or a text; give one of them.")
+        view: View = "text" if image is None else "image"
+        where = _reusable(where)
+
+        def search(searcher: Searcher, rows: np.ndarray[Any, Any]) -> list[Hits]:
+            return searcher.similar(view, rows, k, where)
+
+        hits: Hits = self._answer(view, text if image is None else image, search, single=True)
+        return hits
+
+    def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
+        """Return vectors of images for a store of your own; inner products with texts' vectors rank.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(60, 4))
+        >>> retriever = Retriever.from_features(x, x[:, :3])
+        >>> scores = retriever.embed_images(x) @ retriever.embed_texts(x[7, :3]).T
+        >>> int(scores.argmax())
+        7
+        """
+        return self._embed("image", images, task)
+
+    def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
+        """Return vectors of texts for a store of your own; see ``embed_images``."""
+        return self._embed("text", texts, task)
 
     def fit(
         self,
@@ -297,33 +406,35 @@ class Retriever(Asking):
         checkpoint: str | os.PathLike[str] | None = None,
         watch: Watch | None = None,
     ) -> Retriever:
-        """Fit on the training split, measure on the others, and index every item of ``data``.
+        """Fit on the training split, measure on the others, and add every item of ``data`` to the index.
 
         Parameters
         ----------
         data
-            Pairs with pictures on disk, which are encoded; or pairs with features.
+            Pairs with images on disk, which are encoded; or pairs with features.
         features
-            Folder to keep encoded features in: interrupted work goes on where it stopped.
+            Folder for the encoded features: interrupted work continues where it stopped.
         metadata
             For some ids, plain values to filter by later.
         layout
             For features of several encoders side by side: for ``"image"`` and ``"text"``, the name and width
             of each block.
         engine, checkpoint
-            Where an ``AWCCA`` sums its training pairs, and a file to go on from after an interruption; see
+            Where an ``AWCCA`` sums its training pairs, and a file to continue from after an interruption; see
             ``AWCCA.fit``.
         watch
-            Told about the progress of encoding.
+            Called with the progress of encoding.
         """
-        self._check(engine)
+        self._check_settings(engine)
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
-        fitted = fit_model(clone(self.model), views, Whereabouts(self.device, engine, checkpoint), layout)
+        fitted = fit_model(
+            clone(self.model), views, device=self.device, engine=engine, checkpoint=checkpoint, layout=layout
+        )
         rows = {
-            view: check_matrix(np.asarray(given), f"{view} features")
-            for view, given in zip(VIEWS, (views.x, views.y), strict=True)
+            view: check_matrix(np.asarray(own), f"{view} features")
+            for view, own in zip(VIEWS, (views.x, views.y), strict=True)
         }
-        self._fill(fitted, items_of(views.dataset, by_id(metadata)), rows)
+        self._fill(fitted, dataset_items(views.dataset, check_metadata(metadata)), rows)
         return self
 
     def encode(
@@ -333,22 +444,22 @@ class Retriever(Asking):
         features: str | os.PathLike[str] | None = None,
         watch: Watch | None = None,
     ) -> PairedViews:
-        """The first step of ``fit``: features of pairs, by encoders that are fitted on the training split."""
-        self._check()
-        if self._undecided:
+        """Return the features of pairs, by encoders fitted on the training split: the first step of ``fit``."""
+        self._check_settings()
+        if self._guessed:
             warn_of_pyramid()
-        split = "train" in data.split_sizes()
-        begun = time.perf_counter()
-        self.encoders.fit_text((data.subset("train") if split else data).captions)
-        seconds = {"text encoder": round(time.perf_counter() - begun, 3)}
-        image, text = self.encoders.image, self.encoders.text
+        encoders, has_split = self.encoders, "train" in data.split_sizes()
+        start = time.perf_counter()
+        encoders.fit_text((data.subset("train") if has_split else data).captions)
+        seconds = {"text encoder": round(time.perf_counter() - start, 3)}
+        image, text = encoders.image, encoders.text
         if isinstance(image, OnnxEncoder) and image.assumed and text is not None:
-            begun = time.perf_counter()
-            told = None if watch is None else partial(watch, "images, to choose a recipe")
+            start = time.perf_counter()
+            progress = None if watch is None else partial(watch, "images, to choose a recipe")
             seed = getattr(self.model, "random_state", 0)
-            self.encoders.image = choose_recipe(image, data, text, random_state=seed, watch=told)
-            seconds["choosing a recipe"] = round(time.perf_counter() - begun, 3)
-        views = encode_views(data, self.encoders, features, watch)
+            encoders.image = choose_recipe(image, data, text, random_state=seed, watch=progress)
+            seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
+        views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
     @classmethod
@@ -368,53 +479,51 @@ class Retriever(Asking):
         text_encoder: Any = None,
         **options: Any,
     ) -> Retriever:
-        """Fit on vectors from any encoder.
+        """Fit on features from any encoder.
 
         Parameters
         ----------
         X, Y
-            Features of the two views, one row an item; or named blocks, name → features, by which items and
-            queries may then be given too. An ``AWCCA`` takes them side by side, a ``Fusion`` weighs them.
+            Features of the two views, one row for each item; or named blocks, name → features, by which items
+            and queries may then be given too. An ``AWCCA`` takes blocks side by side, a ``Fusion`` weighs
+            them.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
         ids, caption_ids
-            A name for each row of X and of Y; None: numbers.
+            An id for each row of X and of Y; None: numbers.
         captions
-            The sentence of each row of Y, to be shown with what is found.
+            The text of each row of Y, to be shown with hits.
         splits
             ``"train"``, ``"val"``, ``"test"`` for each row of X; None: a share is held out to select on.
         paths
-            Where the picture of each row of X lies.
+            The image file of each row of X.
         metadata
             For some ids, plain values to filter by later.
         image_encoder, text_encoder
-            What made the features, if queries are to be encoded here.
+            What made the features, to encode queries with.
         options
             As the constructor takes them.
         """
-        x, x_layout = side_by_side(X, "X")
-        y, y_layout = side_by_side(Y, "Y")
+        x, x_layout = stack_blocks(X, "X")
+        y, y_layout = stack_blocks(Y, "Y")
         pairing = check_pairing(pairing, len(x), y)
-        names = tuple(map(str, ids)) if ids is not None else tuple(str(i) for i in range(len(x)))
+        texts = ("",) * len(y) if captions is None else tuple("" if t is None else str(t) for t in captions)
         dataset = PairedDataset(
-            names,
-            ("",) * len(y)
-            if captions is None
-            else tuple("" if text is None else str(text) for text in captions),
+            tuple(map(str, range(len(x)) if ids is None else ids)),
+            texts,
             pairing,
             tuple(map(str, caption_ids)) if caption_ids is not None else (),
             None if splits is None else tuple(splits),
             None if paths is None else tuple(paths),
         )
-        if len(names) != len(x) or dataset.n_captions != len(y):
+        if dataset.n_images != len(x) or dataset.n_captions != len(y):
             raise InputError(
-                f"there are {len(names)} ids and {dataset.n_captions} captions for {len(x)} rows of X and "
-                f"{len(y)} of Y; give one for each row."
+                f"got {dataset.n_images} ids and {dataset.n_captions} captions for {len(x)} rows of X and "
+                f"{len(y)} of Y; pass one for each row."
             )
         retriever = cls(image_encoder, text_encoder, **options)
-        layout: dict[View, Layout] = {
-            v: own for v, own in zip(VIEWS, (x_layout, y_layout), strict=True) if own
-        }
+        layouts = zip(VIEWS, (x_layout, y_layout), strict=True)
+        layout: dict[View, Layout] = {view: own for view, own in layouts if own}
         return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
 
     @classmethod
@@ -427,31 +536,31 @@ class Retriever(Asking):
         text_encoder: Any = None,
         **options: Any,
     ) -> Retriever:
-        """A retriever around a model that is fitted already, with nothing in it yet: fill it by ``add``.
+        """Return a retriever for a model that is fitted already, without items; ``add`` them.
 
         Parameters
         ----------
         model
             The fitted model. An ``AWCCA`` that still has its spectra can be refitted from pairs added later.
         features
-            A sample ``(X, Y)`` of what it was trained on, by which new items are told to lie far; None: no
-            item is ever called far.
+            A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them; None: no
+            warnings.
         image_encoder, text_encoder
-            What made the features, if items and queries are to be encoded here.
+            What made the features, to encode items and queries with.
         options
             As the constructor takes them.
         """
-        fitted = adopted(model, features)
+        fitted = adopt_model(model, features)
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
         retriever._fill(fitted, {}, {})
         return retriever
 
     def refit(self, *, validation: tuple[Any, ...] | None = None) -> Retriever:
-        """Fit again, on the training pairs and all pairs added since, and embed every item anew.
+        """Fit again on the training pairs and all pairs added since, and embed every item again.
 
-        Training pairs enter by their moments; they are not needed again. What was selected is kept, with γ
-        grown by the number of pairs, unless there are pairs to select on. Searches go on meanwhile with the
-        model as it was; additions and removals wait.
+        Training pairs enter by their moments and are not needed again. The selected parameters are kept, with
+        γ scaled by the number of pairs, unless there are validation pairs to select on. Searches continue
+        meanwhile with the model as it was; additions and removals wait.
 
         Parameters
         ----------
@@ -461,12 +570,11 @@ class Retriever(Asking):
         """
         if validation is not None:
             x, y, *rest = validation
-            validation = (self._joined("image", x), self._joined("text", y), *rest)
+            validation = (self._join("image", x), self._join("text", y), *rest)
         with self._writing:
-            self._collection = self.collection.refitted(
-                lambda old: learned_again(old, self._encode_items, validation), self._encode_items
-            )
-            self._refitted = [validation]
+            fitted, store = self._retry(lambda s: s.refit(validation, self._write_model), encodes=False)
+            self._use(fitted, store)
+            self._refits = [validation]
         return self
 
     def add(
@@ -481,94 +589,106 @@ class Retriever(Asking):
         paths: Sequence[Any] | None = None,
         metadata: Metadata | None = None,
     ) -> list[str]:
-        """Put items into the index, as the model is; returns their ids. All of them are added, or none.
+        """Add items to the index without changing the model; return their ids. All are added, or none.
 
-        Items that lie far from what the model was trained on are added with a ``DataWarning``.
+        Items that lie far from the training data are added with a ``DataWarning``.
 
         Parameters
         ----------
         images
             Paths, Pillow images, bytes of image files, or features: one row, a matrix, or named blocks.
         captions
-            Sentences, or features: one row, a matrix, or named blocks.
+            Texts, or features: one row, a matrix, or named blocks.
         pairing
             With both: caption j belongs to the new image ``pairing[j]``; None: one caption for each image.
-            Pairs count for ``refit``.
+            ``refit`` learns from these pairs.
         ids, caption_ids
-            Names; None: the paths, and numbers otherwise.
+            Ids; None: the paths, and numbers otherwise.
         texts, paths
-            With features: the sentences and the files they stand for.
+            With features: the texts and image files they were made from.
         metadata
             For some ids, plain values to filter by.
         """
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
-        named = by_id(metadata)
-        images, captions = self._joined("image", images), self._joined("text", captions)
-        both = {"image": (images, paths), "text": (captions, texts)}
+        about = check_metadata(metadata)
+        images, captions = self._join("image", images), self._join("text", captions)
+        inputs: dict[View, Any] = {"image": (images, paths), "text": (captions, texts)}
 
-        def put() -> tuple[Given, dict[View, np.ndarray[Any, Any]]]:
-            encoders, width = self.encoders, self.collection.embedding.features
-            given, rows = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
+        def name(things: Mapping[View, list[Any]], unused: Iterator[str]) -> dict[View, list[Item]]:
+            items: dict[View, list[Item]] = {}
+            if "image" in things:
+                items["image"] = image_items(things["image"], ids, about, unused)
+            if "text" in things:
+                own = items.get("image")
+                items["text"] = text_items(things["text"], own, pairing, caption_ids, about, unused)
+            return items
+
+        def put(searcher: Searcher) -> tuple[dict[View, list[Item]], dict[View, np.ndarray[Any, Any]]]:
+            things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
             for view in VIEWS:
-                if both[view][0] is not None:
-                    given[view], rows[view] = items_given(encoders, view, *both[view], width(view))
-
-            def name(unused: Iterator[str]) -> Given:
-                new = dict[View, list[Item]]()
-                if "image" in given:
-                    new["image"] = image_items(given["image"], ids, named, unused)
-                if "text" in given:
-                    owners = new.get("image")
-                    new["text"] = text_items(given["text"], owners, pairing, caption_ids, named, unused)
-                return new
-
+                if inputs[view][0] is not None:
+                    width = searcher.embedding.features(view)
+                    new, shown = inputs[view]
+                    things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, width)
             with self._writing:
-                if self.encoders is encoders:
-                    return self.collection.add(name, rows, self.keep_features), rows
-            return put()  # a search has found other encoders meanwhile
+                current = self._current()
+                if (
+                    current.encoders is not searcher.encoders
+                ):  # another thread has loaded a new model meanwhile
+                    raise ModelChanged
+                while True:
+                    automatic = _Recorder(current.unused_ids())
+                    items = name(things, automatic)
+                    try:
+                        current.add(items, features, self.keep_features)
+                    except TakenError as error:
+                        if error.item_id not in automatic.seen:
+                            raise
+                    else:
+                        return items, features
 
-        new, rows = self._encoded(put, again=not (is_array(images) or is_array(captions)))
-        for view, own in new.items():
-            warn_if_far(self.collection.fitted, view, rows[view], own)
-        return [item.id for own in new.values() for item in own]
+        items, features = self._retry(put, encodes=not (is_array(images) or is_array(captions)))
+        for view, own in items.items():
+            warn_outliers(self._current().fitted.outliers[view], view, features[view], own)
+        return [item.id for own in items.values() for item in own]
 
     def remove(self, ids: str | Iterable[str]) -> int:
-        """Take items out; an image takes its captions with it. Returns how many items went."""
+        """Remove items, and with an image its captions; return how many items were removed."""
         if not isinstance(ids, Iterable):
-            raise InputError(f"{ids!r} is no id; give the id of an item, or a list of ids.")
+            raise InputError(f"{ids!r} is not an id; give the id of an item, or a list of ids.")
+        self._current()
         with self._writing:
-            return self.collection.remove([ids] if isinstance(ids, str) else list(ids))
+            return self.store.remove([ids] if isinstance(ids, str) else list(ids))
 
     def evaluate(
         self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None
     ) -> Recalls:
-        """Recalls of both tasks on pairs: on one ``split`` of them, or on all (None, or pairs without)."""
-        model = self.collection.fitted.model
+        """Return the recalls of both tasks on one ``split`` of pairs; on all of them if it is None."""
+        searcher = self.searcher
         dataset = data if isinstance(data, PairedDataset) else data.dataset
         whole = split is None or dataset.splits is None
         if not whole and len(dataset.image_rows(str(split))) == 0:
             raise InputError(f"the pairs have no {split} split; choose another.")
         if isinstance(data, PairedDataset):
-            chosen = data if whole else data.subset(str(split))
-            views = encode_views(chosen, self.encoders, watch=watch)
+            views = encode_views(data if whole else data.subset(str(split)), searcher.encoders, watch=watch)
         else:
-            views = replace(data, x=self._joined("image", data.x), y=self._joined("text", data.y))
+            views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))
-        warn_if_training(self.collection.fitted.facts, views, rows)
-        return recalls(model, views.of(rows), self.device)
+        warn_if_training(searcher.fitted.facts, views, rows)
+        return measure_recalls(searcher.fitted.model, views.of(rows), self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything as a new version of ``folder``, atomically; see ``diptych.retrieval._folder``.
+        """Write everything as a new version of a model folder, atomically.
 
-        What other processes have saved to the folder since this was loaded from there is kept: items that
-        were added or removed here are added to it, or removed from it. If that cannot be done, because an id
-        was given twice or the model was fitted on features of other encoders, it is an ``InputError``, and
-        nothing is written. A retriever that was fitted here replaces what is in the folder.
+        If other processes have saved to the folder since it was loaded, the items added or removed here are
+        added to or removed from what they saved. If that is impossible, because an id is used twice or the
+        model was fitted on features of other encoders, an ``InputError`` is raised and nothing is written. A
+        retriever that was fitted here replaces what is in the folder.
         """
         with self._writing:
-            save(self, folder, self._bring)
-            self._refitted = []
+            save(self, folder, self._merge)
+            self._refits = []
 
     @classmethod
     def load(
@@ -587,25 +707,25 @@ class Retriever(Asking):
         Parameters
         ----------
         folder
-            Where it lies.
+            The model folder.
         image_encoder, text_encoder
-            The encoders, where they are neither in the folder nor where they were when it was saved; they
-            are checked against its fingerprints. What the folder remembers is opened when it is first
-            needed, and only if it is unchanged.
+            The encoders, if they are neither in the folder nor where they were when it was saved; they
+            are checked against its fingerprints. The encoders that the folder names are opened when they are
+            first needed, and only if they are unchanged.
         mmap
             Leave vectors and features on disk and map them: loading takes no time and no memory, and their
             checksums are not compared.
         trust_graph
             Read an HNSW file as it is, which FAISS does not make safe for files of strangers; otherwise the
-            graph is built anew.
+            graph is built again.
         device
             Where evaluation runs.
         index
-            For a folder that points to a database: its address, where that has a password or has changed.
+            For a folder that points to a database: its address, if that has a password or has changed.
         """
-        own_text = text_encoder is None
-        content, base = load(folder, mmap=mmap, trust_graph=trust_graph, own_text=own_text, index=index)
-        retriever = cls._of(content, image_encoder, text_encoder, device)
+        wants_text = text_encoder is None
+        loaded, base = load(folder, mmap=mmap, trust_graph=trust_graph, text=wants_text, index=index)
+        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
         retriever.base = base
         return retriever
 
@@ -613,73 +733,176 @@ class Retriever(Asking):
     def connect(
         cls, address: str, image_encoder: Any = None, text_encoder: Any = None, *, device: str = "cpu"
     ) -> Retriever:
-        """Open what a database holds; see ``docs/postgresql.md``.
+        """Open the model in a database; see ``docs/postgresql.md``.
 
         Parameters
         ----------
         address
             ``postgresql://user@host/database``.
         image_encoder, text_encoder
-            The encoders, where they are neither in the database nor where they were when it was filled; they
+            The encoders, if they are neither in the database nor where they were when it was filled; they
             are checked against its fingerprints.
         device
             Where evaluation runs.
         """
-        content = opened(address, own_text=text_encoder is None)
-        return cls._of(content, image_encoder, text_encoder, device)
+        if not isinstance(address, str) or "://" not in address:
+            raise InputError("this is not the address of a database; give postgresql://user@host/database.")
+        loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device)
 
     def info(self) -> dict[str, Any]:
-        """What is known of the model, as plain data."""
+        """Return what is known of the model, as plain data."""
         return describe(self)
 
     @classmethod
-    def _of(cls, content: Content, image_encoder: Any, text_encoder: Any, device: str) -> Retriever:
-        retriever = cls(None, None, content.collection.fitted.model, device=device, **content.options)
-        retriever.encoders = content.encoders(image_encoder, text_encoder)
-        retriever._collection = content.collection
+    def _from_loaded(
+        cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
+    ) -> Retriever:
+        retriever = cls(None, None, loaded.fitted.model, keep_features=loaded.keep_features, device=device)
+        retriever._searcher = loaded.searcher(loaded.encoders(image_encoder, text_encoder))
+        retriever.store, retriever.version = loaded.store, loaded.version
         return retriever
 
-    def _check(self, engine: Engine | None = None) -> None:
+    def _current(self) -> Searcher:
+        if self._searcher is None:
+            raise InputError("this retriever is not fitted; call fit(), or load a saved one.")
+        return self._searcher
+
+    def _answer(
+        self,
+        view: View,
+        query: Any,
+        search: Callable[[Searcher, np.ndarray[Any, Any]], Sequence[Any]],
+        single: bool = False,
+    ) -> Any:
+        """Return the result for one query, or a list of results for several."""
+        query = self._join(view, query)
+
+        def answer(searcher: Searcher) -> Any:
+            queries = read_queries(searcher.encoders, view, query)
+            if single and not queries.single:
+                raise InputError("similar takes one item at a time; call it for each.")
+            results = search(searcher, queries.features)
+            for hits, words in zip(results, queries.ignored_words, strict=False):
+                hits.ignored_words = words
+            return results[0] if queries.single else results
+
+        return self._retry(answer, encodes=not is_array(query))
+
+    def _retry(self, action: Callable[[Searcher], T], *, encodes: bool) -> T:
+        """Do something with the model; again if another process has put another model in the store.
+
+        If ``encodes``, the action uses the model's encoders. Otherwise it uses features, and a model with other
+        encoders is an error.
+        """
+        while True:
+            searcher = self._current()
+            try:
+                return action(searcher)
+            except ModelChanged:
+                self._follow(searcher, encodes)
+
+    def _follow(self, searcher: Searcher, encodes: bool) -> None:
+        """Load the model that a shared store holds now in place of the one in ``searcher``."""
+        with self._following:
+            if self._searcher is not searcher:  # another thread has done it
+                return
+            loaded = load_from_store(searcher.store, before=searcher.encoders)
+            self.version, encoders = loaded.version, searcher.encoders
+            if not loaded.has_encoders(encoders):
+                if not encodes:
+                    raise UnavailableError(
+                        "another process has fitted this index on features of other encoders; open it again, "
+                        "and pass features of those."
+                    )
+                encoders = loaded.encoders(*(encoders.kept(view, loaded.known) for view in VIEWS))
+            self._searcher = loaded.searcher(encoders)
+
+    def _join(self, view: View, features: Any) -> Any:
+        """Return named blocks of features as one row or matrix; anything else unchanged."""
+        if not isinstance(features, Mapping):
+            return features
+        return join_blocks(features, self._current().fitted.layout(view), view)
+
+    def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
+        chosen, searcher = check_task(task), self.searcher
+        features = read_queries(searcher.encoders, view, self._join(view, things)).features
+        if SEARCHED[chosen] == view:
+            return searcher.embedding.items(features, chosen)[0]
+        return searcher.embedding.queries(features, chosen)
+
+    def _check_settings(self, engine: Engine | None = None) -> None:
         """Refuse, before any work, what would fail after it."""
-        self._home.check()
+        self.store.state()
         self.model.check_parameters()
         if self.device != "cpu":
             torch_device(self.device)
         if engine is not None and isinstance(self.model, Fusion):
             raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
 
-    def _fill(self, fitted: Fitted, given: Given, rows: Mapping[View, np.ndarray[Any, Any]]) -> None:
+    def _fill(
+        self, fitted: Fitted, items: Mapping[View, list[Item]], features: Mapping[View, np.ndarray[Any, Any]]
+    ) -> None:
+        check_unique(item for own in items.values() for item in own)
         with self._writing:
-            self._collection = self._home.fill(fitted, given, rows, self.keep_features, self.encoders)
-            self.base, self._refitted = None, []
+            options = (self.keep_features, self._write_model)
+            self._use(fitted, Searcher.fill(self.store, fitted, self.encoders, items, features, *options))
+            self.base, self._refits = None, []
 
-    def _bring(self, current: Version) -> None:
-        """Apply the changes made here to what others have saved meanwhile, and go on with that."""
-        content, base = read_version(current, own_text=False)
-        mine, theirs = self.collection, content.collection
-        if not isinstance(mine, MemoryCollection) or not isinstance(theirs, MemoryCollection):
-            raise ChangedError(f"{current.folder} holds another model by now; load it again.")
+    def _use(self, fitted: Fitted, store: Store) -> None:
+        """Use a model that was just put into a store from now on."""
+        self.store, self._searcher = store, Searcher(fitted, store, self.encoders)
+        if store.shared:
+            self._follow(self._searcher, encodes=True)
+
+    def _write_model(self, fitted: Fitted, folder: Path) -> None:
+        write_stored_model(folder, fitted, self.encoders, self.store, self.keep_features)
+
+    def _merge(self, current: Version) -> None:
+        """Apply the changes made here to what others have saved meanwhile, and continue with that."""
+        loaded, base = read_version(current, text=False)
+        mine = self._current()
+        if not isinstance(mine.store, MemoryStore) or not isinstance(loaded.store, MemoryStore):
+            raise ChangedError(f"{current.folder} holds another model now; load it again.")
+        theirs = loaded.searcher(mine.encoders)
         for view in VIEWS:
             same = mine.embedding.features(view) == theirs.embedding.features(view)
-            if not same or self.encoders.describe(view).fingerprint != content.known[view].fingerprint:
+            if not same or mine.encoders.describe(view).fingerprint != loaded.known[view].fingerprint:
                 raise ChangedError(
-                    f"{current.folder} was fitted anew meanwhile, on features of another {view} encoder; "
+                    f"{current.folder} was fitted again meanwhile, on features of another {view} encoder; "
                     "load it again and repeat the changes."
                 )
         assert self.base is not None
-        theirs.take_changes(mine, self.base.first_key, self._encode_items, content.options["keep_features"])
-        for validation in self._refitted:
-            learn = partial(learned_again, encode=self._encode_items, validation=validation)
-            theirs = theirs.refitted(learn, self._encode_items)
-        self._collection, self.base = theirs, replace(base, hkse=self.encoders.hkse)
-        self.dtype, self.index = content.options["dtype"], content.options["index"]
-        self.keep_features = content.options["keep_features"]
+        removed, added = mine.store.changes_since(self.base.first_key)
+        known = {item.id for item in theirs.store.items(ids=removed)}
+        theirs.store.remove([item_id for item_id in dict.fromkeys(removed) if item_id in known])
+        items = {view: [item for item in added if item.view == view] for view in VIEWS}
+        features = {view: mine.features_of(view, own) for view, own in items.items() if own}
+        theirs.add({view: items[view] for view in features}, features, loaded.keep_features)
+        for validation in self._refits:
+            theirs = Searcher(*theirs.refit(validation, self._write_model), mine.encoders)
+        self.store, self._searcher, self.base = theirs.store, theirs, replace(base, hkse=mine.encoders.hkse)
+        self.keep_features = loaded.keep_features
 
-    def _encode_items(self, view: View, items: list[Item]) -> np.ndarray[Any, Any]:
-        return encoded_again(self.encoders, view, items)
+
+class _Recorder(Iterator[str]):
+    """An iterator over automatic ids that records those that were used."""
+
+    def __init__(self, ids: Iterator[str]) -> None:
+        self._ids, self.seen = ids, set[str]()
+
+    def __next__(self) -> str:
+        item_id = next(self._ids)
+        self.seen.add(item_id)
+        return item_id
 
 
-def _summary(model: AWCCA | Fusion) -> str:
+def _reusable(where: Where | None) -> Where | None:
+    """Return a filter that can be used again; ids may come from an iterator."""
+    return where if where is None or callable(where) or isinstance(where, Mapping) else check_ids(where)
+
+
+def _summarize(model: AWCCA | Fusion) -> str:
     if isinstance(model, Fusion):
         return f"Fusion, preset {model.preset}"
     filters = (f"{task} {own.filter_x} and {own.filter_y}" for task, own in model.models_.items())

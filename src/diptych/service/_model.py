@@ -22,7 +22,7 @@ from diptych.cca._weighting import NAMES, Weighting
 from diptych.fusion import Fusion
 from diptych.report._card import PICTURE
 from diptych.retrieval import Hit, Item, Pack, Retriever
-from diptych.retrieval._embedding import layout_of
+from diptych.retrieval._embedding import fusion_layout
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
 from diptych.service._schemas import Matrix
@@ -79,33 +79,32 @@ class LoadedModel:
     @property
     def version(self) -> str:
         """The version of the folder and, if the items are in a database, of its model."""
-        return "-".join(filter(None, (self.folder_version, self.retriever.collection.version)))
+        return "-".join(filter(None, (self.folder_version, self.retriever.version)))
 
     @property
     def shared(self) -> bool:
         """Whether the items are in a database, so that looking one up takes time and may fail."""
-        return self.retriever.collection.shared
+        return self.retriever.store.shared
 
     @property
     def weighting(self) -> str:
         """The model's own weighting, for people."""
-        own = self.retriever.collection.embedding.weighting
+        own = self.retriever.searcher.embedding.weighting
         if own is None:
             return "fusion"
         return own if isinstance(own, str) else f"Σ^{own[0]:g} on images, Σ^{own[1]:g} on texts"
 
     def find_item(self, item_id: str) -> Item | None:
         """Return the item with this id."""
-        return self.retriever.collection.items.find(item_id)
+        return self.retriever.item(item_id)
 
     def count_items(self) -> int:
         """Return the number of images and captions."""
-        return len(self.retriever.collection.items)
+        return self.retriever.store.count()
 
     def stored_features(self, view: View, ids: list[str]) -> np.ndarray[Any, Any] | None:
         """Return the stored features of items; None if the model keeps none, or an item was removed."""
-        collection = self.retriever.collection
-        return collection.kept_features(view, ids) if collection.keeps_features else None
+        return self.retriever.store.features(view, ids)
 
     def encode_queries(self, queries: Queries) -> EncodedQueries:
         """Return the features of queries and the words that were ignored."""
@@ -156,8 +155,7 @@ class LoadedModel:
         """Return the content of ``GET /v1/model``, without limits."""
         if not self._description:
             self._description.update(_to_json(self._describe()))
-        items = self.retriever.collection.items
-        return self._description | {"items": {view: items.count(view) for view in VIEWS}}
+        return self._description | {"items": {view: self.retriever.store.count(view) for view in VIEWS}}
 
     def describe_hit(self, hit: Hit) -> dict[str, Any]:
         """Return a hit for clients."""
@@ -172,7 +170,7 @@ class LoadedModel:
         """Return an item for clients, without the path of its file."""
         content: dict[str, Any] = {"id": item.id, "view": item.view}
         if item.view == "image":
-            captions = self.retriever.collection.items.captions(item.id)[:CAPTIONS_SHOWN]
+            captions = islice(self.retriever.store.items(image=item.id), CAPTIONS_SHOWN)
             content["captions"] = [{"id": caption.id, "text": caption.text} for caption in captions]
             content |= {"has_file": item.path is not None, **_image_urls(item.id)}
         else:
@@ -183,9 +181,9 @@ class LoadedModel:
         return content | {"metadata": dict(item.metadata)}
 
     def _feature_widths(self, view: View) -> int | dict[str, int]:
-        model = self.retriever.collection.fitted.model
-        blocks = layout_of(model, view) if isinstance(model, Fusion) else {}
-        return blocks if len(blocks) > 1 else self.retriever.collection.embedding.features(view)
+        model = self.retriever.fitted.model
+        blocks = fusion_layout(model, view) if isinstance(model, Fusion) else {}
+        return blocks if len(blocks) > 1 else self.retriever.searcher.embedding.features(view)
 
     def _encoder_error(self, view: View) -> str | None:
         encoders = self.retriever.encoders
@@ -197,8 +195,8 @@ class LoadedModel:
         return None
 
     def _describe(self) -> dict[str, Any]:
-        model, info = self.retriever.collection.fitted.model, self.retriever.info()
-        items = [item for _, item in islice(self.retriever.collection.items, _EXAMPLE_ITEMS)]
+        model, info = self.retriever.fitted.model, self.retriever.info()
+        items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
         is_awcca = isinstance(model, AWCCA)
         return {
             "name": self.name,
@@ -249,7 +247,7 @@ class ModelHolder:
     ) -> None:
         self.current, self.writer = model, writer
         self._folder, self._load = folder, load
-        self._database_version = model.retriever.collection.version
+        self._database_version = model.retriever.version
         self._refused = ""
         self.writing = asyncio.Lock()
         self.reloads = {"loaded": 0, "failed": 0}
@@ -296,7 +294,7 @@ class ModelHolder:
                 self.reloads["failed"] += 1
                 log.error("the new version cannot be loaded, and the old one stays: %s", error)
                 return False
-            self._database_version = model.retriever.collection.version
+            self._database_version = model.retriever.version
             self.current = model
         self.reloads["loaded"] += 1
         log.info("loaded version %s", model.version)
@@ -333,7 +331,7 @@ class ModelHolder:
         else:
             if current is None:
                 return None
-            base, database = self.current.retriever.base, self.current.retriever.collection.version
+            base, database = self.current.retriever.base, self.current.retriever.version
             if base is not None and current.id == base.version.id and database == self._database_version:
                 return None
             version = f"{current.id} {database}"

@@ -132,7 +132,9 @@ def search_routes(service: Service) -> APIRouter:
                 features = await service.item_features(model, "image", names)
         request.state.queries = names
         if body.packs:
-            packs = await service.batcher.run(model.retriever.annotate, features, body.k, packs=True)
+            packs: list[Any] = await service.batcher.run(
+                model.retriever.annotate, features, body.k, packs=True
+            )
             return await service.look_up(_respond_packs, model, names, packs, start)
         hits = await service.search(model, "annotate", features, body.k, body.where, body.weighting)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)

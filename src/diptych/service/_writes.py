@@ -206,7 +206,6 @@ class Writer:
         are known.
         """
         with self._lock:
-            items = retriever.collection.items
             content, features = image or (None, None)
             entry = Entry(
                 op="add",
@@ -218,15 +217,15 @@ class Writer:
                 features=None if features is None or content is not None else _to_base64(features),
                 caption_features=None if caption_features is None else _to_base64(caption_features),
             )
-            if duplicates := [each for each in entry.item_ids if each in items]:
-                raise Problem(409, "taken", f"there is an item {duplicates[0]!r} already; choose another id.")
+            if existing := _existing(retriever, entry):
+                raise Problem(409, "taken", f"there is an item {existing[0]!r} already; choose another id.")
             if content is not None and entry.file is not None:
                 self.journal.store_image(entry.file, content)
             self._apply(retriever, entry, features)
             try:
                 self._record(retriever, entry)
             except OSError:
-                retriever.remove([each for each in entry.item_ids if each in items])
+                retriever.remove(_existing(retriever, entry))
                 raise
             ids = entry.item_ids
             return {"image": ids[0], "captions": ids[1:]} if image else {"image": None, "captions": ids}
@@ -234,7 +233,7 @@ class Writer:
     def remove(self, retriever: Retriever, item_id: str) -> int:
         """Remove an item, an image together with its captions; return how many items."""
         with self._lock:
-            if item_id not in retriever.collection.items:
+            if retriever.item(item_id) is None:
                 raise unknown_item(item_id)
             self._record(retriever, Entry(op="remove", id=item_id))
             return retriever.remove(item_id)
@@ -269,7 +268,7 @@ class Writer:
             if self.journal.uploads.is_dir():
                 with locked(real_folder(self.folder)):
                     check_current(retriever, self.folder)
-                    paths = (item.path for _, item in retriever.collection.items)
+                    paths = (item.path for item in retriever.store.items())
                     self.journal.delete_unused({os.path.basename(path) for path in paths if path is not None})
 
     def _defer_damaged(self) -> int:
@@ -292,7 +291,7 @@ class Writer:
             if entry.op == "remove":
                 if entry.id not in removed:
                     kept.append(entry)
-            elif entry.n in self._damaged or any(each in retriever.collection.items for each in ids):
+            elif entry.n in self._damaged or _existing(retriever, entry):
                 kept.append(entry)
                 removed -= ids
             else:
@@ -301,14 +300,13 @@ class Writer:
             self.journal.rewrite(kept)
 
     def _record(self, retriever: Retriever, entry: Entry) -> None:
-        if not retriever.collection.shared:  # a database keeps its own record
+        if not retriever.store.shared:  # a database keeps its own record
             self.journal.append(entry)
 
     def _replay_entry(self, retriever: Retriever, entry: Entry) -> bool:
-        items = retriever.collection.items
         if entry.op == "remove":
-            return entry.id in items and retriever.remove(entry.id) > 0
-        if any(each in items for each in entry.item_ids):
+            return retriever.item(entry.id) is not None and retriever.remove(entry.id) > 0
+        if _existing(retriever, entry):
             return False
         features = None
         if entry.file is not None:
@@ -343,6 +341,11 @@ class Writer:
             paths=[self.journal.uploads / entry.file if entry.file is not None else None],
             metadata=metadata,
         )
+
+
+def _existing(retriever: Retriever, entry: Entry) -> list[str]:
+    """Return the ids of an entry that are items of the model."""
+    return [item.id for item in retriever.store.items(ids=entry.item_ids)]
 
 
 def _to_base64(features: np.ndarray[Any, Any]) -> str:

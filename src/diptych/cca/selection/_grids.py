@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from diptych._arrays import Array, move_like, to_numpy
-from diptych._checks import InputError
-from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, as_number
+from diptych._checks import InputError, check_number
+from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._spectra import Spectra
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -149,7 +149,7 @@ def _is_spaced(grid: Any) -> bool:
 
 
 def _points(points: Any) -> int:
-    number = as_number(points, "grid")
+    number = check_number(points, "grid")
     if not 1 <= number <= 10_000 or number != int(number):
         raise InputError(
             f"grid={points!r} is not a number of points; give 1 to 10000, a pair ('log', n) or ('rank', n), "
@@ -216,7 +216,7 @@ def hold_out(
 
     Images without captions stay with training, where they weigh nothing.
     """
-    share = as_number(fraction, "validation_fraction")
+    share = check_number(fraction, "validation_fraction")
     if not 0.0 < share < 1.0:
         raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
     host = to_numpy(pairing)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from diptych._arrays import Array, group_max, move_like, namespace, svd, to_numpy
+from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
 from diptych._checks import TASKS, InputError, Task
-from diptych.cca._canonical import CanonicalModel
+from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._spectra import Spectra
-from diptych.cca._weighting import Weighting, maps, weighted
+from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
 from diptych.cca.selection._grids import Floats
 from diptych.cca.selection._problem import Problem, Weights, products
 from diptych.ranking import Metric, Truth, annotate_ranks, ranks, search_ranks, tie_slack
@@ -33,18 +33,19 @@ def textbook_ranks(
     xp = namespace(problem.a)
     root_x, root_y = xp.sqrt(_kept(w_x)), xp.sqrt(_kept(w_y))
     k_x, k_y = int(root_x.shape[0]), int(root_y.shape[0])
-    p_x, sigma, p_y = svd(root_x[:, None] * problem.t0[:k_x, :k_y] * root_y)
+    p_x, sigma, p_y = decompose_t(problem.t0, root_x, root_y)
     keep = sigma.shape[0] if n_components is None else min(n_components, int(sigma.shape[0]))
     keep = min(keep, max(1, int(xp.count_nonzero(sigma > _tolerance(sigma, k_x, k_y)))))
     x = problem.a[:, :k_x] @ (root_x[:, None] * p_x[:, :keep])
-    y = problem.b[:, :k_y] @ (root_y[:, None] * p_y[:keep, :].T)
+    y = problem.b[:, :k_y] @ (root_y[:, None] * p_y[:, :keep])
     sigma = sigma[:keep]
     for weighting in weightings:
         found: dict[Task, Array] = {}
         for task in TASKS:
+            for_x, for_y = weight_factors(sigma, weighting, task)
             found[task] = ranks(
-                weighted(x, sigma, weighting, task, "x"),
-                weighted(y, sigma, weighting, task, "y"),
+                apply_factors(x, for_x),
+                apply_factors(y, for_y),
                 problem.truth.pairing,
                 task=task,
                 similarity=problem.similarity,

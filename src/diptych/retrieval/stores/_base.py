@@ -1,210 +1,215 @@
-"""What a retriever needs of its items, their vectors and the model that made them, wherever they are kept."""
+"""The store protocol: where items and their vectors live.
+
+A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models, encoders, packs or
+weightings; ``diptych.retrieval._searcher`` builds those on top, once for all stores. To add a database, implement
+``Store`` and run ``tests/retrieval/test_stores.py`` on it.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from diptych._checks import InputError, Task
-from diptych._normalize import normalize
-from diptych.cca import AWCCA, Moments
-from diptych.cca._weighting import Weighting
-from diptych.retrieval._embedding import Embedding
-from diptych.retrieval._encoders import Encoders, Known
-from diptych.retrieval._fit import Fitted
-from diptych.retrieval._items import Catalogue, Hit, Item, Pack, View, Where
-from diptych.text import HKSE
+from diptych.retrieval._items import Filter, Item, View
 
 Floats: TypeAlias = np.ndarray[Any, Any]
-Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-Given: TypeAlias = Mapping[View, list[Item]]
-Rows: TypeAlias = Mapping[View, Floats]
-Encode: TypeAlias = Callable[[View, list[Item]], Floats]
-"""Features of items, made anew."""
-Name: TypeAlias = Callable[[Iterator[str]], Given]
-"""New items, some of them called by names that nobody has."""
-Learn: TypeAlias = Callable[["Collection"], Fitted]
-"""Another model, from what a collection holds."""
-
-BLOCK = 4096
-"""Items that are embedded at a time."""
-
-TASK_OF: dict[View, Task] = {"image": "search", "text": "annotate"}
-"""The task that looks through a view."""
 
 
 class UnavailableError(InputError):
-    """A shared collection cannot be asked now; later it may."""
+    """A shared store cannot be reached now; it may be later."""
 
 
 class RefusedError(InputError):
-    """A shared collection refused what it was asked; the message names its user, host and schema."""
+    """A shared store refused a request; the message names its user, host and schema."""
 
 
-class OtherEncodersError(UnavailableError):
-    """A shared collection was filled anew, from features of other encoders than these queries come from.
+class TakenError(InputError):
+    """An id is in the store already.
 
     Parameters
     ----------
-    reopen
-        Opens what is there now.
+    item_id
+        The id.
     """
 
-    def __init__(self, reopen: Callable[[], Content]) -> None:
+    def __init__(self, item_id: str) -> None:
         super().__init__(
-            "what is searched was filled anew by another process, from features of other encoders; open it "
-            "again, and make features with those."
+            f"the id {item_id!r} is in the index already; give every image and caption an id of its own."
         )
-        self.reopen = reopen
+        self.item_id = item_id
 
 
-class Collection(ABC):
-    """What can be found, by any number of threads at once, while one at a time adds and removes."""
-
-    items: Catalogue
-    """What there is."""
-
-    shared = False
-    """Whether other processes hold it too: what is added is kept by then, and asking takes a while."""
-
-    address = ""
-    """Of the database that it is in, for people; empty: it is in none."""
-
-    @property
-    def version(self) -> str:
-        """Changes when others put another model in place; empty where nobody else can."""
-        return ""
-
-    @property
-    @abstractmethod
-    def fitted(self) -> Fitted:
-        """The model; its moments may be kept elsewhere, see ``training_moments``."""
-
-    @property
-    @abstractmethod
-    def embedding(self) -> Embedding:
-        """The model as vectors."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """What it is, for people."""
-
-    @property
-    @abstractmethod
-    def keeps_features(self) -> bool:
-        """Whether the features of the items are here too."""
-
-    @abstractmethod
-    def add(self, name: Name, rows: Rows, keep: bool) -> Given:
-        """Take in items with their features, and those too if they are to be kept; all of them, or none."""
-
-    @abstractmethod
-    def remove(self, ids: Iterable[str]) -> int:
-        """Take items out, and with a picture its captions; returns how many went."""
-
-    @abstractmethod
-    def found(
-        self, task: Task, queries: Floats, k: int, where: Where | None, weighting: Weighting | None = None
-    ) -> list[list[Hit]]:
-        """The best items of a task for each row of features."""
-
-    @abstractmethod
-    def similar(self, view: View, features: Floats, k: int, where: Where | None) -> list[list[Hit]]:
-        """Items of a view like others of it, in the canonical space."""
-
-    @abstractmethod
-    def packs(self, queries: Floats, k: int) -> list[list[Pack]]:
-        """Pictures by all of their captions together, for each row of features."""
-
-    @abstractmethod
-    def kept_features(self, view: View, ids: list[str]) -> Floats | None:
-        """Features of items as they were kept, in the order of ``ids``; None if one of them is gone."""
-
-    @abstractmethod
-    def features_of(self, view: View, keys: Keys, encode: Encode) -> Floats:
-        """Features of items: those that were kept, or made anew. ``keys`` ascend."""
-
-    @abstractmethod
-    def new_pairs(self) -> list[tuple[int, int]]:
-        """Keys of pictures and sentences that were added as pairs since the model was fitted."""
-
-    @abstractmethod
-    def training_moments(self) -> Moments | None:
-        """Moments of the pairs that the model was fitted on; None: they are not known."""
-
-    @abstractmethod
-    def refitted(self, learn: Learn, encode: Encode) -> Collection:
-        """The same items under another model; nobody adds or removes meanwhile."""
-
-    @abstractmethod
-    def write(self, folder: Path, hkse: HKSE | None, model_folder: Path, same: Path | None) -> dict[str, Any]:
-        """Write a version of a model folder; returns what its config is to say.
-
-        ``same`` is a version with the same model and text encoder, whose files are linked.
-        """
-
-    def new_moments(self, encode: Encode) -> Moments:
-        """Moments of the pairs that were added since the model was fitted."""
-        model, moments = self.fitted.model, self.training_moments()
-        if not isinstance(model, AWCCA):
-            raise InputError("a fusion is not refitted from moments; fit it again on all pairs.")
-        if moments is None:
-            raise InputError(
-                "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
-                "again on all pairs."
-            )
-        pairs = self.new_pairs()
-        total = Moments.zero(len(moments.x_mean), len(moments.y_mean), precision=moments.precision)
-        for start in range(0, len(pairs), BLOCK):
-            block = np.array(pairs[start : start + BLOCK], np.int64)
-            images, pairing = np.unique(block[:, 0], return_inverse=True)
-            x = normalize(self.features_of("image", images, encode), model.normalize[0])
-            y = normalize(self.features_of("text", block[:, 1], encode), model.normalize[1])
-            total.update(x, y, pairing)
-        return total
+class ModelChanged(Exception):  # noqa: N818, a signal to load the new model, not an error
+    """The store holds vectors of another model version than the caller's: load that and try again."""
 
 
-class Home(ABC):
-    """Where collections are made.
+@dataclass(frozen=True)
+class State:
+    """What a store holds at one moment; while its state stays equal, so do its items and vectors.
 
     Attributes
     ----------
-    name
-        For people: nothing in it is secret.
+    version
+        Names the model whose vectors are stored; another process may have put another in place.
+    changes
+        Grows with every addition and removal.
+    added
+        How many items were ever added; new items without an id are numbered from here.
     """
 
-    name: str
-
-    def check(self) -> None:
-        """Refuse what could only fail once all the work is done."""
-        return
-
-    @abstractmethod
-    def fill(self, fitted: Fitted, given: Given, rows: Rows, keep: bool, encoders: Encoders) -> Collection:
-        """A collection of items with their features; it takes the place of what was there."""
+    version: str
+    changes: int
+    added: int
 
 
 @dataclass(frozen=True, eq=False)
-class Content:
-    """A collection that was opened, and what its retriever is to know."""
+class Block:
+    """Some items of one view with their vectors.
 
-    collection: Collection
-    options: dict[str, Any]
-    known: dict[View, Known]
-    text: HKSE | None
+    Attributes
+    ----------
+    view, items
+        The items, all of one view.
+    vectors
+        One row for each item, ready to be compared by inner product.
+    norms
+        The length of each vector before it was scaled; packs and other weightings need it.
+    features
+        The features of the items, where the store is to keep them for a refit.
+    """
 
-    def encoders(self, image: Any, text: Any) -> Encoders:
-        """The encoders given, or those that are kept with the collection, or found where they were."""
-        return Encoders(image, self.text if text is None else text, self.known)
+    view: View
+    items: Sequence[Item]
+    vectors: Floats
+    norms: Floats
+    features: Floats | None = None
 
 
-def check_k(k: Any) -> None:
-    """Refuse what is no number of answers."""
-    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
-        raise InputError(f"k={k!r} is not a number of answers; give 1 or more.")
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """A model and the vectors of all items, for ``Store.replace``.
+
+    Attributes
+    ----------
+    dimensions
+        Columns of the vectors of each task.
+    widths
+        Columns of the features of each view.
+    keep_features
+        Whether the store keeps the features of these and later items.
+    blocks
+        All items in the order of addition, images before texts; iterated once.
+    sample_queries
+        Returns at most n query vectors of a task, by which an approximate index measures its recall; None if there
+        are none.
+    report_recall
+        To be called with the recall of an approximate index, before ``write_model``.
+    write_model
+        Writes the model's files to an empty folder, for a shared store to keep.
+    """
+
+    dimensions: Mapping[Task, int]
+    widths: Mapping[View, int]
+    keep_features: bool
+    blocks: Iterable[Block]
+    sample_queries: Callable[[Task, int], Floats | None]
+    report_recall: Callable[[Task, float], None]
+    write_model: Callable[[Path], None]
+
+
+class Store(Protocol):
+    """Items and their vectors, read by any number of threads while one at a time writes.
+
+    Attributes
+    ----------
+    kind
+        For people: ``"flat"``, ``"hnsw"``, ``"postgresql"``, ``"postgresql, hnsw"``.
+    address
+        Of the database, without secrets; empty in memory.
+    dtype
+        Of the vectors: ``"float32"`` or ``"float16"``.
+    shared
+        Whether other processes use it too. What is added is then stored at once, and every call takes a while.
+    """
+
+    kind: str
+    address: str
+    dtype: str
+    shared: bool
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether the features of items are stored."""
+        ...
+
+    def state(self) -> State:
+        """Return the current state. A store that was opened to be filled makes its tables first."""
+        ...
+
+    def search(
+        self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
+    ) -> list[list[tuple[Item, float]]]:
+        """Return the k items with the largest inner products for each query, largest first.
+
+        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other view,
+        match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``). Raises
+        ``ModelChanged`` if ``version`` is not the stored one.
+        """
+        ...
+
+    def add(self, blocks: Sequence[Block], version: str) -> None:
+        """Add items, all of them or none; an id that is in the store is a ``TakenError``."""
+        ...
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items, and with an image its captions; return how many. An unknown id is an ``InputError``."""
+        ...
+
+    def items(
+        self,
+        view: View | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        image: str | None = None,
+        new: bool = False,
+    ) -> Iterator[Item]:
+        """Iterate over items in order of addition.
+
+        Only those of a view, with one of these ids, that are captions of an image, or that were added since the
+        model was fitted (``new``).
+        """
+        ...
+
+    def count(self, view: View | None = None) -> int:
+        """Return the number of items, of one view or of both."""
+        ...
+
+    def vectors(self, task: Task, version: str) -> Iterator[Block]:
+        """Iterate over all items of a task with their vectors, in order of addition, without features."""
+        ...
+
+    def features(self, view: View, ids: Sequence[str]) -> Floats | None:
+        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
+        ...
+
+    def read_model(self, folder: Path, names: Sequence[str]) -> str:
+        """Write the stored files of the model with these names to a folder; return the version.
+
+        Names of files that the model does not have are left out. A store in memory has none.
+        """
+        ...
+
+    def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
+        """Put a model and all vectors in place of what is stored, in one step; return the store to use from now on.
+
+        ``make`` is called once no other process writes, and again if all has to be repeated. Without ``version``,
+        the blocks bring new items in place of the stored ones (fit). With it, the stored items stay and the blocks
+        bring new vectors for them (refit): ``ModelChanged`` if the version is not the stored one, and files that
+        ``write_model`` does not write are taken over from the stored model.
+        """
+        ...

@@ -10,66 +10,64 @@ import numpy as np
 
 from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import Rows, map_tensors, write_tensors
-from diptych.retrieval._embedding import SEARCHED, Embedding
-from diptych.retrieval._items import VIEWS, Item, Items, Places, View, read_items, write_items
+from diptych.retrieval._embedding import Embedding
+from diptych.retrieval._items import SEARCHED, VIEWS, Item, Places, View, read_items, write_items
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
+from diptych.retrieval.stores._memory import ItemTable, MemoryStore
 
 INDEX, FEATURES, ITEMS = "index.safetensors", "features.safetensors", "items.jsonl"
 
 
-def write_index(
-    folder: Path,
-    items: Items,
-    indexes: Mapping[Task, VectorIndex],
-    features: Mapping[View, VectorIndex],
-    learned: int,
-    model_folder: Path,
-) -> dict[str, Any]:
-    """Write what can be found; returns what the config beside it is to say."""
-    order = {view: items.keys(view) for view in VIEWS}
+def write_index(folder: Path, store: MemoryStore, model_folder: Path) -> dict[str, Any]:
+    """Write items, vectors and features; return what the config beside them is to say."""
+    table = store.table
+    order = {view: table.keys(view) for view in VIEWS}
     stored_items = [
-        item for view in VIEWS for key in order[view].tolist() if (item := items.get(key)) is not None
+        item for view in VIEWS for key in order[view].tolist() if (item := table.get(key)) is not None
     ]
     places = Places.of(stored_items, model_folder)
     stored: dict[str, Any] = {}
     for task in TASKS:
-        stored |= _rows(f"{task}.vectors", indexes[task])
-        stored[f"{task}.norms"] = _joined(indexes[task], "norms", np.float32)
+        stored |= _rows(f"{task}.vectors", store.indexes[task])
+        stored[f"{task}.norms"] = _joined(store.indexes[task], "norms", np.float32)
     write_tensors(folder / INDEX, stored, {})
-    if features:
-        kept = {name: part for v, store in features.items() for name, part in _rows(v, store).items()}
+    if store.kept:
+        kept = {name: part for v, index in store.kept.items() for name, part in _rows(v, index).items()}
         write_tensors(folder / FEATURES, kept, {})
     write_items(stored_items, folder / ITEMS, places)
     for task in TASKS:
-        graph = indexes[task].graph
-        if graph is not None and np.array_equal(graph.keys, indexes[task].keys):
+        graph = store.indexes[task].graph
+        if graph is not None and np.array_equal(graph.keys, store.indexes[task].keys):
             graph.write(folder / f"{task}.hnsw")
-    return {"learned": int(np.count_nonzero(order["text"] < learned)), "images": places.describe()}
+    return {"learned": int(np.count_nonzero(order["text"] < store.learned)), "images": places.describe()}
 
 
 def read_index(
     folder: Path, config: Mapping[str, Any], embedding: Embedding, model_folder: Path, *, mmap: bool
-) -> tuple[Items, dict[Task, VectorIndex], dict[View, VectorIndex], int]:
-    """Items, vectors, features where they were kept, and the first key that was not learned from."""
+) -> MemoryStore:
+    """Read a store without its graphs."""
     counts: dict[View, int] = {view: _count(config["items"][view]) for view in VIEWS}
-    items = Items()
     places = Places.read(config["images"], model_folder)
-    items.add(_items(read_items(folder / ITEMS, sum(counts.values()), places), counts, folder / ITEMS))
+    table = ItemTable(
+        _items(read_items(folder / ITEMS, sum(counts.values()), places), counts, folder / ITEMS)
+    )
     arrays = _arrays(folder / INDEX, mmap)
     indexes: dict[Task, VectorIndex] = {}
     for task in TASKS:
         view, shape = SEARCHED[task], (counts[SEARCHED[task]], embedding.dimension(task))
         vectors = _array(arrays, f"{task}.vectors", shape, folder / INDEX)
         norms = _array(arrays, f"{task}.norms", shape[:1], folder / INDEX)
-        indexes[task] = VectorIndex.of(vectors, norms, items.keys(view))
-    features: dict[View, VectorIndex] = {}
+        indexes[task] = VectorIndex.of(vectors, norms, table.keys(view))
+    kept: dict[View, VectorIndex] = {}
     if FEATURES in config["files"]:
-        kept = _arrays(folder / FEATURES, mmap)
+        features = _arrays(folder / FEATURES, mmap)
         for view in VIEWS:
-            rows = _array(kept, view, (counts[view], embedding.features(view)), folder / FEATURES)
-            features[view] = VectorIndex.of(rows, np.ones(len(rows), np.float32), items.keys(view))
-    # Sentences come after all pictures here; those that were learned from come first.
-    return items, indexes, features, counts["image"] + _count(config["learned"])
+            rows = _array(features, view, (counts[view], embedding.features(view)), folder / FEATURES)
+            kept[view] = VectorIndex.of(rows, np.ones(len(rows), np.float32), table.keys(view))
+    # Texts come after all images here; those that were learned from come first.
+    learned = counts["image"] + _count(config["learned"])
+    options = config["index"]["kind"], config["index"]["dtype"]
+    return MemoryStore(*options, table=table, indexes=indexes, kept=kept, learned=learned)
 
 
 def take_graph(

@@ -1,325 +1,303 @@
-"""A collection in the memory of this process."""
+"""A store in the memory of this process, or in memory-mapped files."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych._checks import TASKS, Task
-from diptych.cca import Moments
-from diptych.cca._weighting import Weighting, check_weighting
-from diptych.retrieval._embedding import SEARCHED, Embedding, Packs, embedding_of, make_packs
-from diptych.retrieval._fit import Fitted
+from diptych._checks import TASKS, Task, check_choice
 from diptych.retrieval._items import (
-    Hit,
-    Item,
-    Items,
-    Pack,
-    View,
-    Where,
-    check_where,
-    ids_in,
-    matcher,
-    unknown_key,
-    wanted,
-)
-from diptych.retrieval._model_files import write_model
-from diptych.retrieval.stores._base import (
-    BLOCK,
+    SEARCHED,
     TASK_OF,
-    Collection,
-    Encode,
-    Floats,
-    Given,
-    Keys,
-    Learn,
-    Name,
-    Rows,
-    check_k,
+    VIEWS,
+    Filter,
+    Item,
+    View,
+    check_metadata_keys,
+    check_unique,
+    unknown_item,
 )
-from diptych.retrieval.stores._faiss import VectorIndex
-from diptych.retrieval.stores._index_files import write_index
-from diptych.text import HKSE
+from diptych.retrieval.stores._base import Block, Contents, Floats, State, TakenError
+from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
 
-REMEMBERED = 8
-"""Filters, other weightings, and packs, that are held beside the index."""
+Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+KINDS = ("flat", "hnsw")
+
+_REMEMBERED = 8  # filters whose items are remembered
+_SAMPLE = 500  # queries by which the recall of a graph is measured
 
 
-class MemoryCollection(Collection):
-    """Items and vectors in memory, or in mapped files.
+class ItemTable:
+    """Items under integer keys that ascend with addition and are never used twice.
+
+    Attributes
+    ----------
+    next_key
+        The key that the next item gets.
+    changes
+        Grows with every addition and removal, once the vectors have changed too.
+    removed
+        Keys and ids of removed items, until the items are saved without them.
+    """
+
+    def __init__(self, items: Sequence[Item] = ()) -> None:
+        self._items: dict[int, Item] = {}
+        self._keys: dict[str, int] = {}
+        self._captions: dict[str, list[int]] = {}
+        self.next_key = self.changes = 0
+        self.removed: list[tuple[int, str]] = []
+        self.add(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[tuple[int, Item]]:
+        while True:
+            # Making the list may let another thread run that changes the items.
+            with suppress(RuntimeError):
+                return iter(list(self._items.items()))
+
+    def get(self, key: int) -> Item | None:
+        """Return the item under a key; None if it was removed."""
+        return self._items.get(key)
+
+    def key(self, item_id: object) -> int | None:
+        """Return the key of an id; None if no item has it."""
+        return self._keys.get(item_id) if isinstance(item_id, str) else None
+
+    def keys(self, view: View) -> Keys:
+        """Return the keys of a view, ascending."""
+        return np.array([key for key, item in self if item.view == view], np.int64)
+
+    def with_ids(self, ids: Iterable[str]) -> list[tuple[int, Item]]:
+        """Return keys and items of those ids that are stored, in order of addition."""
+        keys = sorted({key for item_id in ids if (key := self.key(item_id)) is not None})
+        return [(key, item) for key in keys if (item := self._items.get(key)) is not None]
+
+    def caption_keys(self, image_id: str) -> list[int]:
+        """Return the keys of the captions of an image."""
+        return list(self._captions.get(image_id, ()))
+
+    def check_new(self, items: Sequence[Item]) -> None:
+        """Refuse ids that are stored already, or given twice."""
+        check_unique(items)
+        for item in items:
+            if item.id in self._keys:
+                raise TakenError(item.id)
+
+    def add(self, items: Sequence[Item]) -> Keys:
+        """Add items and return their keys, ascending."""
+        self.check_new(items)
+        keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
+        for key, item in zip(keys.tolist(), items, strict=True):
+            self._items[key], self._keys[item.id] = item, key
+            if item.image is not None:
+                self._captions.setdefault(item.image, []).append(key)
+        self.next_key += len(items)
+        return keys
+
+    def remove(self, keys: Iterable[int]) -> None:
+        """Remove items."""
+        for key in keys:
+            item = self._items.pop(key)
+            del self._keys[item.id]
+            self.removed.append((key, item.id))
+            if item.image is not None:
+                own = self._captions[item.image]
+                own.remove(key)
+                if not own:
+                    del self._captions[item.image]
+
+
+class MemoryStore:
+    """Items in a table, vectors in FAISS.
 
     Parameters
     ----------
-    fitted
-        The model.
-    items
-        What there is.
+    kind
+        ``"flat"``: exact search. ``"hnsw"``: search through a graph, fast and approximate.
+    dtype
+        Of the vectors: ``"float32"`` or ``"float16"``.
+    table
+        The items.
     indexes
-        Its vectors: pictures under ``"search"``, sentences under ``"annotate"``.
-    features
-        Features of both views by key, where they are kept.
+        The vectors of each task under the items' keys; empty before the store is filled.
+    kept
+        The features of each view under the items' keys; empty if they are not kept.
     learned
         Items with smaller keys were there when the model was fitted.
-    kind
-        ``"flat"`` or ``"hnsw"``.
     """
 
-    items: Items
+    address = ""
+    shared = False
 
     def __init__(
         self,
-        fitted: Fitted,
-        items: Items,
-        indexes: dict[Task, VectorIndex],
-        features: dict[View, VectorIndex],
-        learned: int,
         kind: str = "flat",
+        dtype: str = "float32",
+        *,
+        table: ItemTable | None = None,
+        indexes: Mapping[Task, VectorIndex] | None = None,
+        kept: Mapping[View, VectorIndex] | None = None,
+        learned: int = 0,
     ) -> None:
-        self._fitted, self._embedding = fitted, embedding_of(fitted.model)
-        self.items, self.indexes, self.features = items, indexes, features
-        self.learned, self._kind = learned, kind
-        self._lock = threading.RLock()
-        self._derived: dict[Any, tuple[VectorIndex, int, Any]] = {}
-
-    @classmethod
-    def of(
-        cls,
-        fitted: Fitted,
-        items: Items,
-        features: dict[View, VectorIndex],
-        of: Callable[[View, Keys], Floats],
-        dtype: str,
-        kind: str,
-    ) -> MemoryCollection:
-        """Embed all ``items``, whose features ``of`` gives, and build a graph over them if wanted."""
-        embedding = embedding_of(fitted.model)
-        keys = {view: items.keys(view) for view in TASK_OF}
-        indexes: dict[Task, VectorIndex] = {}
-        for task in TASKS:
-            own = keys[SEARCHED[task]]
-            index = indexes[task] = VectorIndex(embedding.dimension(task), dtype)
-            for start in range(0, len(own), BLOCK):
-                some = own[start : start + BLOCK]
-                index.add(some, *embedding.items(of(SEARCHED[task], some), task))
-        for task in TASKS if kind == "hnsw" else ():
-            other: View = "text" if task == "search" else "image"
-            asked = embedding.queries(of(other, keys[other][:500]), task) if len(keys[other]) else None
-            if len(indexes[task]):
-                fitted.facts.setdefault("graph_recall", {})[task] = indexes[task].build_graph(asked).recall
-        return cls(fitted, items, indexes, features, items.next_key, kind)
-
-    @property
-    def fitted(self) -> Fitted:
-        """The model."""
-        return self._fitted
-
-    @property
-    def embedding(self) -> Embedding:
-        """The model as vectors."""
-        return self._embedding
-
-    @property
-    def kind(self) -> str:
-        """``"flat"`` or ``"hnsw"``."""
-        return self._kind
+        self.kind = check_choice(kind, KINDS, "index")
+        self.dtype = check_choice(dtype, DTYPES, "dtype")
+        self.table = ItemTable() if table is None else table
+        self.indexes, self.kept, self.learned = dict(indexes or {}), dict(kept or {}), learned
+        self._writing = threading.RLock()
+        self._matches: dict[tuple[Task, str], tuple[int, Keys]] = {}
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of the items are here too."""
-        return bool(self.features)
+        """Whether the features of items are stored."""
+        return bool(self.kept)
 
-    def add(self, name: Name, rows: Rows, keep: bool) -> Given:
-        """Take in items with their features; all of them, or none."""
-        with self._lock:
-            new = name(self.items.unused_names())
-            self.items.check_new([item for own in new.values() for item in own])
-            for view, own in new.items():
-                task = TASK_OF[view]
-                vectors = self.embedding.items(rows[view], task)
-                # A name before a vector, so that no search finds an item without one.
-                keys = self.items.add(own)
-                if keep and view in self.features:
-                    self.features[view].add(keys, rows[view])
-                self.indexes[task].add(keys, *vectors)
-        return new
+    def state(self) -> State:
+        """Return the current state; the version is always empty."""
+        return State("", self.table.changes, self.table.next_key)
 
-    def remove(self, ids: Iterable[str]) -> int:
-        """Take items out, and with a picture its captions; returns how many went."""
-        with self._lock:
-            keys: set[int] = set()
-            for item_id in ids:
-                keys |= {self.items.key(item_id), *self.items.caption_keys(item_id)}
-            gone = np.array(sorted(keys), np.int64)
-            for store in (*self.indexes.values(), *self.features.values()):
-                store.remove(gone)
-            self.items.remove(gone.tolist())
-        return len(gone)
-
-    def take_changes(self, other: MemoryCollection, first_key: int, encode: Encode, keep: bool) -> None:
-        """Remove and add what ``other`` did since its items got keys from ``first_key`` on."""
-        gone = [item_id for key, item_id in other.items.removed if key < first_key]
-        self.remove(dict.fromkeys(item_id for item_id in gone if item_id in self.items))
-        new: dict[View, list[Item]] = {}
-        rows: dict[View, Floats] = {}
-        for view in TASK_OF:
-            keys = other.items.keys(view)
-            keys = keys[keys >= first_key]
-            if len(keys):
-                new[view] = [item for key in keys.tolist() if (item := other.items.get(key)) is not None]
-                rows[view] = other.features_of(view, keys, encode)
-        self.add(lambda unused: new, rows, keep)
-
-    def found(
-        self, task: Task, queries: Floats, k: int, where: Where | None, weighting: Weighting | None = None
-    ) -> list[list[Hit]]:
-        """The best items of a task for each row of features."""
-        embedding, index = self.embedding, self.indexes[task]
-        if weighting is not None:
-            check_weighting(weighting)
-            if weighting != embedding.weighting:
-                embedding, index = self._remembered(
-                    (task, weighting), index, lambda: self._reweighted(task, weighting)
-                )
-        vectors, allowed = embedding.queries(queries, task), self._allowed(SEARCHED[task], where)
-        return self._hits(task, embedding, index, vectors, k, allowed)
-
-    def similar(self, view: View, features: Floats, k: int, where: Where | None) -> list[list[Hit]]:
-        """Items of a view like others of it, in the canonical space."""
-        task = TASK_OF[view]
-        vectors = self.embedding.as_queries(self.embedding.items(features, task)[0])
-        return self._hits(task, self.embedding, self.indexes[task], vectors, k, self._allowed(view, where))
-
-    def packs(self, queries: Floats, k: int) -> list[list[Pack]]:
-        """Pictures by all of their captions together, for each row of features."""
-        check_k(k)
-        packs: Packs = self._remembered("packs", self.indexes["annotate"], self._packed)
-        vectors = self.embedding.queries(queries, "annotate")
-        inner, rows = packs.index.search(vectors, min(k, len(packs.images)))
-        scores = self.embedding.scores(inner, vectors)
-        found = [
-            [self._pack(packs.images[r], s, vectors[q]) for r, s in zip(*pair, strict=True) if r >= 0]
-            for q, pair in enumerate(zip(rows.tolist(), scores.tolist(), strict=True))
-        ]
-        # Captions may have been removed since the packs were made.
-        return [[pack for pack in own if pack.captions] for own in found]
-
-    def kept_features(self, view: View, ids: list[str]) -> Floats | None:
-        """Features of items as they were kept, in the order of ``ids``; None if one of them is gone."""
-        keys = np.array([self.items.key(item_id) for item_id in ids], np.int64)
-        ascending, place = np.unique(keys, return_inverse=True)
-        rows = np.asarray(self.features[view].vectors_of(ascending).vectors, np.float32)
-        return rows[place] if len(rows) == len(ascending) else None
-
-    def features_of(self, view: View, keys: Keys, encode: Encode) -> Floats:
-        """Features of items: those that were kept, or made anew. ``keys`` ascend."""
-        if view in self.features:
-            return np.asarray(self.features[view].vectors_of(keys).vectors, np.float32)
-        return encode(view, [item for key in keys.tolist() if (item := self.items.get(key))])
-
-    def new_pairs(self) -> list[tuple[int, int]]:
-        """Keys of pictures and sentences that were added as pairs since the model was fitted."""
-        return [
-            (self.items.key(item.image), key)
-            for key, item in self.items
-            if key >= self.learned and item.image is not None and item.image in self.items
-        ]
-
-    def training_moments(self) -> Moments | None:
-        """Moments of the pairs that the model was fitted on."""
-        return self.fitted.moments
-
-    def refitted(self, learn: Learn, encode: Encode) -> MemoryCollection:
-        """The same items under another model."""
-        fitted = learn(self)
-
-        def of(view: View, keys: Keys) -> Floats:
-            return self.features_of(view, keys, encode)
-
-        dtype = str(self.indexes["search"].dtype)
-        return MemoryCollection.of(fitted, self.items, self.features, of, dtype, self._kind)
-
-    def write(self, folder: Path, hkse: HKSE | None, model_folder: Path, same: Path | None) -> dict[str, Any]:
-        """Write everything; returns what the config is to say."""
-        said = write_model(folder, self.fitted, self.fitted.moments, hkse, same)
-        return said | write_index(folder, self.items, self.indexes, self.features, self.learned, model_folder)
-
-    def _hits(
-        self,
-        task: Task,
-        embedding: Embedding,
-        index: VectorIndex,
-        vectors: Floats,
-        k: int,
-        allowed: Keys | None,
-    ) -> list[list[Hit]]:
-        check_k(k)
+    def search(
+        self, task: Task, queries: Floats, k: int, where: Filter | None, version: str = ""
+    ) -> list[list[tuple[Item, float]]]:
+        """Return the k items with the largest inner products for each query, largest first."""
+        index = self.indexes[task]
+        allowed = None if where is None else self._allowed(task, where)
         while True:
-            inner, keys = index.search(vectors, min(int(k), max(1, len(index))), allowed=allowed)
-            items = {key: self.items.get(key) for key in np.unique(keys[keys >= 0]).tolist()}
+            scores, keys = index.search(queries, min(int(k), max(1, len(index))), allowed=allowed)
+            items = {key: self.table.get(key) for key in np.unique(keys[keys >= 0]).tolist()}
             if None not in items.values():
                 break
-            # An item was removed between being found and being named: the search goes on among the others.
-            present = self.items.keys(SEARCHED[task])
+            # An item was removed after its vector matched: search again among the items that are left.
+            present = self.table.keys(SEARCHED[task])
             allowed = present if allowed is None else np.intersect1d(allowed, present, assume_unique=True)
-        scores = embedding.scores(inner, vectors)
         return [
-            [Hit(item, score) for key, score in zip(*pair, strict=True) if (item := items.get(key))]
+            [(item, score) for key, score in zip(*pair, strict=True) if (item := items.get(key)) is not None]
             for pair in zip(keys.tolist(), scores.tolist(), strict=True)
         ]
 
-    def _allowed(self, view: View, where: Where | None) -> Keys | None:
-        if where is None:
-            return None
-        check_where(where)
-        if isinstance(where, Mapping):
-            if len(self.items):
-                for key in wanted(where):
-                    if not self.items.has_metadata(key):
-                        raise unknown_key(key, self.items.metadata_keys())
-            # Looking at every item takes longer than a search, and the same filter is often asked again.
-            fits, name = matcher(where), (view, json.dumps(wanted(where), sort_keys=True))
-            found: Keys = self._remembered(
-                name, self.indexes[TASK_OF[view]], lambda: self._fitting(view, fits)
-            )
-            return found
-        if callable(where):
-            return self._fitting(view, where)
-        keys = [key for key in map(self.items.key, ids_in(where)) if self.items.is_of(key, view)]
-        return np.unique(np.array(keys, np.int64))
+    def add(self, blocks: Sequence[Block], version: str = "") -> None:
+        """Add items, all of them or none; an id that is in the store is a ``TakenError``."""
+        with self._writing:
+            self.table.check_new([item for block in blocks for item in block.items])
+            for block in blocks:
+                # The item before its vector, so that no search meets a vector without its item.
+                keys = self.table.add(block.items)
+                if block.features is not None and block.view in self.kept:
+                    self.kept[block.view].add(keys, block.features)
+                self.indexes[TASK_OF[block.view]].add(keys, block.vectors, block.norms)
+            self.table.changes += 1
 
-    def _fitting(self, view: View, fits: Callable[[Item], bool]) -> Keys:
-        keys = [key for key, item in self.items if item.view == view and fits(item)]
-        return np.unique(np.array(keys, np.int64))
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items, and with an image its captions; return how many."""
+        with self._writing:
+            keys: set[int] = set()
+            for item_id in ids:
+                key = self.table.key(item_id)
+                if key is None:
+                    raise unknown_item(item_id)
+                keys |= {key, *self.table.caption_keys(item_id)}
+            removed = np.array(sorted(keys), np.int64)
+            for index in (*self.indexes.values(), *self.kept.values()):
+                index.remove(removed)
+            self.table.remove(removed.tolist())
+            self.table.changes += 1
+        return len(removed)
 
-    def _reweighted(self, task: Task, weighting: Weighting) -> tuple[Embedding, VectorIndex]:
-        """The items of a task under another weighting of the same model."""
-        other = self.embedding.under(weighting)
-        index = VectorIndex(self.indexes[task].dimension)
+    def items(
+        self,
+        view: View | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        image: str | None = None,
+        new: bool = False,
+    ) -> Iterator[Item]:
+        """Iterate over items in order of addition: of a view, with these ids, of an image, or new ones."""
+        pairs: Iterable[tuple[int, Item | None]] = self.table if ids is None else self.table.with_ids(ids)
+        if image is not None:
+            pairs = [(key, self.table.get(key)) for key in self.table.caption_keys(image)]
+        for key, item in pairs:
+            if item is not None and view in (None, item.view) and (not new or key >= self.learned):
+                yield item
+
+    def count(self, view: View | None = None) -> int:
+        """Return the number of items, of one view or of both."""
+        return len(self.table) if view is None else len(self.indexes[TASK_OF[view]])
+
+    def vectors(self, task: Task, version: str = "") -> Iterator[Block]:
+        """Iterate over all items of a task with their vectors, in order of addition."""
         for chunk in self.indexes[task].chunks():
-            index.add(chunk.keys, other.reweighted(chunk.vectors, chunk.norms, task, self.embedding))
-        return other, index
+            items = [self.table.get(key) for key in chunk.keys.tolist()]
+            present = [item for item in items if item is not None]
+            if len(present) < len(items):
+                chunk = chunk.at(np.array([item is not None for item in items]))
+            yield Block(SEARCHED[task], present, chunk.vectors, chunk.norms)
 
-    def _packed(self) -> Packs:
-        index = self.indexes["annotate"]
-        owner = {key: item.image for key, item in self.items if item.image is not None}
-        return make_packs(owner, self.embedding, index.chunks(), index.dimension)
+    def features(self, view: View, ids: Sequence[str]) -> Floats | None:
+        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
+        keys = [self.table.key(item_id) for item_id in ids]
+        if view not in self.kept or None in keys:
+            return None
+        ascending, places = np.unique(np.array(keys, np.int64), return_inverse=True)
+        rows = np.asarray(self.kept[view].vectors_of(ascending).vectors, np.float32)
+        return rows[places] if len(rows) == len(ascending) else None
 
-    def _pack(self, image: str, score: float, vector: Floats) -> Pack:
-        own, index = np.array(self.items.caption_keys(image), np.int64), self.indexes["annotate"]
-        hits = self._hits("annotate", self.embedding, index, vector[None, :], max(1, len(own)), own)
-        return Pack(image, score, hits[0])
+    def read_model(self, folder: Path, names: Sequence[str]) -> str:
+        """Write nothing: a store in memory keeps no files."""
+        return ""
 
-    def _remembered(self, name: Any, index: VectorIndex, make: Callable[[], Any]) -> Any:
-        """What was derived from the items of an index; made again when they change."""
-        with self._lock:
-            held = self._derived.get(name)
-            if held is None or held[1] != index.version:
-                held = self._derived[name] = (index, index.version, make())
-                if len(self._derived) > REMEMBERED:
-                    del self._derived[next(iter(self._derived))]
-            return held[2]
+    def replace(self, make: Callable[[], Contents], version: str | None = None) -> MemoryStore:
+        """Return a store of a model and all vectors; with ``version``, of the items that are here."""
+        contents, refit = make(), version is not None
+        kept = self.kept if refit else {}
+        if contents.keep_features and not refit:
+            kept = {view: VectorIndex(contents.widths[view]) for view in VIEWS}
+        table = self.table if refit else ItemTable()
+        indexes = {task: VectorIndex(contents.dimensions[task], self.dtype) for task in TASKS}
+        for block in contents.blocks:
+            if refit:
+                keys = np.array([table.key(item.id) for item in block.items], np.int64)
+            else:
+                keys = table.add(block.items)
+                if block.view in kept and block.features is not None:
+                    kept[block.view].add(keys, block.features)
+            indexes[TASK_OF[block.view]].add(keys, block.vectors, block.norms)
+        for task, index in indexes.items():
+            if self.kind == "hnsw" and len(index):
+                contents.report_recall(task, index.build_graph(contents.sample_queries(task, _SAMPLE)).recall)
+        return MemoryStore(
+            self.kind, self.dtype, table=table, indexes=indexes, kept=kept, learned=table.next_key
+        )
+
+    def changes_since(self, first_key: int) -> tuple[list[str], list[Item]]:
+        """Return the ids removed and the items added since the next key was ``first_key``."""
+        removed = [item_id for key, item_id in self.table.removed if key < first_key]
+        return removed, [item for key, item in self.table if key >= first_key]
+
+    def _allowed(self, task: Task, where: Filter) -> Keys:
+        """Return the keys of items that pass a filter, ascending."""
+        if where.ids is not None:
+            return self._matching(task, where, self.table.with_ids(where.ids))
+        # Looking at every item takes longer than a search, and the same filter is often used again.
+        name, changes = (task, json.dumps(where.metadata, sort_keys=True)), self.table.changes
+        with self._writing:
+            cached = self._matches.get(name)
+            if cached is None or cached[0] != changes:
+                cached = self._matches[name] = changes, self._matching(task, where, self.table)
+                if len(self._matches) > _REMEMBERED:
+                    del self._matches[next(iter(self._matches))]
+            return cached[1]
+
+    def _matching(self, task: Task, where: Filter, pairs: Iterable[tuple[int, Item]]) -> Keys:
+        view = SEARCHED[task]
+        keys = [key for key, item in pairs if item.view == view and where.matches(item)]
+        if not keys and where.metadata and len(self.table):
+            check_metadata_keys(where, (key for _, item in self.table for key in item.metadata))
+        return np.array(keys, np.int64)

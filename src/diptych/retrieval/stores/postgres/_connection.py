@@ -1,56 +1,49 @@
-"""Where a database is, and how it is to be used: all of it in one address, the secret part kept apart.
-
-Connections that are made again when they break, and errors in one sentence.
-"""
+"""The address of a database, and connections to it that are made again when they are lost."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import psycopg
 from pgvector.psycopg import register_vector
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+from psycopg_pool import ConnectionPool
 
 from diptych._checks import InputError
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 
 KINDS = ("exact", "hnsw")
 
-_SAVED = (
-    "user",
-    "host",
-    "port",
-    "dbname",
-    "sslmode",
-)  # what a folder may say: nothing secret, no file's name
+# The parts of an address that a model folder may contain: nothing secret, and no names of local files.
+_SAVED = ("user", "host", "port", "dbname", "sslmode")
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
 
 
-def _schema(value: str) -> str:
+def _read_schema(value: str) -> str:
     if not _SCHEMA.fullmatch(value):
         raise ValueError("letters, digits and underscores, 63 at most")
     return value
 
 
-def _kind(value: str) -> str:
+def _read_kind(value: str) -> str:
     if value not in KINDS:
         raise ValueError("exact or hnsw")
     return value
 
 
-def _number(low: float, high: float) -> Callable[[str], int]:
+def _whole_number(low: float, high: float) -> Callable[[str], int]:
     def read(value: str) -> int:
         if not value.isascii() or not value.isdigit() or not low <= int(value) <= high:
             raise ValueError(f"a whole number from {low:.0f} to {high:.0f}")
@@ -61,30 +54,30 @@ def _number(low: float, high: float) -> Callable[[str], int]:
 
 @dataclass(frozen=True)
 class Address:
-    """An address, read.
+    """Where a database is and how it is used.
 
     Attributes
     ----------
     server
-        What the driver is told; a password may be part of it, so it is never shown.
+        Parameters for the driver. They may include a password, so they are never shown.
     schema
-        The tables' schema.
+        Schema of the tables.
     index
-        ``"exact"`` or ``"hnsw"``, of what is loaded from here; None: as it was, or exact.
+        ``"exact"`` or ``"hnsw"`` for models stored through this address; None: as before, or exact.
     ef_search
-        Candidates that a search through a graph keeps in hand.
+        Candidates that a search in an HNSW graph keeps.
     m, ef_construction
-        Links of each vector in a graph, and candidates while it is built.
+        Links per vector in a graph, and candidates while it is built.
     retry_seconds
-        How long a lost connection is looked for.
+        How long to try to reconnect after a connection was lost.
     connections
-        At most so many at once.
+        Largest number of connections of one process.
     max_item
-        Characters of one item; longer ones are refused.
+        Largest number of characters of an item that is stored.
     max_model
-        Bytes of a model that are read from the database.
+        Largest number of bytes of a model that is read.
     max_memory
-        Bytes of vectors that are read for packs, or for another weighting.
+        Largest number of bytes of vectors that are read at once, for packs and other weightings.
     """
 
     server: Mapping[str, Any] = field(repr=False)
@@ -101,7 +94,7 @@ class Address:
 
     @classmethod
     def parse(cls, address: str) -> Address:
-        """Read an address; what cannot be read is not said again, since it may hold a password."""
+        """Parse an address; errors do not repeat it, since it may contain a password."""
         head, _, query = address.partition("?")
         settings: dict[str, Any] = {}
         rest = []
@@ -118,25 +111,25 @@ class Address:
             server = conninfo_to_dict("?".join([head, "&".join(rest)]) if rest else head)
         except psycopg.Error:
             raise InputError(
-                "the address of the database cannot be read; give postgresql://user@host:port/database, "
-                "special characters as % and two digits, and only settings that PostgreSQL or diptych knows."
+                "the address of the database is not valid; use postgresql://user@host:port/database, with "
+                "special characters percent-encoded and only settings of PostgreSQL or diptych."
             ) from None
         return cls(server, **settings)
 
     @classmethod
-    def saved(cls, address: Any) -> Address:
-        """Read what a model's folder says: a place, and nothing that would open files of this machine."""
-        found = cls.parse(address) if isinstance(address, str) else None
-        if found is None or not set(found.server) <= set(_SAVED):
+    def parse_saved(cls, address: Any) -> Address:
+        """Parse the address in a model folder, which must not make the driver open local files."""
+        parsed = cls.parse(address) if isinstance(address, str) else None
+        if parsed is None or not set(parsed.server) <= set(_SAVED):
             raise InputError(
-                "the model's folder holds an address that diptych never writes; give the database's with "
-                "index=."
+                "the model folder contains an address that diptych does not write; pass the address of the "
+                "database as index=."
             )
-        return found
+        return parsed
 
     @property
     def public(self) -> str:
-        """The address without its secrets."""
+        """The address without secrets."""
         server = {name: str(self.server[name]) for name in _SAVED if self.server.get(name) is not None}
         user, host, name = server.pop("user", ""), server.pop("host", ""), server.pop("dbname", "")
         port = server.pop("port", "")
@@ -151,25 +144,26 @@ class Address:
         query = f"?{urlencode(server, quote_via=quote)}" if server else ""
         return f"postgresql://{place}/{quote(name, safe='')}{query}"
 
-    def without_secrets(self, text: str) -> str:
-        """``text``, on one line, with no password in it."""
+    def describe_error(self, error: psycopg.Error) -> str:
+        """Return the message of an error on one line, without passwords and the final full stop."""
+        message = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
         for name in ("password", "sslpassword"):
             if secret := self.server.get(name):
-                text = text.replace(str(secret), "…")
-        return " ".join(text.split())
+                message = message.replace(str(secret), "…")
+        return " ".join(message.split()).rstrip(".")
 
 
 _SETTINGS: dict[str, Callable[[str], Any]] = {
-    "schema": _schema,
-    "index": _kind,
-    "ef_search": _number(1, 1000),
-    "m": _number(2, 100),
-    "ef_construction": _number(4, 1000),
-    "retry_seconds": _number(0, 86_400),
-    "connections": _number(1, 1000),
-    "max_item": _number(64, 2**28),
-    "max_model": _number(1, 2**50),
-    "max_memory": _number(1, 2**50),
+    "schema": _read_schema,
+    "index": _read_kind,
+    "ef_search": _whole_number(1, 1000),
+    "m": _whole_number(2, 100),
+    "ef_construction": _whole_number(4, 1000),
+    "retry_seconds": _whole_number(0, 86_400),
+    "connections": _whole_number(1, 1000),
+    "max_item": _whole_number(64, 2**28),
+    "max_model": _whole_number(1, 2**50),
+    "max_memory": _whole_number(1, 2**50),
 }
 
 
@@ -177,151 +171,162 @@ Connection: TypeAlias = psycopg.Connection[Any]
 
 T = TypeVar("T")
 
-OLDEST = (0, 8)
-"""The first version of pgvector whose graphs go on until a filter is satisfied."""
+OLDEST_PGVECTOR = (0, 8)
+"""The first version of pgvector that searches a graph further until enough items pass a filter."""
 
 _LONGEST_PAUSE = 1.0
 
+# Errors are raised in the caller; without a handler, Python would also print the driver's warnings.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
-class LostError(Exception):
-    """The server is not there, or not any more."""
+
+class _LostError(Exception):
+    """The server cannot be reached, or a connection to it was lost."""
 
 
 class Connections:
-    """A few connections to one server, for any number of threads.
+    """A pool of connections to one server, which runs actions again whose connection was lost.
+
+    The pool reports neither why nor when connecting fails, and pauses ever longer between its attempts. So
+    the first connection, and the first after a loss, is made here; then a new pool replaces the old one.
 
     Parameters
     ----------
     address
-        Where, and how many.
+        The server, and the largest number of connections.
     prepare
-        Called with the first connection that is made.
+        Called once, with the first connection.
     """
 
     def __init__(self, address: Address, prepare: Callable[[Connection], None]) -> None:
         self.address, self._prepare = address, prepare
-        self._places = threading.BoundedSemaphore(address.connections)
-        self._idle: list[Connection] = []
-        self._held, self._lock = threading.local(), threading.Lock()
-        weakref.finalize(self, _close, self._idle, os.getpid())
-        self._prepared, self._process = False, os.getpid()
+        self._prepared, self._lock, self._local = False, threading.Lock(), threading.local()
+        self._pools: dict[int, ConnectionPool[Connection]] = {}  # by process: a fork cannot use its parent's
+        self._name = f"the database {address.public}"
+        self._settings = {
+            "connect_timeout": 10,
+            "application_name": "diptych",
+            **address.server,
+            "autocommit": True,
+        }
+        weakref.finalize(self, _close, self._pools)
 
-    def run(self, action: Callable[[Connection], T], *, hold: bool = False) -> T:
-        """Do something with a connection; all of it again, with another, if that is lost on the way.
+    def run(self, action: Callable[[Connection], T], *, share: bool = False) -> T:
+        """Call ``action`` with a connection, and again with another one if the connection is lost.
 
-        What is run within an action that is to ``hold`` its connection shares it.
+        With ``share``, nested calls of ``run`` in the same thread use the same connection.
         """
-        held: Connection | None = getattr(self._held, "connection", None)
-        if held is not None:
-            return action(held)
-        until, pause = 0.0, 0.05
+        shared: Connection | None = getattr(self._local, "connection", None)
+        if shared is not None:
+            return action(shared)
+        deadline, pause = 0.0, 0.05
         while True:
             try:
-                with self._taken() as connection:
-                    self._held.connection = connection if hold else None
-                    try:
-                        return action(connection)
-                    finally:
-                        self._held.connection = None
-            except LostError as lost:
-                if not self._prepared:  # it was never there
+                return self._attempt(action, share)
+            except _LostError as lost:
+                if not self._prepared:
                     raise UnavailableError(f"cannot reach {self._name}: {lost}.") from None
-                until = until or time.monotonic() + self.address.retry_seconds
-                if time.monotonic() + pause > until:
+                deadline = deadline or time.monotonic() + self.address.retry_seconds
+                if time.monotonic() + pause > deadline:
                     raise UnavailableError(
-                        f"the connection to {self._name} was lost and not found again within "
+                        f"the connection to {self._name} was lost and could not be restored within "
                         f"{self.address.retry_seconds} s: {lost}."
                     ) from None
-                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311, so that not all come back at once
+                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311, so that clients do not return at once
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except psycopg.Error as error:
-                raise RefusedError(f"{self._name} refused: {self._said(error)}.") from None
+                message = self.address.describe_error(error)
+                raise RefusedError(f"{self._name} refused: {message}.") from None
 
-    def close(self) -> None:
-        """Let go of the connections that nobody uses."""
-        with self._lock:
-            idle = self._idle[:]
-            self._idle.clear()
-        _close(idle, os.getpid())
-
-    @property
-    def _name(self) -> str:
-        return f"the database {self.address.public}"
-
-    def _said(self, error: psycopg.Error) -> str:
-        said = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
-        return self.address.without_secrets(said).rstrip(".")
-
-    @contextmanager
-    def _taken(self) -> Iterator[Connection]:
-        with self._places:
-            connection = self._take() or self._connected()
-            try:
-                yield connection
-            except psycopg.Error as error:
-                if connection.closed:
-                    self.close()  # the others broke with it
-                    raise LostError(self._said(error)) from None
-                raise
-            finally:
-                if connection.closed or connection.info.transaction_status != TransactionStatus.IDLE:
-                    connection.close()
-                else:
-                    with self._lock:
-                        self._idle.append(connection)
-
-    def _take(self) -> Connection | None:
-        with self._lock:
-            if self._process != os.getpid():
-                self._idle.clear()  # those are its parent's, which goes on with them
-                self._process = os.getpid()
-            return self._idle.pop() if self._idle else None
-
-    def _connected(self) -> Connection:
-        settings = {"connect_timeout": 10, "application_name": "diptych", **self.address.server}
+    def _attempt(self, action: Callable[[Connection], T], share: bool) -> T:
+        pool = self._open_pool()
+        connection: Connection | None = None
         try:
-            connection = psycopg.connect(**settings, autocommit=True)
+            with pool.connection(threading.TIMEOUT_MAX) as connection:
+                self._local.connection = connection if share else None
+                return action(connection)
         except psycopg.Error as error:
-            raise LostError(self._said(error)) from None
-        try:
-            if not self._prepared:
-                self._prepare(connection)
-            _settle(connection, self.address)
-        except BaseException as error:
-            lost = isinstance(error, psycopg.Error) and connection.closed
-            connection.close()
-            if lost:
-                raise LostError("the server went away") from None
+            if connection is None or connection.closed:
+                pool.close(0)  # its other connections are lost, too
+                raise _LostError(self.address.describe_error(error)) from None
             raise
-        self._prepared = True
-        return connection
+        finally:
+            self._local.connection = None
+
+    def _open_pool(self) -> ConnectionPool[Connection]:
+        process = os.getpid()
+        pool = self._pools.get(process)
+        if pool is not None and not pool.closed:
+            return pool
+        try:
+            connection = psycopg.connect(**self._settings)
+        except psycopg.Error as error:
+            raise _LostError(self.address.describe_error(error)) from None
+        with connection:
+            try:
+                if not self._prepared:
+                    self._prepare(connection)
+                check_pgvector(connection, self.address)
+            except psycopg.Error:
+                if connection.closed:
+                    raise _LostError("the server closed the connection") from None
+                raise
+        with self._lock:
+            self._prepared, pool = True, self._pools.get(process)
+            if pool is None or pool.closed:
+                pool = self._pools[process] = ConnectionPool(
+                    kwargs=self._settings,
+                    configure=partial(_configure, ef_search=self.address.ef_search),
+                    min_size=0,
+                    max_size=self.address.connections,
+                    num_workers=1,
+                    reconnect_timeout=0,
+                    reconnect_failed=_close_soon,
+                    open=True,
+                )
+        return pool
 
 
-def _close(connections: list[Connection], process: int) -> None:
-    while connections and process == os.getpid():
-        connections.pop().close()
+def _close(pools: dict[int, ConnectionPool[Connection]]) -> None:
+    if (pool := pools.get(os.getpid())) is not None:
+        pool.close(0)
 
 
-def _settle(connection: Connection, address: Address) -> None:
-    """Make a new connection ready for vectors, searches and durable writes."""
-    found = connection.execute(
+def _close_soon(pool: ConnectionPool[Connection]) -> None:
+    """Close a pool from one of its own threads, which it cannot wait for; waiting callers get an error."""
+    threading.Thread(target=pool.close, args=(0,), daemon=True).start()
+
+
+def _find_pgvector(connection: Connection) -> tuple[str, str] | None:
+    statement = (
         "SELECT extversion, nspname FROM pg_extension JOIN pg_namespace ON extnamespace = pg_namespace.oid "
         "WHERE extname = 'vector'"
-    ).fetchone()
-    if found is None or tuple(int(part) for part in found[0].split(".")[:2]) < OLDEST:
-        there = "no pgvector" if found is None else f"pgvector {found[0]}"
+    )
+    return connection.execute(statement).fetchone()
+
+
+def check_pgvector(connection: Connection, address: Address) -> None:
+    """Refuse a database whose pgvector is missing or too old."""
+    extension = _find_pgvector(connection)
+    if extension is None or tuple(map(int, extension[0].split(".")[:2])) < OLDEST_PGVECTOR:
+        version = "no pgvector" if extension is None else f"pgvector {extension[0]}"
         raise InputError(
-            f"the database {address.public} has {there}; install {'.'.join(map(str, OLDEST))} or newer, "
-            "and run CREATE EXTENSION vector, or ALTER EXTENSION vector UPDATE."
+            f"the database {address.public} has {version}; install {'.'.join(map(str, OLDEST_PGVECTOR))} or "
+            "newer, then run CREATE EXTENSION vector, or ALTER EXTENSION vector UPDATE."
         )
+
+
+def _configure(connection: Connection, ef_search: int) -> None:
+    """Prepare a new connection for vectors, searches and durable writes."""
+    extension = _find_pgvector(connection)
     connection.execute(
-        # Compiling a plan takes longer than most searches; a plan made for other values of a filter, too.
+        # Compiling a plan, or using one made for other values of a filter, takes longer than most searches.
         "SELECT set_config('search_path', %s, false), set_config('jit', 'off', false), "
         "set_config('plan_cache_mode', 'force_custom_plan', false), "
         "set_config('hnsw.ef_search', %s, false), set_config('hnsw.iterative_scan', 'strict_order', false), "
-        # What is acknowledged is on the disk, whatever the server's own setting.
+        # A confirmed write is on the disk, whatever the server's own setting.
         "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
         "ELSE current_setting('synchronous_commit') END, false)",
-        (f'"{found[1]}"', str(address.ef_search)),
+        (f'"{extension[1] if extension else "public"}"', str(ef_search)),
     )
     register_vector(connection)

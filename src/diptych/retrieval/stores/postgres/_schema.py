@@ -1,4 +1,16 @@
-"""The tables of one version: its vectors, and the items and features that it may share with others."""
+"""The tables: those that every schema has, with their migrations, and those of each model version.
+
+====================  ====================================================================================
+``schema_version``    number of the last migration
+``versions``          one row for each model version, with what its tables contain
+``files``             the files of each version's model, in pieces
+``current_version``   a single row: the version in use, the one before, and the number of changes
+``batches``           tokens of finished writes, so that none is repeated
+``items_N``           the items that were loaded with version N; refits of N share them
+``image_features_N``  their features, and ``text_features_N``
+``search_N``          vectors of the images for version N, and ``annotate_N`` of the texts
+====================  ====================================================================================
+"""
 
 from __future__ import annotations
 
@@ -6,28 +18,143 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from psycopg import sql
+from psycopg.errors import InsufficientPrivilege, UndefinedFile
 
 from diptych._checks import TASKS, InputError, Task
 from diptych.retrieval._items import VIEWS, View
-from diptych.retrieval.stores.postgres._connection import Connection
+from diptych.retrieval.stores.postgres._connection import Address, Connection
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE {schema}.versions (
+            id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            items bigint,
+            dtype text NOT NULL,
+            graph boolean NOT NULL,
+            keeps_features boolean NOT NULL,
+            search_dimension integer NOT NULL,
+            annotate_dimension integer NOT NULL,
+            image_width integer NOT NULL,
+            text_width integer NOT NULL,
+            first_new_key bigint,
+            created timestamptz NOT NULL DEFAULT now())""",
+        """CREATE TABLE {schema}.files (
+            version bigint REFERENCES {schema}.versions ON DELETE CASCADE,
+            name text, number integer, content bytea NOT NULL,
+            PRIMARY KEY (version, name, number))""",
+        "ALTER TABLE {schema}.files ALTER content SET STORAGE EXTERNAL",
+        """CREATE TABLE {schema}.current_version (
+            one boolean PRIMARY KEY DEFAULT true CHECK (one),
+            version bigint REFERENCES {schema}.versions,
+            previous bigint REFERENCES {schema}.versions,
+            changes bigint NOT NULL DEFAULT 0)""",
+        "INSERT INTO {schema}.current_version DEFAULT VALUES",
+        """CREATE TABLE {schema}.batches (
+            token uuid PRIMARY KEY, done timestamptz NOT NULL DEFAULT now())""",
+        "CREATE INDEX ON {schema}.batches (done)",
+    ),
+)
+"""Statements that lead from each version of the schema to the next; released ones are never changed."""
 
 MAX_DIMENSION = 16_000
-"""Columns of pgvector's types."""
+"""Largest number of columns of pgvector's types."""
 
-MAX_GRAPH = {"vector": 2000, "halfvec": 4000}
-"""Columns over which pgvector builds a graph."""
+MAX_GRAPH_DIMENSION = {"vector": 2000, "halfvec": 4000}
+"""Largest number of columns that pgvector builds a graph over."""
+
+
+class NoModelError(InputError):
+    """There is no model in the schema of an address."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(
+            f"the database {address.public} holds no model in the schema {address.schema!r}; fit one with "
+            "this address, or name another schema with ?schema=NAME."
+        )
+
+
+def migrate(connection: Connection, address: Address, *, create: bool) -> None:
+    """Bring a schema to the latest version; a missing schema is created only with ``create``."""
+    version = _schema_version(connection, address)
+    if version == len(MIGRATIONS):
+        return
+    if version == 0 and not create:
+        raise NoModelError(address)
+    schema = sql.Identifier(address.schema)
+    try:
+        with connection.transaction():
+            lock_writes(connection, address.schema)
+            if version == 0:
+                _check_encoding(connection, address)
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+                connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
+                connection.execute(
+                    sql.SQL(
+                        "CREATE TABLE IF NOT EXISTS {}.schema_version "
+                        "(version integer PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now())"
+                    ).format(schema)
+                )
+            # Another process may have migrated before this one got the lock.
+            for number in range(_schema_version(connection, address), len(MIGRATIONS)):
+                for statement in MIGRATIONS[number]:
+                    connection.execute(sql.SQL(statement).format(schema=schema))
+                done = sql.SQL("INSERT INTO {}.schema_version (version) VALUES (%s)").format(schema)
+                connection.execute(done, [number + 1])
+    except (InsufficientPrivilege, UndefinedFile) as error:
+        raise InputError(
+            f"cannot create the tables in {address.public} ({address.describe_error(error)}); ask an "
+            "administrator to run CREATE EXTENSION vector and to allow this user to create a schema."
+        ) from None
+
+
+def lock_writes(connection: Connection, schema: str, *, session: bool = False) -> None:
+    """Wait until nobody writes to a schema, then keep others out until the transaction or session ends."""
+    function = sql.SQL("pg_advisory_lock" if session else "pg_advisory_xact_lock")
+    statement = sql.SQL("SELECT {}(hashtextextended(%s, 0))").format(function)
+    connection.execute(statement, [f"diptych writes {schema}"])
+
+
+def unlock_writes(connection: Connection, schema: str) -> None:
+    """Let others write to a schema again, after ``lock_writes`` for a session."""
+    connection.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [f"diptych writes {schema}"])
+
+
+def _schema_version(connection: Connection, address: Address) -> int:
+    exists = connection.execute(
+        "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", [address.schema]
+    ).fetchone()
+    if exists is None:
+        return 0
+    last = sql.SQL("SELECT coalesce(max(version), 0) FROM {}.schema_version")
+    row = connection.execute(last.format(sql.Identifier(address.schema))).fetchone()
+    version = int(row[0]) if row else 0
+    if version > len(MIGRATIONS):
+        raise InputError(
+            f"the schema {address.schema!r} of {address.public} has version {version}, newer than this "
+            f"library's {len(MIGRATIONS)}; install a newer version of diptych."
+        )
+    return version
+
+
+def _check_encoding(connection: Connection, address: Address) -> None:
+    row = connection.execute("SHOW server_encoding").fetchone()
+    if row is None or row[0] != "UTF8":
+        raise InputError(
+            f"the database {address.public} is encoded as {row[0] if row else '?'}; create one encoded as "
+            "UTF8, since ids and texts are Unicode."
+        )
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Names.
+    """Names of the tables of one model version.
 
     Attributes
     ----------
     schema
-        Where they are.
+        Their schema.
     version
-        Whose vectors.
+        The version of the vectors.
     generation
         The version with which the items were loaded; its refits share them.
     """
@@ -37,16 +164,16 @@ class Tables:
     generation: int
 
     def vectors(self, task: Task) -> sql.Identifier:
-        """Of a task: key, the length that a vector had, and the vector."""
+        """Return the table of a task's vectors: key, length before scaling, vector."""
         return sql.Identifier(self.schema, f"{task}_{self.version}")
 
     def features(self, view: View) -> sql.Identifier:
-        """Of a view: key, and features as float32."""
+        """Return the table of a view's features: key, float32 bytes."""
         return sql.Identifier(self.schema, f"{view}_features_{self.generation}")
 
     @property
     def items(self) -> sql.Identifier:
-        """What there is."""
+        """The table of items."""
         return sql.Identifier(self.schema, f"items_{self.generation}")
 
     @property
@@ -54,15 +181,19 @@ class Tables:
         """The sequence of the items' keys."""
         return sql.Identifier(self.schema, f"items_{self.generation}_keys")
 
-    def own(self, *, items: bool) -> Iterator[sql.Identifier]:
-        """Tables of this version alone; with its ``items`` if no other shares them."""
+    def drop(self, connection: Connection, *, items: bool) -> None:
+        """Drop those tables that exist; with ``items``, also those that refits share."""
+        for table in self._all(items=items):
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+
+    def _all(self, *, items: bool) -> Iterator[sql.Identifier]:
         yield from (self.vectors(task) for task in TASKS)
         if items:
             yield from (self.items, *(self.features(view) for view in VIEWS))
 
 
 def create_items(connection: Connection, tables: Tables) -> None:
-    """Make the tables of items and features, and the sequence of their keys."""
+    """Create the tables of items and features, and the sequence of their keys."""
     connection.execute(
         sql.SQL(
             "CREATE TABLE {} (key bigint NOT NULL, id text NOT NULL, view text NOT NULL, path text, "
@@ -75,30 +206,31 @@ def create_items(connection: Connection, tables: Tables) -> None:
         )
     )
     for view in VIEWS:
-        # Numbers do not compress: they are not tried.
         table = tables.features(view)
         connection.execute(sql.SQL("CREATE TABLE {} (key bigint NOT NULL, row bytea NOT NULL)").format(table))
+        # Features do not compress, so the server should not try.
         connection.execute(sql.SQL("ALTER TABLE {} ALTER row SET STORAGE EXTERNAL").format(table))
 
 
 def create_vectors(connection: Connection, tables: Tables, task: Task, kind: str, dimension: int) -> None:
-    """Make the table of a task's vectors, of the type ``kind``."""
+    """Create the table of a task's vectors, a column of type ``kind``."""
     if dimension > MAX_DIMENSION:
         raise InputError(
-            f"vectors of {dimension} columns are longer than pgvector's {MAX_DIMENSION}; set n_components."
+            f"vectors with {dimension} columns are too long for pgvector (at most {MAX_DIMENSION}); set "
+            "n_components."
         )
     connection.execute(
-        # Vectors stay in their rows as long as they fit into a page: fetched from elsewhere one by one,
-        # they would make an exact search several times slower.
-        sql.SQL("CREATE TABLE {} (key bigint NOT NULL, norm real NOT NULL, v {}({}) NOT NULL) ").format(
-            tables.vectors(task), sql.SQL(kind), sql.Literal(dimension)
-        )
-        + sql.SQL("WITH (toast_tuple_target = 8160)")
+        # Vectors stay in their rows as long as they fit into a page: fetching each from a separate table
+        # would make an exact search several times slower.
+        sql.SQL(
+            "CREATE TABLE {} (key bigint NOT NULL, norm real NOT NULL, v {}({}) NOT NULL) "
+            "WITH (toast_tuple_target = 8160)"
+        ).format(tables.vectors(task), sql.SQL(kind), sql.Literal(dimension))
     )
 
 
 def index_items(connection: Connection, tables: Tables) -> None:
-    """Index items and features, once they are loaded."""
+    """Index items and features, after they are loaded."""
     for statement in (
         "ALTER TABLE {} ADD PRIMARY KEY (key)",
         "ALTER TABLE {} ADD UNIQUE (id)",
@@ -112,46 +244,38 @@ def index_items(connection: Connection, tables: Tables) -> None:
 
 
 def index_vectors(connection: Connection, tables: Tables, task: Task) -> None:
-    """Index vectors by their keys, once they are loaded."""
-    table = tables.vectors(task)
-    connection.execute(sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (key)").format(table))
-    connection.execute(sql.SQL("ANALYZE {}").format(table))
+    """Index vectors by key, after they are loaded."""
+    for statement in ("ALTER TABLE {} ADD PRIMARY KEY (key)", "ANALYZE {}"):
+        connection.execute(sql.SQL(statement).format(tables.vectors(task)))
 
 
-def check_graph(kind: str, dimension: int) -> None:
+def check_graph(dimension: int) -> None:
     """Refuse vectors that are too long for a graph."""
-    if dimension > MAX_GRAPH["halfvec"]:
+    if dimension > MAX_GRAPH_DIMENSION["halfvec"]:
         raise InputError(
-            f"vectors of {dimension} columns are too long for a graph in PostgreSQL (at most "
-            f"{MAX_GRAPH['halfvec']}); set n_components, or leave out index=hnsw to search exactly."
+            f"vectors with {dimension} columns are too long for an HNSW graph in PostgreSQL (at most "
+            f"{MAX_GRAPH_DIMENSION['halfvec']}); set n_components, or leave out index=hnsw to search exactly."
         )
 
 
 def build_graph(
-    connection: Connection, tables: Tables, task: Task, kind: str, dimension: int, m: int, effort: int
+    connection: Connection, tables: Tables, task: Task, kind: str, dimension: int, address: Address
 ) -> None:
-    """Build an HNSW graph over a task's vectors; over their halves where those are too long for it."""
-    column = compared(kind, dimension, sql.Identifier("v"))
-    half = kind == "halfvec" or dimension > MAX_GRAPH["vector"]
+    """Build an HNSW graph over a task's vectors, in float16 where they are too long for float32."""
+    half = kind == "halfvec" or dimension > MAX_GRAPH_DIMENSION["vector"]
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(
             tables.vectors(task),
-            column,
+            cast_for_graph(kind, dimension, sql.Identifier("v")),
             sql.SQL("halfvec_ip_ops" if half else "vector_ip_ops"),
-            sql.Literal(m),
-            sql.Literal(max(effort, 2 * m)),
+            sql.Literal(address.m),
+            sql.Literal(max(address.ef_construction, 2 * address.m)),
         )
     )
 
 
-def compared(kind: str, dimension: int, vector: sql.Composable) -> sql.Composable:
-    """What a graph compares of a vector."""
-    if kind == "halfvec" or dimension <= MAX_GRAPH["vector"]:
+def cast_for_graph(kind: str, dimension: int, vector: sql.Composable) -> sql.Composable:
+    """Return the SQL of a vector as a graph compares it."""
+    if kind == "halfvec" or dimension <= MAX_GRAPH_DIMENSION["vector"]:
         return vector
     return sql.SQL("{}::halfvec({})").format(vector, sql.Literal(dimension))
-
-
-def drop(connection: Connection, tables: Tables, *, items: bool) -> None:
-    """Drop the tables of a version, with its items if no other shares them; those that are gone are gone."""
-    for table in tables.own(items=items):
-        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))

@@ -1,293 +1,337 @@
-"""A collection in PostgreSQL: shared by processes, searched by the server, its model replaced in one step."""
+"""The store in PostgreSQL: shared by processes, searched by the server, its model replaced in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+from uuid import uuid4
 
 import numpy as np
 from psycopg import sql
+from psycopg.errors import UndefinedTable
 
-from diptych._checks import Task
-from diptych.cca import Moments
-from diptych.cca._weighting import Weighting, check_weighting
-from diptych.retrieval._embedding import SEARCHED, Embedding, Packs
-from diptych.retrieval._fit import Fitted
-from diptych.retrieval._items import Hit, Pack, View, Where, check_where, ids_in
-from diptych.retrieval.stores._base import (
-    TASK_OF,
-    Collection,
-    Encode,
-    Floats,
-    Given,
-    Keys,
-    Learn,
-    Name,
-    Rows,
-    check_k,
-)
-from diptych.retrieval.stores.postgres._connection import Connection
-from diptych.retrieval.stores.postgres._derived import Derived, searched_here
+from diptych._checks import InputError, Task, check_choice
+from diptych.retrieval._items import SEARCHED, Filter, Item, View, check_unique
+from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State
+from diptych.retrieval.stores._faiss import DTYPES
+from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
 from diptych.retrieval.stores.postgres._items import (
-    PostgresItems,
-    allowed,
-    check_keys,
-    check_new,
+    check_filter_keys,
+    check_not_stored,
     check_storable,
-    copy_items,
     delete_items,
-    item_of,
-    items_under,
-    reserve,
-    unused_names,
+    filter_condition,
+    find_keys,
+    item_conditions,
+    make_item,
+    next_key,
+    read_page,
 )
-from diptych.retrieval.stores.postgres._loading import Plan, alone, load, stored_blocks
+from diptych.retrieval.stores.postgres._schema import NoModelError, lock_writes, migrate
 from diptych.retrieval.stores.postgres._vectors import (
-    copy_features,
-    copy_vectors,
-    delete_rows,
-    features_of,
-    inner_products,
-    searched,
+    delete_vectors,
+    read_features,
+    read_vectors,
+    search_vectors,
 )
-from diptych.retrieval.stores.postgres._versions import Follower, Version, fetch_moments
-from diptych.retrieval.stores.postgres._writing import written
-from diptych.text import HKSE
+from diptych.retrieval.stores.postgres._versions import (
+    Version,
+    count_change,
+    drop_unused,
+    exclusive,
+    insert_block,
+    load_version,
+    query_state,
+    read_files,
+    read_version,
+)
+
+T = TypeVar("T")
+
+PAGE = 2000
+"""Items read at a time."""
+
+TOKENS_KEPT = "1 day"
+"""How long the tokens of finished writes are kept: longer than any connection is retried."""
 
 
-class PostgresCollection(Collection):
-    """What a schema of a database holds.
+class PostgresStore:
+    """Items and vectors in one schema of a PostgreSQL database with pgvector.
 
-    Every question is answered within one transaction that also asks which version is current, so that
-    queries embedded by one model are never compared with vectors of another. When another process has put
-    a new version in place, the next question loads it first.
+    Every call is answered within one transaction, which also checks the model version. So a query made by one
+    model is never compared with vectors of another, and nothing is lost or half written whenever a process or
+    the server is killed.
 
     Parameters
     ----------
-    follower
-        Reads, and knows which version is current.
+    address
+        ``postgresql://user@host/database``, with settings of PostgreSQL and of ``Address``.
+    dtype
+        Of the vectors of a new fit.
+    create
+        Whether to create missing tables; without it, a schema without a model is an ``InputError``.
     """
 
     shared = True
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower, self._read, self._followed = follower, follower.read, follower.followed
-        self._connections, self._address = follower.connections, follower.address
-        self._derived = Derived(self._address)
-        self.address = self._address.public
-        self.items = PostgresItems(lambda ask: self._read(lambda c, now: ask(c, now.tables)))
-
-    @property
-    def fitted(self) -> Fitted:
-        """The model of now; its moments stay in the database."""
-        return self._read(lambda _, now: now.fitted)
-
-    @property
-    def embedding(self) -> Embedding:
-        """The model of now as vectors."""
-        return self._read(lambda _, now: now.embedding)
-
-    @property
-    def version(self) -> str:
-        """The number of the version that was seen last."""
-        return str(self._follower.seen)
-
-    @property
-    def kind(self) -> str:
-        """What it is, for people."""
-        return "postgresql, hnsw" if self._follower.version.graph else "postgresql"
+    def __init__(self, address: str, dtype: str = "float32", *, create: bool = False) -> None:
+        self._address, self._create = Address.parse(address), create
+        self._new_dtype = self.dtype = check_choice(dtype, DTYPES, "dtype")
+        self.kind, self.address = "postgresql", self._address.public
+        self._version: Version | None = None  # the one that was in use when last read
+        self._connections = Connections(self._address, partial(migrate, address=self._address, create=create))
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of the items are there too."""
-        return self._follower.version.keeps_features
+        """Whether the features of items are stored."""
+        return self._version is not None and self._version.keeps_features
 
-    def add(self, name: Name, rows: Rows, keep: bool) -> Given:
-        """Take in items with their features in one transaction; they are on the disk when it returns."""
+    def state(self) -> State:
+        """Return the current state; a store opened with ``create`` creates its tables first."""
 
-        def put(connection: Connection) -> Given:
-            now = self._followed(connection)
-            new = name(unused_names(connection, now.tables))
-            everything = [item for own in new.values() for item in own]
-            check_storable(everything, self._address.max_item)
-            check_new(connection, now.tables, everything)
-            for view, own in new.items():
-                task = TASK_OF[view]
-                embedded = now.embedding.items(rows[view], task)
-                features = np.asarray(rows[view], np.float32)
-                keys = reserve(connection, now.tables, len(own))
-                copy_items(connection, now.tables, keys, own)
-                if keep and now.keeps_features:
-                    copy_features(connection, now.tables, view, keys, features)
-                copy_vectors(connection, now.tables, task, keys, *embedded, now.dtype)
-            return new
+        def query(connection: Connection, version: Version) -> State:
+            row = query_state(connection, self._address.schema).fetchone()
+            return State(version.name, row[1] if row else 0, next_key(connection, version.tables))
 
-        return written(self._connections, put)
+        try:
+            return self._read(query)
+        except NoModelError:
+            if not self._create:
+                raise
+            return State("", 0, 0)
 
-    def remove(self, ids: Iterable[str]) -> int:
-        """Take items out in one transaction, and with a picture its captions; returns how many went."""
-        gone = list(ids)
+    def search(
+        self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
+    ) -> list[list[tuple[Item, float]]]:
+        """Return the k items with the largest inner products for each query, largest first."""
 
-        def take(connection: Connection) -> int:
-            now = self._followed(connection)
-            keys = delete_items(connection, now.tables, gone)
-            delete_rows(connection, now.tables, keys, features=now.keeps_features)
+        def query(connection: Connection, current: Version) -> list[list[tuple[Item, float]]]:
+            tables, condition = current.tables, filter_condition(connection, current.tables, where)
+            results = search_vectors(
+                connection, tables, task, queries, k, condition, current.dtype, graph=current.graph
+            )
+            if where is not None and where.metadata and not any(results):
+                check_filter_keys(connection, tables, where)
+            return [[(make_item(row[:-1]), row[-1]) for row in rows] for rows in results]
+
+        return self._read(query, version)
+
+    def add(self, blocks: Sequence[Block], version: str) -> None:
+        """Add items in one transaction; they are on the disk when this returns."""
+        items = [item for block in blocks for item in block.items]
+        check_unique(items)
+        check_storable(items, self._address.max_item)
+
+        def write(connection: Connection) -> None:
+            current = self._refresh(connection)
+            if current.name != version:
+                raise ModelChanged
+            check_not_stored(connection, current.tables, items)
+            for block in blocks:
+                insert_block(connection, current, block)
+
+        self._write(write)
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items in one transaction, and with an image its captions; return how many."""
+
+        def write(connection: Connection) -> int:
+            current = self._refresh(connection)
+            keys = delete_items(connection, current.tables, ids)
+            delete_vectors(connection, current.tables, keys, features=current.keeps_features)
             return len(keys)
 
-        return written(self._connections, take) if gone else 0
+        return self._write(write) if ids else 0
 
-    def found(
-        self, task: Task, queries: Floats, k: int, where: Where | None, weighting: Weighting | None = None
-    ) -> list[list[Hit]]:
-        """The best items of a task for each row of features."""
-        if weighting is not None:
-            check_weighting(weighting)
+    def items(
+        self,
+        view: View | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        image: str | None = None,
+        new: bool = False,
+    ) -> Iterator[Item]:
+        """Iterate over items in order of addition; see ``Store.items``."""
+        last = -1
 
-        return self._hits(task, lambda embedding: embedding.queries(queries, task), k, where, weighting)
+        def query(connection: Connection, current: Version) -> list[tuple[int, Item]]:
+            conditions = item_conditions(view, ids, image, current.first_new_key if new else 0)
+            return read_page(connection, current.tables, conditions, last, PAGE)
 
-    def similar(self, view: View, features: Floats, k: int, where: Where | None) -> list[list[Hit]]:
-        """Items of a view like others of it, in the canonical space."""
-        task = TASK_OF[view]
+        while page := self._read(query):
+            yield from (item for _, item in page)
+            last = page[-1][0]
+            if len(page) < PAGE:
+                return
 
-        def asked(embedding: Embedding) -> Floats:
-            return embedding.as_queries(embedding.items(features, task)[0])
+    def count(self, view: View | None = None) -> int:
+        """Return the number of items, of one view or of both."""
 
-        return self._hits(task, asked, k, where, None)
+        def query(connection: Connection, current: Version) -> int:
+            condition = sql.SQL("TRUE" if view is None else "view = %s")
+            statement = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(current.tables.items, condition)
+            row = connection.execute(statement, [] if view is None else [view]).fetchone()
+            return int(row[0]) if row else 0
 
-    def packs(self, queries: Floats, k: int) -> list[list[Pack]]:
-        """Pictures by all of their captions together, for each row of features."""
-        check_k(k)
+        return self._read(query)
 
-        def ask(connection: Connection, now: Version) -> list[list[Pack]]:
-            packs: Packs = self._derived.packs(connection, now)
-            asked = now.embedding.queries(queries, "annotate")
-            inner, places = packs.index.search(asked, min(k, len(packs.images)))
-            scores = now.embedding.scores(inner, asked)
-            found = []
-            for query, own, values in zip(asked, places.tolist(), scores.tolist(), strict=True):
-                images = [packs.images[place] for place in own if place >= 0]
-                rows = inner_products(connection, now.tables, query, images, now.dtype)
-                captions: dict[str, list[Hit]] = {image: [] for image in images}
-                for hit in _named(now.embedding, query, rows):
-                    captions[str(hit.item.image)].append(hit)
-                found.append(
-                    [
-                        Pack(image, score, captions[image])
-                        for image, score in zip(images, values, strict=False)
-                    ]
+    def vectors(self, task: Task, version: str) -> Iterator[Block]:
+        """Iterate over all items of a task with their vectors, in order of addition."""
+        view = SEARCHED[task]
+
+        def query(connection: Connection, current: Version) -> list[Block]:
+            statement = sql.SQL("SELECT count(*) FROM {}").format(current.tables.vectors(task))
+            row = connection.execute(statement).fetchone()
+            size = 4 * (row[0] if row else 0) * current.dimensions[task]
+            if size > self._address.max_memory:
+                raise InputError(
+                    f"this reads all vectors into memory, {size} bytes; at most {self._address.max_memory} "
+                    "are read. Allow more with ?max_memory=."
                 )
-            return found
+            chunks = list(
+                read_vectors(connection, current.tables, task, current.dimensions[task], current.dtype)
+            )
+            conditions = item_conditions(view, None, None, 0)
+            items = dict(read_page(connection, current.tables, conditions, -1, 2**62))
+            return [
+                Block(view, [items[key] for key in keys.tolist()], vectors, norms)
+                for keys, vectors, norms in chunks
+            ]
 
-        return self._read(ask, streamed=True)
+        return iter(self._read(query, version, pipeline=False))  # COPY does not work in a pipeline
 
-    def kept_features(self, view: View, ids: list[str]) -> Floats | None:
-        """Features of items as they were kept, in the order of ``ids``; None if one of them is gone."""
+    def features(self, view: View, ids: Sequence[str]) -> Floats | None:
+        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
 
-        def ask(connection: Connection, now: Version) -> Floats | None:
-            _, values = allowed(connection, now.tables, view, ids)
-            statement = sql.SQL("SELECT id, key FROM {} WHERE key = ANY(%s)").format(now.tables.items)
-            keys = dict(connection.execute(statement, [values["allowed"]]).fetchall())
-            wanted = np.array([keys[each] for each in ids if each in keys], np.int64)
-            rows = features_of(connection, now.tables, view, wanted, now.embedding.features(view))
-            if len(wanted) != len(ids) or not set(wanted.tolist()) <= set(rows):
+        def query(connection: Connection, current: Version) -> Floats | None:
+            keys = find_keys(connection, current.tables, ids)
+            stored = np.array(list(keys.values()), np.int64)
+            rows = read_features(connection, current.tables, view, stored, current.widths[view])
+            if not all(keys.get(item_id) in rows for item_id in ids):
                 return None
-            return np.stack([rows[key] for key in wanted.tolist()])
+            features = [rows[keys[item_id]] for item_id in ids]
+            return np.stack(features) if features else np.empty((0, current.widths[view]), np.float32)
 
-        return self._read(ask)
+        return self._read(query)
 
-    def features_of(self, view: View, keys: Keys, encode: Encode) -> Floats:
-        """Features of items: those that were kept, or made anew. ``keys`` ascend."""
+    def read_model(self, folder: Path, names: Sequence[str]) -> str:
+        """Write the stored files of the model with these names to a folder; return the version."""
 
-        def ask(connection: Connection, now: Version) -> Floats:
-            if now.keeps_features:
-                width = now.embedding.features(view)
-                rows = features_of(connection, now.tables, view, keys, width)
-                return np.stack([rows[key] for key in keys.tolist() if key in rows])
-            found = items_under(connection, now.tables, keys)
-            return encode(view, [item_of(found[key]) for key in keys.tolist() if key in found])
+        def query(connection: Connection, current: Version) -> str:
+            read_files(connection, self._address, current, names, folder)
+            return current.name
 
-        return self._read(ask)
+        return self._read(query, pipeline=False)
 
-    def new_pairs(self) -> list[tuple[int, int]]:
-        """Keys of pictures and sentences that were added as pairs since the model was fitted."""
-
-        def ask(connection: Connection, now: Version) -> list[tuple[int, int]]:
-            statement = sql.SQL(
-                "SELECT o.key, i.key FROM {0} i JOIN {0} o ON o.id = i.image WHERE i.key >= %s ORDER BY i.key"
-            ).format(now.tables.items)
-            return connection.execute(statement, [now.learned]).fetchall()
-
-        return self._read(ask)
-
-    def training_moments(self) -> Moments | None:
-        """Moments of the pairs that the model was fitted on; None: they are not known."""
-        return self._read(lambda c, now: fetch_moments(c, self._address, now), streamed=True)
-
-    def refitted(self, learn: Learn, encode: Encode) -> PostgresCollection:
-        """The same items under another model: new vectors beside the old ones, then one swap."""
-        attempts: list[int] = []
+    def replace(self, make: Callable[[], Contents], version: str | None = None) -> PostgresStore:
+        """Load a model and all vectors beside the stored ones, then put them in use in one step."""
+        names: list[str] = []
 
         def attempt(connection: Connection) -> None:
-            with alone(connection, self._address):
-                before = self._followed(connection)
-                if before.id not in attempts:
-                    graph = before.graph if self._address.index is None else self._address.index == "hnsw"
-                    plan = Plan(
-                        learn(self),
-                        before.known,
-                        None,
-                        before.dtype,
-                        graph,
-                        before.keeps_features,
-                        lambda c: stored_blocks(c, before, encode),
-                        before,
+            with exclusive(connection, self._address.schema):
+                current = read_version(connection, self._address.schema)
+                # If the connection is lost after the swap, the next attempt sees its own version and stops.
+                if current is None or current.name not in names:
+                    if version is not None and (current is None or current.name != version):
+                        raise ModelChanged
+                    before = None if version is None else current
+                    drop_unused(connection, self._address.schema)
+                    load_version(
+                        connection,
+                        self._address,
+                        make(),
+                        dtype=self._new_dtype if before is None else before.dtype,
+                        graph=self._address.index == "hnsw"
+                        if before is None or self._address.index
+                        else before.graph,
+                        before=before,
+                        on_begin=names.append,
                     )
-                    load(connection, self._address, plan, attempts)
-                self._followed(connection)
+                self._refresh(connection)
 
-        self._connections.run(attempt, hold=True)
+        self._connections.run(attempt, share=True)
         return self
 
-    def write(self, folder: Path, hkse: HKSE | None, model_folder: Path, same: Path | None) -> dict[str, Any]:
-        """A model's folder says where the database is, and nothing secret; all the rest is there."""
-        return {"version": 2, "address": self.address}
+    def _refresh(self, connection: Connection) -> Version:
+        """Read which version is in use now."""
+        version = read_version(connection, self._address.schema)
+        if version is None:
+            raise NoModelError(self._address)
+        self._version, self.dtype = version, version.dtype
+        self.kind = "postgresql, hnsw" if version.graph else "postgresql"
+        return version
 
-    def _hits(
+    def _read(
         self,
-        task: Task,
-        asked: Callable[[Embedding], Floats],
-        k: int,
-        where: Where | None,
-        weighting: Weighting | None,
-    ) -> list[list[Hit]]:
-        check_k(k)
-        if where is not None:
-            check_where(where)
-        if where is not None and not callable(where) and not isinstance(where, Mapping):
-            where = ids_in(where)  # which may be gone through once only
+        query: Callable[[Connection, Version], T],
+        version: str | None = None,
+        *,
+        pipeline: bool = True,
+    ) -> T:
+        """Call ``query`` within one snapshot of the database, with the version that is in use there.
 
-        def ask(connection: Connection, now: Version) -> list[list[Hit]]:
-            embedding, index = now.embedding, None
-            if weighting is not None and weighting != embedding.weighting:
-                embedding, index = self._derived.reweighted(connection, now, task, weighting)
-            queries, condition = asked(embedding), None
-            if where is not None:
-                condition = allowed(connection, now.tables, SEARCHED[task], where)
-            if index is None:
-                found = searched(
-                    connection, now.tables, task, queries, int(k), condition, now.dtype, graph=now.graph
-                )
-            else:
-                found = searched_here(connection, now.tables, index, queries, int(k), condition)
-            if isinstance(where, Mapping) and not any(found):
-                check_keys(connection, now.tables, where)
-            return [_named(embedding, *each) for each in zip(queries, found, strict=True)]
+        In a pipeline, statements are sent before the answer about the version arrives, which saves a round
+        trip. The result counts only if the version turns out to be the expected one. Otherwise the query is
+        repeated with the new version, or ``ModelChanged`` is raised where the caller needs a certain one.
+        """
 
-        return self._read(ask, streamed=weighting is not None or callable(where))
+        def attempt(connection: Connection) -> T:
+            current = self._version or self._refresh(connection)
+            while True:
+                if version is not None and current.name != version:
+                    current = self._refresh(connection)
+                    if current.name != version:
+                        raise ModelChanged
+                missing = ""
+                refused: InputError | None = None
+                try:
+                    with ExitStack() as stack:
+                        if pipeline:
+                            stack.enter_context(connection.pipeline())
+                        stack.enter_context(connection.transaction())
+                        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                        state = query_state(connection, self._address.schema)
+                        try:
+                            result = query(connection, current)
+                        except InputError as error:
+                            refused = error
+                        row = state.fetchone()
+                        if row is not None and row[0] == current.tables.version:
+                            if refused is not None:
+                                raise refused
+                            return result
+                except UndefinedTable as error:  # the version was replaced twice since it was read
+                    missing = str(error.diag.message_primary)
+                before, current = current, self._refresh(connection)
+                if missing and current == before:
+                    raise InputError(f"{missing} in {self.address}; restore the table, or fit again.")
 
+        return self._connections.run(attempt)
 
-def _named(embedding: Embedding, query: Floats, rows: list[tuple[Any, ...]]) -> list[Hit]:
-    inner = np.array([[row[-1] for row in rows]], np.float32)
-    scores = embedding.scores(inner, query[None, :])[0].tolist()
-    return [Hit(item_of(row[:-1]), score) for row, score in zip(rows, scores, strict=True)]
+    def _write(self, write: Callable[[Connection], T]) -> T:
+        """Call ``write`` in one transaction, alone among writers, and exactly once.
+
+        If the connection is lost during the commit, the client cannot know whether it succeeded. So the
+        transaction also stores a token: if the next attempt finds it, everything has been written.
+        """
+        token, name = uuid4(), self._address.schema
+        schema = sql.Identifier(name)
+        results: list[T] = []
+
+        def attempt(connection: Connection) -> T:
+            with connection.transaction():
+                lock_writes(connection, name)  # a previous attempt has ended once the lock is free
+                statement = sql.SQL("SELECT FROM {}.batches WHERE token = %s").format(schema)
+                if connection.execute(statement, [token]).fetchone() is None:
+                    results[:] = [write(connection)]
+                    count_change(connection, name)
+                    statement = sql.SQL("INSERT INTO {}.batches (token) VALUES (%s)").format(schema)
+                    connection.execute(statement, [token])
+                    old = sql.SQL("DELETE FROM {}.batches WHERE done < now() - %s::interval").format(schema)
+                    connection.execute(old, [TOKENS_KEPT])
+            return results[0]
+
+        return self._connections.run(attempt)

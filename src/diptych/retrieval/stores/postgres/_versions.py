@@ -1,225 +1,230 @@
-"""Models in a database: which is current, the files each is made of, and how one takes another's place.
-
-Reading from a database whose model others may replace: always from one snapshot, and of one version.
-"""
+"""Model versions: the one in use, the files of its model, and how a new one is loaded and put in use."""
 
 from __future__ import annotations
 
 import tempfile
-import threading
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
+import numpy as np
+import psycopg
 from psycopg import sql
-from psycopg.errors import LockNotAvailable, UndefinedTable
+from psycopg.errors import LockNotAvailable
 
-from diptych._checks import InputError
-from diptych._persistence import CONFIG, check_format, read_json
-from diptych.cca import Moments
-from diptych.retrieval._embedding import Embedding, embedding_of
-from diptych.retrieval._encoders import Known
-from diptych.retrieval._fit import Fitted
-from diptych.retrieval._items import VIEWS, View
-from diptych.retrieval._model_files import (
-    MODEL,
-    MOMENTS,
-    TEXT,
-    known_encoders,
-    read_model,
-    read_moments,
-    read_text_encoder,
+from diptych._checks import TASKS, InputError, Task
+from diptych.retrieval._items import TASK_OF, VIEWS, Item, View, check_unique
+from diptych.retrieval.stores._base import Block, Contents, Floats
+from diptych.retrieval.stores.postgres._connection import Address, Connection
+from diptych.retrieval.stores.postgres._items import (
+    Keys,
+    check_storable,
+    copy_items,
+    find_keys,
+    next_key,
+    reserve_keys,
 )
-from diptych.retrieval.stores._base import Content, OtherEncodersError
-from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
-from diptych.retrieval.stores.postgres._schema import Tables, drop
-from diptych.text import HKSE
+from diptych.retrieval.stores.postgres._schema import (
+    Tables,
+    build_graph,
+    check_graph,
+    create_items,
+    create_vectors,
+    index_items,
+    index_vectors,
+    lock_writes,
+    unlock_writes,
+)
+from diptych.retrieval.stores.postgres._vectors import (
+    VECTOR_TYPES,
+    copy_features,
+    copy_vectors,
+    search_vectors,
+)
 
-KIND, FORMAT_VERSION = "version", 1
-TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/hkse.safetensors")
-FILES = (CONFIG, MODEL, MOMENTS, *TEXT_FILES)
-"""All that a version may consist of; nothing else is ever written to a disk from a database."""
-
-PIECE = 2**22
+PIECE_BYTES = 2**22
 """Bytes of a file in one row."""
 
+SAMPLE_QUERIES = 50
+"""Queries that the recall of a graph is measured with."""
 
-class GoneError(Exception):
-    """A version was dropped while it was being read: there is a newer one."""
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Version:
-    """A version that was read.
+    """A stored model version.
 
     Attributes
     ----------
     tables
-        Where its rows are.
-    fitted, embedding
-        The model, without its moments, and as vectors.
-    known
-        The encoders that its features came from.
+        Names of its tables.
     dtype, graph
-        Of its vectors, and whether there is a graph over them.
+        Of its vectors, and whether there is an HNSW graph over them.
     keeps_features
-        Whether the features of its items are there.
-    has_moments, has_text
-        Whether its moments and its text encoder are there.
-    learned
+        Whether the features of its items are stored.
+    dimensions, widths
+        Columns of the vectors of each task, and of the features of each view.
+    first_new_key
         Items with smaller keys were there when the model was fitted.
     """
 
     tables: Tables
-    fitted: Fitted
-    embedding: Embedding
-    known: dict[View, Known]
     dtype: str
     graph: bool
     keeps_features: bool
-    has_moments: bool
-    has_text: bool
-    learned: int
+    dimensions: Mapping[Task, int]
+    widths: Mapping[View, int]
+    first_new_key: int = 0
 
     @property
-    def id(self) -> int:
-        """Its number."""
-        return self.tables.version
+    def name(self) -> str:
+        """The name by which callers of the store know it."""
+        return str(self.tables.version)
 
 
-def current_number(connection: Connection, schema: str) -> tuple[int | None, int]:
-    """The version of now, and how many changes there were."""
-    return told(ask_current(connection, schema), schema)
+_COLUMNS = sql.SQL(
+    "id, items, dtype, graph, keeps_features, search_dimension, annotate_dimension, image_width, text_width, "
+    "first_new_key"
+)
 
 
-def ask_current(connection: Connection, schema: str) -> Any:
-    """Ask which version is current; ``told`` waits for the answer."""
+def read_version(connection: Connection, schema: str) -> Version | None:
+    """Return the version in use; None if no model has been stored."""
+    statement = sql.SQL("SELECT {} FROM {}.current_version c LEFT JOIN {}.versions v ON v.id = c.version")
+    name = sql.Identifier(schema)
+    row = connection.execute(statement.format(_COLUMNS, name, name)).fetchone()
+    if row is None:
+        raise InputError(
+            f"the table current_version of the schema {schema!r} is empty; restore the database."
+        )
+    if row[0] is None:
+        return None
+    number, generation, dtype, graph, keeps_features, *sizes, first_new_key = row
+    return Version(
+        Tables(schema, number, generation),
+        dtype,
+        graph,
+        keeps_features,
+        dict(zip(TASKS, sizes[:2], strict=True)),
+        dict(zip(VIEWS, sizes[2:], strict=True)),
+        first_new_key,
+    )
+
+
+def query_state(connection: Connection, schema: str) -> psycopg.Cursor[tuple[int | None, int]]:
+    """Ask for the number of the version in use and the number of changes; a cursor, for use in a pipeline."""
     statement = sql.SQL("SELECT version, changes FROM {}.current_version").format(sql.Identifier(schema))
     return connection.execute(statement)
 
 
-def told(cursor: Any, schema: str) -> tuple[int | None, int]:
-    """The answer to ``ask_current``."""
-    row = cursor.fetchone()
-    if row is None:
-        raise InputError(f"the schema {schema!r} has lost its current version; restore the database.")
-    return row[0], row[1]
+def count_change(connection: Connection, schema: str) -> None:
+    """Count a change, so that other processes know that packs and the like are out of date."""
+    statement = sql.SQL("UPDATE {}.current_version SET changes = changes + 1").format(sql.Identifier(schema))
+    connection.execute(statement)
 
 
-def nothing(address: Address) -> InputError:
-    """There is no version at all."""
-    return InputError(
-        f"the database {address.public} holds no model in the schema {address.schema!r}; fit one with this "
-        "address, or name another schema as ?schema=NAME."
-    )
+def read_files(
+    connection: Connection, address: Address, version: Version, names: Sequence[str], folder: Path
+) -> None:
+    """Write those files of a version's model that have one of these names to a folder, piece by piece.
+
+    No other names are taken from the database, so that its rows cannot choose where files are written.
+    """
+    schema = sql.Identifier(address.schema)
+    statement = sql.SQL(
+        "SELECT name, count(*), sum(octet_length(content)) FROM {}.files "
+        "WHERE version = %s AND name = ANY(%s) GROUP BY name"
+    ).format(schema)
+    number = version.tables.version
+    files = connection.execute(statement, [number, list(names)]).fetchall()
+    size = sum(int(size) for _, _, size in files)
+    if size > address.max_model:
+        raise InputError(
+            f"the model in {address.public} takes {size} bytes; at most {address.max_model} are read. Allow "
+            "more with ?max_model=."
+        )
+    statement = sql.SQL(
+        "SELECT content FROM {}.files WHERE version = %s AND name = %s AND number = %s"
+    ).format(schema)
+    with connection.cursor(binary=True) as cursor:
+        for name, pieces, _ in files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            with open(folder / name, "wb") as file:
+                for piece in range(pieces):
+                    row = cursor.execute(statement, [number, name, piece]).fetchone()
+                    file.write(row[0] if row else b"")
 
 
-def changed(connection: Connection, schema: str) -> None:
-    """Count a change, so that others know that what they derived is old."""
-    connection.execute(
-        sql.SQL("UPDATE {}.current_version SET changes = changes + 1").format(sql.Identifier(schema))
-    )
+@contextmanager
+def exclusive(connection: Connection, schema: str) -> Iterator[None]:
+    """Keep all other processes from writing; they can still read."""
+    lock_writes(connection, schema, session=True)
+    try:
+        yield
+    finally:
+        with suppress(psycopg.Error):  # the lock ends with its connection
+            unlock_writes(connection, schema)
 
 
-def read_version(connection: Connection, address: Address, version: int) -> Version:
-    """Read a version; its files are checked as those of a folder are."""
+def load_version(
+    connection: Connection,
+    address: Address,
+    contents: Contents,
+    *,
+    dtype: str,
+    graph: bool,
+    before: Version | None,
+    on_begin: Callable[[str], None],
+) -> None:
+    """Load a version and put it in use; for callers within ``exclusive``.
+
+    Parameters
+    ----------
+    connection, address
+        The database.
+    contents
+        The model, and the vectors of all items.
+    dtype, graph
+        Of the vectors, and whether to build an HNSW graph.
+    before
+        The version in use whose items stay; None: the contents bring new items.
+    on_begin
+        Called with the name of the new version before it can be in use.
+    """
     schema = address.schema
-    statement = sql.SQL("SELECT items, learned FROM {}.versions WHERE id = %s").format(sql.Identifier(schema))
-    row = connection.execute(statement, [version]).fetchone()
-    if row is None:
-        raise GoneError
-    with tempfile.TemporaryDirectory() as scratch:
-        folder, sizes = Path(scratch), _sizes(connection, schema, version)
-        _fetch(connection, address, version, (CONFIG, MODEL), folder)
-        try:
-            config = read_json(folder / CONFIG)
-            check_format(config, KIND, FORMAT_VERSION, folder / CONFIG)
-            fitted = read_model(folder, config)
-            return Version(
-                Tables(schema, version, int(row[0])),
-                fitted,
-                embedding_of(fitted.model),
-                known_encoders(config),
-                "float16" if config["index"]["dtype"] == "float16" else "float32",
-                config["index"]["kind"] == "hnsw",
-                config["keep_features"] is True,
-                MOMENTS in sizes,
-                all(name in sizes for name in TEXT_FILES),
-                int(row[1]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InputError(
-                f"version {version} in {address.public} is damaged ({_placeless(error, folder)}); fit "
-                "again, or restore the database."
-            ) from None
+    new = _insert_version(connection, schema, contents, dtype, graph, before)
+    on_begin(new.name)
+    try:
+        _fill_tables(connection, address, contents, new, before)
+        _write_files(connection, contents, new, before)
+        first_new_key = next_key(connection, new.tables)
+    except BaseException:
+        with suppress(psycopg.Error):
+            drop_unused(connection, schema, wait=False)
+        raise
+    swap(connection, new.tables, first_new_key)
+    with suppress(psycopg.Error):  # whatever remains is dropped next time
+        drop_unused(connection, schema, wait=False)
 
 
-def fetch_moments(connection: Connection, address: Address, version: Version) -> Moments | None:
-    """The moments of a version's training pairs, if they are known."""
-    if not version.has_moments:
-        return None
-    with tempfile.TemporaryDirectory() as scratch:
-        _fetch(connection, address, version.id, (MOMENTS,), Path(scratch))
-        return read_moments(Path(scratch), version.fitted.model)
+def insert_block(connection: Connection, version: Version, block: Block) -> None:
+    """Insert items with their vectors, and their features where the version keeps them."""
+    if not block.items:
+        return
+    keys = reserve_keys(connection, version.tables, len(block.items))
+    copy_items(connection, version.tables, keys, block.items)
+    if version.keeps_features and block.features is not None:
+        copy_features(connection, version.tables, block.view, keys, np.asarray(block.features, np.float32))
+    _insert_vectors(connection, version, block, keys)
 
 
-def fetch_text_encoder(connection: Connection, address: Address, version: Version) -> HKSE | None:
-    """The HKSE of a version, if it has one."""
-    if not version.has_text:
-        return None
-    with tempfile.TemporaryDirectory() as scratch:
-        _fetch(connection, address, version.id, TEXT_FILES, Path(scratch))
-        return read_text_encoder(Path(scratch))
-
-
-def write_files(connection: Connection, schema: str, version: int, folder: Path) -> None:
-    """Put the files of a version into rows, a piece in each."""
-    statement = sql.SQL("INSERT INTO {}.files VALUES (%s, %s, %s, %b)").format(sql.Identifier(schema))
-    for name in FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        with open(path, "rb") as file:
-            number = 0
-            while piece := file.read(PIECE):
-                connection.execute(statement, [version, name, number, piece])
-                number += 1
-
-
-def copy_files(connection: Connection, schema: str, source: int, target: int, names: Iterable[str]) -> None:
-    """Give a version files of another."""
-    connection.execute(
-        sql.SQL(
-            "INSERT INTO {0}.files SELECT %s, name, number, content FROM {0}.files "
-            "WHERE version = %s AND name = ANY(%s)"
-        ).format(sql.Identifier(schema)),
-        [target, source, list(names)],
-    )
-
-
-def begin(connection: Connection, schema: str, generation: int | None) -> Tables:
-    """Begin a version that nobody sees yet; of items of its own, or of those of a ``generation``."""
-    statement = sql.SQL("INSERT INTO {0}.versions (items) VALUES (%s) RETURNING id").format(
-        sql.Identifier(schema)
-    )
-    row = connection.execute(statement, [generation]).fetchone()
-    assert row is not None
-    version = int(row[0])
-    if generation is None:
-        own = sql.SQL("UPDATE {}.versions SET items = id WHERE id = %s").format(sql.Identifier(schema))
-        connection.execute(own, [version])
-    return Tables(schema, version, version if generation is None else generation)
-
-
-def swap(connection: Connection, tables: Tables, learned: int) -> None:
-    """Put a version in the place of the current one, in one step."""
+def swap(connection: Connection, tables: Tables, first_new_key: int) -> None:
+    """Put a version in place of the one in use, in one step."""
     schema = sql.Identifier(tables.schema)
     with connection.transaction():
         connection.execute(
-            sql.SQL("UPDATE {}.versions SET ready = true, learned = %s WHERE id = %s").format(schema),
-            [learned, tables.version],
+            sql.SQL("UPDATE {}.versions SET first_new_key = %s WHERE id = %s").format(schema),
+            [first_new_key, tables.version],
         )
         connection.execute(
             sql.SQL(
@@ -229,147 +234,129 @@ def swap(connection: Connection, tables: Tables, learned: int) -> None:
         )
 
 
-def sweep(connection: Connection, schema: str, *, patient: bool = True) -> None:
-    """Drop what no one needs: loads that died, and all versions but the current and the previous one.
+def drop_unused(connection: Connection, schema: str, *, wait: bool = True) -> None:
+    """Drop unfinished versions, and all but the one in use and the one before, which others may still read.
 
-    Unless ``patient``, a version that somebody reads is left for the next time.
+    Without ``wait``, versions that somebody reads now are left for the next time.
     """
     name = sql.Identifier(schema)
     rows = connection.execute(
         sql.SQL(
-            "SELECT v.id, v.items, v.items IS NULL OR NOT EXISTS (SELECT FROM {0}.versions o "
+            "SELECT v.id, coalesce(v.items, v.id), NOT EXISTS (SELECT FROM {0}.versions o "
             "JOIN {0}.current_version c ON o.id IN (c.version, c.previous) WHERE o.items = v.items) "
             "FROM {0}.versions v WHERE NOT EXISTS "
             "(SELECT FROM {0}.current_version c WHERE v.id IN (c.version, c.previous))"
         ).format(name)
     ).fetchall()
-    for version, generation, alone in rows:
+    for version, generation, own_items in rows:
         with suppress(LockNotAvailable), connection.transaction():
-            connection.execute("SELECT set_config('lock_timeout', %s, true)", ["0" if patient else "200ms"])
-            tables = Tables(schema, int(version), int(generation if generation is not None else version))
-            drop(connection, tables, items=bool(alone))
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", ["0" if wait else "200ms"])
+            Tables(schema, version, generation).drop(connection, items=own_items)
             connection.execute(sql.SQL("DELETE FROM {}.versions WHERE id = %s").format(name), [version])
 
 
-def _sizes(connection: Connection, schema: str, version: int) -> dict[str, int]:
+def _insert_version(
+    connection: Connection, schema: str, contents: Contents, dtype: str, graph: bool, before: Version | None
+) -> Version:
+    name = sql.Identifier(schema)
+    keeps_features = contents.keep_features if before is None else before.keeps_features
+    dimensions = [contents.dimensions[task] for task in TASKS]
+    widths = [contents.widths[view] for view in VIEWS]
     statement = sql.SQL(
-        "SELECT name, sum(octet_length(content)) FROM {}.files WHERE version = %s GROUP BY name"
-    ).format(sql.Identifier(schema))
-    return {row[0]: int(row[1]) for row in connection.execute(statement, [version]).fetchall()}
+        "INSERT INTO {}.versions (dtype, graph, keeps_features, search_dimension, annotate_dimension, "
+        "image_width, text_width) VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id"
+    ).format(name)
+    with connection.transaction():
+        row = connection.execute(statement, [dtype, graph, keeps_features, *dimensions, *widths]).fetchone()
+        assert row is not None
+        number = int(row[0])
+        generation = number if before is None else before.tables.generation
+        statement = sql.SQL("UPDATE {}.versions SET items = %s WHERE id = %s").format(name)
+        connection.execute(statement, [generation, number])
+    return Version(
+        Tables(schema, number, generation),
+        dtype,
+        graph,
+        keeps_features,
+        dict(zip(TASKS, dimensions, strict=True)),
+        dict(zip(VIEWS, widths, strict=True)),
+    )
 
 
-def _fetch(
-    connection: Connection, address: Address, version: int, names: tuple[str, ...], folder: Path
+def _fill_tables(
+    connection: Connection, address: Address, contents: Contents, new: Version, before: Version | None
 ) -> None:
-    """Write files of a version to a folder, piece by piece."""
-    sizes = _sizes(connection, address.schema, version)
-    if not sizes:
-        raise GoneError
-    if missing := [name for name in names if name not in sizes]:
-        raise InputError(f"version {version} in {address.public} lacks {missing[0]}; fit again.")
-    size = sum(sizes[name] for name in names)
-    if size > address.max_model:
-        raise InputError(
-            f"version {version} in {address.public} takes {size} bytes; at most {address.max_model} are "
-            "read. Allow more with ?max_model=."
-        )
-    statement = sql.SQL(
-        "SELECT content FROM {}.files WHERE version = %s AND name = %s AND number = %s"
-    ).format(sql.Identifier(address.schema))
-    with connection.cursor(binary=True) as cursor:
-        for name in names:
-            (folder / name).parent.mkdir(exist_ok=True)
-            with open(folder / name, "wb") as file:
-                number, row = 0, _piece(cursor, statement, version, name, 0)
-                while row is not None:
-                    file.write(row)
-                    number += 1
-                    row = _piece(cursor, statement, version, name, number)
-                if file.tell() != sizes[name]:
-                    raise GoneError
+    kind, tables = VECTOR_TYPES[new.dtype], new.tables
+    with connection.transaction():
+        for task in TASKS:
+            if new.graph:
+                check_graph(new.dimensions[task])
+            create_vectors(connection, tables, task, kind, new.dimensions[task])
+        if before is None:
+            create_items(connection, tables)
+    items: list[Item] = []
+    for block in contents.blocks:
+        check_storable(block.items, address.max_item)
+        with connection.transaction():
+            # The swap waits for the disk, and with it for everything before.
+            connection.execute("SET LOCAL synchronous_commit = off")
+            if before is None:
+                items += block.items
+                insert_block(connection, new, block)
+            else:
+                stored = find_keys(connection, tables, [item.id for item in block.items])
+                keys = np.array([stored[item.id] for item in block.items], np.int64)
+                _insert_vectors(connection, new, block, keys)
+    if before is None:
+        check_unique(items)
+        index_items(connection, tables)
+    for task in TASKS:
+        index_vectors(connection, tables, task)
+        if new.graph:
+            build_graph(connection, tables, task, kind, new.dimensions[task], address)
+            queries = contents.sample_queries(task, SAMPLE_QUERIES)
+            if queries is not None:
+                contents.report_recall(task, _measure_recall(connection, new, task, queries))
 
 
-def _piece(cursor: Any, statement: sql.Composed, version: int, name: str, number: int) -> bytes | None:
-    row = cursor.execute(statement, [version, name, number]).fetchone()
-    return None if row is None else row[0]
+def _insert_vectors(connection: Connection, version: Version, block: Block, keys: Keys) -> None:
+    task = TASK_OF[block.view]
+    copy_vectors(connection, version.tables, task, keys, block.vectors, block.norms, version.dtype)
 
 
-def _placeless(error: Exception, folder: Path) -> str:
-    """What an error says, without where the files lay for a moment."""
-    return str(error).replace(f"{folder}/", "").rstrip(".")
+def _measure_recall(connection: Connection, version: Version, task: Task, queries: Floats) -> float:
+    """Return the share of the exact ten nearest items that the graph finds."""
+    exact, nearest = (
+        [
+            {row[0] for row in rows}
+            for rows in search_vectors(
+                *(connection, version.tables, task, queries, 10, (sql.SQL("TRUE"), {}), version.dtype),
+                graph=graph,
+            )
+        ]
+        for graph in (False, True)
+    )
+    total = sum(map(len, exact))
+    return sum(len(a & b) for a, b in zip(exact, nearest, strict=True)) / total if total else 1.0
 
 
-T = TypeVar("T")
-
-
-class Follower:
-    """Holds the version that was current when it last looked, and looks at every question.
-
-    Parameters
-    ----------
-    connections
-        To the server.
-    version
-        The version that was current.
-    reopen
-        Opens anew what is there, with its encoders.
-    """
-
-    def __init__(self, connections: Connections, version: Version, reopen: Callable[[], Content]) -> None:
-        self.connections, self.address = connections, connections.address
-        self.version, self._reopen = version, reopen
-        self.seen = version.id
-        self._lock = threading.Lock()
-
-    def read(self, ask: Callable[[Connection, Version], T], *, streamed: bool = False) -> T:
-        """Ask within one snapshot of the database, of the version that is current there.
-
-        Unless rows are ``streamed``, statements go out before the answer about the version is waited for; it
-        counts all the same.
-        """
-
-        def attempt(connection: Connection) -> T:
-            while True:
-                version, missing = self.version, ""
-                refused: InputError | None = None
-                try:
-                    with ExitStack() as stack:
-                        if not streamed:
-                            stack.enter_context(connection.pipeline())
-                        stack.enter_context(connection.transaction())
-                        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                        asked = ask_current(connection, self.address.schema)
-                        current = told(asked, self.address.schema)[0] if streamed else version.id
-                        if current == version.id:
-                            try:
-                                found = ask(connection, version)
-                            except InputError as error:
-                                refused = error
-                            if streamed or told(asked, self.address.schema)[0] == version.id:
-                                if refused is not None:
-                                    raise refused
-                                return found
-                except UndefinedTable as error:  # it was replaced twice since it was loaded
-                    missing = str(error.diag.message_primary)
-                if self.followed(connection) is version and missing:
-                    raise InputError(f"{missing} in {self.address.public}; restore it, or fit again.")
-
-        return self.connections.run(attempt)
-
-    def followed(self, connection: Connection) -> Version:
-        """The version that is current now, loaded if it is a new one."""
-        with self._lock:
-            while True:
-                number, _ = current_number(connection, self.address.schema)
-                if number is None:
-                    raise nothing(self.address)
-                if number == self.version.id:
-                    return self.version
-                try:
-                    new = read_version(connection, self.address, number)
-                except GoneError:
-                    continue
-                self.seen = number
-                if any(self.version.known[view].fingerprint != new.known[view].fingerprint for view in VIEWS):
-                    raise OtherEncodersError(self._reopen)
-                self.version = new
+def _write_files(connection: Connection, contents: Contents, new: Version, before: Version | None) -> None:
+    """Store the files of a model; those it does not write are taken from the version before."""
+    schema, names = sql.Identifier(new.tables.schema), []
+    insert = sql.SQL("INSERT INTO {}.files VALUES (%s, %s, %s, %b)").format(schema)
+    with tempfile.TemporaryDirectory() as scratch, connection.transaction():
+        folder = Path(scratch)
+        contents.write_model(folder)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            names.append(path.relative_to(folder).as_posix())
+            with open(path, "rb") as file:
+                for number, piece in enumerate(iter(lambda: file.read(PIECE_BYTES), b"")):
+                    connection.execute(insert, [new.tables.version, names[-1], number, piece])
+        if before is not None:
+            connection.execute(
+                sql.SQL(
+                    "INSERT INTO {0}.files SELECT %s, name, number, content FROM {0}.files "
+                    "WHERE version = %s AND name <> ALL(%s)"
+                ).format(schema),
+                [new.tables.version, before.tables.version, names],
+            )

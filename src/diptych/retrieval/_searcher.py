@@ -1,0 +1,365 @@
+"""A fitted model on a store: search, similar items, packs, other weightings, additions and refits, for every store."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from diptych._checks import TASKS, InputError, Task
+from diptych._normalize import normalize
+from diptych.cca import AWCCA, Moments
+from diptych.cca._weighting import Weighting, check_weighting
+from diptych.retrieval._embedding import Embedding, embedding_of
+from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._fit import Fitted, refit_model
+from diptych.retrieval._inputs import encode_items
+from diptych.retrieval._items import (
+    QUERIED,
+    SEARCHED,
+    TASK_OF,
+    VIEWS,
+    Filter,
+    Hit,
+    Hits,
+    Item,
+    Pack,
+    View,
+    Where,
+    check_metadata_keys,
+    unknown_item,
+)
+from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store, TakenError
+from diptych.retrieval.stores._faiss import VectorIndex
+
+T = TypeVar("T")
+Matches: TypeAlias = list[list[tuple[Item, float]]]
+WriteModel: TypeAlias = Callable[[Fitted, Path], None]
+"""Writes a model's files to a folder, for a shared store."""
+
+BLOCK = 4096
+"""Items that are embedded at a time."""
+
+_DERIVED = 8  # packs and other weightings whose vectors are kept in memory
+
+
+@dataclass(frozen=True, eq=False)
+class _Packs:
+    """One vector for each image that has captions, under its place in ``images``."""
+
+    images: list[str]
+    captions: list[list[str]]
+    index: VectorIndex
+
+
+class Searcher:
+    """A fitted model, its encoders and a store that holds its vectors.
+
+    It never changes its model. When a shared store holds another model, because another process has fitted or
+    refitted, methods raise ``ModelChanged`` and the owner loads a new ``Searcher``.
+
+    Parameters
+    ----------
+    fitted
+        The model.
+    store
+        Its items and vectors.
+    encoders
+        What queries and items are encoded with.
+    version
+        The version of the model in the store.
+    """
+
+    def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:
+        self.fitted, self.embedding = fitted, embedding_of(fitted.model)
+        self.store, self.encoders, self.version = store, encoders, version
+        self._derived: dict[Any, tuple[State, Any]] = {}
+        self._deriving = threading.Lock()
+
+    def search(
+        self,
+        task: Task,
+        features: Floats,
+        k: int,
+        where: Where | None = None,
+        weighting: Weighting | None = None,
+    ) -> list[Hits]:
+        """Return the k best items of a task for each query, given by its features."""
+        _check_k(k)
+        if weighting is not None:
+            check_weighting(weighting)
+        chosen = self._filter(SEARCHED[task], where)
+        if weighting is None or weighting == self.embedding.weighting:
+            queries = self.embedding.queries(features, task)
+            return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
+        embedding, items, index = self._derive((task, weighting), lambda: self._reweight(task, weighting))
+        queries = embedding.queries(features, task)
+        return self._hits(queries, self._search_derived(items, index, queries, k, chosen))
+
+    def similar(self, view: View, features: Floats, k: int, where: Where | None = None) -> list[Hits]:
+        """Return the k items of a view that are most similar to others of that view."""
+        _check_k(k)
+        task = TASK_OF[view]
+        queries = self.embedding.as_queries(self.embedding.items(features, task)[0])
+        chosen = self._filter(view, where)
+        return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
+
+    def packs(self, features: Floats, k: int) -> list[list[Pack]]:
+        """Return the k images whose captions, as a whole, are best for each image query."""
+        _check_k(k)
+        packs = self._derive("packs", self._make_packs)
+        queries = self.embedding.queries(features, "annotate")
+        inner, places = packs.index.search(queries, min(k, len(packs.images)))
+        scores = self.embedding.scores(inner, queries)
+        return [
+            self._rank_captions(packs, queries[i : i + 1], own, values)
+            for i, (own, values) in enumerate(zip(places.tolist(), scores.tolist(), strict=True))
+        ]
+
+    def add(self, items: Mapping[View, Sequence[Item]], features: Mapping[View, Floats], keep: bool) -> None:
+        """Add items with their features, all of them or none."""
+        self.store.add(
+            [self._block(view, own, features[view], keep) for view, own in items.items()], self.version
+        )
+
+    def unused_ids(self) -> Iterator[str]:
+        """Iterate over ids for items without one, none of which is in the store."""
+        numbers = itertools.count(self.store.state().added)
+        while True:
+            ids = [f"item-{number}" for number in itertools.islice(numbers, 256)]
+            taken = {item.id for item in self.store.items(ids=ids)}
+            yield from (item_id for item_id in ids if item_id not in taken)
+
+    def features_of(self, view: View, items: Sequence[Item]) -> Floats:
+        """Return the features of stored items: as they are kept, or encoded again."""
+        kept = self.store.features(view, [item.id for item in items])
+        return encode_items(self.encoders, view, items) if kept is None else kept
+
+    def new_moments(self) -> Moments:
+        """Return the moments of the pairs that were added since the model was fitted."""
+        model = self.fitted.model
+        if not isinstance(model, AWCCA):
+            raise InputError("a fusion cannot be refitted from moments; fit it again on all pairs.")
+        if self.fitted.load_moments is None:
+            raise InputError(
+                "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
+                "again on all pairs."
+            )
+        widths = [self.embedding.features(view) for view in VIEWS]
+        moments = Moments.zero(*widths, precision=model.precision)
+        for captions in _batches(
+            item for item in self.store.items("text", new=True) if item.image is not None
+        ):
+            images = list(self.store.items("image", ids=sorted({str(caption.image) for caption in captions})))
+            rows = {image.id: row for row, image in enumerate(images)}
+            paired = [caption for caption in captions if caption.image in rows]
+            if paired:
+                x = normalize(self.features_of("image", images), model.normalize[0])
+                y = normalize(self.features_of("text", paired), model.normalize[1])
+                moments.update(x, y, np.array([rows[str(caption.image)] for caption in paired]))
+        return moments
+
+    def refit(self, validation: tuple[Any, ...] | None, write_model: WriteModel) -> tuple[Fitted, Store]:
+        """Fit the model on the pairs added since as well; return it, and the store with new vectors."""
+        fitted = self.fitted
+
+        def make() -> Contents:
+            nonlocal fitted
+            fitted = refit_model(self.fitted, self.new_moments(), validation)
+            new = Searcher(fitted, self.store, self.encoders)
+            return new._contents(
+                new._stored_blocks(), new._stored_sample, self.store.keeps_features, write_model
+            )
+
+        store = self.store.replace(make, self.version)
+        return fitted, store
+
+    @classmethod
+    def fill(
+        cls,
+        store: Store,
+        fitted: Fitted,
+        encoders: Encoders,
+        items: Mapping[View, Sequence[Item]],
+        features: Mapping[View, Floats],
+        keep: bool,
+        write_model: WriteModel,
+    ) -> Store:
+        """Put a fitted model and new items with their features into a store; return the store to use."""
+        new = cls(fitted, store, encoders)
+
+        def blocks() -> Iterator[Block]:
+            for view in VIEWS:
+                own = items.get(view, ())
+                for start in range(0, len(own), BLOCK):
+                    some = slice(start, start + BLOCK)
+                    yield new._block(view, own[some], np.asarray(features[view][some], np.float32), keep)
+
+        def sample(view: View, n: int) -> Floats | None:
+            return features[view][:n] if len(items.get(view, ())) else None
+
+        return store.replace(lambda: new._contents(blocks(), sample, keep, write_model))
+
+    def _contents(
+        self,
+        blocks: Iterator[Block],
+        sample: Callable[[View, int], Floats | None],
+        keep: bool,
+        write_model: WriteModel,
+    ) -> Contents:
+        fitted, embedding = self.fitted, self.embedding
+
+        def sample_queries(task: Task, n: int) -> Floats | None:
+            features = sample(QUERIED[task], n)
+            return None if features is None else embedding.queries(features, task)
+
+        def report_recall(task: Task, recall: float) -> None:
+            fitted.facts.setdefault("graph_recall", {})[task] = recall
+
+        return Contents(
+            {task: embedding.dimension(task) for task in TASKS},
+            {view: embedding.features(view) for view in VIEWS},
+            keep,
+            blocks,
+            sample_queries,
+            report_recall,
+            lambda folder: write_model(fitted, folder),
+        )
+
+    def _block(self, view: View, items: Sequence[Item], features: Floats, keep: bool) -> Block:
+        vectors, norms = self.embedding.items(features, TASK_OF[view])
+        return Block(view, items, vectors, norms, np.asarray(features, np.float32) if keep else None)
+
+    def _stored_blocks(self) -> Iterator[Block]:
+        for view in VIEWS:
+            for items in _batches(self.store.items(view)):
+                yield self._block(view, items, self.features_of(view, items), keep=False)
+
+    def _stored_sample(self, view: View, n: int) -> Floats | None:
+        items = list(itertools.islice(self.store.items(view), n))
+        return self.features_of(view, items) if items else None
+
+    def _filter(self, view: View, where: Where | None) -> Filter | None:
+        if where is None:
+            return None
+        if isinstance(where, Mapping):
+            return Filter.by_metadata(where)
+        if callable(where):
+            return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
+        ids = check_ids(where)
+        known = {
+            item.id for item in self.store.items(ids=[item_id for item_id in ids if isinstance(item_id, str)])
+        }
+        for item_id in ids:
+            if not isinstance(item_id, str) or item_id not in known:
+                raise unknown_item(item_id)
+        return Filter(frozenset(ids))
+
+    def _hits(self, queries: Floats, matches: Matches) -> list[Hits]:
+        hits = []
+        for query, own in zip(queries, matches, strict=True):
+            inner = np.array([[product for _, product in own]], np.float32)
+            scores = self.embedding.scores(inner, query[None, :])[0].tolist()
+            hits.append(Hits(Hit(item, score) for (item, _), score in zip(own, scores, strict=True)))
+        return hits
+
+    def _reweight(self, task: Task, weighting: Weighting) -> tuple[Embedding, list[Item], VectorIndex]:
+        """Return the embedding, items and vectors of a task under another weighting of the model."""
+        other, items = self.embedding.reweight(weighting), list[Item]()
+        index = VectorIndex(self.embedding.dimension(task))
+        for block in self.store.vectors(task, self.version):
+            keys = np.arange(len(items), len(items) + len(block.items))
+            index.add(keys, self.embedding.convert(block.vectors, block.norms, task, other))
+            items.extend(block.items)
+        return other, items, index
+
+    def _search_derived(
+        self, items: Sequence[Item], index: VectorIndex, queries: Floats, k: int, where: Filter | None
+    ) -> Matches:
+        allowed = None
+        if where is not None:
+            allowed = np.flatnonzero([where.matches(item) for item in items])
+            if not len(allowed) and where.metadata and self.store.count():
+                check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
+        inner, places = index.search(queries, min(int(k), max(1, len(items))), allowed=allowed)
+        return [
+            [(items[place], product) for place, product in zip(*pair, strict=True) if place >= 0]
+            for pair in zip(places.tolist(), inner.tolist(), strict=True)
+        ]
+
+    def _make_packs(self) -> _Packs:
+        """Average the vectors of each image's captions."""
+        captions: list[Item] = []
+        vectors, norms = [], []
+        for block in self.store.vectors("annotate", self.version):
+            owned = np.flatnonzero([item.image is not None for item in block.items])
+            captions += [block.items[row] for row in owned.tolist()]
+            vectors.append(np.asarray(block.vectors[owned], np.float32))
+            norms.append(block.norms[owned])
+        if not captions:
+            raise InputError(
+                "no caption in the index belongs to an image; add captions together with images."
+            )
+        images = sorted({str(caption.image) for caption in captions})
+        place = {image: number for number, image in enumerate(images)}
+        groups = np.array([place[str(caption.image)] for caption in captions])
+        ids: list[list[str]] = [[] for _ in images]
+        for caption, group in zip(captions, groups.tolist(), strict=True):
+            ids[group].append(caption.id)
+        index = VectorIndex(self.embedding.dimension("annotate"))
+        means = self.embedding.means(np.concatenate(vectors), np.concatenate(norms), groups, len(images))
+        index.add(np.arange(len(images)), means)
+        return _Packs(images, ids, index)
+
+    def _rank_captions(
+        self, packs: _Packs, query: Floats, places: Sequence[int], scores: Sequence[float]
+    ) -> list[Pack]:
+        """Return packs with their captions ranked for one query; those whose captions are gone are left out."""
+        places = [place for place in places if place >= 0]
+        ids = frozenset(item_id for place in places for item_id in packs.captions[place])
+        matches = self.store.search("annotate", query, len(ids), Filter(ids), self.version)
+        captions: dict[str | None, list[Hit]] = {packs.images[place]: [] for place in places}
+        for hit in self._hits(query, matches)[0]:
+            captions[hit.item.image].append(hit)
+        ranked = zip(captions.items(), scores, strict=False)
+        return [Pack(str(image), score, own) for (image, own), score in ranked if own]
+
+    def _derive(self, name: Any, make: Callable[[], T]) -> T:
+        """Return what ``make`` derives from all vectors, made again when the items change."""
+        with self._deriving:
+            state = self.store.state()
+            if state.version != self.version:
+                raise ModelChanged
+            cached = self._derived.get(name)
+            if cached is None or cached[0] != state:
+                cached = self._derived[name] = state, make()
+                if len(self._derived) > _DERIVED:
+                    del self._derived[next(iter(self._derived))]
+            derived: T = cached[1]
+            return derived
+
+
+def check_ids(where: Any) -> list[Any]:
+    """Return the ids of a filter by ids, which may be a single one."""
+    if isinstance(where, str):
+        return [where]
+    if not hasattr(where, "__iter__"):
+        raise InputError(
+            f"where={where!r} is not a filter; give values of metadata, a function of an Item, or ids."
+        )
+    return list(where)
+
+
+def _check_k(k: Any) -> None:
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+        raise InputError(f"k={k!r} is not a number of hits; give 1 or more.")
+
+
+def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
+    while batch := list(itertools.islice(items, BLOCK)):
+        yield batch

@@ -1,0 +1,148 @@
+"""The tables of a schema: created, migrated, and used by users with few rights."""
+
+import threading
+
+import psycopg
+import pytest
+
+from database import fill, unit_rows
+from diptych import InputError
+from diptych.retrieval.stores._base import Block, RefusedError
+from diptych.retrieval._items import Item
+from diptych.retrieval.stores.postgres import PostgresStore
+from diptych.retrieval.stores.postgres import _schema as schema_module
+from diptych.retrieval.stores.postgres._connection import Address
+from diptych.retrieval.stores.postgres._schema import MIGRATIONS, Tables, check_graph, create_vectors, migrate
+
+LATER = (
+    "ALTER TABLE {schema}.versions ADD note text",
+    "CREATE TABLE {schema}.later (id bigint)",
+)
+
+
+@pytest.fixture
+def address(fresh):
+    return fresh()
+
+
+@pytest.fixture
+def store(address, rng):
+    return fill(PostgresStore(address, create=True), unit_rows(rng, 30, 4))
+
+
+def schema_of(address):
+    return Address.parse(address).schema
+
+
+def columns(database, address):
+    return database.ask(
+        "SELECT table_name, column_name, data_type FROM information_schema.columns "
+        "WHERE table_schema = %s ORDER BY 1, 2",
+        schema_of(address),
+    )
+
+
+class TestMigrations:
+    def test_an_older_schema_is_migrated_and_keeps_its_rows(self, database, store, address, monkeypatch):
+        monkeypatch.setattr(schema_module, "MIGRATIONS", (*MIGRATIONS, LATER))
+        later = PostgresStore(address)
+        assert later.count() == 30
+        assert "later" in database.tables(schema_of(address))
+        versions = database.ask(f"SELECT version FROM {schema_of(address)}.schema_version ORDER BY 1")
+        assert versions == [(number + 1,) for number in range(len(MIGRATIONS) + 1)]
+
+    def test_a_migrated_schema_has_the_tables_of_a_new_one(self, database, fresh, monkeypatch):
+        first, second = fresh(), fresh()
+        PostgresStore(first, create=True).state()
+        monkeypatch.setattr(schema_module, "MIGRATIONS", (*MIGRATIONS, LATER))
+        for address in (first, second):
+            PostgresStore(address, create=True).state()
+        assert columns(database, first) == columns(database, second)
+        assert len(columns(database, first)) > 10
+
+    def test_processes_that_migrate_at_the_same_time_do_it_once(self, database, address):
+        errors = []
+
+        def create():
+            try:
+                with psycopg.connect(database.server, autocommit=True) as connection:
+                    migrate(connection, Address.parse(address), create=True)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=create) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        versions = database.ask(f"SELECT version FROM {schema_of(address)}.schema_version")
+        assert len(versions) == len(MIGRATIONS)
+
+    def test_a_newer_schema_is_refused_with_the_command_that_helps(self, database, store, address):
+        with database.connect() as connection:
+            connection.execute(f"INSERT INTO {schema_of(address)}.schema_version (version) VALUES (99)")
+        with pytest.raises(InputError, match="install a newer version of diptych"):
+            PostgresStore(address).state()
+
+    def test_a_database_without_a_model_stays_as_it_is(self, database, address):
+        with pytest.raises(InputError, match="holds no model in the schema"):
+            PostgresStore(address).state()
+        assert database.tables(schema_of(address)) == []
+
+    def test_a_new_schema_has_an_empty_state(self, address):
+        assert PostgresStore(address, create=True).state().version == ""
+        with pytest.raises(InputError, match="holds no model in the schema"):
+            PostgresStore(address).state()
+
+
+class TestRights:
+    @pytest.fixture
+    def reader(self, database):
+        """The address of the server for a user without any rights, who may get some."""
+        with database.connect() as connection:
+            connection.execute("CREATE ROLE reader LOGIN PASSWORD 's3cret'")
+            connection.execute("REVOKE CREATE ON DATABASE postgres FROM PUBLIC")
+        yield lambda address: address.replace("postgres:@", "reader:s3cret@", 1)
+        with database.connect() as connection:
+            connection.execute("DROP OWNED BY reader")
+            connection.execute("DROP ROLE reader")
+
+    def test_a_user_who_may_only_read_can_search_and_not_write(self, database, store, address, reader, rng):
+        schema = schema_of(address)
+        with database.connect() as connection:
+            connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO reader")
+            connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
+            connection.execute(f"GRANT SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO reader")
+        other, query = PostgresStore(reader(address)), unit_rows(rng, 1, 4)
+        assert other.state() == store.state()
+        assert other.search("search", query, 5, None, "1") == store.search("search", query, 5, None, "1")
+        block = Block("image", [Item("new", "image")], query, query[:, 0])
+        for write in (
+            lambda: other.add([block], "1"),
+            lambda: other.remove(["0"]),
+            lambda: fill(other, query),
+        ):
+            with pytest.raises(RefusedError, match="refused: permission denied") as caught:
+                write()
+            assert "s3cret" not in str(caught.value)
+        assert other.state() == store.state()
+        assert store.count() == 30
+
+    def test_a_user_without_rights_is_refused_in_one_sentence(self, store, address, reader):
+        with pytest.raises(InputError, match="permission denied") as caught:
+            PostgresStore(reader(address)).state()
+        assert "s3cret" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_a_user_who_may_not_create_tables_is_told_whom_to_ask(self, fresh, reader):
+        with pytest.raises(InputError, match="ask an administrator to run CREATE EXTENSION vector"):
+            PostgresStore(reader(fresh()), create=True).state()
+
+
+def test_vectors_that_are_too_long_are_refused_with_a_remedy():
+    check_graph(4000)
+    with pytest.raises(InputError, match="4001 columns are too long for an HNSW graph .* n_components, or"):
+        check_graph(4001)
+    with pytest.raises(InputError, match="16001 columns are too long for pgvector"):
+        create_vectors(None, Tables("schema", 1, 1), "search", "vector", 16_001)
