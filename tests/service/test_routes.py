@@ -299,9 +299,9 @@ def test_named_blocks_are_given_by_name(served, fused_folder):
     for wrong, said in (
         (
             {"words": row[:8].tolist()},
-            "got the text blocks 'words' (8); this model expects 'words' (8), 'tones' (6)",
+            "'tones' is missing. This model takes 'words' (8 features), 'tones' (6 features)",
         ),
-        (blocks | {"words": [1.0]}, "'words' (1)"),
+        (blocks | {"words": [1.0]}, "'words' has shape [1, 1]"),
         ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "different numbers of rows"),
         ({}, "at least one named block"),
     ):

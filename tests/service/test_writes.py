@@ -441,7 +441,7 @@ def test_images_stay_when_the_folder_moves(served, own_folder):
         holder = ModelHolder.open(own_folder, writable=True)
         holder.save()
         holder.writer.journal.close()
-        path = holder.current.find_item("mine").path
+        path = holder.current.retriever.item("mine").path
         assert path == str(own_folder / "uploads" / path[-64:])
         assert len(list((own_folder / "uploads").iterdir())) == 1
 

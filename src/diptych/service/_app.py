@@ -115,14 +115,14 @@ class Service:
 
     async def look_up(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that looks up items: in a thread if they are in a database."""
-        if self.model.shared:
+        if self.model.retriever.store.shared:
             return await self.batcher.run(function, *args, **kwargs)
         return function(*args, **kwargs)
 
     async def render_metrics(self) -> bytes:
         """Return all metrics, without waiting for a database that does not answer."""
         if self._item_count is None or self._item_count.done():
-            self._item_count = asyncio.ensure_future(self.look_up(self.model.count_items))
+            self._item_count = asyncio.ensure_future(self.look_up(self.model.retriever.store.count))
         await asyncio.wait({self._item_count}, timeout=COUNT_SECONDS)
         return self.metrics.render()
 
@@ -172,14 +172,14 @@ class Service:
         """Return the features of stored items, encoded again where the model does not keep them."""
         items = []
         for item_id, item in zip(
-            ids, await self.look_up(lambda: list(map(model.find_item, ids))), strict=True
+            ids, await self.look_up(lambda: list(map(model.retriever.item, ids))), strict=True
         ):
             if item is None:
                 raise unknown_item(item_id)
             if item.view != view:
                 raise InputError(f"{item_id!r} is {_name(item.view)}; give the id of {_name(view)}.")
             items.append(item)
-        if (features := await self.batcher.run(model.stored_features, view, ids)) is not None:
+        if (features := await self.look_up(model.retriever.store.features, view, ids)) is not None:
             return features
         sources = [item.path if view == "image" else item.text for item in items]
         known = [source for source in sources if source is not None]
@@ -200,7 +200,7 @@ class Service:
     async def stored_image(self, item_id: str, side: int) -> WebpImage:
         """Return a stored image for a browser."""
         model = self.model
-        item = await self.look_up(model.find_item, item_id)
+        item = await self.look_up(model.retriever.item, item_id)
         if item is None or item.view != "image":
             raise unknown_item(item_id)
         if item.path is None:

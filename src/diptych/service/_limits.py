@@ -24,6 +24,8 @@ log = logging.getLogger("diptych.service")
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:problem-type:diptych:"
+MAX_DETAIL = 1000
+"""Characters of a message, which may quote a part of the request."""
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
@@ -142,7 +144,7 @@ def as_problem(error: Exception) -> Problem:
         log.warning("%s", error)
         return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
     if isinstance(error, InputError):
-        return Problem(422, "bad-input", str(error))
+        return Problem(422, "bad-input", str(error)[:MAX_DETAIL])
     if isinstance(error, RequestValidationError):
         errors = [
             {

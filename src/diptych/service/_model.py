@@ -19,10 +19,9 @@ from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca import AWCCA
 from diptych.cca._weighting import NAMES, Weighting
-from diptych.fusion import Fusion
 from diptych.report._card import PICTURE
 from diptych.retrieval import Hit, Item, Pack, Retriever
-from diptych.retrieval._embedding import fusion_layout
+from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
 from diptych.service._schemas import Matrix
@@ -78,13 +77,8 @@ class LoadedModel:
 
     @property
     def version(self) -> str:
-        """The version of the folder and, if the items are in a database, of its model."""
+        """The version of the folder and of the database, if there is one."""
         return "-".join(filter(None, (self.folder_version, self.retriever.version)))
-
-    @property
-    def shared(self) -> bool:
-        """Whether the items are in a database, so that looking one up takes time and may fail."""
-        return self.retriever.store.shared
 
     @property
     def weighting(self) -> str:
@@ -93,18 +87,6 @@ class LoadedModel:
         if own is None:
             return "fusion"
         return own if isinstance(own, str) else f"Σ^{own[0]:g} on images, Σ^{own[1]:g} on texts"
-
-    def find_item(self, item_id: str) -> Item | None:
-        """Return the item with this id."""
-        return self.retriever.item(item_id)
-
-    def count_items(self) -> int:
-        """Return the number of images and captions."""
-        return self.retriever.store.count()
-
-    def stored_features(self, view: View, ids: list[str]) -> np.ndarray[Any, Any] | None:
-        """Return the stored features of items; None if the model keeps none, or an item was removed."""
-        return self.retriever.store.features(view, ids)
 
     def encode_queries(self, queries: Queries) -> EncodedQueries:
         """Return the features of queries and the words that were ignored."""
@@ -127,22 +109,13 @@ class LoadedModel:
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
-        widths = self._feature_widths(view)
-        if isinstance(features, np.ndarray):
-            width = widths if isinstance(widths, int) else sum(widths.values())
-            if features.shape[1] != width:
-                raise InputError(
-                    f"the features have {features.shape[1]} numbers; this model expects {width} for {view}s."
-                )
-            return features
-        if isinstance(widths, int):
-            raise InputError(f"the {view} features of this model have no named blocks; give one list.")
-        shapes = {name: rows.shape[1] for name, rows in features.items()}
-        if shapes != widths:
+        rows: Matrix = join_blocks(features, self.retriever.fitted.layout(view), view)
+        width = self.retriever.searcher.embedding.features(view)
+        if rows.shape[1] != width:
             raise InputError(
-                f"got the {view} blocks {_list_blocks(shapes)}; this model expects {_list_blocks(widths)}."
+                f"the features have {rows.shape[1]} numbers; this model expects {width} for {view}s."
             )
-        return np.concatenate([features[name] for name in widths], axis=1)
+        return rows
 
     def why_not_encoded(self, view: View) -> str | None:
         """Return why queries of a view cannot be encoded here, for clients; None if they can be.
@@ -175,15 +148,14 @@ class LoadedModel:
             content |= {"has_file": item.path is not None, **_image_urls(item.id)}
         else:
             content |= {"text": item.text, "image": item.image}
-            image = self.find_item(item.image) if item.image is not None else None
+            image = self.retriever.item(item.image) if item.image is not None else None
             if image is not None and image.path is not None:
                 content["thumbnail"] = _image_urls(image.id)["thumbnail"]
         return content | {"metadata": dict(item.metadata)}
 
     def _feature_widths(self, view: View) -> int | dict[str, int]:
-        model = self.retriever.fitted.model
-        blocks = fusion_layout(model, view) if isinstance(model, Fusion) else {}
-        return blocks if len(blocks) > 1 else self.retriever.searcher.embedding.features(view)
+        layout = self.retriever.fitted.layout(view)
+        return layout if len(layout) > 1 else self.retriever.searcher.embedding.features(view)
 
     def _encoder_error(self, view: View) -> str | None:
         encoders = self.retriever.encoders
@@ -353,10 +325,6 @@ def _to_json(value: Any) -> Any:
 
 def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _list_blocks(widths: dict[str, int]) -> str:
-    return ", ".join(f"{name[:60]!r} ({width})" for name, width in list(widths.items())[:12])
 
 
 def _image_urls(item_id: str) -> dict[str, str]:

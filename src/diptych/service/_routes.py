@@ -18,7 +18,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from diptych.retrieval import Hit, Pack
 from diptych.service._images import IMAGE_SIDE, THUMBNAIL_SIDE
 from diptych.service._limits import Problem, problem_responses, unknown_item
 from diptych.service._model import LoadedModel, Queries
@@ -92,7 +91,7 @@ def search_routes(service: Service) -> APIRouter:
         request.state.queries = names
         queries: Queries
         if body.features is not None:
-            queries = model.join_features("text", body.features)
+            queries = await service.look_up(model.join_features, "text", body.features)
         elif body.text is None:
             queries = await service.item_features(model, "text", names)
         elif (reason := model.why_not_encoded("text")) is not None:
@@ -127,15 +126,13 @@ def search_routes(service: Service) -> APIRouter:
             names = _query_names(body.features, body.id)
             check_sizes(service.limits, k=body.k, queries=len(names))
             if body.features is not None:
-                features = model.join_features("image", body.features)
+                features = await service.look_up(model.join_features, "image", body.features)
             else:
                 features = await service.item_features(model, "image", names)
         request.state.queries = names
         if body.packs:
-            packs: list[Any] = await service.batcher.run(
-                model.retriever.annotate, features, body.k, packs=True
-            )
-            return await service.look_up(_respond_packs, model, names, packs, start)
+            packs = await service.batcher.run(model.retriever.annotate, features, body.k, packs=True)
+            return await service.look_up(_respond, model, names, packs, None, start, packs=True)
         hits = await service.search(model, "annotate", features, body.k, body.where, body.weighting)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
@@ -147,9 +144,10 @@ def search_routes(service: Service) -> APIRouter:
         check_sizes(service.limits, k=body.k)
         request.state.queries = names
         if body.view is not None and body.features is not None:
-            view, features = body.view, model.join_features(body.view, body.features)
+            view = body.view
+            features = await service.look_up(model.join_features, view, body.features)
         else:
-            item = await service.look_up(model.find_item, *names)
+            item = await service.look_up(model.retriever.item, *names)
             view = item.view if item is not None else "image"
             features = await service.item_features(model, view, names)
         query = {str(view): features[0]}
@@ -183,7 +181,7 @@ def item_routes(service: Service) -> APIRouter:
     async def item(item_id: ItemPath) -> JsonResponse:
         """Return an item."""
         model = service.model
-        if (item := await service.look_up(model.find_item, item_id)) is None:
+        if (item := await service.look_up(model.retriever.item, item_id)) is None:
             raise unknown_item(item_id)
         return JsonResponse(await service.look_up(model.describe_item, item))
 
@@ -222,10 +220,14 @@ def item_routes(service: Service) -> APIRouter:
             reason = model.why_not_encoded("text") if captions and caption_features is None else None
             if reason is not None:
                 raise Problem(422, "no-encoder", reason)
-            joined = None if caption_features is None else model.join_features("text", caption_features)
+            rows = caption_rows = None
             if content is not None:
-                return await service.encode_image(model, content=content), joined
-            return None if features is None else model.join_features("image", features), joined
+                rows = await service.encode_image(model, content=content)
+            elif features is not None:
+                rows = await service.look_up(model.join_features, "image", features)
+            if caption_features is not None:
+                caption_rows = await service.look_up(model.join_features, "text", caption_features)
+            return rows, caption_rows
 
         model = service.model
         rows, caption_rows = await encode(model)
@@ -393,35 +395,24 @@ def _query_names(features: Matrix | dict[str, Matrix] | None, names: str | list[
 
 
 def _respond(
-    model: LoadedModel, names: list[Any], hits: list[list[Hit]], weighting: str | None, start: float
+    model: LoadedModel,
+    names: list[Any],
+    answers: list[Any],
+    weighting: str | None,
+    start: float,
+    *,
+    packs: bool = False,
 ) -> JsonResponse:
-    results = [
-        {
-            "query": name,
-            "hits": [model.describe_hit(hit) for hit in own],
-            "ignored_words": list(getattr(own, "ignored_words", ())),
-        }
-        for name, own in zip(names, hits, strict=True)
-    ]
-    return _wrap(model, results, weighting, start)
-
-
-def _respond_packs(
-    model: LoadedModel, names: list[Any], packs: list[list[Pack]], start: float
-) -> JsonResponse:
-    results = [
-        {"query": name, "packs": [model.describe_pack(pack) for pack in own]}
-        for name, own in zip(names, packs, strict=True)
-    ]
-    return _wrap(model, results, None, start)
-
-
-def _wrap(model: LoadedModel, results: list[Any], weighting: str | None, start: float) -> JsonResponse:
+    """Return the hits, or packs, of each query."""
+    results: list[dict[str, Any]] = [{"query": name} for name in names]
+    for result, answer in zip(results, answers, strict=True):
+        if packs:
+            result["packs"] = [model.describe_pack(pack) for pack in answer]
+        else:
+            result["hits"] = [model.describe_hit(hit) for hit in answer]
+            result["ignored_words"] = list(getattr(answer, "ignored_words", ()))
+    seconds = round(time.perf_counter() - start, 6)
+    weighting = weighting or model.weighting
     return JsonResponse(
-        {
-            "version": model.version,
-            "weighting": weighting or model.weighting,
-            "seconds": round(time.perf_counter() - start, 6),
-            "results": results,
-        }
+        {"version": model.version, "weighting": weighting, "seconds": seconds, "results": results}
     )

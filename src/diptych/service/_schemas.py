@@ -72,13 +72,9 @@ def _parse_features(value: Any) -> Matrix | dict[str, Matrix] | None:
     return blocks
 
 
-_ROW: dict[str, Any] = {"type": "array", "items": {"type": "number"}, "minItems": 1}
-_ROWS: dict[str, Any] = {"type": "array", "items": _ROW, "minItems": 1}
-_BLOCKS: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": {"anyOf": [_ROW, _ROWS]},
-    "minProperties": 1,
-}
+_ROW = {"type": "array", "items": {"type": "number"}, "minItems": 1}
+_ROWS = {"type": "array", "items": _ROW, "minItems": 1}
+_BLOCKS = {"type": "object", "additionalProperties": {"anyOf": [_ROW, _ROWS]}, "minProperties": 1}
 
 # Checked as a whole: one error for each of some thousand numbers would help nobody.
 Features = Annotated[
@@ -108,6 +104,10 @@ Where = Annotated[
 ]
 
 
+def _examples(*examples: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": list(examples)})
+
+
 class RequestBody(BaseModel):
     """Base class of request bodies; unknown fields are refused."""
 
@@ -131,16 +131,12 @@ class SearchOptions(RequestBody):
 class SearchRequest(SearchOptions):
     """Search images for texts, for stored captions, or for text features."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"text": "a red star at night", "k": 5},
-                {"text": ["two boats on the sea", "three blue umbrellas"], "where": {"split": "test"}},
-                {"id": "images/scene-000007.png#2", "weighting": "none"},
-                {"features": [0.12, -1.5, 0.7], "k": 5},
-                {"features": {"words": [0.12, -1.5], "tones": [0.7, 0.1, -0.3]}},
-            ]
-        },
+    model_config = _examples(
+        {"text": "a red star at night", "k": 5},
+        {"text": ["two boats on the sea", "three blue umbrellas"], "where": {"split": "test"}},
+        {"id": "images/scene-000007.png#2", "weighting": "none"},
+        {"features": [0.12, -1.5, 0.7], "k": 5},
+        {"features": {"words": [0.12, -1.5], "tones": [0.7, 0.1, -0.3]}},
     )
     text: Text | list[Text] | None = Field(None, description="A text, or several.")
     id: ItemId | list[ItemId] | None = Field(None, description="The id of a stored caption, or several.")
@@ -167,14 +163,10 @@ class AnnotateForm(SearchOptions):
 class AnnotateRequest(AnnotateForm):
     """Search captions for stored images, or for image features."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"id": "images/scene-000007.png", "k": 5},
-                {"features": [[0.12, -1.5, 0.7], [0.3, 0.0, -2.0]]},
-                {"features": {"resnet": [0.12, -1.5], "dino": [0.7, 0.1, -0.3]}},
-            ]
-        },
+    model_config = _examples(
+        {"id": "images/scene-000007.png", "k": 5},
+        {"features": [[0.12, -1.5, 0.7], [0.3, 0.0, -2.0]]},
+        {"features": {"resnet": [0.12, -1.5], "dino": [0.7, 0.1, -0.3]}},
     )
     id: ItemId | list[ItemId] | None = Field(None, description="The id of a stored image, or several.")
     features: Features = Field(None, description=ABOUT_FEATURES)
@@ -188,13 +180,8 @@ class AnnotateRequest(AnnotateForm):
 class SimilarRequest(RequestBody):
     """Search images similar to an image, or captions similar to a caption."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"id": "images/scene-000007.png"},
-                {"features": [0.12, -1.5, 0.7], "view": "image"},
-            ]
-        },
+    model_config = _examples(
+        {"id": "images/scene-000007.png"}, {"features": [0.12, -1.5, 0.7], "view": "image"}
     )
     id: ItemId | None = Field(None, description="The id of a stored item.")
     features: Features = Field(None, description=ABOUT_FEATURES)
@@ -237,19 +224,10 @@ class AddForm(RequestBody):
 class AddRequest(AddForm):
     """Captions to add, with or without an image; features in place of encoding here."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"captions": ["a red star at night"]},
-                {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
-                {
-                    "id": "photo-18",
-                    "features": [0.12, -1.5, 0.7],
-                    "captions": ["a red star"],
-                    "caption_features": [[0.3, 0.1]],
-                },
-            ]
-        },
+    model_config = _examples(
+        {"captions": ["a red star at night"]},
+        {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
+        {"features": [0.12, -1.5], "captions": ["a red star"], "caption_features": [[0.3, 0.1]]},
     )
     features: Features = Field(None, description=f"Of one image. {ABOUT_FEATURES}")
     caption_features: Features = Field(
