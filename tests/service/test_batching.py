@@ -100,7 +100,7 @@ def test_too_many_waiting_requests_get_503(model, retriever):
         answers = await asyncio.gather(
             *(batcher.search(model, "search", text, 1, None) for _ in range(9)), return_exceptions=True
         )
-        assert batcher.pending == 0
+        assert batcher.slots.used == 0
         batcher.close()
         return answers
 

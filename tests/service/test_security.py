@@ -168,11 +168,11 @@ def test_queries_are_logged_only_on_request(served, easy, caplog):
 def test_a_busy_server_answers_503(served, easy):
     client = served(requests=1, waiting=1, concurrency=1)
     service = client.service
-    service.batcher.pending = 2
+    service.batcher.slots.used = 2
     answer = client.post("/v1/search", json={"text": easy.text})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
-    service.batcher.pending = 0
+    service.batcher.slots.used = 0
     assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
 
 

@@ -31,7 +31,7 @@ from diptych.service._limits import (
     Limits,
     Problem,
     ProblemDetails,
-    busy,
+    Slots,
     install_handlers,
     unknown_item,
 )
@@ -77,12 +77,12 @@ class Service:
         self.batcher = Batcher(self.limits, self.threads, self.metrics.batches.observe)
         self.images = Images(self.limits)
         self._encoding = asyncio.Semaphore(self.limits.decoders)
-        self._waiting_images = 0
+        self._images_waiting = Slots(self.limits.waiting, "many images are waiting to be encoded")
         self._saving: asyncio.Task[None] | None = None
         self._item_count: asyncio.Future[int] | None = None
         for name, about, read in (
             ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._read_count),
-            ("diptych_searches_open", "Searches that wait or run.", lambda: self.batcher.pending),
+            ("diptych_searches_open", "Searches that wait or run.", lambda: self.batcher.slots.used),
             ("diptych_thumbnail_bytes", "Memory of cached thumbnails.", lambda: self.images.cached_bytes),
             ("diptych_reloads_loaded", "Versions loaded.", lambda: self.holder.reloads["loaded"]),
             ("diptych_reloads_failed", "Versions refused.", lambda: self.holder.reloads["failed"]),
@@ -158,15 +158,10 @@ class Service:
         """Return the features of an uploaded or stored image; only a few are in memory at a time."""
         if (reason := model.why_not_encoded("image")) is not None:
             raise Problem(422, "no-encoder", reason)
-        if self._waiting_images >= self.limits.waiting:
-            raise busy("many images are waiting to be encoded")
-        self._waiting_images += 1
-        try:
+        with self._images_waiting:
             async with self._encoding:
                 image = await self.images.load_pixels(content=content, path=path)
                 return await self.batcher.run(model.retriever.encoders.encode_images, [image])
-        finally:
-            self._waiting_images -= 1
 
     async def item_features(self, model: LoadedModel, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
         """Return the features of stored items, encoded again where the model does not keep them."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -21,7 +20,7 @@ import threadpoolctl
 from diptych._checks import InputError, Task
 from diptych.cca._weighting import Weighting
 from diptych.retrieval import Hit, Hits
-from diptych.service._limits import Limits, busy
+from diptych.service._limits import Limits, Slots
 from diptych.service._model import EncodedQueries, LoadedModel, Queries
 
 Key: TypeAlias = tuple[LoadedModel, Task, Weighting | None]
@@ -52,19 +51,18 @@ class Batcher:
         self._pool = ThreadPoolExecutor(limits.concurrency, "search", _limit_threads, (threads,))
         self._waiting: dict[Key, deque[_Request]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.pending = 0
-        """Calls that wait or run."""
+        self.slots = Slots(limits.concurrency + limits.waiting, "many queries are waiting")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a thread; raise a 503 problem if too many calls are waiting."""
-        with self._count():
+        with self.slots:
             return await self._run(lambda: function(*args, **kwargs))
 
     async def search(
         self, model: LoadedModel, task: Task, queries: Queries, k: int, weighting: Weighting | None
     ) -> list[list[Hit]]:
         """Return the k best items for each query, searched together with others that wait."""
-        with self._count():
+        with self.slots:
             request = _Request(queries, k, asyncio.get_running_loop().create_future())
             key = (model, task, weighting)
             if key in self._waiting:
@@ -104,16 +102,6 @@ class Batcher:
                 else:
                     request.hits.set_result(answer)
         del self._waiting[key]
-
-    @contextmanager
-    def _count(self) -> Iterator[None]:
-        if self.pending >= self._limits.concurrency + self._limits.waiting:
-            raise busy("many queries are waiting")
-        self.pending += 1
-        try:
-            yield
-        finally:
-            self.pending -= 1
 
 
 def _search_batch(key: Key, batch: list[_Request]) -> list[list[list[Hit]] | Exception]:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from diptych.image import UnreadableImage
 from diptych.service._decoder import read_frame, write_frame
-from diptych.service._limits import Limits, busy
+from diptych.service._limits import Limits, Slots, busy
 
 THUMBNAIL_SIDE, IMAGE_SIDE = 320, 1600
 """Longest sides of the images sent to browsers."""
@@ -127,7 +127,7 @@ class Images:
         for decoder in self._decoders:
             self._free.put(decoder)
         self._threads = ThreadPoolExecutor(limits.decoders, "images")
-        self._waiting = 0
+        self._waiting = Slots(limits.waiting, "many images are waiting to be decoded")
         self._thumbnails: OrderedDict[tuple[str, str, int], WebpImage] = OrderedDict()
         self.cached_bytes = 0
 
@@ -167,13 +167,8 @@ class Images:
             self.cached_bytes -= len(oldest.content)
 
     async def _submit(self, job: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-        if self._waiting >= self._limits.waiting:
-            raise busy("many images are waiting to be decoded")
-        self._waiting += 1
-        try:
+        with self._waiting:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, job, content)
-        finally:
-            self._waiting -= 1
 
     def _decode(self, job: dict[str, Any] | None, content: bytes) -> tuple[dict[str, Any], bytes]:
         decoder = self._free.get()

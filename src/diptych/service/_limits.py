@@ -127,6 +127,22 @@ def busy(reason: str) -> Problem:
     return Problem(503, "busy", f"the server is busy ({reason}); try again shortly.", {"Retry-After": "1"})
 
 
+class Slots:
+    """A context manager for a limited number of calls at once; one more is refused as busy."""
+
+    def __init__(self, limit: int, reason: str) -> None:
+        self._limit, self._reason = limit, reason
+        self.used = 0
+
+    def __enter__(self) -> None:
+        if self.used >= self._limit:
+            raise busy(self._reason)
+        self.used += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.used -= 1
+
+
 def unknown_item(item_id: str) -> Problem:
     return Problem(404, "unknown-item", f"there is no item {item_id[:200]!r}.")
 

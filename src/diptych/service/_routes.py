@@ -18,28 +18,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
+from diptych.service import _schemas as schemas
 from diptych.service._images import IMAGE_SIDE, THUMBNAIL_SIDE
 from diptych.service._limits import Problem, problem_responses, unknown_item
 from diptych.service._model import LoadedModel, Queries
-from diptych.service._schemas import (
-    AddForm,
-    AddRequest,
-    AddResponse,
-    AnnotateForm,
-    AnnotateRequest,
-    Health,
-    ItemOut,
-    ItemPath,
-    Matrix,
-    ModelOut,
-    RemoveResponse,
-    SearchRequest,
-    SearchResponse,
-    SessionRequest,
-    SimilarRequest,
-    check_sizes,
-    count_rows,
-)
 from diptych.service._security import COOKIE, media_type, secrets_equal, session_cookie
 from diptych.service._writes import Writer
 
@@ -82,12 +64,12 @@ class JsonRoute(APIRoute):
 def search_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["search"], route_class=JsonRoute)
 
-    @router.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
-    async def search(body: SearchRequest, request: Request) -> JsonResponse:
+    @router.post("/search", response_model=schemas.SearchResponse, responses=_PROBLEMS)
+    async def search(body: schemas.SearchRequest, request: Request) -> JsonResponse:
         """Find images for texts, for stored captions, or for text features."""
         start, model = time.perf_counter(), service.model
         names = _query_names(body.features, body.text if body.text is not None else body.id)
-        check_sizes(service.limits, k=body.k, queries=len(names), texts=names if body.text else None)
+        schemas.check_sizes(service.limits, k=body.k, queries=len(names), texts=names if body.text else None)
         request.state.queries = names
         queries: Queries
         if body.features is not None:
@@ -103,28 +85,28 @@ def search_routes(service: Service) -> APIRouter:
 
     @router.post(
         "/annotate",
-        response_model=SearchResponse,
+        response_model=schemas.SearchResponse,
         responses=_PROBLEMS,
-        openapi_extra=_describe_body(AnnotateRequest, AnnotateForm, "The image, or several."),
+        openapi_extra=_describe_body(schemas.AnnotateRequest, schemas.AnnotateForm, "The image, or several."),
     )
     async def annotate(request: Request) -> JsonResponse:
         """Find captions for images: uploaded as a form, stored ones by their ids, or by features."""
         start, model = time.perf_counter(), service.model
-        body: AnnotateForm | AnnotateRequest
+        body: schemas.AnnotateForm | schemas.AnnotateRequest
         if _is_form(request):
             async with request.form(max_files=service.limits.batch, max_fields=8) as form:
                 files = _form_images(form)
-                body = _validate(AnnotateForm, _form_fields(form))
+                body = _validate(schemas.AnnotateForm, _form_fields(form))
                 names: list[Any] = [file.filename or "" for file in files]
                 if not files:
                     raise Problem(422, "bad-request", "the form has no image; send one in the field 'image'.")
-                check_sizes(service.limits, k=body.k, queries=len(files))
+                schemas.check_sizes(service.limits, k=body.k, queries=len(files))
                 blocks = [await service.encode_image(model, content=await file.read()) for file in files]
                 features = np.concatenate(blocks)
         else:
-            body = _validate(AnnotateRequest, await _read_json(request))
+            body = _validate(schemas.AnnotateRequest, await _read_json(request))
             names = _query_names(body.features, body.id)
-            check_sizes(service.limits, k=body.k, queries=len(names))
+            schemas.check_sizes(service.limits, k=body.k, queries=len(names))
             if body.features is not None:
                 features = await service.look_up(model.join_features, "image", body.features)
             else:
@@ -136,12 +118,12 @@ def search_routes(service: Service) -> APIRouter:
         hits = await service.search(model, "annotate", features, body.k, body.where, body.weighting)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
-    @router.post("/similar", response_model=SearchResponse, responses=_PROBLEMS)
-    async def similar(body: SimilarRequest, request: Request) -> JsonResponse:
+    @router.post("/similar", response_model=schemas.SearchResponse, responses=_PROBLEMS)
+    async def similar(body: schemas.SimilarRequest, request: Request) -> JsonResponse:
         """Find images similar to an image, or captions similar to a caption, by id or by features."""
         start, model = time.perf_counter(), service.model
         names = _query_names(body.features, body.id)
-        check_sizes(service.limits, k=body.k)
+        schemas.check_sizes(service.limits, k=body.k)
         request.state.queries = names
         if body.view is not None and body.features is not None:
             view = body.view
@@ -168,17 +150,17 @@ def item_routes(service: Service) -> APIRouter:
         return Response(image.content, media_type="image/webp", headers=headers)
 
     @router.get("/{item_id:path}/image", responses=_IMAGE_RESPONSES, response_class=Response)
-    async def image(item_id: ItemPath, request: Request) -> Response:
+    async def image(item_id: schemas.ItemPath, request: Request) -> Response:
         """Return a stored image as WebP, at most 1600 pixels wide and high."""
         return await send_image(item_id, request, IMAGE_SIDE)
 
     @router.get("/{item_id:path}/thumbnail", responses=_IMAGE_RESPONSES, response_class=Response)
-    async def thumbnail(item_id: ItemPath, request: Request) -> Response:
+    async def thumbnail(item_id: schemas.ItemPath, request: Request) -> Response:
         """Return a stored image as WebP, at most 320 pixels wide and high."""
         return await send_image(item_id, request, THUMBNAIL_SIDE)
 
-    @router.get("/{item_id:path}", response_model=ItemOut, responses=problem_responses(401, 404, 421))
-    async def item(item_id: ItemPath) -> JsonResponse:
+    @router.get("/{item_id:path}", response_model=schemas.ItemOut, responses=problem_responses(401, 404, 421))
+    async def item(item_id: schemas.ItemPath) -> JsonResponse:
         """Return an item."""
         model = service.model
         if (item := await service.look_up(model.retriever.item, item_id)) is None:
@@ -188,9 +170,9 @@ def item_routes(service: Service) -> APIRouter:
     @router.post(
         "",
         status_code=201,
-        response_model=AddResponse,
+        response_model=schemas.AddResponse,
         responses={**_PROBLEMS, **problem_responses(409, 507)},
-        openapi_extra=_describe_body(AddRequest, AddForm, "The image.", required=False),
+        openapi_extra=_describe_body(schemas.AddRequest, schemas.AddForm, "The image.", required=False),
     )
     async def add(request: Request) -> JsonResponse:
         """Add an image with its captions as a form, captions alone, or features; needs ``--writable``.
@@ -204,19 +186,19 @@ def item_routes(service: Service) -> APIRouter:
         if _is_form(request):
             async with request.form(max_files=1, max_fields=service.limits.batch + 2) as form:
                 files = _form_images(form)
-                body = _validate(AddForm, _form_fields(form, lists=("captions",)))
+                body = _validate(schemas.AddForm, _form_fields(form, lists=("captions",)))
                 content = await files[0].read() if files else None
         else:
-            body = parsed = _validate(AddRequest, await _read_json(request))
+            body = parsed = _validate(schemas.AddRequest, await _read_json(request))
             features, caption_features = parsed.features, parsed.caption_features
         captions: list[str | None] = [*body.captions]
         if not captions and caption_features is not None:
-            captions = [None] * count_rows(caption_features)
+            captions = [None] * schemas.count_rows(caption_features)
         if content is None and features is None and not captions:
             raise Problem(422, "bad-request", "the request has neither an image nor a caption; send one.")
-        check_sizes(service.limits, queries=max(1, len(captions)), texts=body.captions)
+        schemas.check_sizes(service.limits, queries=max(1, len(captions)), texts=body.captions)
 
-        async def encode(model: LoadedModel) -> tuple[np.ndarray[Any, Any] | None, Matrix | None]:
+        async def encode(model: LoadedModel) -> tuple[np.ndarray[Any, Any] | None, schemas.Matrix | None]:
             reason = model.why_not_encoded("text") if captions and caption_features is None else None
             if reason is not None:
                 raise Problem(422, "no-encoder", reason)
@@ -252,8 +234,8 @@ def item_routes(service: Service) -> APIRouter:
         location = quote(ids["image"] or ids["captions"][0], safe="")
         return JsonResponse(ids, 201, {"Location": f"/v1/items/{location}"})
 
-    @router.delete("/{item_id:path}", response_model=RemoveResponse, responses=_PROBLEMS)
-    async def remove(item_id: ItemPath) -> JsonResponse:
+    @router.delete("/{item_id:path}", response_model=schemas.RemoveResponse, responses=_PROBLEMS)
+    async def remove(item_id: schemas.ItemPath) -> JsonResponse:
         """Remove an item, an image together with its captions; needs ``--writable``."""
         writer = _writer(service)
         async with service.holder.writing:
@@ -267,7 +249,7 @@ def item_routes(service: Service) -> APIRouter:
 def about_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["about"], route_class=JsonRoute)
 
-    @router.get("/v1/model", response_model=ModelOut, responses=problem_responses(401, 421))
+    @router.get("/v1/model", response_model=schemas.ModelOut, responses=problem_responses(401, 421))
     async def model() -> JsonResponse:
         """Describe the model: its encoders, recalls, regularisation path and canonical spectrum."""
         description = await service.batcher.run(service.model.describe)
@@ -276,7 +258,7 @@ def about_routes(service: Service) -> APIRouter:
         writable = service.holder.writer is not None
         return JsonResponse(description | {"limits": limits, "writable": writable})
 
-    @router.get("/healthz", response_model=Health, responses=problem_responses(421))
+    @router.get("/healthz", response_model=schemas.Health, responses=problem_responses(421))
     async def healthz() -> JsonResponse:
         """Tell that the server answers, and the version of its model."""
         return JsonResponse({"status": "ok", "version": service.model.version})
@@ -298,7 +280,7 @@ def about_routes(service: Service) -> APIRouter:
         status_code=204,
         responses=problem_responses(400, 401, 403, 408, 413, 415, 421, 422, 503),
     )
-    async def session(body: SessionRequest, request: Request) -> Response:
+    async def session(body: schemas.SessionRequest, request: Request) -> Response:
         """Exchange the token for a cookie, which browsers also send when they load images."""
         response = Response(status_code=204)
         if service.token is None:
@@ -387,10 +369,12 @@ def _form_fields(form: FormData, lists: tuple[str, ...] = ()) -> dict[str, Any]:
     return fields
 
 
-def _query_names(features: Matrix | dict[str, Matrix] | None, names: str | list[str] | None) -> list[Any]:
+def _query_names(
+    features: schemas.Matrix | dict[str, schemas.Matrix] | None, names: str | list[str] | None
+) -> list[Any]:
     """Return the queries as the response repeats them: texts or ids, and None for each row of features."""
     if features is not None:
-        return [None] * count_rows(features)
+        return [None] * schemas.count_rows(features)
     return [names] if isinstance(names, str) else list(names or [])
 
 

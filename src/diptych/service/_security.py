@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import SplitResult, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -115,8 +115,17 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path, headers = scope["path"], Headers(scope=scope)
-        response = _Response(send, "no-cache" if path in self._open_paths else "no-store")
-        trusted = counted = False
+        trusted = counted = started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                response_headers = MutableHeaders(scope=message)
+                cache = "no-cache" if path in self._open_paths else "no-store"
+                for name, value in (*HEADERS.items(), ("Cache-Control", cache)):
+                    response_headers.setdefault(name, value)
+            await send(message)
 
         def count() -> None:
             # Those with and without the token are counted apart, so that the latter cannot block the former.
@@ -138,16 +147,16 @@ class Gate:
                 count()
             # Any other request is counted once its body has arrived: until then it costs only a connection.
             bounded = _limit_body(receive, max_bytes, self._limits.body_seconds, count)
-            await self._app(scope, bounded, response.send)
+            await self._app(scope, bounded, send_with_headers)
         except ClientDisconnect:
             pass
         except Exception as error:
             problem = as_problem(error)
             if problem.status_code == 500:
                 log.exception("a request failed with an internal error")
-            if response.started:
+            if started:
                 raise
-            await problem.response()(scope, receive, response.send)
+            await problem.response()(scope, receive, send_with_headers)
         finally:
             if counted:
                 self._open_requests[trusted] -= 1
@@ -241,22 +250,3 @@ def _limit_body(receive: Receive, max_bytes: int, seconds: float, on_complete: C
         return message
 
     return receive_limited
-
-
-class _Response:
-    """Sends a response with the security headers added."""
-
-    def __init__(self, send: Send, cache_control: str) -> None:
-        self._send, self.started = send, False
-        headers = HEADERS | {"Cache-Control": cache_control}
-        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.started = True
-            present = {name.lower() for name, _ in message["headers"]}
-            message["headers"] = [
-                *message["headers"],
-                *(header for header in self._headers if header[0] not in present),
-            ]
-        await self._send(message)
