@@ -14,7 +14,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,7 +34,7 @@ from diptych.service._limits import (
     Problem,
     ProblemDetails,
     Slots,
-    install_handlers,
+    answer_problem,
     unknown_item,
 )
 from diptych.service._metrics import Metrics, RequestMonitor
@@ -319,13 +321,14 @@ def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
         # FastAPI's pages for these load scripts from other servers.
         docs_url=None,
         redoc_url=None,
+        # Other errors are answered by Gate: a response made further out would lack its headers.
+        exception_handlers=dict.fromkeys((HTTPException, InputError, RequestValidationError), answer_problem),
     )
     routes = list(app.routes)
     for make_router in (search_routes, item_routes, about_routes):
         router = make_router(service)
         app.include_router(router)
         routes += router.routes
-    install_handlers(app)
     app.add_middleware(Gate, limits=service.limits, token=service.token, open_paths=PAGE_PATHS)
     app.add_middleware(RequestMonitor, metrics=service.metrics, routes=routes, log_queries=log_queries)
     app.add_middleware(_ItemPaths)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
@@ -179,17 +179,9 @@ def as_problem(error: Exception) -> Problem:
     return Problem(500, "defect", "the server has an internal error; its log says which.")
 
 
-def install_handlers(app: FastAPI) -> None:
-    """Answer the expected errors of ``app`` with problem details.
-
-    Unexpected ones are answered by the middleware ``Gate``: a response made further out lacks its headers.
-    """
-
-    async def answer(_: Request, error: Exception) -> Response:
-        return as_problem(error).response()
-
-    for kind in (HTTPException, InputError, RequestValidationError):
-        app.add_exception_handler(kind, answer)
+async def answer_problem(_: Request, error: Exception) -> Response:
+    """Answer an error with problem details; an exception handler of FastAPI."""
+    return as_problem(error).response()
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

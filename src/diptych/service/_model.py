@@ -354,8 +354,8 @@ def _describe_path(path: Any) -> dict[str, Any] | None:
 def _thin_spectrum(correlations: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return at most ``MAX_SPECTRUM`` canonical correlations, evenly spaced, with their numbers."""
     n = len(correlations)
-    kept = np.unique(np.linspace(0, n - 1, min(n, MAX_SPECTRUM)).round().astype(int))
-    return {"number": (kept + 1).tolist(), "correlation": correlations[kept].astype(float).tolist()}
+    chosen = np.unique(np.linspace(0, n - 1, min(n, MAX_SPECTRUM)).round().astype(int))
+    return {"number": (chosen + 1).tolist(), "correlation": correlations[chosen].astype(float).tolist()}
 
 
 def _choose_examples(items: list[Item]) -> dict[str, list[dict[str, Any]]]:

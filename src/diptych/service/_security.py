@@ -26,19 +26,10 @@ HEALTH, SESSION = "/healthz", "/v1/session"
 SESSION_BYTES = 8192
 """Size of a request for a session, the only body that clients without the token may send."""
 ON_TRUSTED = "diptych.on_trusted"
-"""Key of the request scope: a function to call once the request has shown the token."""
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob:",
-        "connect-src 'self'",
-        "form-action 'none'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-    )
+"""Key of the request scope: a function to call once the request has sent the token."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -171,7 +162,7 @@ class Gate:
             raise Problem(403, "other-origin", "requests from web pages of other servers are refused.")
 
     def _check_token(self, path: str, headers: Headers) -> bool:
-        """Return whether a request has shown the token; refuse one that needs it and has not."""
+        """Return whether a request has sent the token; refuse one that needs it and has not."""
         if self._token is None:
             return False
         scheme, _, token = headers.get("authorization", "").partition(" ")

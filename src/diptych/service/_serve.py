@@ -3,7 +3,7 @@
 uvicorn has no limit on connections that keep it waiting. A client sends its request within milliseconds; one
 that opens connections and sends little or nothing pays nothing for it and takes the place of others. So there
 may be only a limited number of connections whose request has not arrived, per address and in total, and
-beyond it the one that has waited longest is closed. Requests that have arrived, or have shown the token, do
+beyond it the one that has waited longest is closed. Requests that have arrived, or have sent the token, do
 not count. Connections that were answered before and are kept open are counted apart.
 """
 

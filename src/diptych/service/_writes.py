@@ -284,20 +284,20 @@ class Writer:
 
     def _drop_cancelled(self, retriever: Retriever) -> None:
         """Drop additions of items that were removed again, and these removals."""
-        kept: list[Entry] = []
+        remaining: list[Entry] = []
         removed: set[str] = set()
         for entry in self.journal.entries:
             ids = set(entry.item_ids)
             if entry.op == "remove":
                 if entry.id not in removed:
-                    kept.append(entry)
+                    remaining.append(entry)
             elif entry.n in self._damaged or _existing(retriever, entry):
-                kept.append(entry)
+                remaining.append(entry)
                 removed -= ids
             else:
                 removed |= ids
-        if len(kept) < len(self.journal.entries):
-            self.journal.rewrite(kept)
+        if len(remaining) < len(self.journal.entries):
+            self.journal.rewrite(remaining)
 
     def _record(self, retriever: Retriever, entry: Entry) -> None:
         if not retriever.store.shared:  # a database keeps its own record
