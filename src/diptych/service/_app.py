@@ -21,11 +21,9 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from diptych._checks import InputError, Task
+from diptych._checks import InputError
 from diptych._persistence import library_version
-from diptych.cca._weighting import Weighting
 from diptych.image import UnreadableImage
-from diptych.retrieval import Hit, Hits
 from diptych.retrieval._items import View
 from diptych.service._batching import Batcher
 from diptych.service._images import Images, WebpImage
@@ -38,7 +36,7 @@ from diptych.service._limits import (
     unknown_item,
 )
 from diptych.service._metrics import Metrics, RequestMonitor
-from diptych.service._model import LoadedModel, ModelHolder, Queries
+from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._routes import about_routes, item_routes, search_routes
 from diptych.service._security import Gate, check_token
 
@@ -133,26 +131,6 @@ class Service:
         if count is None or not count.done() or count.exception() is not None:
             return float("nan")
         return float(count.result())
-
-    async def search(
-        self,
-        model: LoadedModel,
-        task: Task,
-        queries: Queries,
-        k: int,
-        where: dict[str, Any] | None,
-        weighting: Weighting | None,
-    ) -> list[list[Hit]]:
-        """Return the k best items for each query."""
-        if where is None:
-            return await self.batcher.search(model, task, queries, k, weighting)
-
-        def search_filtered() -> list[list[Hit]]:
-            features, ignored = model.encode_queries(queries)
-            hits = model.search(task, features, k, where=where, weighting=weighting)
-            return list(map(Hits, hits, ignored))
-
-        return await self.batcher.run(search_filtered)
 
     async def encode_image(
         self, model: LoadedModel, *, content: bytes = b"", path: str | None = None

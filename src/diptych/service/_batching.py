@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import threadpoolctl
@@ -59,12 +59,23 @@ class Batcher:
             return await self._run(lambda: function(*args, **kwargs))
 
     async def search(
-        self, model: LoadedModel, task: Task, queries: Queries, k: int, weighting: Weighting | None
+        self,
+        model: LoadedModel,
+        task: Task,
+        queries: Queries,
+        k: int,
+        weighting: Weighting | None = None,
+        where: dict[str, Any] | None = None,
     ) -> list[list[Hit]]:
-        """Return the k best items for each query, searched together with others that wait."""
+        """Return the k best items for each query; queries without a filter share passes."""
         with self.slots:
             request = _Request(queries, k, asyncio.get_running_loop().create_future())
             key = (model, task, weighting)
+            if where is not None:
+                (answer,) = await self._run(lambda: _search_batch(key, [request], where))
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
             if key in self._waiting:
                 self._waiting[key].append(request)
             else:
@@ -104,15 +115,18 @@ class Batcher:
         del self._waiting[key]
 
 
-def _search_batch(key: Key, batch: list[_Request]) -> list[list[list[Hit]] | Exception]:
+def _search_batch(
+    key: Key, batch: list[_Request], where: dict[str, Any] | None = None
+) -> list[list[list[Hit]] | Exception]:
     model, task, weighting = key
+    search = model.retriever.search if task == "search" else model.retriever.annotate
     encoded = _encode_batch(model, batch)
     features = [each[0] for each in encoded if not isinstance(each, Exception)]
     if not features:
         return [each for each in encoded if isinstance(each, Exception)]
     # The largest k serves all: a shorter list of hits is the beginning of a longer one.
     k = max(r.k for r, each in zip(batch, encoded, strict=True) if not isinstance(each, Exception))
-    hits = iter(model.search(task, np.concatenate(features), k, weighting=weighting))
+    hits = iter(search(np.concatenate(features), k, where=where, weighting=weighting))
     return [
         each if isinstance(each, Exception) else [Hits(next(hits)[: r.k], words) for words in each[1]]
         for r, each in zip(batch, encoded, strict=True)

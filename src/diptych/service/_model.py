@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import TASKS, InputError
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca import AWCCA
-from diptych.cca._weighting import NAMES, Weighting
+from diptych.cca._weighting import NAMES
 from diptych.report._card import PICTURE
 from diptych.retrieval import Hit, Item, Pack, Retriever
 from diptych.retrieval._inputs import join_blocks
@@ -93,19 +93,6 @@ class LoadedModel:
         if isinstance(queries, np.ndarray):
             return queries, [()] * len(queries)
         return self.retriever.encoders.encode_queries(queries)
-
-    def search(
-        self,
-        task: Task,
-        features: np.ndarray[Any, Any],
-        k: int,
-        *,
-        where: dict[str, Any] | None = None,
-        weighting: Weighting | None = None,
-    ) -> list[Any]:
-        """Return the k best items of a task for each row of features."""
-        search = self.retriever.search if task == "search" else self.retriever.annotate
-        return list(search(features, k, where=where, weighting=weighting))
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""

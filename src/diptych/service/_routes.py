@@ -80,7 +80,7 @@ def search_routes(service: Service) -> APIRouter:
             raise Problem(422, "no-encoder", reason)
         else:
             queries = names
-        hits = await service.search(model, "search", queries, body.k, body.where, body.weighting)
+        hits = await service.batcher.search(model, "search", queries, body.k, body.weighting, body.where)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
     @router.post(
@@ -115,7 +115,7 @@ def search_routes(service: Service) -> APIRouter:
         if body.packs:
             packs = await service.batcher.run(model.retriever.annotate, features, body.k, packs=True)
             return await service.look_up(_respond, model, names, packs, None, start, packs=True)
-        hits = await service.search(model, "annotate", features, body.k, body.where, body.weighting)
+        hits = await service.batcher.search(model, "annotate", features, body.k, body.weighting, body.where)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
     @router.post("/similar", response_model=schemas.SearchResponse, responses=_PROBLEMS)
