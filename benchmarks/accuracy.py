@@ -23,12 +23,26 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from diptych.cca import AWCCA, Moments, spectra_from_moments  # noqa: E402
-from diptych.fusion import Block, Fusion, Part, activated, gated, offsets  # noqa: E402
-from diptych.fusion._blocks import Geometry, taken  # noqa: E402
-from diptych.fusion._hubness import corrected_items, corrected_queries  # noqa: E402
-from diptych.fusion._members import FittedPart, Linear, Trial, Use, best_use, fit_part, uses_of  # noqa: E402  # noqa: E402
-from diptych.fusion._weights import Judge, Scored, best_correction  # noqa: E402
+from diptych.cca import AWCCA, spectra_from_moments  # noqa: E402
+from diptych.fusion import Block, Fusion, Part  # noqa: E402
+from diptych.fusion._blocks import Geometry, apply_geometry, take_rows  # noqa: E402
+from diptych.fusion._hubness import (  # noqa: E402
+    Evaluator,
+    PartScores,
+    append_offsets,
+    append_ones,
+    choose_correction,
+    compute_offsets,
+)
+from diptych.fusion._members import (  # noqa: E402
+    FittedPart,
+    LinearMaps,
+    Trial,
+    Use,
+    choose_use,
+    fit_part,
+    make_uses,
+)
 from diptych.ranking import ranks, summary  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
 from diptych.text._fourier import RandomFourier  # noqa: E402
@@ -144,16 +158,12 @@ def shaped(split: Split, blocks: dict[str, Block]) -> Split:
     """The blocks in their geometry, as a fusion has them."""
     training = split.training
     shapes = [
-        {n: Geometry.of(blocks[n], blocks[n].candidates[0], rows, n) for n, rows in view.items()}
+        {n: Geometry.fit(blocks[n], blocks[n].candidates[0], rows, n) for n, rows in view.items()}
         for view in training[:2]
     ]
 
     def applied(pairs: tuple) -> tuple:
-        views = [
-            {name: shape.apply(view[name], name) for name, shape in side.items()}
-            for side, view in zip(shapes, pairs[:2], strict=True)
-        ]
-        return (*views, pairs[2])
+        return (*map(apply_geometry, shapes, pairs[:2]), pairs[2])
 
     return Split(applied(training), applied(split.validation), applied(split.reported))
 
@@ -161,29 +171,62 @@ def shaped(split: Split, blocks: dict[str, Block]) -> Split:
 class Embedded:
     """Items, queries and bank of one model and task; scores are inner products."""
 
-    def __init__(self, part: Part, linear: Linear, task: str, pairs: tuple, bank: dict) -> None:
+    def __init__(self, part: Part, linear: LinearMaps, task: str, pairs: tuple, bank: dict) -> None:
         (view, other), (items, queries) = ("x", "y"), pairs[:2]
         if task == "annotate":
             view, other, items, queries = other, view, queries, items
-        self.items = linear.embed(part.rows(items, view), view)
-        self.queries = linear.embed(part.rows(queries, other), other)
-        self.bank = linear.embed(part.rows(bank, other), other)
+        self.items = linear.embed(part.features(items, view), view)
+        self.queries = linear.embed(part.features(queries, other), other)
+        self.bank = linear.embed(part.features(bank, other), other)
 
-        self.embed = lambda row: linear.embed(part.rows(taken(queries, slice(row, row + 1)), other), other)
+        self.embed = lambda row: linear.embed(
+            part.features(take_rows(queries, slice(row, row + 1)), other), other
+        )
 
-    def scored(self) -> Scored:
-        return Scored(self.queries @ self.items.T, self.bank @ self.items.T)
+    def scored(self) -> PartScores:
+        return PartScores(self.queries @ self.items.T, self.bank @ self.items.T)
 
     def cost(self, taken_off: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """What one query costs: with one more coordinate for a correction, and a gate after the search."""
         extra = taken_off is not None and active is None
-        items = corrected_items(self.items, taken_off) if extra else self.items
+        items = append_offsets(self.items, taken_off) if extra else self.items
         start = time.perf_counter()
         for row in range(100):
             query = self.embed(row)
-            scores = (corrected_queries(query) if extra else query) @ items.T
+            scores = (append_ones(query) if extra else query) @ items.T
             (scores if active is None else gated(scores, taken_off, active)).argmax()
         return f"{items.shape[1]} coordinates, {(time.perf_counter() - start) * 10:.1f} ms"
+
+
+def softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
+    """Return log(mean(exp(β s))) / β over the bank for every item: subtracting it is the inverted softmax."""
+    top = similarities.max(axis=0)
+    return np.log(np.exp(beta * (similarities - top)).mean(axis=0)) / beta + top
+
+
+def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float]:
+    """Return the strength and the inverse temperature of an inverted softmax that are best on validation."""
+    best = (evaluator.value(held.scores), 0.0, 10.0)
+    for beta in (10.0, 20.0, 40.0):
+        offsets = softmax_offsets(held.bank, beta).astype(held.scores.dtype)
+        for strength in (0.25, 0.5, 1.0):
+            value = evaluator.value(held.scores - np.float32(strength) * offsets)
+            if value > best[0]:
+                best = (value, strength, beta)
+    return best[1:]
+
+
+def activated(similarities: np.ndarray) -> np.ndarray:
+    """Return which items are the nearest of some bank query: QB-Norm's activation set."""
+    active = np.zeros(similarities.shape[1], dtype=bool)
+    active[similarities.argmax(axis=1)] = True
+    return active
+
+
+def gated(scores: np.ndarray, offsets: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """Correct only queries whose best item is active: QB-Norm's dynamic gate (Bogolin et al., 2022)."""
+    through = active[scores.argmax(axis=1)]
+    return scores - np.where(through[:, None], offsets, 0.0).astype(scores.dtype)
 
 
 def alone(table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool) -> None:
@@ -197,10 +240,10 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
     banks = {}
     for task, view in zip(TASKS, (plain.training[1], plain.training[0]), strict=True):
         rows = len(next(iter(view.values())))
-        banks[task] = taken(view, np.sort(rng.permutation(rows)[: config["bank"]]))
+        banks[task] = take_rows(view, np.sort(rng.permutation(rows)[: config["bank"]]))
     width = min(next(iter(view.values())).shape[1] for view in (x, y))
-    judges = {task: Judge(task, plain.validation[2], VALIDATION, width) for task in TASKS}
-    reported = {task: Judge(task, plain.reported[2], VALIDATION, width) for task in TASKS}
+    evaluators = {task: Evaluator(task, plain.validation[2], VALIDATION, width) for task in TASKS}
+    reported = {task: Evaluator(task, plain.reported[2], VALIDATION, width) for task in TASKS}
 
     def report(name: str, split: Split, maps: dict, seconds: float) -> None:
         asked = {task: Embedded(part, maps[task], task, split.reported, banks[task]) for task in TASKS}
@@ -213,34 +256,39 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
     fit = time.perf_counter() - start
     report("plain AW-CCA", plain, maps, fit)
 
-    for kind, name in (("csls", "CSLS"), ("inverted-softmax", "inverted softmax")):
+    for name in ("CSLS", "inverted softmax"):
         start, found, dynamic, costs = time.perf_counter(), {}, {}, []
         for task in TASKS:
             held = Embedded(part, maps[task], task, plain.validation, banks[task]).scored()
-            correction = best_correction(judges[task], held, ("none", kind))[0]
             asked = Embedded(part, maps[task], task, plain.reported, banks[task])
-            taken_off, scored = offsets(asked.items, asked.bank, correction), asked.scored()
+            scored = asked.scored()
+            if name == "CSLS":
+                correction = choose_correction(evaluators[task], held, ("none", "csls"))[0]
+                taken_off = compute_offsets(asked.items, asked.bank, correction)
+            else:
+                strength, beta = choose_softmax(evaluators[task], held)
+                taken_off = (strength * softmax_offsets(scored.bank, beta)).astype(np.float32)
             found[task] = reported[task].ranks(scored.scores - taken_off)
             active = activated(scored.bank)
             dynamic[task] = reported[task].ranks(gated(scored.scores, taken_off, active))
             costs += [asked.cost(taken_off), asked.cost(taken_off, active)]
         seconds = fit + time.perf_counter() - start
         table.add(group, name, found, seconds, costs[0])
-        if kind == "inverted-softmax":
+        if name == "inverted softmax":
             table.add(group, "QB-Norm", dynamic, seconds, costs[1])
 
     start, maps = time.perf_counter(), {}
     for task in TASKS:
         items, queries = plain.validation[:2] if task == "search" else plain.validation[1::-1]
-        trial = Trial(judges[task], items, queries, banks[task])
-        use = best_use(one, trial, uses_of(("residual",), (0.5, 1.0)), 512, ("none",))[0]
+        trial = Trial(evaluators[task], items, queries, banks[task])
+        use = choose_use(one, trial, make_uses(("residual",), (0.5, 1.0)), 512, ("none",))[0]
         maps[task] = _used(one, task, use, 512)
     report("residual weighting", plain, maps, fit + time.perf_counter() - start)
 
     start = time.perf_counter()
-    more = Moments.of(*part.views(*plain.validation[:2]), plain.validation[2], precision="float32")
+    more = part.moments(plain.validation, "float32")
     spectra = spectra_from_moments(one.moments + more)
-    maps = {task: one.refitted(spectra, task, PLAINLY, 512) for task in TASKS}
+    maps = {task: one.refit(spectra, task, PLAINLY, 512) for task in TASKS}
     report("refitted with the validation pairs", plain, maps, fit + time.perf_counter() - start)
 
     better = shaped(Split.of(x, y, on_test), blocks)
@@ -252,8 +300,8 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
         _others(table, config, group, part, two, better, seed)
 
 
-def _used(one: FittedPart, task: str, use: Use, n_components: int | None) -> Linear:
-    return next(one.uses(task, [use], n_components))[1]
+def _used(one: FittedPart, task: str, use: Use, n_components: int | None) -> LinearMaps:
+    return next(one.make_maps(task, [use], n_components))[1]
 
 
 def csa_ranks(model: AWCCA, pairs: tuple, task: str) -> np.ndarray:
@@ -273,8 +321,8 @@ def csa_ranks(model: AWCCA, pairs: tuple, task: str) -> np.ndarray:
 
 def _others(table, config, group, part, two, better, seed) -> None:
     """What is compared once, on normalised features: weightings, ways to select, a kernel on the images."""
-    pairs = (*part.views(*better.reported[:2]), better.reported[2])
-    training = (*part.views(*better.training[:2]), better.training[2])
+    pairs = (*part.views(better.reported), better.reported[2])
+    training = (*part.views(better.training), better.training[2])
 
     def test(model: AWCCA) -> dict:
         return {t: ranks(*model.transform(*pairs[:2], task=t), pairs[2], task=t) for t in TASKS}
@@ -303,7 +351,7 @@ def _others(table, config, group, part, two, better, seed) -> None:
     start = time.perf_counter()
     kernel = RandomFourier(2000, random_state=seed).fit(training[0])
     views = [
-        ({"plain": part.views(*p[:2])[0], "kernel": kernel.transform(part.views(*p[:2])[0])}, p[1], p[2])
+        ({"plain": part.views(p)[0], "kernel": kernel.transform(part.views(p)[0])}, p[1], p[2])
         for p in (better.training, better.validation, better.reported)
     ]
     text = part.y[0]
@@ -340,7 +388,6 @@ def best(table: Table, config: dict, features: Features, group: str, seed: int, 
         trials |= {
             'preset="best", asymmetric weighting alone': {"weightings": ("asymmetric",)},
             'preset="best", no hubness correction': {"hubness": ("none",)},
-            'preset="best", inverted softmax instead': {"hubness": ("none", "inverted-softmax")},
             'preset="best", all components': {"n_components": "all"},
         }
     for name, more in trials.items():

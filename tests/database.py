@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, which can be killed and started again, and stores to fill it with."""
+"""A real PostgreSQL server for tests, which can be killed and started again."""
 
 import contextlib
 import itertools
@@ -13,12 +13,8 @@ import warnings
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
-import numpy as np
 import psutil
 import psycopg
-
-from diptych.retrieval._items import Item
-from diptych.retrieval.stores._base import Block, Contents
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -169,25 +165,3 @@ class Proxy:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-
-
-def unit_rows(rng, n, dimension):
-    """Return random vectors of length 1."""
-    rows = rng.normal(size=(n, dimension)).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def fill(store, vectors, *, metadata=None, recalls=None):
-    """Put images "0", "1", … with these vectors into a store, and no texts."""
-    n, dimension = vectors.shape
-    items = [Item(str(i), "image", metadata={} if metadata is None else metadata[i]) for i in range(n)]
-    contents = Contents(
-        dimensions={"search": dimension, "annotate": dimension},
-        widths={"image": dimension, "text": dimension},
-        keep_features=True,
-        blocks=[Block("image", items, vectors, np.ones(n, np.float32), vectors)],
-        sample_queries=lambda task, k: vectors[:k],
-        report_recall=lambda task, recall: None if recalls is None else recalls.update({task: recall}),
-        write_model=lambda folder: (folder / "config.json").write_text("{}"),
-    )
-    return store.replace(lambda: contents)

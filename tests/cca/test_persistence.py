@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError
-from diptych._persistence import new_version
+from diptych._persistence import new_version, read_json
 from saved_files import edit_config, files_of, seal, seal_config
 
 
@@ -28,10 +28,10 @@ def test_loaded_equals_saved(model, data, tmp_path):
     loaded = AWCCA.load(tmp_path / "model")
     assert loaded.get_params() == model.get_params()
     for task in ("search", "annotate"):
-        for found, expected in zip(
+        for vectors, expected in zip(
             loaded.transform(*data, task=task), model.transform(*data, task=task), strict=True
         ):
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(vectors, expected)
         assert loaded.models_[task].filter_y == model.models_[task].filter_y
     assert sorted(p.name for p in files_of(tmp_path / "model").iterdir()) == [
         "config.json",
@@ -114,12 +114,36 @@ def write_config(folder, content):
     seal_config(folder)
 
 
+def edit_params(folder, **changes):
+    config = read_json(files_of(folder) / "config.json")
+    edit_config(folder, params={**config["params"], **changes})
+
+
+def edit_filter(folder, **changes):
+    models = read_json(files_of(folder) / "config.json")["models"]
+    models["search"]["filter_x"] |= changes
+    edit_config(folder, models=models)
+
+
+def edit_text(folder, old, new):
+    text = (files_of(folder) / "config.json").read_text()
+    assert old in text
+    write_config(folder, text.replace(old, new))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda f: (f / "current.json").write_text("{"), "not valid JSON"),
-        (lambda f: (f / "current.json").write_text("{}"), "does not name a version"),
-        (lambda f: (f / "current.json").write_text('{"version": "../..", "sha256": ""}'), "not name a"),
+        (lambda f: (f / "current.json").write_text("{}"), "missing required field `format`"),
+        (
+            lambda f: (f / "current.json").write_text('{"format": "x", "version": 5, "sha256": ""}'),
+            "version: Expected `str`, got `int`",
+        ),
+        (
+            lambda f: (f / "current.json").write_text('{"format": "", "version": "../..", "sha256": ""}'),
+            "not name a",
+        ),
         (lambda f: (f / "current.json").unlink(), "is missing"),
         (lambda f: (files_of(f) / "config.json").write_text("{}"), "its checksum differs"),
         (lambda f: write_config(f, "{"), "not valid JSON"),
@@ -133,11 +157,22 @@ def write_config(folder, content):
         (lambda f: edit_config(f, version=99), "install a newer version of diptych"),
         (lambda f: edit_config(f, version="x"), "no valid format version"),
         (lambda f: edit_config(f, format="diptych-moments"), "expected a diptych awcca"),
-        (lambda f: edit_config(f, models={}), "does not describe the search model"),
-        (lambda f: edit_config(f, models=3), "lacks"),
-        (lambda f: edit_config(f, files=3), "lists no files"),
+        (lambda f: edit_config(f, models={}), "models has the tasks"),
+        (lambda f: edit_config(f, models=3), "models: Expected `object`, got `int`"),
+        (lambda f: edit_config(f, files=3), "files: Expected `object`, got `int`"),
         (lambda f: edit_config(f, files={}), "does not list model.safetensors"),
-        (lambda f: edit_config(f, params={"filter": "evil"}), "choose one of"),
+        (
+            lambda f: edit_config(f, params={"filter": "evil"}),
+            "params: Object missing required field `params`",
+        ),
+        (lambda f: edit_params(f, filter="evil"), "params: filter='evil' is unknown; choose one of"),
+        (lambda f: edit_params(f, verbose=1), "params.verbose: Expected `bool`, got `int`"),
+        (lambda f: edit_params(f, colour="red"), "params: Object contains unknown field `colour`"),
+        (lambda f: edit_config(f, colour="red"), "Object contains unknown field `colour`"),
+        (lambda f: edit_filter(f, parameter=-1.0), "models.*: γ=-1.0 is not a Tikhonov parameter"),
+        (lambda f: edit_filter(f, kind="none"), "models.*filter_x.kind: Invalid enum value 'none'"),
+        (lambda f: edit_text(f, '"verbose": false', '"verbose": NaN'), "not valid JSON"),
+        (lambda f: edit_text(f, '"parameter": 1.0', '"parameter": 1e999'), "not valid JSON"),
     ],
 )
 def test_damaged_folders_are_one_sentence(model, tmp_path, damage, words):
@@ -156,7 +191,7 @@ def test_swapped_tensors_are_refused(model, data, tmp_path):
         (files_of(tmp_path / "a") / "config.json").read_bytes()
     )
     seal(tmp_path / "b")
-    with pytest.raises(InputError, match=r"lacks 'annotate"):
+    with pytest.raises(InputError, match=r"has no 'annotate"):
         AWCCA.load(tmp_path / "b")
 
 

@@ -129,8 +129,8 @@ class TestABareNetwork:
         command = [sys.executable, "-m", "diptych", "annotate", "model", "photo.jpg"]
         try:
             for content, words in (
-                (whole + b"\0", "is not the same any more"),
-                (None, "is not there any more"),
+                (whole + b"\0", "has changed"),
+                (None, "does not exist any more"),
             ):
                 network.unlink()
                 if content is not None:

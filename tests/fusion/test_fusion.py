@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,8 +66,8 @@ def test_never_worse_on_validation_than_the_best_part():
             chosen = model.selection_["tasks"][task]
             assert chosen["value"] >= max(part["value"] for part in chosen["parts"])
             # What was promised is what the fitted model gives.
-            found = model.ranks(*validation, task=task)
-            assert mean_recall(found) == pytest.approx(chosen["value"], abs=0.5)
+            ranks = model.ranks(*validation, task=task)
+            assert mean_recall(ranks) == pytest.approx(chosen["value"], abs=0.5)
             plain = max(u["recall"]["r@1"] for p in chosen["parts"] for u in p["tried"])
             assert chosen["recall"]["r@1"] > plain - 5
 
@@ -175,65 +176,60 @@ def test_saved_and_loaded(fitted, tmp_path):
     again.save(tmp_path / "model")
 
 
-def _broken(config, way):
-    task = config["tasks"]["search"]
-    if way == "no tasks":
-        del config["tasks"]
-    elif way == "no members":
-        task["members"] = []
-    elif way == "a weight that is not finite":
-        task["members"][0]["weight"] = 1e999
-    elif way == "an unknown correction":
-        task["correction"]["kind"] = "magic"
-    elif way == "an unknown block":
-        task["members"][0]["part"]["x"] = ["zzz"]
-    elif way == "members of another kind":
-        task["members"] = "abc"
-    elif way == "an unknown normalisation":
-        config["geometry"]["x"]["a"]["normalize"] = "rot13"
-    elif way == "a wrong width":
-        config["geometry"]["x"]["a"]["width"] = 7
-    elif way == "pieces that are none":
-        config["geometry"]["x"]["a"]["pieces"] = 0
-    elif way == "an unknown preset":
-        config["params"]["preset"] = "worst"
+def _put(config, place, value):
+    """Set the value at a place of a config, such as ``"tasks.search.members.0.weight"``."""
+    *parents, last = [int(key) if key.isdecimal() else key for key in place.split(".")]
+    for key in parents:
+        config = config[key]
+    config[last] = value
 
 
 @pytest.mark.parametrize(
-    "way",
-    ["no tasks", "no members", "a weight that is not finite", "an unknown correction", "an unknown block",
-     "members of another kind", "an unknown normalisation", "a wrong width", "pieces that are none",
-     "an unknown preset"],
-)  # fmt: skip
-def test_a_damaged_model_is_an_input_error(fitted, tmp_path, way):
+    ("place", "value", "message"),
+    [
+        ("tasks", {}, "expected the views x and y and the tasks"),
+        ("tasks.search.members", [], "tasks.*: a task has no members"),
+        ("tasks.search.members", "abc", "tasks.*members: Expected `array`, got `str`"),
+        ("tasks.search.members.0.weight", float("inf"), "not valid JSON"),
+        ("tasks.search.members.0.weight", 0.0, "a member has the weight 0.0"),
+        ("tasks.search.members.0.part.x", ["zzz"], "unknown blocks|scales"),
+        ("tasks.search.members.0.use.colour", "red", "unknown field `colour`"),
+        ("tasks.search.correction.kind", "magic", "correction.kind: Invalid enum value 'magic'"),
+        ("geometry.x.a.normalize", "rot13", "geometry.*normalize='rot13'"),
+        ("geometry.x.a.width", 7, "expected finite numbers of shape"),
+        ("geometry.x.a.pieces", 0, "impossible block: 14 features, 0 pieces"),
+        ("geometry.x.a.scale", True, "scale: Expected `float`, got `bool`"),
+        ("preset", "worst", "preset='worst' is unknown"),
+        ("selection.refitted", "yes", "selection.refitted: Expected `bool`, got `str`"),
+        ("selection.colour", "red", "unknown key 'colour'"),
+    ],
+)
+def test_a_damaged_config_is_refused_with_file_and_key(fitted, tmp_path, place, value, message):
     fitted.save(tmp_path / "model")
     path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
-    _broken(config, way)
+    _put(config, place, value)
     path.write_text(json.dumps(config).replace("Infinity", "1e999"), "utf-8")
     seal_config(tmp_path / "model")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=message) as caught:
         Fusion.load(tmp_path / "model")
+    assert str(files_of(tmp_path / "model")) in str(caught.value)
 
 
-def test_missing_arrays_are_an_input_error(fitted):
-    from pathlib import Path
-
-    from diptych.fusion import _fusion as saved
-
-    tensors, config = fitted.packed()
+def test_missing_or_damaged_arrays_are_refused(fitted):
+    config, tensors = fitted.pack()
     for name, change in {
         "search.bank": lambda a: a[:0],
         "search.0.x_map": lambda a: a[:, :-1],
         "annotate.0.y_mean": lambda a: a * np.nan,
     }.items():
-        with pytest.raises(InputError):
-            saved.unpack({**tensors, name: change(tensors[name])}, config, Path("model"))
-        with pytest.raises(InputError):
-            saved.unpack({k: v for k, v in tensors.items() if k != name}, config, Path("model"))
+        with pytest.raises(InputError, match="model.safetensors"):
+            Fusion.unpack(config, {**tensors, name: change(tensors[name])}, Path("model.safetensors"))
+        with pytest.raises(InputError, match=f"model.safetensors has no '{name}'"):
+            Fusion.unpack(config, {k: v for k, v in tensors.items() if k != name}, Path("model.safetensors"))
 
 
-def test_bad_input_is_told(fitted):
+def test_wrong_inputs_are_refused(fitted):
     training, validation = blocks()
     x, y, pairing = training
     with pytest.raises(InputError, match="missing"):
@@ -265,10 +261,10 @@ def test_bad_input_is_told(fitted):
 def test_leading_components_are_those_of_the_whole_model():
     for m_x, m_y in ((30, 20), (20, 30)):
         x, y, pairing = make_pairs(4, n=160, m_x=m_x, m_y=m_y)[0]
-        found = spectra(x, y, pairing)
+        training = spectra(x, y, pairing)
         filters = Tikhonov(3.0), Tikhonov(5.0)
-        whole = regularized_cca(found, *filters, 6)
-        first = regularized_cca(found, *filters, 6, leading=True)
+        whole = regularized_cca(training, *filters, 6)
+        first = regularized_cca(training, *filters, 6, leading=True)
         np.testing.assert_allclose(first.correlations, whole.correlations, atol=1e-12)
         for name in ("x_weights", "y_weights"):
             mine, its = getattr(first, name), getattr(whole, name)

@@ -47,9 +47,9 @@ def test_k_is_a_whole_number_from_one(made, k):
         (np.array([["a", "b"]]), "not numbers|has 2 features"),
         (np.array(["a", "b"]), "encoder here"),
         ([], "no queries"),
-        (None, "no picture, sentence|an image or a text"),
-        (5, "no picture, sentence"),
-        (object(), "no picture, sentence"),
+        (None, "not an image, a text|an image or a text"),
+        (5, "not an image, a text"),
+        (object(), "not an image, a text"),
         ("a dog", "encoder here"),
         (["a dog", "a cat"], "encoder here"),
     ],
@@ -66,12 +66,12 @@ def test_queries_that_are_none(made, ask, query, words):
 
 def test_sentences_without_words(fitted):
     for sentence in ("", "   ", "\n\t"):
-        refused("is no sentence", lambda sentence=sentence: fitted.search(sentence))
-        refused("is no sentence", lambda sentence=sentence: fitted.search(["a red star", sentence]))
-        refused("is no sentence", lambda sentence=sentence: fitted.add(captions=["a red star", sentence]))
+        refused("is not a text", lambda sentence=sentence: fitted.search(sentence))
+        refused("is not a text", lambda sentence=sentence: fitted.search(["a red star", sentence]))
+        refused("is not a text", lambda sentence=sentence: fitted.add(captions=["a red star", sentence]))
     for query in (5.0, None, b"a star"):
-        refused("is no sentence", lambda query=query: fitted.search([query]))
-    refused("is no sentence", lambda: fitted.search(b"a star"))
+        refused("is not a text", lambda query=query: fitted.search([query]))
+    refused("is not a text", lambda: fitted.search(b"a star"))
 
 
 def test_a_string_of_numpys_is_a_sentence(fitted):

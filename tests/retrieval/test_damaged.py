@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from saved_files import files_of
+from saved_files import files_of, places, seal_config
 
 WORDS = (
     ["red", "green", "blue"],
@@ -42,28 +44,68 @@ def save_models(folder):
         )
 
 
-def damaged(folder, count, seed):
-    found = subprocess.run(
+def damage(folder, count, seed):
+    done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "damaging.py"), str(folder), str(count), str(seed)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
-    assert found.returncode == 0, found.stderr[-2000:]
-    return json.loads(found.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def replace_at(tree, place, value):
+    """Return a copy of a JSON tree with another value at one place."""
+    if not place:
+        return value
+    copy = tree.copy()
+    copy[place[0]] = replace_at(tree[place[0]], place[1:], value)
+    return copy
+
+
+def test_a_wrong_type_anywhere_in_a_config_is_refused_when_it_is_read(views, tmp_path):
+    x, y, pairing = views(n=60)
+    splits = ["train"] * 40 + ["val"] * 10 + ["test"] * 10
+    retriever = Retriever.from_features(x, y, pairing, splits=splits, model=AWCCA(grid=3))
+    retriever.save(tmp_path / "model")
+    path = files_of(tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    leaves = [
+        place for place in places(config) if not isinstance(reduce(getitem, place, config), (dict, list))
+    ]
+    assert len(leaves) > 100
+    for place in leaves:
+        path.write_text(json.dumps(replace_at(config, place, {"unexpected": []})), "utf-8")
+        seal_config(tmp_path / "model")
+        with pytest.raises(InputError, match=r"config\.json") as caught:
+            Retriever.load(tmp_path / "model")
+        assert "\n" not in str(caught.value), place
+
+
+def test_an_unknown_key_is_refused_when_it_is_read(make_here, tmp_path):
+    make_here().retriever.save(tmp_path / "model")
+    path = files_of(tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    for place in ((), ("model",), ("model", "encoders", "text"), ("model", "facts"), ("items",)):
+        inner = reduce(getitem, place, config)
+        path.write_text(json.dumps(replace_at(config, place, {**inner, "colour": "red"})), "utf-8")
+        seal_config(tmp_path / "model")
+        with pytest.raises(InputError, match=r"config\.json.*unknown (field|key) .colour"):
+            Retriever.load(tmp_path / "model")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_a_thousand_damaged_folders(tmp_path):
     save_models(tmp_path)
-    found = damaged(tmp_path, 1000, 0)
-    assert found["wrong"] == []
+    counts = damage(tmp_path, 1000, 0)
+    assert counts["wrong"] == []
     # Both outcomes occur, so that the test tests something.
-    assert found["refused"] > 800
-    assert found["answered"] > 200
-    assert found["warned"] < 20
-    assert found["grown"] < 300
+    assert counts["refused"] > 800
+    assert counts["answered"] > 200
+    assert counts["warned"] < 20
+    assert counts["grown"] < 300
 
 
 def test_links_are_not_followed(make_here, tmp_path):

@@ -9,11 +9,11 @@ import numpy as np
 import psycopg
 import pytest
 
-from database import fill, unit_rows
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 from diptych.retrieval.stores.postgres import PostgresStore, read_saved_address
 from diptych.retrieval.stores.postgres._connection import Address, Connections, _configure
+from filled_stores import fill, unit_rows
 from saved_files import edit_config
 
 
@@ -44,7 +44,9 @@ class TestAddress:
     def test_an_invalid_address_is_one_sentence_without_the_password(self, address):
         for action in (
             lambda: Retriever.connect(address),
-            lambda: Retriever.from_model(AWCCA(params=(2, 3)).fit(np.eye(6), np.eye(6)[:, :4]), index=address),
+            lambda: Retriever.from_model(
+                AWCCA(params=(2, 3)).fit(np.eye(6), np.eye(6)[:, :4]), index=address
+            ),
         ):
             with pytest.raises(InputError) as caught:
                 action()
@@ -72,14 +74,16 @@ class TestAddress:
         assert "\n" not in str(caught.value)
 
     def test_the_public_address_can_be_read_again(self):
-        address = Address.parse("postgresql://me:secret@host:5433/db?schema=mine&ef_search=77&sslmode=require")
+        address = Address.parse(
+            "postgresql://me:secret@host:5433/db?schema=mine&ef_search=77&sslmode=require"
+        )
         assert address.public == "postgresql://me@host:5433/db?sslmode=require&schema=mine&ef_search=77"
         assert read_saved_address(address.public) == address.public
         assert "secret" not in repr(address)
 
     def test_a_missing_driver_is_named_with_the_command_that_installs_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        with pytest.raises(InputError, match=r'pip install "pgvector>=.*" "psycopg\[binary,pool\]>='):
+        with pytest.raises(InputError, match=r'pip install "pgvector>=.*" "psycopg\[binary.*\]>='):
             Retriever(None, None, index="postgresql://host/database")
         assert Retriever(None, None, index="flat").index == "flat"
 
@@ -90,8 +94,7 @@ class TestPool:
         store = fill(PostgresStore(fresh(connections=1), create=True), vectors)
         counts = []
         threads = [
-            threading.Thread(target=lambda: counts.extend(store.count() for _ in range(20)))
-            for _ in range(6)
+            threading.Thread(target=lambda: counts.extend(store.count() for _ in range(20))) for _ in range(6)
         ]
         for thread in (*threads, replacing := threading.Thread(target=fill, args=(store, vectors))):
             thread.start()

@@ -5,14 +5,14 @@ import threading
 import psycopg
 import pytest
 
-from database import fill, unit_rows
 from diptych import InputError
-from diptych.retrieval.stores._base import Block, RefusedError
 from diptych.retrieval._items import Item
+from diptych.retrieval.stores._base import Block, RefusedError
 from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _schema as schema_module
 from diptych.retrieval.stores.postgres._connection import Address
 from diptych.retrieval.stores.postgres._schema import MIGRATIONS, Tables, check_graph, create_vectors, migrate
+from filled_stores import fill, unit_rows
 
 LATER = (
     "ALTER TABLE {schema}.versions ADD note text",

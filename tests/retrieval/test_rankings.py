@@ -288,9 +288,7 @@ def test_copies_of_training_pictures_in_other_splits_are_warned_about(views):
     x, y, pairing = views(n=90)
     x[80:83] = x[:3] * (1 + 1e-7)
     splits = ["train"] * 60 + ["val"] * 15 + ["test"] * 15
-    with pytest.warns(
-        DataWarning, match="3 of the test images that were compared are copies"
-    ) as caught:
+    with pytest.warns(DataWarning, match="3 of the test images that were compared are copies") as caught:
         retriever = Retriever.from_features(x, y, pairing, splits=splits, model=AWCCA(params=(1.0, 1.0)))
     assert len([w for w in caught if w.category is DataWarning]) == 1
     assert retriever.info()["facts"]["leaks"] == {"test": 3}

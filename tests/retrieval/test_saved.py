@@ -1,4 +1,4 @@
-"""Retrievers on disk: what comes back, what is asked for, and what is refused."""
+"""Retrievers on disk: what is read again, which encoders are needed, and what is refused."""
 
 import json
 import os
@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 
-from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych._persistence import alone, check_format, new_version
+from diptych import AWCCA, HKSE, InputError, Retriever, _persistence
+from diptych._persistence import FORMAT_VERSION, check_format, lock_for_serving, new_version
+from diptych.cca import Moments
 from diptych.image import PyramidDescriptor
-from diptych.retrieval import _folder as saved
 from diptych.text import sentence_encoder
 from saved_files import edit_config, files_of
 
@@ -31,7 +32,7 @@ from saved_files import edit_config, files_of
     ],
     ids=str,
 )
-def test_loaded_answers_as_saved_did(make, same_answers, tmp_path, mmap, dtype, model):
+def test_a_loaded_retriever_answers_as_the_saved_one(make, same_answers, tmp_path, mmap, dtype, model):
     made = make(model=AWCCA(**{"params": (2.0, 3.0), **model}), dtype=dtype)
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model", mmap=mmap)
@@ -79,7 +80,7 @@ def test_correlations_of_unseen_pairs_stand_beside_those_of_the_model(views, tmp
     assert "on validation pairs" in card
 
 
-def test_a_filter_of_ones_own_is_asked_for_before_a_refit(views, tmp_path):
+def test_a_custom_filter_must_be_given_before_a_refit(views, tmp_path):
     x, y, pairing = views()
     model = AWCCA(filter=lambda squares, t: (1 - (1 - squares / squares[0]) ** t) / squares, params=(9, 9))
     retriever = Retriever.from_features(x, y, pairing, model=model)
@@ -93,7 +94,7 @@ def test_a_filter_of_ones_own_is_asked_for_before_a_refit(views, tmp_path):
     loaded.refit()
 
 
-def test_what_came_and_went_before_saving_comes_back(make_here, same_answers, tmp_path):
+def test_additions_and_removals_before_saving_are_read_again(make_here, same_answers, tmp_path):
     made = make_here(metadata={"4": {"colour": "red"}})
     made.retriever.add(made.x[:5] + 0.1, made.y[:5], ids=[f"new {i}" for i in range(5)])
     made.retriever.remove(["3", "7#0", "new 2"])
@@ -126,13 +127,13 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
     made = make_here()
     made.retriever.save(tmp_path / "model")
     digested = []
-    digest = saved.folders.file_digest
-    monkeypatch.setattr(saved.folders, "file_digest", lambda path: digested.append(path.name) or digest(path))
+    digest = _persistence.file_digest
+    monkeypatch.setattr(_persistence, "file_digest", lambda path: digested.append(path.name) or digest(path))
     loaded = Retriever.load(tmp_path / "model", mmap=True).store
     for index in (*loaded.indexes.values(), *loaded.kept.values()):
         assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
         assert all(not chunk.vectors.flags.writeable for chunk in index.chunks())
-    assert "model.safetensors" in digested
+    assert "items.jsonl" in digested
     assert not {"index.safetensors", "features.safetensors"} & set(digested)
     plain = Retriever.load(tmp_path / "model").store
     assert not any(isinstance(c.vectors, np.memmap) for i in plain.indexes.values() for c in i.chunks())
@@ -141,14 +142,66 @@ def test_mapped_vectors_and_features_stay_on_disk(make_here, tmp_path, monkeypat
 def test_a_mapped_model_takes_little_memory(rng, tmp_path):
     x = rng.normal(size=(8000, 200)).astype(np.float32)
     Retriever.from_features(x, x[:, :9], model=AWCCA(params=(9.0, 9.0))).save(tmp_path / "model")
-    taken = {}
+    memory = {}
     for mmap in (True, False):
         tracemalloc.start()
         loaded = Retriever.load(tmp_path / "model", mmap=mmap)
         assert len(loaded.search(x[0, :9], k=3)) == 3
-        taken[mmap] = tracemalloc.get_traced_memory()[1]
+        memory[mmap] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert taken[False] - taken[True] > x.nbytes
+    assert memory[False] - memory[True] > x.nbytes
+
+
+def test_only_a_refit_reads_the_moments(make_here, tmp_path, monkeypatch):
+    made, read = make_here(), []
+    made.retriever.save(tmp_path / "model")
+    parse = Moments.parse.__func__
+    monkeypatch.setattr(Moments, "parse", classmethod(lambda *args: read.append(args) or parse(*args)))
+    digest = _persistence.file_digest
+    monkeypatch.setattr(_persistence, "file_digest", lambda path: read.append(path) or digest(path))
+    loaded = Retriever.load(tmp_path / "model")
+    loaded.search(made.y[:3])
+    loaded.add(made.x[:1], made.y[:1], ids=["new"])
+    loaded.save(tmp_path / "model")
+    assert not [each for each in read if "moments" in str(each)]
+    loaded.refit()
+    assert [each for each in read if "moments" in str(each)]
+
+
+def test_a_refit_names_moments_that_are_missing(make_here, same_answers, tmp_path):
+    made = make_here()
+    made.retriever.save(tmp_path / "model")
+    (files_of(tmp_path / "model") / "moments.safetensors").unlink()
+    loaded = Retriever.load(tmp_path / "model")
+    same_answers(loaded, made.retriever, made.x[:10], made.y[:20])
+    with pytest.raises(InputError, match=r"moments\.safetensors is missing"):
+        loaded.refit()
+
+
+def test_a_refit_reads_moments_of_a_version_that_others_have_replaced(make_here, tmp_path):
+    made = make_here()
+    made.retriever.save(tmp_path / "model")
+    mine, other = (Retriever.load(tmp_path / "model") for _ in range(2))
+    other.add(made.x[:1], made.y[:1], ids=["theirs"])
+    other.refit()
+    other.save(tmp_path / "model")
+    mine.refit()
+    assert mine.info()["facts"]["refitted"] == {"pairs": 120, "before": 120}
+
+
+def test_the_card_is_written_after_a_fit_or_refit_and_not_after_an_addition(make_here, tmp_path):
+    made = make_here()
+    made.retriever.save(tmp_path / "model")
+    written = (tmp_path / "model" / "README.md").stat()
+    made.retriever.add(made.x[:1], made.y[:1], ids=["new"])
+    made.retriever.save(tmp_path / "model")
+    linked = (tmp_path / "model" / "README.md").stat()
+    assert (linked.st_ino, linked.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert (files_of(tmp_path / "model") / "README.md").stat().st_ino == written.st_ino
+    made.retriever.refit()
+    made.retriever.save(tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").stat().st_ino != written.st_ino
+    assert "Refitted since, on 121 pairs" in (tmp_path / "model" / "README.md").read_text("utf-8")
 
 
 class TestEncoders:
@@ -157,14 +210,14 @@ class TestEncoders:
         loaded = Retriever.load(tmp_path / "model")
         for query in ("a red star at night", drawn.captions[5]):
             assert loaded.search(query, k=10) == fitted.search(query, k=10)
-        picture = drawn.paths[3]
-        assert loaded.annotate(picture, k=10) == fitted.annotate(picture, k=10)
-        assert loaded.annotate(picture, packs=True) == fitted.annotate(picture, packs=True)
+        image = drawn.paths[3]
+        assert loaded.annotate(image, k=10) == fitted.annotate(image, k=10)
+        assert loaded.annotate(image, packs=True) == fitted.annotate(image, packs=True)
         assert loaded.info() == fitted.info()
         with pytest.raises(InputError, match="no word that the model knows"):
             loaded.search("zzyzx qwrtp")
 
-    def test_missing_encoders_are_asked_for_in_one_sentence(self, make_here):
+    def test_a_missing_encoder_is_named_in_one_sentence(self, make_here):
         made = make_here()
         for ask in (
             lambda r: r.search("a dog"),
@@ -201,7 +254,7 @@ class TestEncoders:
             assert loaded.search("a dog", k=4) == made.retriever.search("a dog", k=4)
             assert loaded.info()["encoders"]["text"]["name"] == "sevens"
 
-    def test_another_picture_encoder_or_hkse_is_refused(self, fitted, drawn, tmp_path):
+    def test_another_image_encoder_or_hkse_is_refused(self, fitted, drawn, tmp_path):
         fitted.save(tmp_path / "model")
         right = Retriever.load(tmp_path / "model", image_encoder="pyramid")
         assert right.info()["encoders"]["image"]["fingerprint"] == PyramidDescriptor().fingerprint
@@ -230,17 +283,17 @@ class TestEncoders:
         retriever.save(tmp_path / "model")
         with pytest.raises(InputError, match="tokenizer of its own"):
             Retriever.load(tmp_path / "model")
-        given = HKSE.load(tmp_path / "model", tokenizer=tokenizer)
-        loaded = Retriever.load(tmp_path / "model", text_encoder=given)
+        encoder = HKSE.load(tmp_path / "model", tokenizer=tokenizer)
+        loaded = Retriever.load(tmp_path / "model", text_encoder=encoder)
         assert loaded.search("red-dog", k=5) == retriever.search("red-dog", k=5)
 
     def test_what_is_no_encoder_is_refused(self):
-        with pytest.raises(InputError, match="int is no image encoder"):
+        with pytest.raises(InputError, match="int is not an image encoder"):
             Retriever(5)
         with pytest.raises(InputError, match="int is no sentence encoder"):
             Retriever("pyramid", 5)
 
-    def test_a_text_encoder_object_is_taken_as_it_is(self, fitted):
+    def test_a_text_encoder_object_is_used_as_it_is(self, fitted):
         encoder = sentence_encoder(fitted.encoders.hkse)
         assert Retriever("pyramid", encoder).encoders.text is encoder
 
@@ -268,8 +321,8 @@ def test_captions_that_are_no_strings_are_stored_as_such(make_here, tmp_path):
     made.retriever.add(captions=made.y[:2], texts=[5, np.str_("six")], caption_ids=["five", "six"])
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
-    found = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
-    assert (found["0#0"], found["0#1"], found["five"], found["six"]) == (None, "0", "5", "six")
+    texts = {hit.id: hit.text for hit in loaded.annotate(made.x[0], k=200)}
+    assert (texts["0#0"], texts["0#1"], texts["five"], texts["six"]) == (None, "0", "5", "six")
     assert {hit.path for hit in loaded.search(made.y[0], where=["0", "1"])} == {
         None,
         os.path.abspath("0.png"),
@@ -296,7 +349,7 @@ class TestRefused:
         return tmp_path / "model"
 
     def test_a_newer_format_is_refused_with_the_command_that_helps(self, folder):
-        edit_config(folder, version=saved.FORMAT_VERSION + 1)
+        edit_config(folder, version=FORMAT_VERSION + 1)
         with pytest.raises(InputError, match="install a newer version of diptych"):
             Retriever.load(folder)
 
@@ -306,12 +359,14 @@ class TestRefused:
         with pytest.raises(InputError, match="no valid format version"):
             Retriever.load(folder)
         with pytest.raises(InputError, match="no valid format version"):
-            check_format({"format": "diptych-retriever", "version": version}, "retriever", 1, folder)
+            check_format({"format": "diptych-retriever", "version": version}, "retriever", folder)
 
     def test_a_model_without_an_index_is_refused(self, make_here, tmp_path):
         made = make_here()
         AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save(tmp_path / "plain")
-        with pytest.raises(InputError, match="holds a model without an index; AWCCA.load reads it") as caught:
+        with pytest.raises(
+            InputError, match="holds a model without items. Load it with AWCCA.load"
+        ) as caught:
             Retriever.load(tmp_path / "plain")
         assert "\n" not in str(caught.value)
         with pytest.raises(InputError, match="is not a diptych retriever"):
@@ -325,7 +380,7 @@ class TestRefused:
             Retriever.load(folder / "current.json")
         (tmp_path / "letters").mkdir()
         (tmp_path / "letters" / "dear.txt").write_text("keep me")
-        with pytest.raises(InputError, match="is missing, so this is not the folder of a model"):
+        with pytest.raises(InputError, match="is not a model folder: current.json is missing"):
             Retriever.load(tmp_path / "letters")
         with pytest.raises(InputError, match="is not a diptych retriever"):
             make_here().retriever.save(tmp_path / "letters")
@@ -349,8 +404,12 @@ class TestRefused:
         if mmap and name in ("index.safetensors", "features.safetensors"):
             Retriever.load(folder, mmap=True)
             return
+        refits = name == "moments.safetensors"  # which nothing else reads
+        action = (
+            Retriever.load(folder, mmap=mmap).refit if refits else partial(Retriever.load, folder, mmap=mmap)
+        )
         with pytest.raises(InputError, match="its checksum differs"):
-            Retriever.load(folder, mmap=mmap)
+            action()
 
     def test_files_of_another_model_are_refused(self, folder, make_here, tmp_path):
         make_here(seed=2, shape={"m_x": 9}).retriever.save(tmp_path / "other")
@@ -360,7 +419,7 @@ class TestRefused:
         other = json.loads((another / "config.json").read_text("utf-8"))["files"]
         edit_config(folder, files={**files, "moments.safetensors": other["moments.safetensors"]})
         with pytest.raises(InputError, match="belongs to a model of other features"):
-            Retriever.load(folder)
+            Retriever.load(folder).refit()
 
     def test_an_unfitted_retriever_has_nothing_to_save(self, tmp_path):
         with pytest.raises(InputError, match="is not fitted"):
@@ -368,10 +427,10 @@ class TestRefused:
         assert list(tmp_path.iterdir()) == []
 
 
-class TestAlone:
+class TestLockForServing:
     HOLD = (
-        "import sys\nfrom diptych.folders import alone\n"
-        "with alone(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        "import sys\nfrom diptych._persistence import lock_for_serving\n"
+        "with lock_for_serving(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
 
     @pytest.fixture
@@ -385,25 +444,32 @@ class TestAlone:
                 [sys.executable, "-c", self.HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             ) as process:
                 assert process.stdout.readline() == b"held\n"
-                with pytest.raises(InputError, match="is being changed by another process"), alone(folder):
+                with (
+                    pytest.raises(InputError, match="is being changed by another process"),
+                    lock_for_serving(folder),
+                ):
                     pass
                 if how == "dies":
                     process.kill()
                 process.communicate()
-            with alone(folder):
+            with lock_for_serving(folder):
                 pass
 
     def test_others_in_the_same_process_are_kept_out_too_along_any_way(self, folder, tmp_path):
         (tmp_path / "link").symlink_to("model")
         for other in (folder, tmp_path / "link", tmp_path / "link" / ".." / "model"):
-            with alone(folder), pytest.raises(InputError, match="another process"), alone(other):
+            with (
+                lock_for_serving(folder),
+                pytest.raises(InputError, match="another process"),
+                lock_for_serving(other),
+            ):
                 pass
-        with alone(tmp_path / "link"):
+        with lock_for_serving(tmp_path / "link"):
             pass
 
     def test_a_folder_that_is_not_there_is_one_sentence_and_leaves_no_lock(self, tmp_path):
         for folder in (tmp_path / "nothing", tmp_path / "no" / "such"):
-            with pytest.raises(InputError, match="is not a folder"), alone(folder):
+            with pytest.raises(InputError, match="is not a folder"), lock_for_serving(folder):
                 pass
         assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError, Retriever
-from diptych import _persistence as folders
-from diptych._persistence import current_version, new_version, read_current, replacing_file
+from diptych._persistence import current_version, new_version, read_current, replace_file
+from diptych.retrieval import _folder
 from saved_files import files_of, seal
 
 
@@ -71,8 +71,8 @@ class TestTwoWriters:
         one.add(made.x[:1], made.y[:1], ids=["theirs"])
         one.add(made.x[:3], made.y[:3], ids=["a", "b", "c"])
         one.refit()
-        found, expected = (r.search(made.y[:5], k=70) for r in (Retriever.load(folder), one))
-        for here, there in zip(found, expected, strict=True):
+        hits, expected = (r.search(made.y[:5], k=70) for r in (Retriever.load(folder), one))
+        for here, there in zip(hits, expected, strict=True):
             assert {hit.id for hit in here} == {hit.id for hit in there}
             np.testing.assert_allclose(
                 sorted(hit.score for hit in here), sorted(hit.score for hit in there), rtol=1e-4, atol=1e-5
@@ -123,7 +123,7 @@ class TestTwoWriters:
             raise OSError("full")
 
         with monkeypatch.context() as patched:
-            patched.setattr(folders, "write_config", full)
+            patched.setattr(_folder, "write_config", full)
             with pytest.raises(OSError, match="full"):
                 mine.save(folder)
         add(folder, made, "more")
@@ -196,11 +196,11 @@ class TestFiles:
         same_answers(Retriever.load(folder), mine, made.x[:10], made.y[:20])
 
     def test_the_text_encoder_is_linked_too(self, pictures, tmp_path):
-        path = files_of(tmp_path / "copied") / "text-encoder" / "hkse.safetensors"
+        path = files_of(tmp_path / "copied") / "text-encoder" / "model.safetensors"
         before = path.stat().st_ino
         pictures.remove(next(item.id for item in pictures.store.items()))
         pictures.save(tmp_path / "copied")
-        path = files_of(tmp_path / "copied") / "text-encoder" / "hkse.safetensors"
+        path = files_of(tmp_path / "copied") / "text-encoder" / "model.safetensors"
         assert path.stat().st_ino == before
         assert Retriever.load(tmp_path / "copied").search("a star", k=1)
 
@@ -250,7 +250,7 @@ class TestFiles:
 
     def test_the_rights_of_a_new_file_are_those_of_any_other(self, tmp_path, monkeypatch):
         monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("other threads would see that"))
-        with replacing_file(tmp_path / "file") as staged:
+        with replace_file(tmp_path / "file") as staged:
             staged.write_text("content")
         (tmp_path / "other").write_text("content")
         assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
@@ -258,7 +258,7 @@ class TestFiles:
 
 class TestReaders:
     @pytest.mark.parametrize("times", [1, 2, 3, 5])
-    def test_one_that_is_overtaken_begins_again_and_comes_to_an_end(self, folder, made, times):
+    def test_a_reader_starts_again_after_a_save_and_finishes(self, folder, made, times):
         seen = []
 
         def read(version):
@@ -270,7 +270,7 @@ class TestReaders:
         assert read_current(folder, read) == 180 + 2 * min(times, 2)
         assert len(set(seen)) == 1 + min(times, 2)
 
-    def test_damage_is_told_and_not_tried_again(self, folder):
+    def test_a_damaged_version_is_read_only_once(self, folder):
         (files_of(folder) / "items.jsonl").unlink()
         seen = []
 
@@ -322,11 +322,11 @@ class TestPlacesOfImages:
         retriever = Retriever.load(folder)
         return [retriever.item(name).path for name in ("0", "1")]
 
-    def test_relative_paths_are_found_from_anywhere(self, project):
+    def test_relative_paths_work_from_any_folder(self, project):
         assert all(map(os.path.isfile, self.paths(project / "model")))
 
     @pytest.mark.parametrize("what", ["the model", "both", "both, and the model is linked"])
-    def test_what_is_moved_is_found(self, project, tmp_path, what):
+    def test_images_that_were_moved_are_found(self, project, tmp_path, what):
         if what == "the model":
             (project / "model").rename(tmp_path / "model")
             folder = tmp_path / "model"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from diptych._persistence import alone
+from diptych._persistence import lock_for_serving
 from diptych.cli import app
 
 runner = CliRunner()
@@ -44,7 +44,7 @@ def test_a_port_in_use_is_an_error(folder):
 
 
 def test_two_servers_do_not_write_to_one_model(own_folder):
-    with alone(own_folder):
+    with lock_for_serving(own_folder):
         assert "being changed by another process" in refused(own_folder, "--writable", "--port", 0)
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import alone, current_version
+from diptych._persistence import current_version, lock_for_serving
 from diptych.service._model import ModelHolder
 from diptych.service._writes import Entry, Journal, Writer, read_entries
 from saved_files import files_of
@@ -217,9 +217,9 @@ def test_items_added_by_features_survive_a_crash(start, tmp_path):
         texts = {hit["text"] for hit in hits.json()["results"][0]["hits"]}
         assert texts == {"the first", "the second"}
         # The server adds what a retriever adds.
-        alone = Retriever.load(tmp_path / "model")
-        alone.add(x[80:81], ids=["alone"])
-        expected = alone.search(y[80], k=1, where=["alone"])[0].score
+        retriever = Retriever.load(tmp_path / "model")
+        retriever.add(x[80:81], ids=["again"])
+        expected = retriever.search(y[80], k=1, where=["again"])[0].score
         scores = client.post("/v1/search", json=query).json()["results"][0]["hits"][0]["score"]
         np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-6)
     again.stop()
@@ -450,7 +450,11 @@ def test_uploads_are_kept_when_the_folder_moves(served, own_folder):
 
 def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_path):
     (tmp_path / "link").symlink_to(own_folder)
-    with alone(own_folder), pytest.raises(InputError, match="being changed"), alone(tmp_path / "link"):
+    with (
+        lock_for_serving(own_folder),
+        pytest.raises(InputError, match="being changed"),
+        lock_for_serving(tmp_path / "link"),
+    ):
         pass
 
 

@@ -5,8 +5,9 @@ import pytest
 
 from diptych import InputError
 from diptych import _persistence as storage
+from diptych._persistence import TENSORS
 from diptych.text import HKSE, tokenize
-from diptych.text._hkse import TENSORS, hkse_fingerprint
+from diptych.text._hkse import hkse_fingerprint
 from diptych.text._words import TOKENIZER
 from saved_files import edit_config, files_of, seal, seal_config
 
@@ -61,7 +62,7 @@ def test_a_folder_of_something_else_is_left_alone(table, captions, tmp_path):
         fitted(table, captions).save(tmp_path)
 
 
-def test_a_tokenizer_of_ones_own_is_asked_for_again(table, captions, tmp_path):
+def test_a_custom_tokenizer_must_be_given_again(table, captions, tmp_path):
     model = fitted(table, captions, tokenizer=str.split)
     model.save(tmp_path / "model")
     with pytest.raises(InputError, match="tokenizer of its own"):
@@ -139,7 +140,7 @@ def test_tampered_tensors_are_refused(table, captions, tmp_path, name, how):
         HKSE.load(tmp_path / "model")
 
 
-def test_a_missing_or_damaged_folder_is_told(table, captions, tmp_path):
+def test_a_missing_or_damaged_folder_is_refused(table, captions, tmp_path):
     with pytest.raises(InputError, match="not a folder"):
         HKSE.load(tmp_path / "nowhere")
     fitted(table, captions).save(tmp_path / "model")

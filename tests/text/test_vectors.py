@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
+from diptych._persistence import TENSORS
 from diptych.text import WordVectors
-from diptych.text._word_vectors import TENSORS, table_from_tensors, table_tensors
+from diptych.text._word_vectors import table_from_tensors, table_tensors
 from saved_files import files_of, seal
 
 

@@ -1,7 +1,4 @@
-"""A fitted AWCCA as a folder: ``model.safetensors`` for the numbers, ``config.json`` for the rest.
-
-AWCCA: the estimator, a thin shell over the functions beside it.
-"""
+"""AWCCA: the estimator, and how a fitted one is saved."""
 
 from __future__ import annotations
 
@@ -11,8 +8,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from array_api_compat import is_array_api_obj
 from sklearn.base import BaseEstimator
@@ -34,7 +32,7 @@ from diptych._checks import (
     check_task,
 )
 from diptych._normalize import check_normalization
-from diptych._persistence import CONFIG, TENSORS, load_model, save_model, take
+from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
 from diptych.cca._canonical import CanonicalModel, regularized_cca, variate_correlations
 from diptych.cca._filters import (
     AnyFilter,
@@ -63,202 +61,183 @@ from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Engine, are_blocks
 from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
 from diptych.cca.selection import Grid, Path
+from diptych.cca.selection._grids import Kind as GridKind
 from diptych.cca.selection._grids import check_grid
+from diptych.cca.selection._path import Route
 from diptych.ranking import metric, ranks
 
-FORMAT_VERSION = 1
 KIND = "awcca"
-MEASURED = ("train_correlations", "validation_correlations")
-"""What a model may know of itself beside what it needs."""
+_MEASURED = ("train_correlations", "validation_correlations")
 
-Loaded = tuple[dict[str, Any], dict[Task, CanonicalModel], Array, Array, Path | None]
-Tensors = dict[str, np.ndarray[Any, Any]]
+Number: TypeAlias = int | float
+Side: TypeAlias = str | int | list[float]
+Table: TypeAlias = list[list[float | None]]
 
 
-def pack(
-    params: Mapping[str, Any],
-    models: Mapping[Task, CanonicalModel],
-    x_mean: Array,
-    y_mean: Array,
-    path: Path | None,
-) -> tuple[Tensors, dict[str, Any]]:
-    """A model as named arrays and plain JSON."""
-    tensors = {"x_mean": to_numpy(x_mean), "y_mean": to_numpy(y_mean)}
-    stored: dict[str, Any] = {}
-    for task, model in models.items():
-        # Both tasks often share one model; it is written once.
-        first = next(name for name, other in models.items() if other is model)
-        stored[task] = {
-            "tensors": first,
-            "filter_x": _filter_to_json(model.filter_x),
-            "filter_y": _filter_to_json(model.filter_y),
+class FilterConfig(Schema, frozen=True):
+    """A chosen filter: γ, k, or the parameter of a custom filter, whose function is not stored."""
+
+    kind: Literal["tikhonov", "tsvd", "custom"]
+    parameter: Number
+    name: str = ""
+    per_pair: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no filter."""
+        self.unpack()
+
+    @classmethod
+    def pack(cls, chosen: AnyFilter) -> FilterConfig:
+        """Return the config of a filter."""
+        if isinstance(chosen, CustomFilter):
+            return cls("custom", chosen.parameter, chosen.filter.name, chosen.filter.per_pair)
+        return cls("tikhonov", chosen.gamma) if isinstance(chosen, Tikhonov) else cls("tsvd", chosen.k)
+
+    def unpack(self) -> AnyFilter:
+        """Return the filter."""
+        if self.kind == "custom":
+            # The name is for people: nothing is looked up or run by it.
+            return CustomFilter(SpectralFilter(None, name=self.name, per_pair=self.per_pair), self.parameter)
+        return Tikhonov(self.parameter) if self.kind == "tikhonov" else TruncatedSVD(self.parameter)  # type: ignore[arg-type]
+
+
+class TaskConfig(Schema, frozen=True):
+    """The model of a task; ``tensors`` names the task whose arrays it uses."""
+
+    tensors: Task
+    filter_x: FilterConfig
+    filter_y: FilterConfig
+
+
+class ParamsConfig(Schema, frozen=True):
+    """The constructor's parameters; None where a function was given, which cannot be stored."""
+
+    filter: str | None
+    params: tuple[Number, Number] | dict[Task, tuple[Number, Number]] | None
+    grid: int | tuple[Side, Side]
+    metric: str | None
+    weighting: str | tuple[Number, Number]
+    similarity: str
+    n_components: int | str | None
+    validation_fraction: float
+    random_state: int | None
+    solver: str
+    precision: str
+    path_metrics: str
+    normalize: tuple[str, str]
+    verbose: bool
+    selection: str
+
+    def __post_init__(self) -> None:
+        """Refuse settings that AWCCA refuses."""
+        AWCCA(**self.unpack())._check_parameters()
+
+    @classmethod
+    def pack(cls, model: AWCCA) -> ParamsConfig:
+        """Return the config of a model's parameters."""
+        params: dict[str, Any] = model.get_params(deep=False)
+        unsaved = [name for name in ("filter", "metric") if not isinstance(params[name], str)]
+        return cls(**params | dict.fromkeys(unsaved))
+
+    def unpack(self) -> dict[str, Any]:
+        """Return the parameters that were stored."""
+        params = msgspec.structs.asdict(self)
+        return {
+            name: value
+            for name, value in params.items()
+            if value is not None or name not in ("filter", "metric")
         }
-        if first == task:
-            tensors[f"{task}.correlations"] = to_numpy(model.correlations)
-            tensors[f"{task}.x_weights"] = to_numpy(model.x_weights)
-            tensors[f"{task}.y_weights"] = to_numpy(model.y_weights)
-            for name in MEASURED:
-                if (measured := getattr(model, name)) is not None:
-                    tensors[f"{task}.{name}"] = to_numpy(measured)
-    config = {
-        "params": {name: _to_json(value) for name, value in params.items()},
-        "models": stored,
-        "path": None if path is None else _path_to_json(path),
-    }
-    return tensors, config
 
 
-def unpack(tensors: Tensors, config: Mapping[str, Any], folder: FilePath) -> Loaded:
-    """What ``pack`` packed: constructor parameters, models, means and regularisation path.
+class PathConfig(Schema, frozen=True):
+    """A regularisation path; scores are None at points that failed, because JSON has no NaN."""
 
-    ``folder`` is where it was read, for messages.
-    """
-    path = folder / TENSORS
-    x_mean = take(tensors, "x_mean", (None,), path)
-    y_mean = take(tensors, "y_mean", (None,), path)
-    models: dict[Task, CanonicalModel] = {}
-    stored, params = config.get("models"), config.get("params")
-    if not isinstance(stored, dict) or not isinstance(params, dict):
-        raise InputError(f"{folder / CONFIG} lacks 'models' or 'params'; save the model again.")
-    for task in TASKS:
-        entry = stored.get(task)
-        name = entry.get("tensors") if isinstance(entry, dict) else None
-        if not isinstance(entry, dict) or name not in TASKS:
-            raise InputError(f"{folder / CONFIG} does not describe the {task} model; save it again.")
-        correlations = take(tensors, f"{name}.correlations", (None,), path)
-        models[task] = CanonicalModel(
-            correlations,
-            take(tensors, f"{name}.x_weights", (len(x_mean), len(correlations)), path),
-            take(tensors, f"{name}.y_weights", (len(y_mean), len(correlations)), path),
-            _filter_from_json(entry.get("filter_x")),
-            _filter_from_json(entry.get("filter_y")),
-            *(
-                take(tensors, f"{name}.{measured}", (None,), path)
-                if f"{name}.{measured}" in tensors
-                else None
-                for measured in MEASURED
-            ),
-        )
-    kept = {name: _from_json(value) for name, value in params.items() if not _is_unsaved(value)}
-    if _is_unsaved(params.get("filter")):
-        chosen = models["search"].filter_x
-        if not isinstance(chosen, CustomFilter):
-            raise InputError(f"{folder / CONFIG} contradicts itself about the filter; save it again.")
-        kept["filter"] = chosen.filter
-    path_ = None if config.get("path") is None else _path_from_json(config["path"], folder / CONFIG)
-    return kept, models, x_mean, y_mean, path_
+    kind: GridKind
+    x: list[float]
+    y: list[float]
+    automatic: bool
+    metric: str
+    scores: dict[Task, dict[str, Table]]
+    exact: dict[Task, list[list[bool]]]
+    choice: dict[Task, tuple[int, int]]
+    route: Route
+    seconds: float
+    failed: list[tuple[int, int]]
+    held_out: str
+    extended: dict[Literal["x", "y"], tuple[int, int]]
 
+    def __post_init__(self) -> None:
+        """Refuse tables that do not fit the grid, and tasks or sides without an entry."""
+        shape = (len(self.x), len(self.y))
+        tables: list[list[list[Any]]] = [*self.exact.values()]
+        tables += [table for named in self.scores.values() for table in named.values()]
+        if any((len(table), *map(len, table)) != (shape[0], *[shape[1]] * shape[0]) for table in tables):
+            raise InputError(
+                f"a table of the regularisation path does not have the shape {shape} of its grid"
+            )
+        for part in (self.scores, self.exact, self.choice):
+            if set(part) != set(TASKS):
+                raise InputError(f"the regularisation path has the tasks {sorted(part)}")
+        if set(self.extended) != {"x", "y"} or any(
+            not 0 <= index < n
+            for point in (*self.choice.values(), *self.failed)
+            for index, n in zip(point, shape, strict=True)
+        ):
+            raise InputError("the regularisation path names points outside its grid")
 
-def save(folder: str | os.PathLike[str], tensors: Tensors, config: Mapping[str, Any]) -> None:
-    """Write a packed model; a crash on the way leaves the folder as it was."""
-    save_model(folder, KIND, FORMAT_VERSION, tensors, config)
+    @classmethod
+    def pack(cls, path: Path) -> PathConfig:
+        """Return the config of a path."""
 
+        def table(values: np.ndarray[Any, Any]) -> Table:
+            return [[None if np.isnan(value) else float(value) for value in row] for row in values]
 
-def load(folder: str | os.PathLike[str]) -> Loaded:
-    """Read what ``save`` wrote."""
-    return unpack(*load_model(folder, KIND, FORMAT_VERSION))
-
-
-def _path_to_json(path: Path) -> dict[str, Any]:
-    return {
-        "kind": path.grid.kind,
-        "x": path.grid.x.tolist(),
-        "y": path.grid.y.tolist(),
-        "metric": path.metric,
-        "scores": {
-            task: {name: _grid_to_json(values) for name, values in named.items()}
-            for task, named in path.scores.items()
-        },
-        "exact": {task: values.astype(int).tolist() for task, values in path.exact.items()},
-        "choice": {task: list(point) for task, point in path.choice.items()},
-        "route": path.route,
-        "seconds": path.seconds,
-        "failed": [list(point) for point in path.failed],
-        "held_out": path.held_out,
-        "extended": {side: list(counts) for side, counts in path.extended.items()},
-        "automatic": path.grid.automatic,
-    }
-
-
-def _grid_to_json(values: np.ndarray[Any, Any]) -> list[list[float | None]]:
-    # JSON has no NaN: a point that failed is null.
-    return [[None if np.isnan(value) else float(value) for value in row] for row in values]
-
-
-def _path_from_json(stored: Any, path: Any) -> Path:
-    try:
-        grid = Grid(
-            stored["kind"],
-            np.asarray(stored["x"], dtype=float),
-            np.asarray(stored["y"], dtype=float),
-            automatic=bool(stored["automatic"]),
+        return cls(
+            kind=path.grid.kind,
+            x=path.grid.x.tolist(),
+            y=path.grid.y.tolist(),
+            automatic=path.grid.automatic,
+            metric=path.metric,
+            scores={t: {name: table(each) for name, each in own.items()} for t, own in path.scores.items()},
+            exact={t: each.astype(bool).tolist() for t, each in path.exact.items()},
+            choice={t: (int(i), int(j)) for t, (i, j) in path.choice.items()},
+            route=path.route,
+            seconds=path.seconds,
+            failed=[(int(i), int(j)) for i, j in path.failed],
+            held_out=path.held_out,
+            extended={"x": path.extended["x"], "y": path.extended["y"]},
         )
 
-        def whole(values: Any, dtype: type) -> np.ndarray[Any, Any]:
-            array: np.ndarray[Any, Any] = np.asarray(values, dtype=dtype)
-            if array.shape != grid.shape:
-                raise ValueError(f"a table of shape {array.shape} on a grid of {grid.shape}")
-            return array
-
+    def unpack(self) -> Path:
+        """Return the path."""
         return Path(
-            grid,
-            str(stored["metric"]),
-            {t: {str(k): whole(v, float) for k, v in stored["scores"][t].items()} for t in TASKS},
-            {t: whole(stored["exact"][t], bool) for t in TASKS},
-            {t: (int(stored["choice"][t][0]), int(stored["choice"][t][1])) for t in TASKS},
-            stored["route"],
-            float(stored["seconds"]),
-            [(int(i), int(j)) for i, j in stored["failed"]],
-            str(stored["held_out"]),
-            {s: (int(stored["extended"][s][0]), int(stored["extended"][s][1])) for s in ("x", "y")},
+            Grid(self.kind, np.array(self.x, float), np.array(self.y, float), automatic=self.automatic),
+            self.metric,
+            {
+                t: {name: np.array(each, float) for name, each in own.items()}
+                for t, own in self.scores.items()
+            },
+            {t: np.array(each, bool) for t, each in self.exact.items()},
+            dict(self.choice),
+            self.route,
+            self.seconds,
+            list(self.failed),
+            self.held_out,
+            {"x": self.extended["x"], "y": self.extended["y"]},
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(
-            f"{path} has a damaged regularisation path ({error}); save the model again."
-        ) from None
 
 
-def _filter_to_json(chosen: AnyFilter) -> dict[str, Any]:
-    if isinstance(chosen, CustomFilter):
-        return {"name": chosen.filter.name, "parameter": chosen.parameter, "per_pair": chosen.filter.per_pair}
-    return {"gamma": chosen.gamma} if isinstance(chosen, Tikhonov) else {"k": chosen.k}
+class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
+    """What ``config.json`` says of a fitted AWCCA."""
 
+    params: ParamsConfig
+    models: dict[Task, TaskConfig]
+    path: PathConfig | None
 
-def _filter_from_json(stored: Any) -> AnyFilter:
-    if isinstance(stored, dict) and set(stored) == {"gamma"}:
-        return Tikhonov(stored["gamma"])
-    if isinstance(stored, dict) and set(stored) == {"k"}:
-        return TruncatedSVD(stored["k"])
-    if isinstance(stored, dict) and set(stored) == {"name", "parameter", "per_pair"}:
-        # The name is for people: nothing is looked up or run by it.
-        family = SpectralFilter(None, name=str(stored["name"]), per_pair=stored["per_pair"] is True)
-        return CustomFilter(family, stored["parameter"])
-    raise InputError(f"a saved model names the filter {stored!r}; expected {{'gamma': …}} or {{'k': …}}.")
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_to_json(each) for each in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    # A function cannot be stored without storing code; the name says what it was.
-    return {"unsaved": getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__)}
-
-
-def _is_unsaved(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"unsaved"}
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_from_json(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _from_json(each) for key, each in value.items()}
-    return value
+    def __post_init__(self) -> None:
+        """Refuse a model without one of the tasks."""
+        if set(self.models) != set(TASKS):
+            raise InputError(f"models has the tasks {sorted(self.models)}; expected {', '.join(TASKS)}")
 
 
 class AWCCA(BaseEstimator):  # type: ignore[misc]
@@ -510,28 +489,65 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
-        save(folder, *self.packed())
+        write_model_folder(folder, KIND, *self.pack())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
         """Read what ``save`` wrote; nothing in the folder is executed."""
-        return cls.unpacked(load(folder))
+        return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
 
-    def packed(self) -> tuple[Tensors, dict[str, Any]]:
-        """The fitted model as named arrays and plain JSON; see ``diptych.cca._awcca``."""
+    def pack(self) -> tuple[AWCCAConfig, Tensors]:
+        """Return the fitted model as a config and named arrays."""
         check_is_fitted(self, "models_")
-        parts = self.models_, self.x_mean_, self.y_mean_, self.path_
-        return pack(self.get_params(deep=False), *parts)
+        tensors = {"x_mean": to_numpy(self.x_mean_), "y_mean": to_numpy(self.y_mean_)}
+        models: dict[Task, TaskConfig] = {}
+        for task, model in self.models_.items():
+            # Both tasks often share one model; it is written once.
+            first = next(name for name, other in self.models_.items() if other is model)
+            models[task] = TaskConfig(
+                first, FilterConfig.pack(model.filter_x), FilterConfig.pack(model.filter_y)
+            )
+            for name in ("correlations", "x_weights", "y_weights", *_MEASURED) if first == task else ():
+                if (array := getattr(model, name)) is not None:
+                    tensors[f"{task}.{name}"] = to_numpy(array)
+        path = None if self.path_ is None else PathConfig.pack(self.path_)
+        return AWCCAConfig(ParamsConfig.pack(self), models, path), tensors
 
     @classmethod
-    def unpacked(cls, loaded: Loaded) -> AWCCA:
-        """The model of which these are the parts."""
-        params, models, x_mean, y_mean, path = loaded
-        known = cls._get_param_names()
-        model = cls(**{name: value for name, value in params.items() if name in known})
-        model._check_parameters()
-        model.models_, model.x_mean_, model.y_mean_, model.path_ = models, x_mean, y_mean, path
-        model.n_features_in_ = int(x_mean.shape[0])
+    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: FilePath) -> AWCCA:
+        """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
+        model = cls(**config.params.unpack())
+        model.x_mean_ = take_array(tensors, "x_mean", (None,), source)
+        model.y_mean_ = take_array(tensors, "y_mean", (None,), source)
+        model.models_ = {}
+        for task in TASKS:
+            name = config.models[task].tensors
+            if name in model.models_:
+                model.models_[task] = model.models_[name]
+                continue
+            correlations = take_array(tensors, f"{name}.correlations", (None,), source)
+            model.models_[task] = CanonicalModel(
+                correlations,
+                take_array(tensors, f"{name}.x_weights", (len(model.x_mean_), len(correlations)), source),
+                take_array(tensors, f"{name}.y_weights", (len(model.y_mean_), len(correlations)), source),
+                config.models[task].filter_x.unpack(),
+                config.models[task].filter_y.unpack(),
+                *(
+                    take_array(tensors, f"{name}.{each}", (None,), source)
+                    if f"{name}.{each}" in tensors
+                    else None
+                    for each in _MEASURED
+                ),
+            )
+        if config.params.filter is None:
+            chosen = model.models_["search"].filter_x
+            if not isinstance(chosen, CustomFilter):
+                raise InputError(
+                    f"{source.parent} contradicts itself about the filter; save the model again."
+                )
+            model.filter = chosen.filter
+        model.path_ = None if config.path is None else config.path.unpack()
+        model.n_features_in_ = int(model.x_mean_.shape[0])
         return model
 
     def __sklearn_tags__(self) -> Tags:

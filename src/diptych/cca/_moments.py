@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,11 +15,13 @@ from array_api_compat import device, is_numpy_array
 from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_pair_of_views
 from diptych._persistence import (
+    FORMAT_VERSION,
     check_format,
-    read_metadata,
-    read_tensors,
-    replacing_file,
-    take,
+    check_plain_file,
+    parse_metadata,
+    parse_tensors,
+    replace_file,
+    take_array,
     write_tensors,
 )
 
@@ -27,7 +30,6 @@ PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 
 CPU_BLOCK_BYTES = 2**27
 DEVICE_BLOCK_BYTES = 2**30
-FORMAT_VERSION = 1
 
 
 @dataclass(eq=False)
@@ -143,17 +145,21 @@ class Moments:
             "precision": self.precision,
             **(notes or {}),
         }
-        with replacing_file(path) as staged:
+        with replace_file(path) as staged:
             write_tensors(staged, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Moments:
         """Read what ``save`` wrote."""
-        path = Path(path)
-        tensors, metadata = read_tensors(path), read_metadata(path)
-        check_format(metadata, "moments", FORMAT_VERSION, path)
-        x_mean = take(tensors, "x_mean", (None,), path)
-        y_mean = take(tensors, "y_mean", (None,), path)
+        return cls.parse(check_plain_file(Path(path)).read_bytes(), Path(path))
+
+    @classmethod
+    def parse(cls, raw: bytes, path: Path) -> Moments:
+        """Return the moments in the content of a file; ``path`` is where it was read, for messages."""
+        tensors, metadata = parse_tensors(raw, path), parse_metadata(BytesIO(raw), path)
+        check_format(metadata, "moments", path)
+        x_mean = take_array(tensors, "x_mean", (None,), path)
+        y_mean = take_array(tensors, "y_mean", (None,), path)
         n_x, n_y = len(x_mean), len(y_mean)
         count, precision = metadata.get("count", ""), metadata.get("precision")
         if not count.isdecimal() or precision not in PRECISIONS:
@@ -164,9 +170,9 @@ class Moments:
             int(count),
             x_mean,
             y_mean,
-            take(tensors, "xx", (n_x, n_x), path),
-            take(tensors, "yy", (n_y, n_y), path),
-            take(tensors, "xy", (n_x, n_y), path),
+            take_array(tensors, "xx", (n_x, n_x), path),
+            take_array(tensors, "yy", (n_y, n_y), path),
+            take_array(tensors, "xy", (n_x, n_y), path),
             precision,
         )
 

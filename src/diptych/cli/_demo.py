@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diptych._checks import TASKS, InputError
-from diptych._persistence import replacing_file
+from diptych._persistence import replace_file
 from diptych.cca import AWCCA
 from diptych.cli._options import AsJson, Quiet, Threads
 from diptych.cli._output import limited_to, plain_console, print_json, said_plainly
@@ -155,6 +155,6 @@ def _report(
         page = demo_page(compared, model.path_, sheet, pairs.n_images, commands)
     except InputError as missing:  # matplotlib is not installed
         return f"no report: {missing}"
-    with replacing_file(file) as staged:
+    with replace_file(file) as staged:
         staged.write_text(page, "utf-8")
     return f"the report is {file}"

@@ -60,7 +60,7 @@ from diptych.cli._output import (
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.retrieval import Retriever
-from diptych.retrieval._encoders import Known
+from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._folder import KIND
 
 SET_BY_PRESET = (
@@ -198,8 +198,8 @@ def fit(
             else:
                 views = data  # type: ignore[assignment]
                 retriever.encoders.known = {
-                    "image": Known(encoder_of(source), encoder_of(source)),
-                    "text": Known(encoder_of(texts), encoder_of(texts)),
+                    "image": EncoderRecord(encoder_of(source), encoder_of(source)),
+                    "text": EncoderRecord(encoder_of(texts), encoder_of(texts)),
                 }
             retriever.fit(views, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
         retriever.save(out)

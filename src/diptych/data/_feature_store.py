@@ -28,7 +28,7 @@ from diptych._persistence import (
     file_digest,
     map_npy,
     read_json,
-    replacing_file,
+    replace_file,
     write_json,
 )
 from diptych.data._readers import read_lines
@@ -57,7 +57,7 @@ class StoreWriter:
         _check_usable(self.folder, job)
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / WORK).is_file():
-            with replacing_file(self.folder / WORK) as staged:
+            with replace_file(self.folder / WORK) as staged:
                 write_json(staged, {"format": f"diptych-{KIND}-work", "version": 1, "job": asdict(job)})
         self._journal = open(self.folder / JOURNAL, "a+b")  # noqa: SIM115, closed by finish() or close()
         _lock(self._journal, self.folder)
@@ -103,7 +103,7 @@ class StoreWriter:
         _write_lines(self.folder / IDS, kept)
         _write_lines(self.folder / SKIPPED, ([ids[number], reason] for number, reason in self.skipped))
         (self.folder / PARTIAL).replace(self.folder / FEATURES)
-        with replacing_file(self.folder / CONFIG) as staged:
+        with replace_file(self.folder / CONFIG) as staged:
             head = {"format": f"diptych-{KIND}", "version": FORMAT_VERSION, "rows": self.rows}
             write_json(staged, {**head, "checksum": checksum, "job": asdict(self.job)})
         _clear(self.folder)
@@ -177,7 +177,7 @@ def _npy_header(rows: int, job: Job) -> bytes:
 
 
 def _write_lines(path: Path, values: Iterable[Any]) -> None:
-    with replacing_file(path) as staged, open(staged, "w", encoding="utf-8") as file:
+    with replace_file(path) as staged, open(staged, "w", encoding="utf-8") as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
@@ -298,7 +298,7 @@ class FeatureStore:
                 )
             )
         config = read_json(folder / CONFIG)
-        check_format(config, KIND, FORMAT_VERSION, folder)
+        check_format(config, KIND, folder)
         job, rows, checksum = _job(config.get("job"), folder), config.get("rows"), str(config.get("checksum"))
         ids = tuple(_json_line(line, folder / IDS, str) for _, line in read_lines(folder / IDS))
         skipped = tuple(

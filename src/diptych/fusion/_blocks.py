@@ -1,4 +1,4 @@
-"""Views of several named feature blocks, each with its own geometry."""
+"""Views made of several named feature blocks, each with its own normalisation and scale."""
 
 from __future__ import annotations
 
@@ -11,33 +11,41 @@ import numpy as np
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_view
 from diptych._normalize import check_normalization, normalize
+from diptych._persistence import Schema
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Blocks: TypeAlias = dict[str, Floats]
+Pairs: TypeAlias = tuple[Blocks, Blocks, np.ndarray[Any, np.dtype[np.int64]]]
+"""Blocks of X, blocks of Y, and for each row of Y the row of X that it belongs to."""
 
-GEOMETRIES = ("none", "unit", "sqrt-unit")
+NORMALIZATIONS = ("none", "unit", "sqrt-unit")
 
 
 @dataclass(frozen=True)
 class Block:
-    """How the rows of a feature block are normalised.
+    """How the rows of a feature block may be normalised.
 
-    Attributes
+    Parameters
     ----------
     normalize
-        A name of ``diptych._normalize``, or several to choose from on validation.
+        The name of a normalisation, as in ``AWCCA(normalize=…)``, or several to choose from on validation.
     pieces
-        Each of so many equal slices of the columns is normalised by itself: DINOv2's class token and mean
-        patch token, side by side, are two.
+        Each of this many equal slices of the columns is normalised by itself: two for DINOv2's class token
+        and mean patch token side by side.
+
+    Examples
+    --------
+    >>> Block("unit", pieces=2).candidates
+    ('unit',)
     """
 
-    normalize: str | tuple[str, ...] = GEOMETRIES
+    normalize: str | tuple[str, ...] = NORMALIZATIONS
     pieces: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
+        """Check the settings."""
         if not self.candidates:
-            raise InputError("a block has no way to be normalised; name at least one.")
+            raise InputError("a block needs at least one normalisation; name one.")
         for name in self.candidates:
             check_normalization(name)
         if not isinstance(self.pieces, int) or isinstance(self.pieces, bool) or self.pieces < 1:
@@ -45,62 +53,79 @@ class Block:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The names to choose from."""
+        """The normalisations to choose from."""
         return (self.normalize,) if isinstance(self.normalize, str) else tuple(self.normalize)
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """What is done to a block: normalised so, in so many pieces, and scaled to a total variance of 1."""
+class Geometry(Schema, frozen=True):
+    """What is done to a block: a normalisation of each piece, and a scale that gives total variance 1."""
 
     normalize: str
     pieces: int
     scale: float
     width: int
 
+    def __post_init__(self) -> None:
+        """Check what was read from a file."""
+        check_normalization(self.normalize)
+        if self.pieces < 1 or self.width < 1 or not 0.0 < self.scale < float("inf"):
+            raise InputError(
+                f"impossible block: {self.width} features, {self.pieces} pieces, scale {self.scale}"
+            )
+
     @classmethod
-    def of(cls, block: Block, normalize: str, rows: Floats, name: str) -> Geometry:
-        """The geometry whose scale gives ``rows`` a total variance of 1."""
-        plain = cls(normalize, block.pieces, 1.0, rows.shape[1]).apply(rows, name)
+    def fit(cls, block: Block, normalize: str, features: Floats, name: str) -> Geometry:
+        """Return the geometry that gives ``features`` a total variance of 1."""
+        width = features.shape[1]
+        plain = cls(normalize, block.pieces, 1.0, width).apply(features, name)
         variance = float(np.sum(np.var(plain, axis=0, dtype=np.float64)))
         if not variance > 0.0:
-            raise InputError(f"every row of block {name!r} is the same; give rows that vary.")
-        return cls(normalize, block.pieces, variance**-0.5, rows.shape[1])
+            raise InputError(f"all rows of block {name!r} are the same; give rows that vary.")
+        return cls(normalize, block.pieces, variance**-0.5, width)
 
-    def apply(self, rows: Floats, name: str) -> Floats:
-        """The block as the models take it."""
-        if rows.shape[1] != self.width or self.width % self.pieces:
+    def apply(self, features: Floats, name: str) -> Floats:
+        """Normalise and scale the features of the block ``name``."""
+        if features.shape[1] != self.width or self.width % self.pieces:
             raise InputError(
-                f"block {name!r} has {rows.shape[1]} features in {self.pieces} equal piece(s); expected "
+                f"block {name!r} has {features.shape[1]} features in {self.pieces} equal piece(s); expected "
                 f"{self.width}, as in fit, and equal pieces."
             )
-        parts = [normalize(part, self.normalize) for part in np.split(rows, self.pieces, axis=1)]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        pieces = [normalize(piece, self.normalize) for piece in np.split(features, self.pieces, axis=1)]
+        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
         return np.asarray(whole * whole.dtype.type(self.scale))
 
 
+Side: TypeAlias = dict[str, Geometry]
+"""The geometry of each block of a view."""
+
+
 def as_blocks(view: Any, name: str) -> Blocks:
-    """A view as named blocks; one array is one block called ``name``."""
+    """Return a view as named blocks; one array is one block called ``name``."""
     if not isinstance(view, Mapping):
         view = {name: view}
     if not view or not all(isinstance(key, str) and key for key in view):
-        raise InputError(f"{name} names its blocks {list(view)}; give at least one, named by text.")
-    blocks = {key: to_numpy(check_view(rows, f"{name}[{key!r}]")) for key, rows in view.items()}
-    lengths = {key: len(rows) for key, rows in blocks.items()}
+        raise InputError(f"the blocks of {name} are called {list(view)}; give at least one, with a name.")
+    blocks = {key: to_numpy(check_view(features, f"{name}[{key!r}]")) for key, features in view.items()}
+    lengths = {key: len(features) for key, features in blocks.items()}
     if len(set(lengths.values())) > 1:
         raise InputError(f"the blocks of {name} have {lengths} rows; give every item in every block.")
     return blocks
 
 
-def taken(blocks: Blocks, rows: Any) -> Blocks:
-    """Some rows of every block."""
-    return {name: values[rows] for name, values in blocks.items()}
+def count_rows(blocks: Blocks) -> int:
+    """Return the number of rows, which is the same in every block."""
+    return len(next(iter(blocks.values())))
 
 
-def side_by_side(blocks: Blocks, names: tuple[str, ...], scales: tuple[float, ...]) -> Floats:
-    """Blocks next to each other, each times its scale."""
-    parts = [
-        blocks[n] if s == 1.0 else blocks[n] * blocks[n].dtype.type(s)
-        for n, s in zip(names, scales, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+def take_rows(blocks: Blocks, rows: Any) -> Blocks:
+    """Return some rows of every block."""
+    return {name: features[rows] for name, features in blocks.items()}
+
+
+def apply_geometry(side: Side, blocks: Blocks) -> Blocks:
+    """Return blocks as the models take them."""
+    if missing := [name for name in side if name not in blocks]:
+        raise InputError(
+            f"the blocks {missing} are missing; give every block that the model was fitted with."
+        )
+    return {name: geometry.apply(blocks[name], name) for name, geometry in side.items()}

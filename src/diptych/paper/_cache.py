@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError
-from diptych._persistence import read_json, replacing_file, write_json
+from diptych._persistence import read_json, replace_file, write_json
 
 Result: TypeAlias = dict[str, Any]
 TIMES = "seconds.json"
@@ -59,7 +59,7 @@ class Cache:
         """Keep how long a job took."""
         self.seconds[label] = seconds
         if self._times is not None:
-            with replacing_file(self._times) as staged:
+            with replace_file(self._times) as staged:
                 write_json(staged, self.seconds)
 
     @property
@@ -91,7 +91,7 @@ class Cache:
         result: Result = json.loads(json.dumps(plain(compute()), allow_nan=False))
         if self.folder is not None:
             content = {"name": name, "inputs": plain(inputs), "result": result}
-            with replacing_file(self.folder / f"{key}.json") as staged:
+            with replace_file(self.folder / f"{key}.json") as staged:
                 write_json(staged, content)
         self.computed.append(name)
         return result

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from diptych._checks import InputError
-from diptych._persistence import library_version, replacing_file, write_json
+from diptych._persistence import library_version, replace_file, write_json
 from diptych.paper._approximation import APPROXIMATION
 from diptych.paper._cache import plain
 from diptych.paper._claims import INTERVALS, RULE, VERDICTS, Claim, all_claims, source
@@ -154,7 +154,7 @@ class Reproduction:
         # Where the same numbers are there in full, they take the place of the rounded ones.
         files |= {f"{TABLES}/{name}.csv": _csv(rows) for name, rows in self.tables().items()}
         for name, words in files.items():
-            with replacing_file(folder / name) as staged:
+            with replace_file(folder / name) as staged:
                 staged.write_text(words, "utf-8")
         content = {
             "command": command,
@@ -166,7 +166,7 @@ class Reproduction:
             "gaps": [asdict(gap) for gap in gaps(self.setting.materials)],
             "results": without_ranks(self.results),
         }
-        with replacing_file(folder / RESULTS) as staged:
+        with replace_file(folder / RESULTS) as staged:
             write_json(staged, plain(content))
         return [folder / name for name in (*files, RESULTS)]
 

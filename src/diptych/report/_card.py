@@ -257,7 +257,7 @@ def _trained_on(facts: Card) -> Iterator[str]:
     items = ", ".join(escape_markdown(count(number, view)) for view, number in index.items.items())
     recall = "" if index.recall is None else f", finding {_percent(100 * index.recall)} % of the true nearest"
     kind, dtype = escape_markdown(index.kind), escape_markdown(index.dtype)
-    yield f"Indexed: {items or 'nothing'} ({kind}, {dtype}{recall})."
+    yield f"Indexed when this card was written: {items or 'nothing'} ({kind}, {dtype}{recall})."
 
 
 def _recalls(facts: Card) -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task, not_installed
-from diptych._persistence import replacing_file
+from diptych._persistence import replace_file
 from diptych.cca.selection import Path
 from diptych.ranking import recall_at_k
 from diptych.report._page import TITLES, one_line
@@ -48,7 +48,7 @@ def write_figure(figure: Any, file: str | os.PathLike[str]) -> None:
     suffix = os.path.splitext(os.fspath(file))[1].lower().lstrip(".")
     if suffix not in FORMATS:
         raise InputError(f"{file} is not a picture that can be written; give a name in .png, .svg or .pdf.")
-    with replacing_file(file) as staged:
+    with replace_file(file) as staged:
         figure.savefig(staged, format=suffix, dpi=DOTS_PER_INCH)
 
 

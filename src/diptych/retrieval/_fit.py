@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import tempfile
@@ -20,7 +21,6 @@ from diptych._arrays import in_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task, check_view, count
 from diptych._devices import on_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
-from diptych.cca._awcca import unpack
 from diptych.cca.selection import held_out_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._pairs import near_duplicates
@@ -404,9 +404,13 @@ def _fit_fusion(
 
 def _copy_model(model: AWCCA) -> AWCCA:
     """Return a copy in NumPy without the spectra, which are as large as the moments."""
-    params, *parts = unpack(*model.packed(), Path("model"))
-    # A file cannot hold the function of a filter; a copy in memory can.
-    return AWCCA.unpacked(({**params, "filter": model.filter}, *parts))
+    copied = copy.copy(model)
+    # Both tasks often share one model.
+    models = {id(own): in_numpy(own) for own in model.models_.values()}
+    copied.models_ = {task: models[id(own)] for task, own in model.models_.items()}
+    copied.x_mean_, copied.y_mean_ = to_numpy(model.x_mean_), to_numpy(model.y_mean_)
+    copied.__dict__.pop("spectra_", None)
+    return copied
 
 
 def _describe_held_out(training: Part, validation: Part | None, fraction: float) -> str:
@@ -449,8 +453,8 @@ def _find_leaks(training: Part, validation: Part | None, test: Part | None) -> d
         if copies:
             leaks[name] = copies
             warnings.warn(
-                f"{copies} of the {name} images that were compared are copies of training images, or nearly so; "
-                f"the recalls on {name} are therefore too high. Move copies into one split.",
+                f"{copies} of the {name} images that were compared are copies of training images, so the "
+                f"recalls on {name} are too high; move copies into one split.",
                 DataWarning,
                 stacklevel=5,
             )

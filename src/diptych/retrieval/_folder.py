@@ -1,156 +1,174 @@
-"""A retriever as a model folder: safetensors for the numbers, JSON for the rest, and a card for people.
+"""The files of a retriever in a model folder, and those of its model in a database.
 
 =========================  ==============================================================================
-``config.json``            format, library, encoders' fingerprints, filters, grids, path, recalls, checksums
-``model.safetensors``      the model of each task, and where its training items lay
-``moments.safetensors``    what ``refit`` needs of the training pairs
+``config.json``            encoders, filters, regularisation path, recalls, number of items, checksums
+``model.safetensors``      the model of each task, and the spread of its training features
+``moments.safetensors``    the moments of the training pairs, which only ``refit`` reads
 ``index.safetensors``      the vectors of all items
-``features.safetensors``   their features, where they are kept
-``items.jsonl``            what the items are
-``text-encoder/``          the HKSE, where that is the text encoder
+``features.safetensors``   their features, if they are kept
+``items.jsonl``            the items
+``text-encoder/``          the HKSE, if that is the text encoder
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
-``README.md``              the model card, with ``regularization.png``
+``README.md``              the model card with ``regularization.png``, written after a fit or a refit
 =========================  ==============================================================================
 
-These are the files of one version; ``diptych._persistence`` tells how versions follow each other. A retriever
-remembers the version it was loaded from. If that is still the current one, ``save`` replaces it. If others
-have saved meanwhile, ``save`` brings the items that were added and removed here into what they saved, or
-refuses. A retriever that was fitted, rather than loaded, replaces whatever is there.
+These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A
+folder may instead hold the address of a database, which then holds the rest. A retriever remembers the
+version it was loaded from. If that is still current, ``save`` replaces it. If other processes have saved
+since, ``save`` applies the items that were added and removed here to what they saved, or refuses. A retriever
+that was fitted, rather than loaded, replaces whatever is in the folder.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from diptych._checks import TASKS, InputError, Task
+import msgspec
+import numpy as np
+
+from diptych._checks import TASKS, InputError
 from diptych._persistence import (
     CONFIG,
+    FOR_PEOPLE,
+    TENSORS,
     ChangedError,
+    MatrixBlocks,
+    ModelFiles,
+    Schema,
+    Tensors,
     Version,
-    check_file,
-    check_format,
     find_current,
-    library_version,
+    link_files,
+    map_tensors,
     new_version,
     read_config,
     read_current,
     read_json,
+    take_array,
     write_config,
-    write_json,
+    write_tensors,
 )
-from diptych.cca import AWCCA, CanonicalModel, Moments
+from diptych.cca import AWCCA, Moments
+from diptych.cca._awcca import AWCCAConfig
 from diptych.fusion import Fusion
-from diptych.report import draw_regularization_path, model_card
-from diptych.report._card import (
-    CORRELATIONS,
-    PICTURE,
-    SHOWN_CORRELATIONS,
-    Card,
-    EncoderFacts,
-    IndexFacts,
-    TaskFacts,
-)
+from diptych.fusion._fusion import FusionConfig
+from diptych.retrieval._description import write_card
+from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import embedding_of
-from diptych.retrieval._fit import Fitted
-from diptych.retrieval._encoders import Encoders, Known
-from diptych.retrieval._items import VIEWS, View
-from diptych.retrieval._model_files import (
-    MODEL,
-    MOMENTS,
-    TEXT,
-    known_encoders,
-    read_model,
-    read_moments,
-    read_text_encoder,
-    write_model,
-)
+from diptych.retrieval._encoders import EncoderRecord, Encoders
+from diptych.retrieval._fit import Facts, Fitted
+from diptych.retrieval._items import SEARCHED, VIEWS, Places, View, read_items, write_items
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
-from diptych.retrieval.stores._index_files import FEATURES, INDEX, ITEMS, read_index, take_graph, write_index
-from diptych.retrieval.stores._memory import MemoryStore
+from diptych.retrieval.stores._faiss import Graph, VectorIndex
+from diptych.retrieval.stores._memory import ItemTable, MemoryStore
 from diptych.text import HKSE
+from diptych.text._hkse import INSIDE, read_hkse, write_hkse
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
 
+KIND, STORED_KIND = "retriever", "stored-model"
+MOMENTS, INDEX, FEATURES = "moments.safetensors", "index.safetensors", "features.safetensors"
+ITEMS, TEXT = "items.jsonl", INSIDE
+TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}")
 
-KIND, FORMAT_VERSION = "retriever", 2
-STORED = "version"
-"""The kind of the config of a model in a shared store."""
-TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/hkse.safetensors")
-"""Format version 2 is a folder that points to a database; one that holds its items itself is version 1."""
-CARD = "README.md"
-MEANINGS = {
-    CONFIG: "format, encoders, filters, grids, path, recalls and checksums",
-    MODEL: "the model of each task",
-    MOMENTS: "what a refit needs of the training pairs",
-    INDEX: "the vectors of all items",
-    FEATURES: "the features of all items",
-    ITEMS: "what the items are",
-    TEXT: "the text encoder",
-}
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class IndexConfig(Schema, frozen=True):
+    """How vectors are searched and stored."""
+
+    kind: str
+    dtype: Literal["float32", "float16"]
+
+
+class ModelConfig(Schema, frozen=True):
+    """A fitted model and its encoders; the limit of an outlier detector is None if it has none."""
+
+    model: AWCCAConfig | FusionConfig
+    outlier_limits: dict[View, float | None]
+    encoders: dict[View, EncoderRecord]
+    index: IndexConfig
+    keep_features: bool
+    facts: Facts
+
+    def __post_init__(self) -> None:
+        """Refuse a config without one of the views."""
+        if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
+            raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
+
+
+class PlacesConfig(Schema, frozen=True):
+    """The folder of all images, and its path from the model folder."""
+
+    folder: str
+    from_model: str
+
+
+class ItemsConfig(Schema, frozen=True):
+    """The number of items, and of the texts among them that the model was fitted on."""
+
+    image: Count
+    text: Count
+    learned: Count
+    images: PlacesConfig | None
+
+
+class RetrieverConfig(Schema, frozen=True):
+    """What ``config.json`` says of a retriever: the address of a database, or a model and items.
+
+    ``journal`` is the last entry of a server's journal that is part of this version.
+    """
+
+    journal: Count
+    address: str | None = None
+    model: ModelConfig | None = None
+    items: ItemsConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a folder that has both, or neither."""
+        if {self.address is None, self.model is not None, self.items is not None} not in ({True}, {False}):
+            raise InputError("expected either the address of a database, or a model and items")
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that was read from a folder or a shared store, with its store.
-
-    Attributes
-    ----------
-    fitted, store, version
-        The model, its items, and its version in a shared store.
-    known
-        The encoders that its features come from.
-    hkse
-        Its text encoder, where that is kept with it and was asked for.
-    keep_features
-        Whether features of new items are kept.
-    """
+    """A model from a folder or a database, its store, and what is known of the encoders of its features."""
 
     fitted: Fitted
     store: Store
-    version: str
-    known: dict[View, Known]
+    known: dict[View, EncoderRecord]
     hkse: HKSE | None
     keep_features: bool
+    version: str = ""
 
-    def encoders(self, image: Any, text: Any) -> Encoders:
-        """Return the encoders given, or those kept with the model, or named by it."""
+    def encoders(self, image: Any = None, text: Any = None) -> Encoders:
+        """Return the encoders, with those of the user in place of the stored ones."""
         return Encoders(image, self.hkse if text is None else text, self.known)
 
     def has_encoders(self, encoders: Encoders) -> bool:
-        """Return whether the features of the model come from these encoders."""
+        """Return whether the features of this model came from ``encoders``."""
         return all(encoders.describe(v).fingerprint == self.known[v].fingerprint for v in VIEWS)
 
     def searcher(self, encoders: Encoders) -> Searcher:
-        """Return the model on its store."""
+        """Return a searcher of this model."""
         return Searcher(self.fitted, self.store, encoders, self.version)
 
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """The version that a retriever was loaded from, or saved as last: what its changes are counted from.
+    """The version that a retriever was loaded from or last saved as, from which its changes are counted.
 
-    Attributes
-    ----------
-    version
-        It.
-    identity
-        Of the model folder, wherever it is moved to.
-    first_key
-        Items with this key, or a greater one, were added since.
-    fitted, hkse
-        Its model and text encoder: while the retriever has these, their files need not be written again.
-    journal
-        The last entry of a server's journal that is part of it.
+    ``identity`` is that of the model folder, even when it is moved. Items from ``first_key`` on were added
+    since. While the retriever has the same ``fitted`` and ``hkse``, their files are not written again.
     """
 
     version: Version
@@ -161,104 +179,75 @@ class Base:
     journal: int
 
     @classmethod
-    def of(cls, version: Version, fitted: Fitted, store: Store, hkse: HKSE | None, journal: int) -> Base:
+    def start(cls, version: Version, store: Store, fitted: Fitted, hkse: HKSE | None, journal: int) -> Base:
         """Count changes of a store from now on."""
         first_key = 0
         if isinstance(store, MemoryStore):
             first_key = store.table.next_key
             store.table.removed.clear()
-        kept = None if store.shared else fitted
-        return cls(version, _identity(version.folder), first_key, kept, hkse, journal)
+        unchanged = None if store.shared else fitted
+        return cls(version, _identify(version.folder), first_key, unchanged, hkse, journal)
 
     def is_in(self, folder: Path) -> bool:
-        """Whether it is a version of this model folder."""
-        return self.version.folder == folder or self.identity == _identity(folder)
+        """Return whether it is a version of this model folder."""
+        return self.version.folder == folder or self.identity == _identify(folder)
 
 
 def save(
     retriever: Retriever,
     folder: str | os.PathLike[str],
-    bring: Callable[[Version], None] | None,
+    merge: Callable[[Version], None] | None,
     journal: int | None = None,
 ) -> None:
-    """Write a retriever as a new version of a folder; a crash on the way leaves the folder as it was.
+    """Write a retriever as a new version of a folder; a crash leaves the folder as it was.
 
-    Parameters
-    ----------
-    retriever
-        What is saved.
-    folder
-        Where.
-    bring
-        Brings what was saved meanwhile by others into the retriever, if its base is not the current version
-        any more; None: that is a ``ChangedError``.
-    journal
-        The last entry of a server's journal that is saved; None: the same as before.
+    ``merge`` applies the retriever's changes to a version that others have saved since its base, and makes
+    that its base; without it, such a version is a ``ChangedError``. ``journal`` is the last entry of a
+    server's journal that is saved; None: the same as before.
     """
-    with retriever._writing:
-        _save(retriever, folder, bring, journal)
-
-
-def _save(
-    retriever: Retriever,
-    folder: str | os.PathLike[str],
-    bring: Callable[[Version], None] | None,
-    journal: int | None,
-) -> None:
-    facts = describe(retriever)
-    with new_version(folder, KIND) as draft:
+    address = retriever.searcher.store.address  # refuses a retriever that is not fitted
+    with retriever._writing, new_version(folder, KIND) as draft:
         place, current = draft.path.parent.parent, draft.current
-        if bring is None:
+        if merge is None:
             _check_base(retriever, current, folder)
         base = retriever.base if retriever.base is not None and retriever.base.is_in(place) else None
-        overtaken = base is not None and current is not None and current.id != base.version.id
-        if overtaken and bring and current and not _same_database(retriever.store, current):
-            bring(current)
-            base, facts = retriever.base, describe(retriever)
+        if base is not None and current is not None and current.id != base.version.id:
+            # Both have the same items if they are in the same database.
+            same = address and read_json(current.path / CONFIG).get("address") == address
+            if merge is not None and not same:
+                merge(current)
+                base = retriever.base
         if journal is None:
             journal = 0 if base is None or current is None else base.journal
-        searcher, hkse = retriever.searcher, retriever.encoders.hkse
-        fitted, store = searcher.fitted, searcher.store
-        same = base is not None and base.fitted is fitted and base.hkse is hkse
-        before = current if same else None
+        searcher = retriever.searcher
+        fitted, store, hkse = searcher.fitted, searcher.store, searcher.encoders.hkse
+        unchanged = base is not None and base.fitted is fitted and base.hkse is hkse
+        previous = current if unchanged else None
         if isinstance(store, MemoryStore):
-            said = write_model(draft.path, fitted, hkse, None if before is None else before.path)
-            said |= write_index(draft.path, store, place)
+            options = (store, retriever.keep_features, place, previous)
+            model = _write_model(draft.path, fitted, searcher.encoders, *options)
+            config = RetrieverConfig(journal, None, model, _write_items(draft.path, store, place))
         else:
-            said = {"version": 2, "address": store.address}
-        _write_card(retriever, facts, draft.path, place.name)
-        encoders = {
-            view: told | {"origin": _origin(retriever.encoders.describe(view).origin, place)}
-            for view, told in facts["encoders"].items()
-        }
-        config = {**facts, "encoders": encoders, "journal": journal, **said}
-        write_config(draft.path, KIND, config.pop("version", 1), config, before)
+            config = RetrieverConfig(journal, store.address)
+        if previous is not None and (previous.path / FOR_PEOPLE[0]).is_file():
+            for name in FOR_PEOPLE:
+                if (previous.path / name).is_file():
+                    link_files(previous.path / name, draft.path / name)
+        else:
+            write_card(retriever, draft.path, place.name)
+        write_config(draft.path, KIND, config, previous)
     assert draft.version is not None
-    retriever.base = Base.of(draft.version, fitted, store, hkse, journal)
+    retriever.base = Base.start(draft.version, store, fitted, hkse, journal)
 
 
 def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
-    """Raise ``ChangedError`` if a retriever is not of the current version of a folder any more."""
+    """Raise ``ChangedError`` unless the base of a retriever is the current version of a folder."""
     _check_base(retriever, find_current(folder), folder)
 
 
-def load(
-    folder: str | os.PathLike[str],
-    *,
-    mmap: bool = False,
-    trust_graph: bool = False,
-    text: bool = True,
-    index: str | None = None,
-) -> tuple[LoadedModel, Base]:
-    """Read the current version of a folder; without ``text``, all but the text encoder.
-
-    ``index`` is the address of the database that a folder points to, where another is to be used.
-    """
-
-    def read(version: Version) -> tuple[LoadedModel, Base]:
-        return read_version(version, mmap=mmap, trust_graph=trust_graph, text=text, index=index)
-
-    return read_current(folder, read)
+def load(folder: str | os.PathLike[str], **options: Any) -> tuple[LoadedModel, Base]:
+    """Read the current version of a folder with the ``options`` of ``read_version``."""
+    return read_current(folder, partial(read_version, **options))
 
 
 def read_version(
@@ -269,276 +258,255 @@ def read_version(
     text: bool = True,
     index: str | None = None,
 ) -> tuple[LoadedModel, Base]:
-    """Read one version of a folder."""
-    folder = version.path
-    config = read_json(folder / CONFIG)
-    if config.get("format") == "diptych-awcca":
+    """Read one version of a folder; without ``text``, all but the text encoder.
+
+    ``index`` replaces the address of the database that a folder points to.
+    """
+    if read_json(version.path / CONFIG).get("format") == "diptych-awcca":
         raise InputError(
-            f"{version.folder} holds a model without an index; AWCCA.load reads it, and diptych fit makes "
-            "one with."
+            f"{version.folder} holds a model without items. Load it with AWCCA.load, or create a searchable "
+            "model with diptych fit."
         )
-    config = read_config(folder, KIND, FORMAT_VERSION)
-    if "address" not in config and index is not None:
+    config, files = read_config(version.path, KIND, RetrieverConfig)
+    if config.model is None or config.items is None:
+        address = index or read_address(config.address)
+        loaded = load_from_store(open_store(address, create=False), text=text)
+    elif index is not None:
         raise InputError(
             f"{version.folder} holds its items itself; index= is for folders that point to a database."
         )
-    try:
-        journal = int(config["journal"])
-        if "address" in config:
-            store = open_store(index or read_address(config["address"]), create=False)
-            loaded = load_from_store(store, text=text)
-        else:
-            loaded = _read(version, config, mmap, trust_graph, text)
-        return loaded, Base.of(version, loaded.fitted, loaded.store, loaded.hkse, journal)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{folder / CONFIG} lacks or garbles a setting ({error}); save the model again."
-        ) from None
-
-
-def describe(retriever: Retriever) -> dict[str, Any]:
-    """What is known of a retriever, as plain data."""
-    searcher = retriever.searcher
-    fitted, store = searcher.fitted, searcher.store
-    return {
-        "library": library_version(),
-        "encoders": {
-            view: {
-                "name": (known := retriever.encoders.describe(view)).name,
-                "fingerprint": known.fingerprint,
-                "dimension": searcher.embedding.features(view),
-            }
-            for view in VIEWS
-        },
-        **_models(fitted.model),
-        "index": {"kind": store.kind, "dtype": store.dtype},
-        "keep_features": bool(retriever.keep_features),
-        "items": {view: store.count(view) for view in VIEWS},
-        "facts": fitted.facts,
-    }
-
-
-def _models(model: AWCCA | Fusion) -> dict[str, Any]:
-    """What was fitted for each task, in words and numbers."""
-    if isinstance(model, Fusion):
-        members = {task: model.members_[task] for task in TASKS}
-        return {
-            "filters": {
-                t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
-            },
-            "components": {t: sum(int(m.linear.x_map.shape[1]) for m in members[t]) for t in TASKS},
-            "corrections": {task: asdict(model.corrections_[task]) for task in TASKS},
-        }
-    models = model.models_
-    return {
-        "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
-        "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
-        "correlations": {task: _correlations(models[task]) for task in TASKS},
-    }
-
-
-def _correlations(model: CanonicalModel) -> dict[str, list[float] | None]:
-    """The first few canonical correlations of each kind; None where they were not measured."""
-    return {
-        name: None
-        if (values := getattr(model, name)) is None
-        else [round(float(value), 6) for value in values[:SHOWN_CORRELATIONS]]
-        for name in CORRELATIONS
-    }
-
-
-def _read(
-    version: Version, config: Mapping[str, Any], mmap: bool, trust_graph: bool, text: bool
-) -> LoadedModel:
-    folder, files = version.path, config["files"]
-    mapped = (INDEX, FEATURES) if mmap else ()
-    optional = [name for name in (MOMENTS, FEATURES) if name in files]
-    for name in (MODEL, INDEX, ITEMS, *optional):
-        check_file(folder, name, config, whole=name not in mapped)
-    fitted = read_model(folder, config)
-    if MOMENTS in files:
-        moments = read_moments(folder, fitted.model)
-        fitted = replace(fitted, load_moments=lambda: moments)
-    store = read_index(folder, config, embedding_of(fitted.model), version.folder, mmap=mmap)
-    for task in TASKS if store.kind == "hnsw" else ():
-        graph = folder / f"{task}.hnsw"
-        trusted = trust_graph and graph.name in files
-        if trusted and len(store.indexes[task]):
-            check_file(folder, graph.name, config)
-        take_graph(store.indexes[task], graph, fitted.facts, task, trusted=trusted)
-    hkse: HKSE | None = None
-    if config["text_encoder"] and text:
-        check_file(folder, f"{TEXT}/{CONFIG}", config)
-        hkse = read_text_encoder(folder)
-    known = known_encoders(config, version.folder)
-    return LoadedModel(fitted, store, "", known, hkse, config["keep_features"] is True)
+    else:
+        fitted = _read_model(config.model, files)
+        store = _read_items(config.model, config.items, files, fitted, version.folder, mmap, trust_graph)
+        hkse = None
+        if text and TEXT_FILES[0] in files:
+            files.check(TEXT_FILES[0])
+            hkse = read_hkse(HKSE, files.folder / TEXT)
+        records = {view: config.model.encoders[view].locate(version.folder) for view in VIEWS}
+        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features)
+    return loaded, Base.start(version, loaded.store, loaded.fitted, loaded.hkse, config.journal)
 
 
 def write_stored_model(
     folder: Path, fitted: Fitted, encoders: Encoders, store: Store, keep_features: bool
 ) -> None:
-    """Write a model's files to a folder, for a shared store."""
-    config = {
-        "format": f"diptych-{STORED}",
-        "version": 1,
-        "library": library_version(),
-        "encoders": {view: asdict(_known(encoders, view)) for view in VIEWS},
-        "index": {"kind": "hnsw" if "hnsw" in store.kind else "exact", "dtype": store.dtype},
-        "keep_features": keep_features,
-        **write_model(folder, fitted, encoders.hkse),
-        "facts": fitted.facts,
-    }
-    write_json(folder / CONFIG, config)
+    """Write the files of a model that a database keeps."""
+    write_config(folder, STORED_KIND, _write_model(folder, fitted, encoders, store, keep_features))
 
 
 def load_from_store(store: Store, *, text: bool = True, before: Encoders | None = None) -> LoadedModel:
-    """Read the model that a shared store holds; without ``text``, all but the text encoder.
+    """Read the model that a database keeps; without ``text``, all but its text encoder.
 
     The text encoder is not read either if it is open in ``before``.
     """
     while True:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            version = store.read_model(folder, (CONFIG, MODEL))
+            version = store.read_model(folder, (CONFIG, TENSORS))
             try:
-                config = read_json(folder / CONFIG)
-                check_format(config, STORED, 1, folder / CONFIG)
-                fitted, known = read_model(folder, config), known_encoders(config)
-                keep_features, refittable = config["keep_features"] is True, config["moments"] is True
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                config, files = read_config(folder, STORED_KIND, ModelConfig)
+                fitted = _read_model(config, files, partial(_fetch_moments, store, version))
+            except InputError as error:
+                reason = str(error).replace(f"{folder}{os.sep}", "").rstrip(".")
                 raise InputError(
-                    f"the model in {store.address} is damaged ({str(error).replace(f'{folder}/', '').rstrip('.')}); "
-                    "fit again, or restore the database."
+                    f"the model in {store.address} is damaged ({reason}); fit again, or restore the database."
                 ) from None
-            hkse: HKSE | None = None
-            if text and (before is None or before.kept("text", known) is None):
+            hkse = None
+            if text and (before is None or before.kept("text", config.encoders) is None):
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
-                hkse = read_text_encoder(folder) if (folder / TEXT_FILES[0]).exists() else None
-        if refittable:
-            fitted = replace(fitted, load_moments=partial(_load_stored_moments, store, fitted.model, version))
-        return LoadedModel(fitted, store, version, known, hkse, keep_features)
+                hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
+        return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
 
 
-def _load_stored_moments(store: Store, model: AWCCA | Fusion, version: str) -> Moments:
-    with tempfile.TemporaryDirectory() as scratch:
-        if store.read_model(Path(scratch), (MOMENTS,)) != version:
-            raise ModelChanged
-        return read_moments(Path(scratch), model)
+def _write_model(
+    folder: Path,
+    fitted: Fitted,
+    encoders: Encoders,
+    store: Store,
+    keep_features: bool,
+    place: Path | None = None,
+    previous: Version | None = None,
+) -> ModelConfig:
+    """Write the files of a model, or link those of the ``previous`` version, which has the same model.
+
+    ``place`` is the model folder; None: they are for a database.
+    """
+    config, tensors = fitted.model.pack()
+    if previous is not None:
+        for name in (TENSORS, MOMENTS, TEXT):
+            if (previous.path / name).exists():
+                link_files(previous.path / name, folder / name)
+    if not (folder / TENSORS).exists():
+        for view in VIEWS:
+            tensors[f"outliers.{view}.mean"] = fitted.outliers[view].mean
+            tensors[f"outliers.{view}.variance"] = fitted.outliers[view].variance
+        write_tensors(folder / TENSORS, tensors)
+    if fitted.load_moments is not None and not (folder / MOMENTS).exists():
+        fitted.load_moments().save(folder / MOMENTS)
+    if encoders.hkse is not None and not (folder / TEXT).exists():
+        (folder / TEXT).mkdir()
+        write_hkse(encoders.hkse, folder / TEXT)
+    limits = {view: fitted.outliers[view].limit for view in VIEWS}
+    dtype: Literal["float32", "float16"] = "float16" if store.dtype == "float16" else "float32"
+    return ModelConfig(
+        config,
+        {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
+        {view: _record(encoders, view, place) for view in VIEWS},
+        IndexConfig(store.kind, dtype),
+        bool(keep_features),
+        fitted.facts,  # type: ignore[arg-type]
+    )
 
 
-def _known(encoders: Encoders, view: View) -> Known:
-    """Return what a model remembers of an encoder: where it came from at first, if that is known."""
+def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord:
     described = encoders.describe(view)
+    if place is not None:
+        return described.relative_to(place)
+    # Several machines may use a database; the path on the one that filled it stays.
     known = encoders.known.get(view, described)
     return known if known.fingerprint == described.fingerprint else described
 
 
-def _write_card(retriever: Retriever, facts: dict[str, Any], staged: Path, name: str) -> None:
-    searcher = retriever.searcher
-    fitted, store = searcher.fitted, searcher.store
-    model, known = fitted.model, facts["encoders"]
-    path = model.path_ if isinstance(model, AWCCA) else None
-    has_picture = False
-    if path is not None:
-        try:
-            draw_regularization_path(path, staged / PICTURE)
-            has_picture = True
-        except InputError:  # matplotlib is not installed: a card without a picture is a card
-            has_picture = False
-    encoders = [
-        EncoderFacts(
-            known[view]["name"],
-            known[view]["fingerprint"],
-            known[view]["dimension"],
-            _reopens(retriever, view),
+def _read_model(
+    config: ModelConfig, files: ModelFiles, read_moments: Callable[[], bytes] | None = None
+) -> Fitted:
+    tensors, source = files.read_tensors(), files.folder / TENSORS
+    model: AWCCA | Fusion
+    if isinstance(config.model, FusionConfig):
+        model, normalize = Fusion.unpack(config.model, tensors, source), ("none", "none")
+    else:
+        model = AWCCA.unpack(config.model, tensors, source)
+        normalize = model.normalize
+    embedding, outliers = embedding_of(model), dict[View, OutlierDetector]()
+    for view, how in zip(VIEWS, normalize, strict=True):
+        mean, variance = (
+            take_array(tensors, f"outliers.{view}.{part}", (embedding.features(view),), source)
+            for part in ("mean", "variance")
         )
-        if known[view]["name"]
-        else None
-        for view in VIEWS
+        limit = config.outlier_limits[view]
+        variance = np.maximum(variance, np.finfo(np.float32).tiny)
+        outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
+    load_moments = None
+    if MOMENTS in files:
+        read, widths = read_moments or files.defer(MOMENTS), [embedding.features(view) for view in VIEWS]
+        load_moments = partial(_parse_moments, read, files.folder / MOMENTS, widths)
+    # Lists in place of tuples, as everywhere in plain data.
+    facts = msgspec.json.decode(msgspec.json.encode(config.facts))
+    return Fitted(model, load_moments, outliers, facts)
+
+
+def _fetch_moments(store: Store, version: str) -> bytes:
+    with tempfile.TemporaryDirectory() as scratch:
+        if store.read_model(Path(scratch), (MOMENTS,)) != version:
+            raise ModelChanged
+        return (Path(scratch) / MOMENTS).read_bytes()
+
+
+def _parse_moments(read: Callable[[], bytes], path: Path, widths: Sequence[int]) -> Moments:
+    moments = Moments.parse(read(), path)
+    if [len(moments.x_mean), len(moments.y_mean)] != widths:
+        raise InputError(f"{path} belongs to a model of other features; save the model again.")
+    return moments
+
+
+def _write_items(folder: Path, store: MemoryStore, place: Path) -> ItemsConfig:
+    """Write items, vectors, features and graphs: images first, then texts."""
+    keys = {view: store.table.keys(view) for view in VIEWS}
+    items = [
+        item for own in keys.values() for key in own.tolist() if (item := store.table.get(key)) is not None
     ]
-    recall = fitted.facts.get("graph_recall", {})
-    card = Card(
-        name=name,
-        folder=name,
-        library=facts["library"],
-        date=str(fitted.facts.get("date", "")),
-        pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
-        image_encoder=encoders[0],
-        text_encoder=encoders[1],
-        tasks=_task_facts(model),
-        params=_params(model),
-        selected_on=fitted.facts.get("selection", {}).get("pairs"),
-        seconds=fitted.facts.get("seconds", {}).get("all"),
-        quality=fitted.facts.get("quality", Card.quality),
-        metrics=fitted.facts.get("metrics") or None,
-        index=IndexFacts(
-            {view: store.count(view) for view in VIEWS},
-            "exact" if store.kind == "flat" else store.kind,
-            store.dtype,
-            min(recall.values()) if recall else None,
-        ),
-        files={n: m for n, m in MEANINGS.items() if (staged / n).exists()},
-        has_picture=has_picture,
+    tensors: dict[str, Any] = {}
+    for task in TASKS:
+        tensors[f"{task}.vectors"] = _matrix(store.indexes[task])
+        norms = [chunk.norms for chunk in store.indexes[task].chunks()]
+        tensors[f"{task}.norms"] = np.concatenate(norms) if norms else np.empty(0, np.float32)
+    write_tensors(folder / INDEX, tensors)
+    if store.kept:
+        write_tensors(folder / FEATURES, {view: _matrix(store.kept[view]) for view in VIEWS})
+    places = Places.of(items, place)
+    write_items(items, folder / ITEMS, places)
+    for task in TASKS:
+        graph = store.indexes[task].graph
+        if graph is not None and np.array_equal(graph.keys, store.indexes[task].keys):
+            graph.write(folder / f"{task}.hnsw")
+    learned = int(np.count_nonzero(keys["text"] < store.learned))
+    images = places.describe()
+    return ItemsConfig(
+        len(keys["image"]), len(keys["text"]), learned, None if images is None else PlacesConfig(**images)
     )
-    (staged / CARD).write_text(model_card(card), "utf-8")
 
 
-def _reopens(retriever: Retriever, view: View) -> bool:
-    """Whether a loaded model finds an encoder by itself, if its files stay where they are."""
-    if view == "text" and retriever.encoders.hkse is not None:
-        return True
-    origin = retriever.encoders.describe(view).origin
-    place = str(origin.get("weights", origin.get("source", "")))
-    return place == "pyramid" or os.path.isabs(place)
-
-
-def _task_facts(model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
-    found = _models(model)
-    if isinstance(model, Fusion):
-        return {
-            t: TaskFacts("; ".join(found["filters"][t]), "the same", found["components"][t]) for t in TASKS
-        }
-    return {
-        task: TaskFacts(
-            *(found["filters"][task][0], found["filters"][task][1], found["components"][task]),
-            *(found["correlations"][task][name] or () for name in CORRELATIONS),
+def _read_items(
+    config: ModelConfig,
+    counts: ItemsConfig,
+    files: ModelFiles,
+    fitted: Fitted,
+    place: Path,
+    mmap: bool,
+    trust_graph: bool,
+) -> MemoryStore:
+    embedding = embedding_of(fitted.model)
+    number: dict[View, int] = {"image": counts.image, "text": counts.text}
+    stored = None if counts.images is None else msgspec.structs.asdict(counts.images)
+    path = files.check(ITEMS)
+    items = read_items(path, counts.image + counts.text, Places.read(stored, place))
+    if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
+        raise InputError(f"{path} does not hold the images and texts that were saved; save the model again.")
+    table = ItemTable(items)
+    arrays = _map(files, INDEX, mmap)
+    indexes = {
+        task: VectorIndex.of(
+            _take(arrays, f"{task}.vectors", (number[view], embedding.dimension(task)), files.folder / INDEX),
+            _take(arrays, f"{task}.norms", (number[view],), files.folder / INDEX),
+            table.keys(view),
         )
-        for task in TASKS
+        for task, view in SEARCHED.items()
     }
+    kept: dict[View, VectorIndex] = {}
+    if FEATURES in files:
+        arrays = _map(files, FEATURES, mmap)
+        for view in VIEWS:
+            shape = (number[view], embedding.features(view))
+            features = _take(arrays, view, shape, files.folder / FEATURES)
+            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), table.keys(view))
+    for task, index in indexes.items() if config.index.kind == "hnsw" else ():
+        if len(index) and trust_graph and f"{task}.hnsw" in files:
+            recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))
+            graph = files.check(f"{task}.hnsw")
+            index.use_graph(Graph.read(graph, index.keys, index.dimension, float(recall)))
+        elif len(index):
+            index.build_graph()
+    # Images have the smaller keys, so the texts that the model was fitted on come right after them.
+    learned = counts.image + counts.learned
+    kind, dtype = config.index.kind, config.index.dtype
+    return MemoryStore(kind, dtype, table=table, indexes=indexes, kept=kept, learned=learned)
 
 
-def _params(model: AWCCA | Fusion) -> dict[str, object]:
-    if isinstance(model, Fusion):
-        corrections = {f"hubness, {task}": model.corrections_[task].kind for task in TASKS}
-        return {"preset": model.preset, **corrections}
-    names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-    return {name: getattr(model, name) for name in names}
+def _matrix(index: VectorIndex) -> MatrixBlocks:
+    chunks = index.chunks()
+    shape = (sum(map(len, chunks)), index.dimension)
+    return MatrixBlocks((chunk.vectors for chunk in chunks), shape, index.dtype)
 
 
-def _origin(origin: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Where an encoder comes from, with its place relative to the model's, for folders that move together."""
-    place = str(origin.get("weights", origin.get("source", "")))
-    if not os.path.isabs(place):
-        return dict(origin)
-    with suppress(ValueError):  # on another drive of Windows
-        return {**origin, "beside": os.path.relpath(os.path.realpath(place), folder)}
-    return dict(origin)
+def _map(files: ModelFiles, name: str, mmap: bool) -> Tensors:
+    mapped = map_tensors(files.check(name, whole=not mmap))
+    return mapped if mmap else {key: np.array(array) for key, array in mapped.items()}
+
+
+def _take(arrays: Tensors, name: str, shape: tuple[int, ...], path: Path) -> np.ndarray[Any, Any]:
+    array = arrays.get(name)
+    if array is None or array.shape != shape or array.dtype not in (np.float32, np.float16):
+        content = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise InputError(f"{path}: {name!r} is {content}; expected real numbers of shape {list(shape)}.")
+    return array
 
 
 def _check_base(retriever: Retriever, current: Version | None, folder: str | os.PathLike[str]) -> None:
     if current is None or retriever.base is None or current.id != retriever.base.version.id:
-        raise ChangedError(f"{folder} holds another version by now.")
+        raise ChangedError(f"{folder} holds another version by now; load it again.")
 
 
-def _same_database(store: Store, version: Version) -> bool:
-    """Whether a store is the database that a version points to: then both have the same items."""
-    address = store.address
-    return bool(address) and read_json(version.path / CONFIG).get("address") == address
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    found = os.stat(folder)
-    return found.st_dev, found.st_ino
+def _identify(folder: Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino

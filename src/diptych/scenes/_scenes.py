@@ -12,7 +12,7 @@ from typing import overload
 from PIL import Image
 
 from diptych._checks import InputError
-from diptych._persistence import replacing_file
+from diptych._persistence import replace_file
 from diptych.data._pairs import PairedDataset, split_by_image
 from diptych.scenes._captions import captions
 from diptych.scenes._describe import Scene, describe
@@ -76,7 +76,7 @@ class Scenes:
         folder = Path(folder)
         (folder / "images").mkdir(parents=True, exist_ok=True)
         dataset = self.dataset
-        with replacing_file(folder / TABLE) as staged, open(staged, "w", encoding="utf-8") as table:
+        with replace_file(folder / TABLE) as staged, open(staged, "w", encoding="utf-8") as table:
             for row, picture in enumerate(self.pictures):
                 name = dataset.image_ids[row]
                 picture.save(folder / "images" / name, compress_level=1)

@@ -27,7 +27,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from diptych._checks import InputError, count
-from diptych._persistence import alone
+from diptych._persistence import lock_for_serving
 from diptych.service._app import Service, build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
@@ -70,7 +70,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(listen(host, port)))
         if writable:
-            stack.enter_context(alone(folder))
+            stack.enter_context(lock_for_serving(folder))
         holder = ModelHolder.open(
             folder, writable=writable, image_encoder=image_encoder, text_encoder=text_encoder
         )

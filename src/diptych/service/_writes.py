@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych._checks import InputError
-from diptych._persistence import JOURNAL, UPLOADS, flush_folder, locked, real_folder, replacing_file
+from diptych._persistence import JOURNAL, UPLOADS, flush_folder, lock_folder, real_folder, replace_file
 from diptych.image import open_image
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import check_current, save
@@ -126,11 +126,11 @@ class Journal:
         """Write an uploaded image to disk, unless it is there."""
         path = self.uploads / name
         if not path.is_file():
-            with replacing_file(path) as staged:
+            with replace_file(path) as staged:
                 staged.write_bytes(content)
 
     def rewrite(self, entries: list[Entry]) -> None:
-        with replacing_file(self.path) as staged:
+        with replace_file(self.path) as staged:
             staged.write_bytes(b"".join(entry.to_line() for entry in entries))
         self._file.close()
         self._open()
@@ -266,7 +266,7 @@ class Writer:
                 self._saved = last
                 self._drop_cancelled(retriever)
             if self.journal.uploads.is_dir():
-                with locked(real_folder(self.folder)):
+                with lock_folder(real_folder(self.folder)):
                     check_current(retriever, self.folder)
                     paths = (item.path for item in retriever.store.items())
                     self.journal.delete_unused({os.path.basename(path) for path in paths if path is not None})

@@ -14,6 +14,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
@@ -21,14 +22,14 @@ from sklearn.utils.validation import check_is_fitted
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_count, not_installed
 from diptych._persistence import (
-    CONFIG,
+    Schema,
+    Tensors,
     Version,
     new_version,
     read_current,
-    read_files,
-    take,
-    write_config,
-    write_tensors,
+    read_model_files,
+    take_array,
+    write_model_files,
 )
 from diptych.text._fourier import check_gamma, draw_fourier, fourier_features, median_gamma, stream
 from diptych.text._kernels import KINDS, Kind
@@ -49,14 +50,44 @@ from diptych.text._words import (
     words_of,
 )
 
-FORMAT_VERSION = 1
 KIND = "hkse"
-TENSORS = "hkse.safetensors"
 CUSTOM = "custom"
 INSIDE = "text-encoder"
-"""Where a retriever keeps its text encoder."""
+"""The folder of the text encoder within that of a retriever."""
 
-_PARAMETERS = ("word", "sentence", "word_features", "sentence_features", "gamma", "eta")
+
+class ParametersConfig(Schema, frozen=True):
+    """The constructor's parameters that a saved model needs."""
+
+    word: Kind
+    sentence: Kind
+    word_features: int
+    sentence_features: int
+    gamma: float | Literal["median"]
+    eta: float
+
+    def __post_init__(self) -> None:
+        """Refuse settings that HKSE refuses."""
+        HKSE(**msgspec.structs.asdict(self))._check_parameters()
+
+
+class HKSEConfig(Schema, frozen=True):
+    """What ``config.json`` says of a fitted HKSE; its draws are stored as arrays.
+
+    The draws are stored, and not only the seed, because random streams change between NumPy versions.
+    """
+
+    parameters: ParametersConfig
+    random_state: int | None
+    tokenizer: str
+    gamma: float | None
+    vocabulary_size: int
+    coverage: Coverage
+
+    def __post_init__(self) -> None:
+        """Refuse a γ that does not belong to the word kernel."""
+        if self.parameters.word == "rbf":
+            check_gamma(self.gamma, median=False)
 
 
 def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
@@ -67,22 +98,23 @@ def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
 
 def write_hkse(model: HKSE, folder: Path) -> None:
     """Write the files of a fitted model."""
-    seed = model.random_state
-    config = {
-        "parameters": {name: _plain(getattr(model, name)) for name in _PARAMETERS},
-        "random_state": int(seed) if isinstance(seed, Integral) else None,
-        "tokenizer": _tokenizer_name(model),
-        "gamma": model.gamma_,
-        "vocabulary_size": len(model.vocabulary_),
-        "coverage": model.coverage_.as_dict(),
-    }
-    write_tensors(folder / TENSORS, _tensors(model), {})
-    write_config(folder, KIND, FORMAT_VERSION, config)
+    names = ParametersConfig.__struct_fields__
+    values = {name: getattr(model, name) for name in names}
+    config = HKSEConfig(
+        ParametersConfig(**{n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}),
+        int(model.random_state) if isinstance(model.random_state, Integral) else None,
+        _tokenizer_name(model),
+        model.gamma_,
+        len(model.vocabulary_),
+        model.coverage_,
+    )
+    write_model_files(folder, KIND, config, _tensors(model))
 
 
 def hkse_fingerprint(model: HKSE) -> str:
-    """Tells a fitted model from any other: a digest of its words, vectors and draws."""
-    digest = hashlib.sha256(_identity(model))
+    """Return a digest of a fitted model's words, vectors and draws, which identifies it."""
+    identity = (model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))
+    digest = hashlib.sha256(repr(identity).encode())
     for name, tensor in sorted(_tensors(model).items()):
         digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
     return f"hkse:{digest.hexdigest()[:32]}"
@@ -102,52 +134,37 @@ def read_hkse(kind: type[HKSE], path: Path, tokenizer: Tokenizer | None = None) 
     """Read the files that ``write_hkse`` wrote."""
     if path.is_symlink():
         raise InputError(f"{path} is a link; expected the text encoder's folder.")
-    tensors, config, _ = read_files(path, KIND, FORMAT_VERSION, TENSORS)
-    named = config.get("tokenizer")
-    if named != TOKENIZER and tokenizer is None:
-        which = "of its own" if named == CUSTOM else f"called {str(named)[:60]!r}"
+    config, tensors, source = read_model_files(path, KIND, HKSEConfig)
+    if config.tokenizer != TOKENIZER and tokenizer is None:
+        which = "of its own" if config.tokenizer == CUSTOM else f"called {config.tokenizer[:60]!r}"
         raise InputError(
             f"{path} was fitted with a tokenizer {which}, which is not stored; give it again: "
             "HKSE.load(folder, tokenizer=...)."
         )
-    file = path / TENSORS
-    table = table_from_tensors(tensors, file)
-    try:
-        parameters = {name: config["parameters"][name] for name in _PARAMETERS}
-        size, gamma = int(config["vocabulary_size"]), config["gamma"]
-        stored = config["coverage"]
-        often = [(str(word), int(count)) for word, count in stored["most_frequent_unknown"]]
-        coverage = Coverage(**{**stored, "most_frequent_unknown": often})
-        seed = None if config["random_state"] is None else int(config["random_state"])
-        if parameters["word"] == "rbf":
-            check_gamma(gamma, median=False)
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path / CONFIG} lacks or garbles a setting; save the model again.") from None
+    table, size = table_from_tensors(tensors, source), config.vocabulary_size
     if not 1 <= size <= len(table):
         raise InputError(f"{path} has a vocabulary of {size} among {len(table)} words; save the model again.")
-    model = kind(vectors=table, **parameters, random_state=seed, tokenizer=tokenizer or tokenize)
-    model._check_parameters()
+    parameters = msgspec.structs.asdict(config.parameters)
+    model = kind(table, **parameters, random_state=config.random_state, tokenizer=tokenizer or tokenize)
     model.vectors_, model.vocabulary_ = table, list(table.words[:size])
-    model.gamma_, model.coverage_ = gamma, coverage
+    model.gamma_, model.coverage_ = config.gamma, config.coverage
     width = table.dimensions
     for level, features in (("word", model.word_features), ("sentence", model.sentence_features)):
         weights = offsets = None
         if getattr(model, level) == "rbf":
-            weights = _float32(take(tensors, f"{level}_weights", (width, features), file))
-            offsets = _float32(take(tensors, f"{level}_offsets", (features,), file))
+            weights = _take_float32(tensors, f"{level}_weights", (width, features), source)
+            offsets = _take_float32(tensors, f"{level}_offsets", (features,), source)
             width = features
         setattr(model, f"{level}_weights_", weights)
         setattr(model, f"{level}_offsets_", offsets)
         if level == "word":
             model.word_table_ = model._word_level(table.matrix[:size])
-            model.mean_ = _float32(take(tensors, "mean", (width,), file))
+            model.mean_ = _take_float32(tensors, "mean", (width,), source)
     model._n_features_out = width
     return model
 
 
-def _tensors(model: HKSE) -> dict[str, np.ndarray[Any, Any]]:
+def _tensors(model: HKSE) -> Tensors:
     tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
     for level in ("word", "sentence"):
         weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
@@ -160,16 +177,8 @@ def _tokenizer_name(model: HKSE) -> str:
     return TOKENIZER if model.tokenizer is tokenize else CUSTOM
 
 
-def _identity(model: HKSE) -> bytes:
-    return repr((model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))).encode()
-
-
-def _float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return array.astype(np.float32, copy=False)
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _take_float32(tensors: Tensors, name: str, shape: tuple[int, ...], source: Path) -> Any:
+    return take_array(tensors, name, shape, source).astype(np.float32, copy=False)
 
 
 Unknown: TypeAlias = Literal["error", "mean"]

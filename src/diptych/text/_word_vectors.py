@@ -18,13 +18,11 @@ from sklearn.utils.extmath import randomized_svd
 
 from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, check_count, check_view
-from diptych._persistence import load_model, save_model, take
+from diptych._persistence import Schema, read_model_folder, take_array, write_model_folder
 from diptych.text._fourier import stream
 from diptych.text._words import Corpus, Tokenizer, tokenize
 
-FORMAT_VERSION = 1
 KIND = "word-vectors"
-TENSORS = "vectors.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +107,13 @@ class WordVectors:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write to a folder, safetensors and JSON, atomically."""
-        save_model(folder, KIND, FORMAT_VERSION, table_tensors(self), {}, TENSORS)
+        write_model_folder(folder, KIND, Schema(), table_tensors(self))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> WordVectors:
         """Read what ``save`` wrote."""
-        tensors, _, path = load_model(folder, KIND, FORMAT_VERSION, TENSORS)
-        return table_from_tensors(tensors, path / TENSORS)
+        _, tensors, path = read_model_folder(folder, KIND, Schema)
+        return table_from_tensors(tensors, path)
 
 
 def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:
@@ -130,7 +128,7 @@ def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:
 
 def table_from_tensors(tensors: dict[str, np.ndarray[Any, Any]], path: Path) -> WordVectors:
     """The table that ``table_tensors`` took apart; ``path`` is named when something is wrong."""
-    vectors = take(tensors, "vectors", (None, None), path)
+    vectors = take_array(tensors, "vectors", (None, None), path)
     raw, ends = tensors.get("word_bytes"), tensors.get("word_ends")
     whole = (
         raw is not None

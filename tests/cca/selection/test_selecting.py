@@ -113,7 +113,7 @@ def test_a_damaged_path_is_refused(pairs, tmp_path):
     AWCCA(grid=4).fit(*pairs[0]).save(tmp_path / "model")
     path = json.loads((files_of(tmp_path / "model") / "config.json").read_text())["path"]
     edit_config(tmp_path / "model", path={**path, "x": [1.0]})
-    with pytest.raises(InputError, match="damaged regularisation path"):
+    with pytest.raises(InputError, match="path: a table of the regularisation path"):
         AWCCA.load(tmp_path / "model")
 
 

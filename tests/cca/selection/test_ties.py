@@ -147,17 +147,17 @@ def test_twins_tie_at_every_dimension(task, similarity):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_sums_of_cosines_tie_up_to_the_rounding_of_their_weights(task):
-    from diptych.fusion._weights import Judge
+    from diptych.fusion._hubness import Evaluator
 
     rng = np.random.default_rng(0)
     unit = rng.normal(size=(20, 300)).astype(np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     scores = unit @ np.concatenate([unit, unit]).T
     if task == "search":
-        judge = Judge("search", np.arange(20), 40, 300)
+        judge = Evaluator("search", np.arange(20), 40, 300)
     else:
         scores = np.concatenate([scores, scores])
-        judge = Judge("annotate", np.arange(40), 40, 300)
+        judge = Evaluator("annotate", np.arange(40), 40, 300)
     noisy = 3.0 * scores * (1 + 4 * np.finfo(np.float32).eps * rng.uniform(-1, 1, scores.shape))
     assert (judge.ranks(noisy.astype(np.float32), 3.0) >= 2).all()
 

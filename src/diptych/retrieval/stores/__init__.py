@@ -33,14 +33,15 @@ def open_store(index: Any, dtype: str = "float32", *, create: bool = True) -> St
 def read_address(address: Any) -> str:
     """Return the address of the database that a model folder points to, checked."""
     _import_driver()
-    from diptych.retrieval.stores.postgres import Address
+    from diptych.retrieval.stores.postgres import read_saved_address
 
-    return Address.saved(address).public
+    return read_saved_address(address)
 
 
 def _import_driver() -> None:
     try:
         import pgvector  # noqa: F401
         import psycopg  # noqa: F401
+        import psycopg_pool  # noqa: F401
     except ImportError:
         raise not_installed("an index in PostgreSQL needs", "postgres") from None

@@ -1,0 +1,570 @@
+"""Every store keeps the promises of the store protocol, whatever it is built on."""
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diptych import AWCCA, InputError, Retriever
+from diptych.retrieval import Item
+from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS, Filter
+from diptych.retrieval.stores import open_store
+from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenError
+from diptych.retrieval.stores._faiss import VectorIndex
+from diptych.retrieval.stores._memory import MemoryStore
+from tolerance import assert_same_hits, rounding
+
+DIMENSIONS = {"search": 4, "annotate": 5}
+WIDTHS = {"image": 3, "text": 6}
+TOLERANCE = rounding(np.float32, 8)
+MODEL = {"params": (2.0, 3.0)}
+STORES = ["flat", "hnsw", "mapped", "postgresql", "postgresql, hnsw"]
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def make_block(view, ids, seed=0, *, image=None, metadata=None, features=True):
+    """Items with random unit vectors, which depend on the seed and on nothing else."""
+    rng, task = np.random.default_rng([seed, VIEWS.index(view)]), TASK_OF[view]
+    owners = image if isinstance(image, list) else [image] * len(ids)
+    items = [
+        Item(name, view, image=owner, metadata=(metadata or {}).get(name, {}))
+        for name, owner in zip(ids, owners, strict=True)
+    ]
+    return Block(
+        view,
+        items,
+        unit(rng.normal(size=(len(ids), DIMENSIONS[task]))),
+        rng.uniform(1, 2, len(ids)).astype(np.float32),
+        rng.normal(size=(len(ids), WIDTHS[view])).astype(np.float32) if features else None,
+    )
+
+
+IMAGES, TEXTS = [f"i{n}" for n in range(30)], [f"i{n % 30}#{n}" for n in range(60)]
+ABOUT = {name: {"colour": "red" if n % 3 else "blue", "n": n} for n, name in enumerate(IMAGES)}
+BLOCKS = [
+    make_block("image", IMAGES, metadata=ABOUT),
+    make_block("text", TEXTS, image=[name.partition("#")[0] for name in TEXTS]),
+]
+
+
+def contents(blocks, *, keep=True, text="first", recalls=None):
+    def write_model(folder):
+        (folder / "config.json").write_text(text)
+
+    queries = {task: unit(np.random.default_rng(5).normal(size=(20, n))) for task, n in DIMENSIONS.items()}
+    return Contents(
+        DIMENSIONS,
+        WIDTHS,
+        keep,
+        iter(blocks),
+        lambda task, n: queries[task][:n],
+        lambda task, recall: (recalls if recalls is not None else {}).update({task: recall}),
+        write_model,
+    )
+
+
+def map_from_disk(store, folder):
+    """The same store with its vectors and features in mapped files."""
+
+    def mapped(name, index):
+        chunk = index.chunks()[0]
+        np.save(folder / f"{name}.npy", chunk.vectors)
+        return VectorIndex.of(np.load(folder / f"{name}.npy", mmap_mode="r"), chunk.norms, chunk.keys)
+
+    return MemoryStore(
+        table=store.table,
+        indexes={task: mapped(task, index) for task, index in store.indexes.items()},
+        kept={view: mapped(view, index) for view, index in store.kept.items()},
+        learned=store.learned,
+    )
+
+
+@pytest.fixture(params=STORES)
+def empty(request):
+    """A store with nothing in it."""
+    if not request.param.startswith("postgresql"):
+        return open_store("hnsw" if request.param == "hnsw" else "flat")
+    pytest.importorskip("psycopg")
+    fresh = request.getfixturevalue("fresh")
+    return open_store(fresh(**({"index": "hnsw"} if "hnsw" in request.param else {})))
+
+
+@pytest.fixture
+def without_items(empty):
+    """A store with a model and without items."""
+    return empty.replace(lambda: contents([]))
+
+
+@pytest.fixture
+def filled(empty, request, tmp_path):
+    """A store with thirty images of two captions each, and its version."""
+    store = empty.replace(lambda: contents(BLOCKS))
+    if request.node.callspec.params["empty"] == "mapped":
+        store = map_from_disk(store, tmp_path)
+    return SimpleNamespace(store=store, version=store.state().version)
+
+
+def expected(task, queries, allowed=None, blocks=BLOCKS):
+    """Ids and inner products by brute force, best first, equal ones in order of addition."""
+    (block,) = (block for block in blocks if block.view == SEARCHED[task])
+    products = np.asarray(queries @ block.vectors.T, np.float32)
+    ranked = []
+    for row in products:
+        order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+        pairs = [(block.items[i].id, row[i]) for i in order]
+        ranked.append([pair for pair in pairs if allowed is None or pair[0] in allowed])
+    return ranked
+
+
+def assert_matches(matches, ranked, k):
+    for own, best in zip(matches, ranked, strict=True):
+        assert [item.id for item, _ in own] == [name for name, _ in best[:k]]
+        np.testing.assert_allclose([p for _, p in own], [p for _, p in best[:k]], atol=TOLERANCE)
+
+
+def queries_of(task, n=6):
+    return unit(np.random.default_rng(9).normal(size=(n, DIMENSIONS[task])))
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+@pytest.mark.parametrize("k", [1, 7, 1000])
+def test_search_returns_the_items_with_the_largest_inner_products(filled, task, k):
+    queries = queries_of(task)
+    matches = filled.store.search(task, queries, k, None, filled.version)
+    assert_matches(matches, expected(task, queries), k)
+    assert all(item.view == SEARCHED[task] for own in matches for item, _ in own)
+
+
+def test_equal_products_are_ordered_by_addition(empty):
+    block = make_block("image", IMAGES)
+    same = Block("image", block.items, np.tile(block.vectors[:1], (30, 1)), block.norms, block.features)
+    store = empty.replace(lambda: contents([same]))
+    (own,) = store.search("search", block.vectors[:1], 9, None, store.state().version)
+    ids = [item.id for item, _ in own]
+    # An approximate store may return any nine of them.
+    assert ids == (sorted(ids, key=IMAGES.index) if "hnsw" in store.kind else IMAGES[:9])
+
+
+def test_a_filter_by_ids_ignores_those_that_are_unknown_or_of_the_other_view(filled):
+    queries = queries_of("search")
+    wanted = {"i3", "i8", "i21"}
+    where = Filter(frozenset({*wanted, TEXTS[0], "nobody"}))
+    matches = filled.store.search("search", queries, 9, where, filled.version)
+    assert_matches(matches, expected("search", queries, wanted), 9)
+    nothing = filled.store.search("search", queries, 9, Filter(frozenset()), filled.version)
+    assert nothing == [[]] * len(queries)
+
+
+@pytest.mark.parametrize(
+    ("where", "fits"),
+    [
+        ({"colour": "blue"}, lambda n: n % 3 == 0),
+        ({"colour": ["blue", "red"], "n": [4, 5, 6]}, lambda n: n in (4, 5, 6)),
+        ({"colour": "blue", "n": 4}, lambda n: False),
+        ({"n": 4.0}, lambda n: n == 4),
+        ({"n": True}, lambda n: False),
+        ({}, lambda n: True),
+    ],
+    ids=str,
+)
+def test_a_filter_by_metadata(filled, where, fits):
+    queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
+    matches = filled.store.search("search", queries, 99, Filter.by_metadata(where), filled.version)
+    assert_matches(matches, expected("search", queries, wanted), 99)
+
+
+def test_a_filter_by_ids_and_metadata(filled):
+    queries, ids = queries_of("search"), {"i3", "i4", "i6", "i7"}
+    where = Filter(frozenset(ids), {"colour": ("blue",)})
+    matches = filled.store.search("search", queries, 99, where, filled.version)
+    assert_matches(matches, expected("search", queries, {"i3", "i6"}), 99)
+
+
+def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
+    queries = queries_of("search", 1)
+    where = Filter(frozenset(["a\0", "\udcff", "i3"]))
+    ((match,),) = filled.store.search("search", queries, 9, where, filled.version)
+    assert match[0].id == "i3"
+    with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
+        filled.store.search("search", queries, 9, Filter(metadata={"\udcff": (1,)}), filled.version)
+    with pytest.raises(InputError, match="there is no item"):
+        filled.store.remove(["a\0"])
+    assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
+
+
+KEYS = st.sampled_from(["a", "b", "c'd", '"', "%s", "{0}", "\\"])
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=False, allow_infinity=False, width=16),
+    st.sampled_from(["", "a", "b", "1", "true", "null", "it's", '"', "\\", "\\u0000", "%s", "{}", "猫"]),
+)
+VALUES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab"), inner)
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=5),
+    st.dictionaries(KEYS, PLAIN | st.lists(PLAIN, max_size=3), max_size=2),
+)
+def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, where):
+    store = without_items
+    names, chosen = [f"item {i}" for i in range(len(metadata))], Filter.by_metadata(where)
+    block = make_block("image", names, metadata=dict(zip(names, metadata, strict=True)))
+    version = store.state().version
+    store.add([block], version)
+    try:
+        if set(where) <= {key for own in metadata for key in own}:
+            (own,) = store.search("search", block.vectors[:1], 10, chosen, version)
+            matching = [item for item in block.items if chosen.matches(item)]
+            assert sorted((item for item, _ in own), key=block.items.index) == matching
+        else:
+            with pytest.raises(InputError, match="no item has"):
+                store.search("search", block.vectors[:1], 10, chosen, version)
+    finally:
+        store.remove(names)
+
+
+def test_a_metadata_key_that_no_item_has_is_an_error(filled):
+    queries = queries_of("search")
+    with pytest.raises(InputError, match="'color', which no item has .* did you mean 'colour'"):
+        filled.store.search("search", queries, 3, Filter.by_metadata({"color": "red"}), filled.version)
+    texts = queries_of("annotate")
+    where = Filter.by_metadata({"colour": "red"})  # a key of the other view is known
+    assert filled.store.search("annotate", texts, 3, where, filled.version) == [[]] * len(texts)
+
+
+def test_items_are_added_and_searched(filled):
+    before = filled.store.state()
+    new = [make_block("image", ["a", "b"], 1), make_block("text", ["a#0"], 1, image="a")]
+    filled.store.add(new, filled.version)
+    after = filled.store.state()
+    assert (after.version, after.added) == (before.version, before.added + 3)
+    assert after.changes > before.changes
+    (own,) = filled.store.search("search", new[0].vectors[:1], 1, None, filled.version)
+    assert own[0][0] == new[0].items[0]
+    np.testing.assert_allclose(
+        filled.store.features("image", ["b", "i0", "a"]),
+        [new[0].features[1], BLOCKS[0].features[0], new[0].features[0]],
+        rtol=1e-6,
+    )
+    assert [item.id for item in filled.store.items(image="a")] == ["a#0"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "it's",
+        '"quoted"',
+        "a;DROP TABLE items--",
+        "%s %(x)s",
+        "{0}",
+        "\\",
+        "猫",
+        "new\nline\u2028",
+        "é" * 999,
+    ],
+)
+def test_names_of_any_kind_are_stored(filled, name):
+    image = Item(name, "image", path=f"/{name}", metadata={name: name})
+    text = Item(f"{name}#0", "text", text=f"about {name}", image=name)
+    blocks = [
+        replace(make_block("image", [name]), items=[image]),
+        replace(make_block("text", [name]), items=[text]),
+    ]
+    filled.store.add(blocks, filled.version)
+    for where in (Filter(frozenset([name])), Filter(metadata={name: (name,)})):
+        ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
+        assert match[0] == image
+    assert list(filled.store.items(image=name)) == [text]
+    assert filled.store.remove([name]) == 2
+
+
+def test_threads_search_while_one_adds_and_removes(filled):
+    stop, errors, query = threading.Event(), [], queries_of("search", 1)
+
+    def repeat():
+        try:
+            while not stop.is_set():
+                (own,) = filled.store.search("search", query, 999, None, filled.version)
+                assert len({item.id for item, _ in own}) == len(own) >= len(IMAGES)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(15):
+        filled.store.add([make_block("image", [f"new {i}"], i)], filled.version)
+        if i % 2:
+            filled.store.remove([f"new {i}"])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert filled.store.count("image") == len(IMAGES) + 8
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error"),
+    [
+        ([make_block("image", ["new", "i3"])], TakenError),
+        ([make_block("image", ["new"]), make_block("text", [TEXTS[0]])], TakenError),
+        ([make_block("image", ["new", "new"])], InputError),
+        ([make_block("image", ["new"]), make_block("text", ["new"])], InputError),
+    ],
+)
+def test_an_addition_that_fails_adds_nothing(filled, blocks, error):
+    before = filled.store.state()
+    with pytest.raises(error):
+        filled.store.add(blocks, filled.version)
+    assert filled.store.state().changes == before.changes
+    assert filled.store.count() == 90
+    assert list(filled.store.items(ids=["new"])) == []
+
+
+def test_an_image_is_removed_with_its_captions(filled):
+    before = filled.store.state()
+    assert filled.store.remove(["i4", TEXTS[0], "i4"]) == 4
+    assert filled.store.state().changes > before.changes
+    assert (filled.store.count(), filled.store.count("image"), filled.store.count("text")) == (86, 29, 57)
+    queries = queries_of("annotate")
+    gone = {TEXTS[0], "i4#4", "i4#34"}
+    matches = filled.store.search("annotate", queries, 99, None, filled.version)
+    assert_matches(matches, expected("annotate", queries, set(TEXTS) - gone), 99)
+    assert filled.store.features("text", ["i4#4"]) is None
+
+
+def test_an_id_can_be_used_again_after_its_item_was_removed(filled):
+    filled.store.remove(["i4"])
+    block = make_block("image", ["i4"], 1)
+    filled.store.add([block], filled.version)
+    ((match,),) = filled.store.search("search", block.vectors, 1, None, filled.version)
+    assert match[0] == block.items[0]
+    assert [item.id for item in filled.store.items("image")][-1] == "i4"
+
+
+def test_an_unknown_id_removes_nothing(filled):
+    before = filled.store.state()
+    with pytest.raises(InputError, match="there is no item 'nobody'"):
+        filled.store.remove(["i3", "nobody"])
+    assert filled.store.state() == before
+    assert filled.store.remove([]) == 0
+
+
+def test_items_come_in_order_of_addition(filled):
+    filled.store.add([make_block("image", ["new"], 1)], filled.version)
+    assert [item.id for item in filled.store.items()] == [*IMAGES, *TEXTS, "new"]
+    assert [item.id for item in filled.store.items("image")] == [*IMAGES, "new"]
+    assert [item.id for item in filled.store.items(ids=["new", "i7", "nobody", "i2", "i7"])] == [
+        "i2",
+        "i7",
+        "new",
+    ]
+    assert [item.id for item in filled.store.items("text", ids=["i7", TEXTS[3]])] == [TEXTS[3]]
+    assert [item.id for item in filled.store.items(image="i7")] == ["i7#7", "i7#37"]
+    assert [item.id for item in filled.store.items(new=True)] == ["new"]
+    assert next(filled.store.items(ids=["i3"])) == BLOCKS[0].items[3]
+
+
+def test_more_items_than_are_read_at_a_time(empty):
+    names = [str(i) for i in range(4500)]
+    store = empty.replace(lambda: contents([make_block("image", names)]))
+    assert [item.id for item in store.items()] == names
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_all_vectors_can_be_read(filled, task):
+    blocks = list(filled.store.vectors(task, filled.version))
+    (stored,) = (block for block in BLOCKS if block.view == SEARCHED[task])
+    assert [item for block in blocks for item in block.items] == stored.items
+    np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), stored.vectors)
+    np.testing.assert_array_equal(np.concatenate([block.norms for block in blocks]), stored.norms)
+
+
+def test_features_come_in_the_order_of_the_ids(filled):
+    assert filled.store.keeps_features
+    rows = filled.store.features("text", [TEXTS[7], TEXTS[0], TEXTS[7]])
+    np.testing.assert_allclose(rows, BLOCKS[1].features[[7, 0, 7]], rtol=1e-6)
+    assert filled.store.features("text", [TEXTS[7], "nobody"]) is None
+    filled.store.add([make_block("image", ["bare"], 1, features=False)], filled.version)
+    assert filled.store.features("image", ["i0", "bare"]) is None
+
+
+def test_a_store_without_features(empty):
+    blocks = [make_block("image", IMAGES, features=False), make_block("text", TEXTS, features=False)]
+    store = empty.replace(lambda: contents(blocks, keep=False))
+    assert not store.keeps_features
+    assert store.features("image", ["i0"]) is None
+    assert store.count() == 90
+
+
+def test_a_refit_replaces_vectors_and_keeps_items(filled):
+    filled.store.add([make_block("image", ["new"], 1)], filled.version)
+    images = make_block("image", [*IMAGES, "new"], 2, metadata=ABOUT)
+    blocks = [images, make_block("text", TEXTS, 2, image=[name.partition("#")[0] for name in TEXTS])]
+    store = filled.store.replace(lambda: contents(blocks, text="second"), filled.version)
+    version = store.state().version
+    queries = queries_of("search")
+    assert_matches(
+        store.search("search", queries, 99, None, version), expected("search", queries, blocks=blocks), 99
+    )
+    assert [item.id for item in store.items()] == [*IMAGES, *TEXTS, "new"]
+    assert list(store.items(new=True)) == []
+    np.testing.assert_allclose(store.features("image", ["i0"])[0], BLOCKS[0].features[0], rtol=1e-6)
+
+
+def test_a_fit_replaces_everything(filled):
+    blocks = [make_block("image", ["only"], 3)]
+    store = filled.store.replace(lambda: contents(blocks, text="second"))
+    assert [item.id for item in store.items()] == ["only"]
+    (own,) = store.search("search", queries_of("search", 1), 5, None, store.state().version)
+    assert [item.id for item, _ in own] == ["only"]
+
+
+def test_a_replacement_that_fails_leaves_the_store_as_it_was(filled):
+    before = filled.store.state()
+
+    def blocks():
+        yield make_block("image", IMAGES[:5], 3)
+        raise InputError("this encoder is broken.")
+
+    for version in (None, filled.version):
+        with pytest.raises(InputError, match="this encoder is broken"):
+            filled.store.replace(lambda: contents(blocks()), version)
+    assert filled.store.state() == before
+    queries = queries_of("search")
+    matches = filled.store.search("search", queries, 7, None, filled.version)
+    assert_matches(matches, expected("search", queries), 7)
+
+
+@pytest.mark.parametrize("index", ["flat", "postgresql"])
+def test_vectors_in_float16(index, request):
+    index = request.getfixturevalue("fresh")() if index == "postgresql" else index
+    store = open_store(index, "float16").replace(lambda: contents(BLOCKS))
+    version, queries = store.state().version, queries_of("search")
+    assert store.dtype == "float16"
+    (block,) = store.vectors("search", version)
+    np.testing.assert_array_equal(block.vectors, BLOCKS[0].vectors.astype(np.float16))
+    half = [replace(BLOCKS[0], vectors=block.vectors.astype(np.float32))]
+    for own, best in zip(
+        store.search("search", queries, 5, None, version),
+        expected("search", queries, blocks=half),
+        strict=True,
+    ):
+        np.testing.assert_allclose([p for _, p in own], [p for _, p in best[:5]], atol=2e-3)
+
+
+def test_a_store_may_be_filled_with_nothing_and_added_to(empty):
+    store = empty.replace(lambda: contents([]))
+    version, queries = store.state().version, queries_of("search")
+    assert store.count() == 0
+    assert store.search("search", queries, 3, None, version) == [[]] * len(queries)
+    assert store.search("search", queries, 3, Filter.by_metadata({"any": 1}), version) == [[]] * len(queries)
+    store.add(BLOCKS, version)
+    assert_matches(store.search("search", queries, 3, None, version), expected("search", queries), 3)
+
+
+def test_an_approximate_store_reports_its_recall(empty):
+    recalls = {}
+    store = empty.replace(lambda: contents(BLOCKS, recalls=recalls))
+    if "hnsw" in store.kind:
+        assert min(recalls.values()) > 0.9
+        assert set(recalls) == {"search", "annotate"}
+    else:
+        assert recalls == {}
+
+
+def test_a_shared_store_keeps_the_model_and_notices_another(filled, tmp_path):
+    if not filled.store.shared:
+        assert filled.store.read_model(tmp_path, ["config.json"]) == ""
+        assert not list(tmp_path.glob("config.json"))
+        return
+    assert filled.store.read_model(tmp_path, ["config.json", "missing"]) == filled.version
+    assert (tmp_path / "config.json").read_text() == "first"
+    assert not (tmp_path / "missing").exists()
+    other = open_store(filled.store.address, create=False)
+    other.replace(lambda: contents(BLOCKS, text="second"), filled.version)
+    for use in (
+        lambda: filled.store.search("search", queries_of("search"), 3, None, filled.version),
+        lambda: filled.store.add([make_block("image", ["new"], 1)], filled.version),
+        lambda: list(filled.store.vectors("search", filled.version)),
+        lambda: filled.store.replace(lambda: contents(BLOCKS), filled.version),
+    ):
+        with pytest.raises(ModelChanged):
+            use()
+    assert filled.store.read_model(tmp_path, ["config.json"]) == filled.store.state().version
+    assert (tmp_path / "config.json").read_text() == "second"
+
+
+class TestRetrievers:
+    """Retrievers behave alike on every kind of store."""
+
+    @pytest.mark.parametrize("features", [False, True])
+    def test_a_fitted_model_is_filled_in_batches_and_refitted(self, home, views, tmp_path, features, recwarn):
+        x, y, pairing = views(n=90)
+        model = AWCCA(**MODEL).fit(x[:60], y[:120], pairing[:120])
+        sample = (x[:60], y[:120]) if features else None
+        retriever = Retriever.from_model(model, features=sample, index=home())
+        assert retriever.search(y[0]) == []
+        for start in range(0, 60, 20):
+            rows = slice(2 * start, 2 * start + 40)
+            batch = [str(i) for i in range(start, start + 20)]
+            retriever.add(x[start : start + 20], y[rows], pairing=pairing[rows] - start, ids=batch)
+        plain = Retriever.from_features(x[:60], y[:120], pairing[:120], model=AWCCA(**MODEL))
+        for one, other in zip(retriever.search(y[:20]), plain.search(y[:20]), strict=True):
+            assert [hit.id for hit in one] == [hit.id for hit in other]
+        recwarn.clear()
+        retriever.add(100 * x[60:61], ids=["far"])
+        assert bool([w for w in recwarn if "lie far" in str(w.message)]) == features
+        retriever.save(tmp_path / "model")
+        again = Retriever.load(tmp_path / "model")
+        assert again.search(y[:5]) == retriever.search(y[:5])
+        retriever.refit()  # the pairs were added, so they count once more
+        assert retriever.info()["facts"]["refitted"] == {"pairs": 240, "before": 120}
+
+    def test_a_model_without_its_spectra_cannot_be_refitted(self, home, views, tmp_path):
+        x, y, pairing = views()
+        AWCCA(**MODEL).fit(x, y, pairing).save(tmp_path / "awcca")
+        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"), index=home())
+        retriever.add(x, y, pairing=pairing)
+        with pytest.raises(InputError, match="moments of this model's training pairs are not known"):
+            retriever.refit()
+        retriever.save(tmp_path / "model")
+        assert len(Retriever.load(tmp_path / "model").search(y[0], k=100)) == 60
+
+    def test_only_fitted_models_are_accepted(self, views):
+        with pytest.raises(InputError, match="str"):
+            Retriever.from_model("model")
+        with pytest.raises(ValueError, match="not fitted"):
+            Retriever.from_model(AWCCA())
+        x, y, pairing = views()
+        with pytest.raises(InputError, match="features"):
+            Retriever.from_model(AWCCA(**MODEL).fit(x, y, pairing), features=(x,))
+
+    def test_filters_by_metadata_and_by_a_function_agree(self, make):
+        about = {str(i): {"colour": ["red", "blue", "green"][i % 3], "even": i % 2 == 0} for i in range(60)}
+        made = make(metadata=about)
+        for where in ({"colour": "red"}, {"colour": ["red", "blue"], "even": True}, {"colour": []}, {}):
+            hits = made.retriever.search(made.y[0], k=100, where=where)
+            chosen = Filter.by_metadata(where)
+            assert {int(hit.id) for hit in hits} == {
+                i for i in range(60) if chosen.matches(Item("", "image", metadata=about[str(i)]))
+            }
+            similar = [
+                made.retriever.similar(image=made.x[0], k=100, where=each) for each in (where, chosen.matches)
+            ]
+            assert_same_hits(*similar, rounding(np.float32, 8))
+            weighted = made.retriever.search(made.y[0], k=100, where=where, weighting="none")
+            assert {hit.id for hit in weighted} == {hit.id for hit in hits}
