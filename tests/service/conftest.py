@@ -28,9 +28,9 @@ LOCAL = "http://127.0.0.1"
 
 
 @pytest.fixture(scope="session")
-def drawn(tmp_path_factory):
+def scenes_folder(tmp_path_factory):
     """A folder with images and a saved model."""
-    place = tmp_path_factory.mktemp("drawn")
+    place = tmp_path_factory.mktemp("scenes")
     pairs = make_scenes(160, size=96).write(place / "scenes")
     encoder = HKSE(word_features=120, sentence_features=120)
     Retriever(text_encoder=encoder).fit(pairs).save(place / "model")
@@ -38,9 +38,9 @@ def drawn(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def folder(drawn):
+def folder(scenes_folder):
     """The saved model; tests that change it use ``own_folder``."""
-    return drawn / "model"
+    return scenes_folder / "model"
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def in_process(place, *, writable=False, token=None, headers=None, log=False, **
 
 
 @pytest.fixture
-def served(folder):
-    """Make clients: ``served(folder, writable=True, k=5)``."""
+def make_client(folder):
+    """Make clients: ``make_client(folder, writable=True, k=5)``."""
     with contextlib.ExitStack() as stack:
 
         def make(place=folder, **options):

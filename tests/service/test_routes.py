@@ -201,13 +201,13 @@ def test_an_id_of_the_other_view_is_refused(client, easy):
     assert client.post("/v1/annotate", json={"id": easy.id}).status_code == 422
 
 
-def test_a_model_of_features_is_searched_by_its_items(served, tmp_path, rng):
+def test_a_model_of_features_is_searched_by_its_items(make_client, tmp_path, rng):
     hidden = rng.normal(size=(120, 4))
     x = hidden @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(120, 12))
     y = hidden @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(120, 9))
     names = [f"image {i}" for i in range(120)]
     Retriever.from_features(x, y, ids=names).save(tmp_path / "features")
-    client = served(tmp_path / "features")
+    client = make_client(tmp_path / "features")
     description = client.get("/v1/model").json()
     assert "text encoder" in description["can"]["text"]
     refused = client.post("/v1/search", json={"text": "a star"})
@@ -219,8 +219,8 @@ def test_a_model_of_features_is_searched_by_its_items(served, tmp_path, rng):
     assert client.get("/v1/items/image%203/thumbnail").status_code == 404
 
 
-def test_a_fusion_has_no_other_weighting(served, fused_folder):
-    client = served(fused_folder)
+def test_a_fusion_has_no_other_weighting(make_client, fused_folder):
+    client = make_client(fused_folder)
     description = client.get("/v1/model").json()
     assert (
         description["weighting"],
@@ -234,18 +234,18 @@ def test_a_fusion_has_no_other_weighting(served, fused_folder):
     assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
 
 
-def test_items_without_stored_features_are_encoded_again(served, drawn, tmp_path, easy):
-    retriever = Retriever.load(drawn / "model")
+def test_items_without_stored_features_are_encoded_again(make_client, scenes_folder, tmp_path, easy):
+    retriever = Retriever.load(scenes_folder / "model")
     retriever.store.kept.clear()
     retriever.keep_features = False
     retriever.save(tmp_path / "slim")
-    client = served(tmp_path / "slim")
+    client = make_client(tmp_path / "slim")
     assert ids(client.post("/v1/annotate", json={"id": easy.image, "k": 1})) == [easy.id]
     assert ids(client.post("/v1/search", json={"id": easy.id, "k": 1})) == [easy.image]
 
 
-def test_openapi_contains_the_limits(served):
-    openapi = served(k=33, batch=5).get("/v1/openapi.json").json()
+def test_openapi_contains_the_limits(make_client):
+    openapi = make_client(k=33, batch=5).get("/v1/openapi.json").json()
     search = openapi["components"]["schemas"]["SearchRequest"]["properties"]
     assert search["k"]["maximum"] == 33
     assert [kind["maxItems"] for kind in search["text"]["anyOf"] if kind["type"] == "array"] == [5]
@@ -289,8 +289,8 @@ def test_every_search_route_takes_features(start, of_features):
         assert ids(client.post("/v1/similar", json={"features": y[7].tolist(), "view": "text", "k": 1}))
 
 
-def test_named_blocks_are_sent_by_name(served, fused_folder):
-    client, retriever = served(fused_folder), Retriever.load(fused_folder)
+def test_named_blocks_are_sent_by_name(make_client, fused_folder):
+    client, retriever = make_client(fused_folder), Retriever.load(fused_folder)
     widths = {"image": {"photos": 9, "sketches": 7}, "text": {"words": 8, "tones": 6}}
     assert client.get("/v1/model").json()["features"] == widths
     row = np.linspace(-1, 1, 14, dtype=np.float32)
@@ -334,8 +334,8 @@ def test_named_blocks_are_sent_by_name(served, fused_folder):
         ([[1.0] * 9] * 65, "at most 64"),
     ],
 )
-def test_wrong_features_are_refused(served, of_features, features, message):
-    client = served(of_features[0])
+def test_wrong_features_are_refused(make_client, of_features, features, message):
+    client = make_client(of_features[0])
     content = json.dumps({"features": features})
     answer = client.post("/v1/search", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 422
@@ -343,8 +343,8 @@ def test_wrong_features_are_refused(served, of_features, features, message):
     assert len(answer.json()["detail"]) < 300
 
 
-def test_a_request_has_one_kind_of_query(served, of_features):
-    client, row = served(of_features[0]), [1.0] * 9
+def test_a_request_has_one_kind_of_query(make_client, of_features):
+    client, row = make_client(of_features[0]), [1.0] * 9
     for path, body in (
         ("/v1/search", {"features": row, "text": "a star"}),
         ("/v1/search", {"features": row, "id": "1#0"}),
@@ -387,7 +387,7 @@ def test_every_reference_in_openapi_exists(client):
             place = place[name]
 
 
-def test_any_id_can_be_requested(served, tmp_path, rng):
+def test_any_id_can_be_requested(make_client, tmp_path, rng):
     hidden = rng.normal(size=(60, 3))
     y = hidden + 0.1 * rng.normal(size=hidden.shape)
     odd = ["a/image", "b\nc", "d/thumbnail", "e%2Fimage", "/f", "g?h#i", "é ü", "a"]
@@ -395,7 +395,7 @@ def test_any_id_can_be_requested(served, tmp_path, rng):
     Image.new("RGB", (40, 30), "red").save(file)
     names = [*odd, *(f"n{i}" for i in range(60 - len(odd)))]
     Retriever.from_features(hidden, y, ids=names, paths=[file] * 60).save(tmp_path / "model")
-    client = served(tmp_path / "model")
+    client = make_client(tmp_path / "model")
     for name in odd:
         place = f"/v1/items/{quote(name, safe='')}"
         item = client.get(place)
@@ -405,14 +405,14 @@ def test_any_id_can_be_requested(served, tmp_path, rng):
             assert client.get(f"{place}/{size}").headers["content-type"] == "image/webp"
 
 
-def test_a_response_never_contains_a_path(served, drawn, tmp_path, easy, path_of):
+def test_a_response_never_contains_a_path(make_client, scenes_folder, tmp_path, easy, path_of):
     """The item is encoded again, and its file is missing."""
-    retriever = Retriever.load(drawn / "model")
+    retriever = Retriever.load(scenes_folder / "model")
     retriever.store.kept.clear()
     retriever.keep_features = False
     rows = retriever.encoders.encode_images([path_of(easy.image)])
     retriever.add(rows, ids=["lost"], paths=[tmp_path / "secret" / "lost.png"])
-    client = served(drawn / "model")
+    client = make_client(scenes_folder / "model")
     client.service.holder.current = LoadedModel(retriever, "model", "1")
     for path in ("/v1/annotate", "/v1/similar"):
         answer = client.post(path, json={"id": "lost"})
@@ -420,8 +420,8 @@ def test_a_response_never_contains_a_path(served, drawn, tmp_path, easy, path_of
         assert "secret" not in answer.text
 
 
-def test_requests_are_counted_by_route(served, easy):
-    client = served(token="0123456789abcdef0123")
+def test_requests_are_counted_by_route(make_client, easy):
+    client = make_client(token="0123456789abcdef0123")
     for path in ("/", "/app.js", "/v1/model", f"/v1/items/{quote(easy.image, safe='')}/image", "/nowhere"):
         client.get(path)
     client.post("/v1/search", json={"text": easy.text})
@@ -438,8 +438,8 @@ def test_requests_are_counted_by_route(served, easy):
         assert line in counters
 
 
-def test_a_missing_encoder_is_explained(served, of_features, caplog):
-    client = served(of_features[0])
+def test_a_missing_encoder_is_explained(make_client, of_features, caplog):
+    client = make_client(of_features[0])
     description = client.get("/v1/model").json()["can"]
     for view in ("image", "text"):
         assert description[view].startswith(f"This server has no {view} encoder")
@@ -447,8 +447,8 @@ def test_a_missing_encoder_is_explained(served, of_features, caplog):
     assert "--image-encoder" in caplog.text  # for whoever runs it
 
 
-def test_metrics_do_not_wait_for_a_database(served, monkeypatch):
-    client = served()
+def test_metrics_do_not_wait_for_a_database(make_client, monkeypatch):
+    client = make_client()
     answers = threading.Event()
     monkeypatch.setattr(type(client.service.model.retriever.store), "shared", True)
     monkeypatch.setattr(type(client.service.model.retriever.store), "count", lambda _: answers.wait(60))
@@ -462,8 +462,8 @@ def test_metrics_do_not_wait_for_a_database(served, monkeypatch):
         assert time.monotonic() < until
 
 
-def test_the_description_has_no_paths_of_encoders(served, monkeypatch):
-    client, info_of = served(), Retriever.info
+def test_the_description_has_no_paths_of_encoders(make_client, monkeypatch):
+    client, info_of = make_client(), Retriever.info
     where = {"origin": {"source": "/home/someone/network.onnx"}}
 
     def info(retriever):

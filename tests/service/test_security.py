@@ -52,8 +52,8 @@ def test_the_page_has_no_inline_script_or_style(client):
     assert "https://" not in page.replace("http://www.w3.org", "")
 
 
-def test_everything_but_the_page_and_health_needs_the_token(served, easy):
-    client = served(token=TOKEN)
+def test_everything_but_the_page_and_health_needs_the_token(make_client, easy):
+    client = make_client(token=TOKEN)
     for path in ("/", "/app.js", "/style.css", "/healthz"):
         assert client.get(path).status_code == 200
     for path in ("/v1/model", "/metrics", f"/v1/items/{easy.image}/thumbnail", "/v1/openapi.json"):
@@ -66,8 +66,8 @@ def test_everything_but_the_page_and_health_needs_the_token(served, easy):
     assert client.get("/v1/model", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-def test_the_token_is_exchanged_for_a_cookie(served, easy):
-    client = served(token=TOKEN)
+def test_the_token_is_exchanged_for_a_cookie(make_client, easy):
+    client = make_client(token=TOKEN)
     assert client.post("/v1/session", json={"token": "x"}).status_code == 401
     answer = client.post("/v1/session", json={"token": TOKEN})
     cookie = answer.headers["set-cookie"]
@@ -90,8 +90,8 @@ def test_other_hosts_and_origins_are_refused(client, easy):
     assert allowed.status_code == 200
 
 
-def test_too_large_requests_are_refused_before_they_are_read(served):
-    client = served(json_bytes=2000, upload_bytes=30_000)
+def test_too_large_requests_are_refused_before_they_are_read(make_client):
+    client = make_client(json_bytes=2000, upload_bytes=30_000)
     long = client.post("/v1/search", json={"text": "a" * 3000})
     assert long.status_code == 413
     assert long.json()["type"].endswith("too-large")
@@ -119,7 +119,7 @@ def test_paths_outside_of_the_page_do_not_exist(client, path):
     assert client.get(path).status_code == 404
 
 
-def test_a_malicious_model_shows_only_images(served, tmp_path, rng):
+def test_a_malicious_model_shows_only_images(make_client, tmp_path, rng):
     secret = tmp_path / "secret.txt"
     secret.write_text("the secret")
     (tmp_path / "page.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>1</script></svg>")
@@ -130,7 +130,7 @@ def test_a_malicious_model_shows_only_images(served, tmp_path, rng):
     paths = [*places, *[image] * 54]
     y = hidden + 0.1 * rng.normal(size=hidden.shape)
     Retriever.from_features(hidden, y, paths=paths).save(tmp_path / "model")
-    client = served(tmp_path / "model")
+    client = make_client(tmp_path / "model")
     for row in range(5):
         answer = client.get(f"/v1/items/{row}/image")
         assert answer.status_code == 404
@@ -139,7 +139,7 @@ def test_a_malicious_model_shows_only_images(served, tmp_path, rng):
     assert client.get("/v1/items/5/image").content[8:12] == b"WEBP"
 
 
-def test_numbers_that_json_lacks_are_refused_when_read(served, own_folder, easy):
+def test_numbers_that_json_lacks_are_refused_when_read(make_client, own_folder, easy):
     items = files_of(own_folder) / "items.jsonl"
     whole = items.read_text()
     lines = whole.splitlines()
@@ -148,25 +148,25 @@ def test_numbers_that_json_lacks_are_refused_when_read(served, own_folder, easy)
     items.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
     seal(own_folder)
     with pytest.raises(InputError, match="line 1, is not an item"):
-        served(own_folder)
+        make_client(own_folder)
     items.write_text(whole)
-    facts = json.loads((files_of(own_folder) / "config.json").read_text())["facts"]
-    edit_config(own_folder, facts={**facts, "odd": float("inf")})
-    with pytest.raises(InputError, match="Infinity is not a JSON number"):
-        served(own_folder)
+    model = json.loads((files_of(own_folder) / "config.json").read_text())["model"]
+    edit_config(own_folder, model={**model, "facts": {**model["facts"], "odd": float("inf")}})
+    with pytest.raises(InputError, match="config.json is not valid JSON"):
+        make_client(own_folder)
 
 
-def test_queries_are_logged_only_on_request(served, easy, caplog):
+def test_queries_are_logged_only_on_request(make_client, easy, caplog):
     with caplog.at_level(logging.INFO, "diptych.access"):
-        served().post("/v1/search", json={"text": easy.text})
+        make_client().post("/v1/search", json={"text": easy.text})
         assert "POST /v1/search 200" in caplog.text
         assert easy.text not in caplog.text
-        served(log=True).post("/v1/search", json={"text": easy.text})
+        make_client(log=True).post("/v1/search", json={"text": easy.text})
         assert easy.text in caplog.text
 
 
-def test_a_busy_server_answers_503(served, easy):
-    client = served(requests=1, waiting=1, concurrency=1)
+def test_a_busy_server_answers_503(make_client, easy):
+    client = make_client(requests=1, waiting=1, concurrency=1)
     service = client.service
     service.batcher.slots.used = 2
     answer = client.post("/v1/search", json={"text": easy.text})
@@ -186,8 +186,8 @@ def test_a_malformed_origin_is_refused(client, easy):
     assert answer.status_code == 403
 
 
-def test_an_internal_error_has_the_security_headers(served, easy, monkeypatch, caplog):
-    client = served()
+def test_an_internal_error_has_the_security_headers(make_client, easy, monkeypatch, caplog):
+    client = make_client()
     monkeypatch.setattr(client.service.batcher, "search", lambda *args: 1 / 0)
     answer = client.post("/v1/search", json={"text": easy.text})
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")

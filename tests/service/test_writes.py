@@ -31,8 +31,8 @@ def png(colour="red"):
     return file.getvalue()
 
 
-def test_items_are_added_found_and_removed(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_items_are_added_found_and_removed(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     fields = {"id": "mine", "captions": ["a scarlet star", "one red square"], "metadata": '{"owner": "me"}'}
     added = client.post("/v1/items", files={"image": png()}, data=fields)
     assert added.status_code == 201, added.text
@@ -50,8 +50,8 @@ def test_items_are_added_found_and_removed(served, own_folder):
     assert client.delete("/v1/items/mine").status_code == 404
 
 
-def test_captions_are_added_without_an_image(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_captions_are_added_without_an_image(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     added = client.post("/v1/items", json={"captions": ["a green star"], "id": "lonely"})
     assert added.json() == {"image": None, "captions": ["lonely#0"]}
     assert client.get("/v1/items/lonely%230").json()["text"] == "a green star"
@@ -70,20 +70,20 @@ def test_captions_are_added_without_an_image(served, own_folder):
         {"colour": "red"},
     ],
 )
-def test_a_refused_addition_changes_nothing(served, own_folder, fields):
-    client = served(own_folder, writable=True)
+def test_a_refused_addition_changes_nothing(make_client, own_folder, fields):
+    client = make_client(own_folder, writable=True)
     assert client.post("/v1/items", files={"image": png()}, data=fields).status_code == 422
     assert client.get("/v1/model").json()["items"]["image"] == 160
     assert not list(own_folder.glob("uploads/*"))
 
 
-def test_stopping_saves_the_changes_with_the_model(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_stopping_saves_the_changes_with_the_model(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     client.post("/v1/items", files={"image": png()}, data={"id": "kept", "captions": "a red star"})
     client.post("/v1/items", files={"image": png("blue")}, data={"id": "dropped"})
     client.delete("/v1/items/dropped")
     assert client.service.holder.writer.pending == 3
-    served.stop()
+    make_client.stop()
     # Additions that were removed again are dropped; the others stay for a newly fitted model.
     assert [entry.id for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["kept"]
     assert len(list((own_folder / "uploads").iterdir())) == 1
@@ -92,8 +92,8 @@ def test_stopping_saves_the_changes_with_the_model(served, own_folder):
     assert retriever.item("dropped") is None
 
 
-def test_many_changes_are_saved_while_requests_go_on(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_many_changes_are_saved_while_requests_go_on(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     client.service.holder.writer.save_after = 2
     for name in ("one", "two"):
         client.post("/v1/items", json={"captions": ["a star"], "id": name})
@@ -144,8 +144,8 @@ def test_a_damaged_journal_is_an_error(tmp_path):
         Journal(tmp_path / "model")
 
 
-def test_nothing_is_added_on_a_full_disk(served, own_folder, monkeypatch):
-    client = served(own_folder, writable=True)
+def test_nothing_is_added_on_a_full_disk(make_client, own_folder, monkeypatch):
+    client = make_client(own_folder, writable=True)
 
     def full(entry):
         raise OSError(28, "No space left on device")
@@ -156,8 +156,8 @@ def test_nothing_is_added_on_a_full_disk(served, own_folder, monkeypatch):
     assert client.get("/v1/items/lost%230").status_code == 404
 
 
-def test_nothing_is_removed_on_a_full_disk(served, own_folder, easy, monkeypatch):
-    client = served(own_folder, writable=True)
+def test_nothing_is_removed_on_a_full_disk(make_client, own_folder, easy, monkeypatch):
+    client = make_client(own_folder, writable=True)
 
     def full(entry):
         raise OSError(28, "No space left on device")
@@ -168,8 +168,8 @@ def test_nothing_is_removed_on_a_full_disk(served, own_folder, easy, monkeypatch
     assert client.get(f"/v1/items/{quote(easy.image, safe='')}").status_code == 200
 
 
-def test_a_duplicate_id_leaves_no_file(served, own_folder, easy):
-    client = served(own_folder, writable=True)
+def test_a_duplicate_id_leaves_no_file(make_client, own_folder, easy):
+    client = make_client(own_folder, writable=True)
     answer = client.post("/v1/items", files={"image": png("pink")}, data={"id": easy.image})
     assert answer.status_code == 409
     assert not [path for path in own_folder.parent.rglob("*uploads*/*") if path.is_file()]
@@ -270,8 +270,8 @@ def test_acknowledged_items_survive_a_killed_server(start, own_folder):
     assert all(retriever.item(name) is not None for name in acknowledged)
 
 
-def test_a_new_version_is_loaded_without_failing_requests(served, own_folder, easy):
-    client = served(own_folder)
+def test_a_new_version_is_loaded_without_failing_requests(make_client, own_folder, easy):
+    client = make_client(own_folder)
     before = client.get("/healthz").json()["version"]
     statuses, stop = [], threading.Event()
 
@@ -297,8 +297,8 @@ def test_a_new_version_is_loaded_without_failing_requests(served, own_folder, ea
     assert set(statuses) == {200}
 
 
-def test_a_version_that_cannot_be_read_is_not_loaded(served, own_folder, easy):
-    client = served(own_folder)
+def test_a_version_that_cannot_be_read_is_not_loaded(make_client, own_folder, easy):
+    client = make_client(own_folder)
     (files_of(own_folder) / "config.json").write_text("{}")
     pointer = json.loads((own_folder / "current.json").read_text())
     (own_folder / "current.json").write_text(json.dumps({**pointer, "version": "000009-00000000"}))
@@ -309,8 +309,8 @@ def test_a_version_that_cannot_be_read_is_not_loaded(served, own_folder, easy):
     assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
 
 
-def test_changes_are_applied_to_a_new_version(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_changes_are_applied_to_a_new_version(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     client.post("/v1/items", json={"captions": ["a violet star"], "id": "with me"})
     newer = Retriever.load(own_folder)
     newer.remove(next(item.id for item in newer.store.items()))
@@ -339,45 +339,45 @@ def save_refitted(folder):
     retriever.save(folder)
 
 
-def test_saved_changes_are_applied_to_a_newly_fitted_model(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_saved_changes_are_applied_to_a_newly_fitted_model(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     client.post("/v1/items", files={"image": png()}, data={"id": "mine", "captions": "a red star"})
     removed = next(item.id for item in client.service.model.retriever.store.items())
     client.delete(f"/v1/items/{removed}")
-    served.stop()
+    make_client.stop()
     for _ in range(2):
         save_refitted(own_folder)
         assert Retriever.load(own_folder).item("mine") is None
-        client = served(own_folder, writable=True)
+        client = make_client(own_folder, writable=True)
         assert client.get("/v1/items/mine").status_code == 200
         assert client.get("/v1/items/mine%230").status_code == 200
         assert client.get("/v1/items/mine/thumbnail").status_code == 200
         assert client.get(f"/v1/items/{removed}").status_code == 404
-        served.stop()
+        make_client.stop()
 
 
-def test_items_removed_by_another_process_stay_removed(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_items_removed_by_another_process_stay_removed(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     client.post("/v1/items", json={"captions": ["a star"], "id": "mine"})
-    served.stop()
+    make_client.stop()
     other = Retriever.load(own_folder)
     other.remove("mine#0")
     other.save(own_folder)
-    client = served(own_folder, writable=True)
+    client = make_client(own_folder, writable=True)
     assert client.get("/v1/items/mine%230").status_code == 404
     client.post("/v1/items", json={"captions": ["a star"], "id": "more"})
-    served.stop()
+    make_client.stop()
     assert [entry.id for entry in read_entries(own_folder / "journal.jsonl")[0]] == ["more"]
 
 
-def test_an_addition_with_a_stored_id_leaves_no_file(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_an_addition_with_a_stored_id_leaves_no_file(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     stored = next(item.id for item in client.service.model.retriever.store.items())
     assert client.post("/v1/items", files={"image": png()}, data={"id": stored}).status_code == 409
     assert not list(own_folder.glob("uploads/*"))
 
 
-def test_a_server_starts_with_a_damaged_upload(served, own_folder, caplog):
+def test_a_server_starts_with_a_damaged_upload(make_client, own_folder, caplog):
     holder = ModelHolder.open(own_folder, writable=True)
     retriever = holder.current.retriever
     for name, colour in (("first", "red"), ("damaged", "green"), ("last", "blue")):
@@ -388,21 +388,21 @@ def test_a_server_starts_with_a_damaged_upload(served, own_folder, caplog):
     whole = upload.read_bytes()
     upload.write_bytes(whole[:40])
     for _ in range(2):
-        client = served(own_folder, writable=True)
+        client = make_client(own_folder, writable=True)
         assert "'damaged' cannot be added" in caplog.text
         statuses = [client.get(f"/v1/items/{name}").status_code for name in ("first", "damaged", "last")]
         assert statuses == [200, 404, 200]
-        served.stop()
+        make_client.stop()
         assert upload.read_bytes() == whole[:40]
         caplog.clear()
     upload.write_bytes(whole)  # it was restored
-    client = served(own_folder, writable=True)
+    client = make_client(own_folder, writable=True)
     assert client.get("/v1/items/damaged/thumbnail").status_code == 200
-    served.stop()
+    make_client.stop()
     assert Retriever.load(own_folder).item("damaged") is not None
 
 
-def test_a_server_starts_with_features_of_an_older_model(served, tmp_path, caplog):
+def test_a_server_starts_with_features_of_an_older_model(make_client, tmp_path, caplog):
     x, y = np.random.default_rng(0).normal(size=(2, 60, 6)).astype(np.float32)
     model = AWCCA(params=(1.0, 1.0))
     Retriever.from_features(x, y, model=model).save(tmp_path / "model")
@@ -410,14 +410,14 @@ def test_a_server_starts_with_features_of_an_older_model(served, tmp_path, caplo
     holder.writer.add(holder.current.retriever, (None, x[:1]), [], "early", {})
     holder.writer.journal.close()  # and a power cut
     Retriever.from_features(x[:, :4], y, model=model).save(tmp_path / "model")
-    client = served(tmp_path / "model", writable=True)
+    client = make_client(tmp_path / "model", writable=True)
     assert "'early' cannot be added" in caplog.text
     assert client.get("/v1/model").json()["items"]["image"] == 60
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a defect")], ids=str)
-def test_a_failed_save_is_logged_and_the_next_one_saves(served, own_folder, monkeypatch, caplog, error):
-    client = served(own_folder, writable=True)
+def test_a_failed_save_is_logged_and_the_next_one_saves(make_client, own_folder, monkeypatch, caplog, error):
+    client = make_client(own_folder, writable=True)
     client.service.holder.writer.save_after = 1
 
     def failing(self, retriever):
@@ -430,14 +430,14 @@ def test_a_failed_save_is_logged_and_the_next_one_saves(served, own_folder, monk
         while "stay in the journal" not in caplog.text and time.monotonic() < until:
             time.sleep(0.01)
     assert "stay in the journal" in caplog.text
-    served.stop()
+    make_client.stop()
     assert Retriever.load(own_folder).item("kept#0") is not None
 
 
-def test_uploads_are_kept_when_the_folder_moves(served, own_folder):
-    client = served(own_folder, writable=True)
+def test_uploads_are_kept_when_the_folder_moves(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
     client.post("/v1/items", files={"image": png()}, data={"id": "mine"})
-    served.stop()
+    make_client.stop()
     for number in range(20):
         own_folder = own_folder.rename(own_folder.with_name(f"moved-{number}"))
         holder = ModelHolder.open(own_folder, writable=True)
