@@ -84,17 +84,17 @@ def serve(asked: argparse.Namespace) -> None:
     """The server's side."""
     import faiss
 
-    from diptych.service._model import Served, Shelf
-    from diptych.service._serve import address, listening, run
-    from diptych.service._service import Service
+    from diptych.service._app import Service
+    from diptych.service._model import LoadedModel, ModelHolder
+    from diptych.service._serve import listen, page_url, run
 
     retriever, sentences = make_retriever(asked.items, asked.dimensions)
     faiss.omp_set_num_threads(asked.threads)
     alone = bare(retriever, sentences, 1, asked.k)
     together = bare(retriever, sentences, asked.clients, asked.k)
-    service = Service(Shelf(Served(retriever, "load", "1")), threads=asked.threads)
-    with listening("127.0.0.1", 0) as listener:
-        told = {"url": address(listener), "alone": alone, "together": together}
+    service = Service(ModelHolder(LoadedModel(retriever, "load", "1")), threads=asked.threads)
+    with listen("127.0.0.1", 0) as listener:
+        told = {"url": page_url(listener), "alone": alone, "together": together}
         run(service, listener, say=lambda line: print(json.dumps(told) if "Open" in line else "", flush=True))
 
 

@@ -43,8 +43,8 @@ from diptych.cli import app
 from diptych.data import read_pairs
 from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
-from diptych.service._images import Pictures
-from diptych.service._model import Served, Shelf
+from diptych.service._images import Images
+from diptych.service._model import LoadedModel, ModelHolder
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
 SENTENCES = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
@@ -283,8 +283,8 @@ def serve_in_child(folder, *, slow=False):
 
     def work(ready):
         sys.stdout = sys.stderr = open(folder.parent / "log", "a")  # noqa: SIM115
-        Pictures.warm = lambda self: None  # nothing is uploaded here
-        loaded, began = Served.load.__func__, []
+        Images.start = lambda self: None  # nothing is uploaded here
+        loaded, began = LoadedModel.load.__func__, []
 
         def load_slowly(cls, *args, **kwargs):
             if began and slow:
@@ -293,15 +293,14 @@ def serve_in_child(folder, *, slow=False):
             began.append(1)
             return loaded(cls, *args, **kwargs)
 
-        Served.load = classmethod(load_slowly)
+        LoadedModel.load = classmethod(load_slowly)
 
         def say(line):
             if found := re.search(r"http://\S+", line):
                 (folder.parent / "address").write_text(found[0])
                 ready()
 
-        settings = serving.Settings(port=0, writable=True, quiet=True)
-        serving.serve(folder, settings, image_encoder=Thumbnails(), say=say)
+        serving.serve(folder, port=0, writable=True, quiet=True, image_encoder=Thumbnails(), say=say)
 
     (folder.parent / "address").unlink(missing_ok=True)
     child, reader = in_child(work)
@@ -326,7 +325,7 @@ def post(url, name):
 
 
 def served_by_a_restart(folder):
-    shelf = Shelf.open(folder, writable=True, image_encoder=Thumbnails())
+    shelf = ModelHolder.open(folder, writable=True, image_encoder=Thumbnails())
     shelf.writer.journal.close()
     return ids(shelf.current.retriever)
 
@@ -390,7 +389,7 @@ def fresh(place, folder):
 
 
 def opened(folder):
-    return Shelf.open(folder, writable=True, image_encoder=Thumbnails())
+    return ModelHolder.open(folder, writable=True, image_encoder=Thumbnails())
 
 
 def write(shelf, name, colour=None):
@@ -416,7 +415,7 @@ def unreadable_version(place, rounds, rng, count):
         count.check(not asyncio.run(shelf.refresh()), "it is served")
         count.struck += shelf.reloads["failed"]
         write(shelf, "after")
-        shelf.fold()
+        shelf.save()
         shelf.writer.journal.close()
         count.check(current_version(folder) == version, "the new version is overwritten")
         config.write_bytes(whole)  # it is restored
@@ -435,7 +434,7 @@ def saved_while_folding(place, rounds, rng, count):
         write(shelf, "acknowledged")
         newer.base = None
         before = current_version(folder)
-        raised = together(rng, shelf.fold, partial(newer.save, folder))
+        raised = together(rng, shelf.save, partial(newer.save, folder))
         shelf.writer.journal.close()
         count.check(not raised, raised)
         count.struck += current_version(folder).id[:6] > before.id[:6]
@@ -463,7 +462,7 @@ def replaced_while_starting(place, rounds, rng, count):
         count.struck += is_old
         count.check(("newer-0" in served) != is_old, "items under the name of another version")
         write(shelf, "acknowledged")
-        shelf.fold()
+        shelf.save()
         shelf.writer.journal.close()
         count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
         count.check({"acknowledged#0", "newer-0"} <= served_by_a_restart(folder), "something is lost")
@@ -488,7 +487,7 @@ def moved_and_linked(place, rounds, rng, count):
             retriever.save("model")
             shelf = opened(Path("model"))
             write(shelf, "mine", "red")
-            shelf.fold()
+            shelf.save()
             shelf.writer.journal.close()
         finally:
             os.chdir(here)
@@ -506,7 +505,7 @@ def moved_and_linked(place, rounds, rng, count):
         for name in ("mine", "photos/a.png"):
             count.check(Path(items.item(name).path).is_file(), f"the file of {name} is not found")
         write(shelf, "more", "blue")
-        shelf.fold()
+        shelf.save()
         shelf.writer.journal.close()
         count.check((root / "link").is_symlink(), "the link was replaced")
         said = CliRunner().invoke(app, ["remove", str(root / "link"), "item-0"])

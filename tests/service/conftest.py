@@ -1,4 +1,4 @@
-"""A model of drawn scenes, in process for the API and as a real server for browsers and crashes."""
+"""Models and clients for the tests: applications in this process, and real servers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from starlette.testclient import TestClient
 from diptych import HKSE, Retriever
 from diptych.fusion import Fusion
 from diptych.scenes import make_scenes
-from diptych.service._app import create_app
-from diptych.service._model import Shelf
-from diptych.service._schemas import Limits
-from diptych.service._service import Service
+from diptych.service._app import Service, build_app
+from diptych.service._limits import Limits
+from diptych.service._model import ModelHolder
 
 LOCAL = "http://127.0.0.1"
 
 
 @pytest.fixture(scope="session")
-def drawn(tmp_path_factory):
-    """A folder with pictures and a saved model."""
-    place = tmp_path_factory.mktemp("drawn")
+def scenes_folder(tmp_path_factory):
+    """A folder with images and a saved model."""
+    place = tmp_path_factory.mktemp("scenes")
     pairs = make_scenes(160, size=96).write(place / "scenes")
     encoder = HKSE(word_features=120, sentence_features=120)
     Retriever(text_encoder=encoder).fit(pairs).save(place / "model")
@@ -39,9 +38,9 @@ def drawn(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def folder(drawn):
-    """The saved model; tests that change it take a copy."""
-    return drawn / "model"
+def folder(scenes_folder):
+    """The saved model; tests that change it use ``own_folder``."""
+    return scenes_folder / "model"
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def retriever(folder):
 
 @pytest.fixture(scope="session")
 def easy(retriever, path_of):
-    """A caption whose own picture is found first, and which is found first for its picture."""
+    """A caption that is the first hit of its image, and the other way round."""
     for item in retriever.store.items():
         if (
             item.view == "text"
@@ -80,29 +79,28 @@ def easy(retriever, path_of):
             and retriever.annotate(path_of(item.image), k=1)[0].id == item.id
         ):
             return item
-    raise AssertionError("no caption finds its own picture")
+    raise AssertionError("no caption is the first hit of its image")
 
 
 @pytest.fixture(scope="session")
 def path_of(retriever):
-    """Where the picture of an id lies."""
+    """Return the path of an image by its id."""
     return lambda item_id: retriever.item(item_id).path
 
 
 def in_process(place, *, writable=False, token=None, headers=None, log=False, **limits):
-    """A client of an application in this process."""
-    shelf = Shelf.open(place, writable=writable)
-    bounds = Limits(**{"decoders": 1, **limits})
-    service = Service(shelf, bounds, token, threads=1, watch_seconds=0.05)
-    app = create_app(service, log_queries=log)
+    """Return a client of an application in this process."""
+    holder = ModelHolder.open(place, writable=writable)
+    service = Service(holder, Limits(**{"decoders": 1, **limits}), token, threads=1, watch_seconds=0.05)
+    app = build_app(service, log_queries=log)
     client = TestClient(app, LOCAL, headers=headers, raise_server_exceptions=False)
     client.service = service
     return client
 
 
 @pytest.fixture
-def served(folder):
-    """Make clients with settings of their own: ``served(folder, writable=True, k=5)``."""
+def make_client(folder):
+    """Make clients: ``make_client(folder, writable=True, k=5)``."""
     with contextlib.ExitStack() as stack:
 
         def make(place=folder, **options):
@@ -132,14 +130,14 @@ class Server:
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             start_new_session=group,
         )
-        said = ""
-        while not (found := re.search(r"http://\S+/", said)):
+        output = ""
+        while not (url := re.search(r"http://\S+/", output)):
             line = self.process.stdout.readline()
             if not line:
-                raise AssertionError(said + self.process.stderr.read())
-            said += line
-        self.url = found[0].rstrip("/")
-        # The address is known before the first request can be answered.
+                raise AssertionError(output + self.process.stderr.read())
+            output += line
+        self.url = url[0].rstrip("/")
+        # The address is printed before the first request can be answered.
         until = time.monotonic() + 60
         while True:
             try:
@@ -150,12 +148,12 @@ class Server:
                 time.sleep(0.05)
 
     def kill(self):
-        """As a power cut would."""
+        """End the process at once, as a power cut does."""
         self.process.kill()
         self.process.wait()
 
     def stop(self):
-        """As an operator would; returns the exit code and what was logged."""
+        """Stop the process as an operator does; return the exit code and the log."""
         self.process.send_signal(signal.SIGTERM)
         _, logged = self.process.communicate(timeout=60)
         return self.process.returncode, logged
@@ -188,7 +186,7 @@ def live(folder):
 
 @pytest.fixture(scope="module")
 def live_guarded(folder):
-    """One server with a token, which may open as few files as most systems let a process begin with."""
+    """One server with a token, and with the usual limit of 1,024 open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     try:
@@ -202,20 +200,20 @@ def live_guarded(folder):
 HURRIED = """
 import sys
 from pathlib import Path
-from diptych.service.limits import Limits
-from diptych.service.reload import Shelf
-from diptych.service.serve import listening, run
-from diptych.service.service import Service
+from diptych.service._app import Service
+from diptych.service._limits import Limits
+from diptych.service._model import ModelHolder
+from diptych.service._serve import listen, run
 limits = Limits(header_seconds=0.5, body_seconds=1.0, decoders=1)
-with listening("127.0.0.1", 0) as listener:
-    service = Service(Shelf.open(Path(sys.argv[1])), limits, threads=1)
+with listen("127.0.0.1", 0) as listener:
+    service = Service(ModelHolder.open(Path(sys.argv[1])), limits, threads=1)
     run(service, listener, say=lambda line: print(line, flush=True))
 """
 
 
 @pytest.fixture(scope="module")
 def live_hurried(folder):
-    """One server whose clocks are short."""
+    """One server with short time limits."""
     server = Server(folder, code=HURRIED)
     yield server.url
     server.kill()
@@ -232,7 +230,7 @@ def live_writable(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def live_of_features(tmp_path_factory):
-    """One server of a model made from three and two numbers, which may be changed."""
+    """One writable server of a model of features."""
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(80, 2))
     y = hidden + 0.1 * rng.normal(size=hidden.shape)

@@ -1,4 +1,4 @@
-"""The page in a real browser, by mouse, keyboard and finger's width; every test leaves a screenshot."""
+"""The page in a real browser, with mouse and keyboard, wide and narrow; every test saves a screenshot."""
 
 import base64
 import os
@@ -23,9 +23,9 @@ PATIENCE = 30_000
 
 @pytest.fixture(scope="module")
 def chromium():
-    """The browser; without it these tests are skipped by name."""
+    """The browser; without it these tests are skipped."""
     if not CHROMIUM.exists():
-        message = f"{CHROMIUM} is not there"
+        message = f"{CHROMIUM} does not exist"
         if os.environ.get("DIPTYCH_REQUIRE_BROWSER") == "1":
             pytest.fail(message)
         pytest.skip(message)
@@ -48,19 +48,20 @@ def shots(tmp_path_factory):
 @pytest.fixture
 def visit(chromium, live, shots, request):
     """Open an address: ``visit("/?q=…", **context)``. Errors of the page's own fail the test."""
-    contexts, wrong = [], []
+    contexts, errors = [], []
 
     def go(path="/", base=live, **options):
         context = chromium.new_context(**{"viewport": WIDE, **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
-        elsewhere = [base, "blob:", "data:"]
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security" in line.text else None)
         page.on(
             "request",
-            lambda asked: wrong.append(asked.url) if not asked.url.startswith(tuple(elsewhere)) else None,
+            lambda sent: (
+                errors.append(sent.url) if not sent.url.startswith((base, "blob:", "data:")) else None
+            ),
         )
         page.goto(base + path)
         return page
@@ -70,24 +71,23 @@ def visit(chromium, live, shots, request):
         name = re.sub(r"\W+", "-", request.node.name)
         context.pages[0].screenshot(path=shots / f"{name}-{number}.png")
         context.close()
-    assert wrong == []
+    assert errors == []
 
 
-def first_picture(page):
-    tile = page.locator(".grid:not(.ghosts) .tile").first
+def first_image(page):
+    tile = page.locator(".grid:not(.placeholders) .tile").first
     tile.wait_for()
     return tile.get_attribute("data-image")
 
 
 def first_caption(page):
-    line = page.locator(".lines:not(.ghosts) .line").first
+    line = page.locator(".lines:not(.placeholders) .line").first
     line.wait_for()
     return line.get_attribute("data-caption")
 
 
-def told(page, words):
-    """Wait for a notice."""
-    page.locator(".notice-title", has_text=words).wait_for()
+def wait_for_notice(page, title):
+    page.locator(".notice-title", has_text=title).wait_for()
 
 
 def drop(page, path):
@@ -106,7 +106,7 @@ def drop(page, path):
     page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
 
 
-def test_type_a_query_and_see_the_right_picture_first(visit, easy):
+def test_typing_a_text_shows_its_image_first(visit, easy):
     page = visit()
     page.locator("#q").press_sequentially(easy.text, delay=5)
     page.locator(f".tile:first-child[data-image='{easy.image}']").wait_for()
@@ -116,10 +116,10 @@ def test_type_a_query_and_see_the_right_picture_first(visit, easy):
     assert re.fullmatch(r"score\s*\d\.\d{3}", page.locator(".tile .num").first.inner_text().strip())
     assert "q=" in page.url
     # The address is enough to come back.
-    assert first_picture(visit(page.url.partition("/?")[1] + page.url.partition("/?")[2])) == easy.image
+    assert first_image(visit(page.url.partition("/?")[1] + page.url.partition("/?")[2])) == easy.image
 
 
-def test_drop_a_picture_and_see_its_caption(visit, easy, path_of):
+def test_dropping_an_image_shows_its_caption(visit, easy, path_of):
     page = visit()
     drop(page, path_of(easy.image))
     assert first_caption(page) == easy.id
@@ -129,7 +129,7 @@ def test_drop_a_picture_and_see_its_caption(visit, easy, path_of):
     )
 
 
-def test_choose_and_paste_a_picture(visit, easy, path_of):
+def test_an_image_is_chosen_or_pasted(visit, easy, path_of):
     page = visit()
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="choose one").click()
@@ -148,182 +148,181 @@ def test_choose_and_paste_a_picture(visit, easy, path_of):
     assert first_caption(page)
 
 
-def test_click_through_both_ways_and_back(visit, easy):
+def test_results_link_to_the_other_view_and_back(visit, easy):
     page = visit(f"/?q={easy.text}")
-    assert first_picture(page) == easy.image
+    assert first_image(page) == easy.image
     page.locator(".tile").first.click()
     assert first_caption(page) == easy.id
     page.wait_for_url("**/?image=*")
     assert page.locator(".line").first.locator(".own-mark").count() == 1
     page.locator(".line").first.click()
-    assert first_picture(page) == easy.image
+    assert first_image(page) == easy.image
     page.wait_for_url("**/?caption=*")
     assert page.locator("#q").input_value() == easy.text
     assert page.locator("li.own .tile").first.get_attribute("data-image") == easy.image
     page.go_back()
     assert first_caption(page) == easy.id
     page.go_back()
-    assert first_picture(page) == easy.image
+    assert first_image(page) == easy.image
 
 
-def test_weightings_side_by_side(visit, easy, retriever):
+def test_weightings_are_compared_side_by_side(visit, easy, retriever):
     page = visit(f"/?caption={easy.id.replace('#', '%23')}")
-    first_picture(page)
+    first_image(page)
     page.get_by_role("button", name="Compare weightings").click()
     for name in ("asymmetric", "none", "search-generation"):
         column = page.locator(f'.column[data-weighting="{name}"]')
         column.locator(".tile").first.wait_for()
-        found = column.locator(".tile").evaluate_all("tiles => tiles.map((tile) => tile.dataset.image)")
+        ids = column.locator(".tile").evaluate_all("tiles => tiles.map((tile) => tile.dataset.image)")
         wanted = [hit.id for hit in retriever.search(easy.text, k=12, weighting=name)]
-        assert found == wanted
+        assert ids == wanted
         rank = wanted.index(easy.image) + 1 if easy.image in wanted else None
-        said = column.locator(".standing").inner_text()
-        assert (f"comes {rank}" in said) if rank else ("not among" in said)
+        label = column.locator(".own-rank").inner_text()
+        assert (f"comes {rank}" in label) if rank else ("not among" in label)
     assert "compare=1" in page.url
     page.get_by_role("button", name="Compare weightings").click()
     page.wait_for_selector(".columns", state="detached")
 
 
-def test_the_model_tab(visit):
+def test_the_model_tab_shows_recalls_and_charts(visit):
     page = visit()
     page.get_by_role("link", name="Model").click()
     page.wait_for_url("**#model")
     assert [page.locator("tbody").nth(i).locator("tr").count() for i in (0, 1)] == [4, 6]
     assert page.locator("figure.chart:not(.wide) rect").count() == 2 * 20 * 20
     assert page.locator("polyline.curve").count() == 2
-    assert "Chosen" in page.locator("figure.chart svg").first.get_attribute("aria-label")
+    assert "Selected" in page.locator("figure.chart svg").first.get_attribute("aria-label")
     page.get_by_role("link", name="Search").click()
     page.wait_for_selector(".examples a")
 
 
-def test_examples_lead_somewhere(visit):
+def test_examples_can_be_searched(visit):
     page = visit()
     page.locator(".examples a").first.click()
-    assert first_picture(page)
+    assert first_image(page)
     page = visit()
     page.locator(".samples a").first.click()
     assert first_caption(page)
 
 
-def test_filters_and_nothing_found(visit, easy):
+def test_a_filter_without_results_can_be_removed(visit, easy):
     page = visit(f"/?q={easy.text}")
-    first_picture(page)
+    first_image(page)
     page.get_by_label("split").select_option("val")
     page.wait_for_url("**where.split=val*")
-    first_picture(page)
+    first_image(page)
     filtered = page.url
-    for other in ("split=none", "spilt=val"):
+    for other, title in (("split=none", "No results"), ("spilt=val", "This search is not possible")):
         page.goto(filtered.replace("split=val", other))
-        told(page, "Nothing found")
+        wait_for_notice(page, title)
         page.get_by_role("button", name="Remove the filter").click()
-        assert first_picture(page) == easy.image
+        assert first_image(page) == easy.image
 
 
-def test_more_can_be_shown(visit, easy):
+def test_show_more_doubles_the_results(visit, easy):
     page = visit(f"/?q={easy.text}")
-    first_picture(page)
+    first_image(page)
     assert page.locator(".tile").count() == 12
     page.get_by_role("button", name="Show more").click()
     page.locator(".tile").nth(23).wait_for()
     assert page.locator(".tile").count() == 24
 
 
-def test_unknown_words_and_unknown_items(visit):
+def test_unknown_words_and_items_are_explained(visit):
     page = visit("/?q=zzyzx")
-    told(page, "No word the model knows")
+    wait_for_notice(page, "The model knows none of these words")
     page = visit("/?image=nobody")
-    told(page, "This is not in the index")
+    wait_for_notice(page, "This item does not exist")
 
 
-def test_words_that_were_ignored_are_named_above_the_pictures(visit, easy):
+def test_ignored_words_are_named_above_the_images(visit, easy):
     page = visit(f"/?q={easy.text} quokka كلب <img>")
-    first_picture(page)
-    note = page.locator("#pictures-body > .ignored")
-    assert note.inner_text() == "Searched without words the model does not know: quokka, كلب, img."
+    first_image(page)
+    note = page.locator("#images-body > .ignored")
+    assert note.inner_text() == "Ignored words that the model does not know: quokka, كلب, img."
     assert note.locator("bdi").all_inner_texts() == ["quokka", "كلب", "img"]
-    assert page.locator("#pictures-body > .ignored:first-child").count() == 1
-    assert "quokka" in page.locator("#said").inner_text()
+    assert page.locator("#images-body > .ignored:first-child").count() == 1
+    assert "quokka" in page.locator("#announcement").inner_text()
     page.fill("#q", easy.text)
     note.wait_for(state="detached")
 
 
-def test_a_file_that_is_no_picture(visit, tmp_path):
+def test_a_file_that_is_not_an_image_is_explained(visit, tmp_path):
     (tmp_path / "no.png").write_bytes(b"<svg onload=alert(1)>")
     page = visit()
     drop(page, tmp_path / "no.png")
-    told(page, "This picture cannot be opened")
+    wait_for_notice(page, "This image cannot be opened")
 
 
-def test_a_server_that_is_gone_busy_or_broken(visit, easy):
+def test_an_unreachable_busy_or_failing_server_is_explained(visit, easy):
     page = visit()
     page.route("**/v1/search", lambda route: route.abort())
     page.fill("#q", easy.text)
-    told(page, "The server does not answer")
+    wait_for_notice(page, "The server does not answer")
     page.unroute("**/v1/search")
     page.get_by_role("button", name="Try again").click()
-    assert first_picture(page) == easy.image
-    for status, words in ((503, "The server is busy"), (500, "Something went wrong")):
+    assert first_image(page) == easy.image
+    for status, title in ((503, "The server is busy"), (500, "Something went wrong")):
         page.route("**/v1/search", answering(status))
         page.fill("#q", f"{easy.text} {status}")
-        told(page, words)
+        wait_for_notice(page, title)
         page.unroute("**/v1/search")
 
 
 def answering(status):
-    """A server that always answers with this."""
     body = '{"type": "x:y", "title": "t", "status": 0, "detail": "no."}'
     return lambda route: route.fulfill(status=status, content_type="application/problem+json", body=body)
 
 
-def test_what_is_done_before_the_model_is_known_is_not_lost(visit, easy, path_of):
+def test_input_before_the_model_is_loaded_is_not_lost(visit, easy, path_of):
     for act, first in (
-        (lambda page: page.fill("#q", easy.text), lambda page: first_picture(page) == easy.image),
+        (lambda page: page.fill("#q", easy.text), lambda page: first_image(page) == easy.image),
         (lambda page: drop(page, path_of(easy.image)), lambda page: first_caption(page) == easy.id),
     ):
-        held = []
+        routes = []
         page = visit("/healthz")
-        page.route("**/v1/model", holding(held))
+        page.route("**/v1/model", hold(routes))
         page.goto(page.url.replace("healthz", ""))
         act(page)
         page.wait_for_timeout(400)
-        held[0].continue_()
+        routes[0].continue_()
         assert first(page)
 
 
-def holding(held):
-    """A server that takes its time."""
-    return lambda route: held.append(route)
+def hold(routes):
+    return lambda route: routes.append(route)
 
 
-def test_waiting_is_shown(visit):
+def test_a_slow_search_shows_placeholders(visit):
     page = visit()
     page.route("**/v1/search", lambda route: None)
     page.fill("#q", "a star")
-    page.locator(".ghosts").wait_for()
-    assert page.locator("#pictures-body").get_attribute("aria-busy") == "true"
+    page.locator(".placeholders").wait_for()
+    assert page.locator("#images-body").get_attribute("aria-busy") == "true"
 
 
 @pytest.mark.parametrize("path", ["/", "/?q=a star", "/?q=a star&compare=1", "/?image={image}", "/#model"])
-def test_a_window_of_320_pixels(visit, easy, path):
+def test_the_page_fits_a_window_of_320_pixels(visit, easy, path):
     page = visit(path.format(image=easy.image), viewport=PHONE)
     page.wait_for_selector(".examples a, .tile, .line, table", state="attached")
     page.wait_for_timeout(300)
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     spilled = page.evaluate(
-        """[...document.querySelectorAll("main *")].filter((element) => !element.closest(".scroll, .unseen")
-          && element.getBoundingClientRect().right > 321).map((element) => element.outerHTML.slice(0, 80))"""
+        """[...document.querySelectorAll("main *")].filter((element) =>
+          !element.closest(".scroll, .visually-hidden") && element.getBoundingClientRect().right > 321)
+          .map((element) => element.outerHTML.slice(0, 80))"""
     )
     assert spilled == []
 
 
-def test_by_keyboard_alone(visit, easy):
+def test_the_page_works_by_keyboard(visit, easy):
     page = visit()
     page.wait_for_selector(".examples a")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "q"
     page.keyboard.type(easy.text)
     page.keyboard.press("Enter")
-    assert first_picture(page) == easy.image
+    assert first_image(page) == easy.image
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.classList.contains('tile')"):
@@ -332,16 +331,16 @@ def test_by_keyboard_alone(visit, easy):
     assert outline == "solid"
     page.keyboard.press("Enter")
     assert first_caption(page) == easy.id
-    assert "sentences for this picture" in page.locator("#said").inner_text()
+    assert "captions for this image" in page.locator("#announcement").inner_text()
 
 
-def test_names_for_readers(visit, easy):
+def test_elements_have_names_for_screen_readers(visit, easy):
     page = visit(f"/?q={easy.text}")
-    first_picture(page)
+    first_image(page)
     for role, name in (
-        ("textbox", "Describe the picture you are looking for"),
-        ("region", "Pictures"),
-        ("region", "Words"),
+        ("textbox", "Describe the image you are looking for"),
+        ("region", "Images"),
+        ("region", "Text"),
         ("navigation", "Sections"),
     ):
         assert page.get_by_role(role, name=name, exact=True).count() == 1, name
@@ -353,10 +352,10 @@ def test_names_for_readers(visit, easy):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_can_be_read_in_both_schemes(visit, easy, scheme):
+def test_text_has_enough_contrast_in_both_themes(visit, easy, scheme):
     page = visit(f"/?q={easy.text}", color_scheme=scheme)
-    first_picture(page)
-    for selector in (".words-of", ".num", "#status", ".note", ".eyebrow", ".examples a", ".foot p"):
+    first_image(page)
+    for selector in (".tile-caption", ".num", "#status", ".note", ".eyebrow", ".examples a", ".foot p"):
         assert contrast(page, selector) >= 4.5, selector
 
 
@@ -380,7 +379,7 @@ def contrast(page, selector):
     )
 
 
-def test_the_chosen_theme_is_kept(visit):
+def test_the_selected_theme_is_kept(visit):
     page = visit(color_scheme="light")
     page.locator("#theme").click()
     page.locator("#theme").click()
@@ -389,20 +388,20 @@ def test_the_chosen_theme_is_kept(visit):
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
 
 
-def test_a_server_with_a_token(visit, start, folder, easy):
+def test_the_page_asks_for_the_token(visit, start, folder, easy):
     token = "0123456789abcdef0123"
     server = start(folder, "--quiet", DIPTYCH_TOKEN=token)
     page = visit(f"/?q={easy.text}", base=server.url)
-    page.get_by_label("Whoever started it can tell you.").fill("not the token at all")
+    page.get_by_label("Ask the person who runs it.").fill("not the token at all")
     page.get_by_role("button", name="Enter").click()
     page.locator(".wrong", has_text="not the token").wait_for()
-    page.get_by_label("Whoever started it can tell you.").fill(token)
+    page.get_by_label("Ask the person who runs it.").fill(token)
     page.get_by_role("button", name="Enter").click()
-    assert first_picture(page) == easy.image
+    assert first_image(page) == easy.image
     page.locator(".tile img").first.evaluate("image => image.decode()")
 
 
-def test_a_model_of_features_explains_what_is_missing(visit, start, tmp_path, rng):
+def test_a_model_of_features_is_searched_by_its_items(visit, start, tmp_path, rng):
     hidden = rng.normal(size=(60, 3))
     y = hidden + 0.1 * rng.normal(size=hidden.shape)
     Retriever.from_features(hidden, y, ids=[f"thing {i}" for i in range(60)]).save(tmp_path / "features")
@@ -411,34 +410,34 @@ def test_a_model_of_features_explains_what_is_missing(visit, start, tmp_path, rn
     page.get_by_text("no text encoder for this model").wait_for()
     assert page.locator("#q").is_disabled()
     page.locator(".examples a").first.click()
-    assert first_picture(page).startswith("thing")
+    assert first_image(page).startswith("thing")
     page.locator(".tile").first.click()
     assert first_caption(page)
 
 
-def test_a_fusion_shows_what_it_is_made_of(visit, start, fused_folder):
+def test_a_fusion_shows_its_members(visit, start, fused_folder):
     server = start(fused_folder, "--quiet")
     page = visit(base=server.url)
     page.locator(".examples a").first.click()
-    assert first_picture(page)
+    assert first_image(page)
     assert not page.locator("#compare").is_visible()
     page.get_by_role("link", name="Model").click()
     assert page.locator(".members li").count() >= 2
 
 
-def test_the_right_token_in_the_address_after_a_wrong_one(visit, start, folder, easy):
+def test_a_right_token_in_the_url_replaces_a_wrong_one(visit, start, folder, easy):
     token = "0123456789abcdef0123"
     server = start(folder, "--quiet", DIPTYCH_TOKEN=token)
     page = visit(f"/?q={easy.text}#token=not-the-token-at-all", base=server.url)
-    page.get_by_label("Whoever started it can tell you.").wait_for()
+    page.get_by_label("Ask the person who runs it.").wait_for()
     page.evaluate("(token) => { location.hash = `token=${token}`; }", token)
-    assert first_picture(page) == easy.image
-    assert page.locator("#door").inner_text() == ""
+    assert first_image(page) == easy.image
+    assert page.locator("#message").inner_text() == ""
     assert "null" not in page.locator("main").inner_text()
     assert token not in page.url
 
 
-def test_words_of_any_direction_turn_nothing_around_them(visit):
+def test_right_to_left_text_does_not_reorder_the_page(visit):
     arabic = "نجمة حمراء (2)"
     page = visit()
     page.route(
@@ -448,7 +447,7 @@ def test_words_of_any_direction_turn_nothing_around_them(visit):
                 "version": "1",
                 "weighting": "asymmetric",
                 "seconds": 0.004,
-                "results": [{"query": arabic, "hits": [picture_of(arabic)]}],
+                "results": [{"query": arabic, "hits": [image_hit(arabic)]}],
             }
         ),
     )
@@ -456,22 +455,22 @@ def test_words_of_any_direction_turn_nothing_around_them(visit):
     page.locator(".tile").first.wait_for()
     heading = page.locator("#status bdi")
     assert heading.inner_text() == arabic
-    assert page.locator("#status").inner_text().startswith(f"1 picture for “{arabic}”")
+    assert page.locator("#status").inner_text().startswith(f"1 image for “{arabic}”")
     # The heading reads from left to right around the query: what follows it lies to the right of it.
     assert page.locator("#status .note").bounding_box()["x"] > heading.bounding_box()["x"]
-    for selector in ("#q", ".words-of"):
+    for selector in ("#q", ".tile-caption"):
         direction = page.locator(selector).first.evaluate("element => getComputedStyle(element).direction")
         assert direction == "rtl"
 
 
-def picture_of(text):
-    """A hit without a picture, whose caption is ``text``."""
+def image_hit(text):
+    """A hit without a file, whose caption is ``text``."""
     return {
         "id": "x",
         "view": "image",
         "score": 0.5,
         "captions": [{"id": "x#0", "text": text}],
-        "picture": False,
+        "has_file": False,
         "metadata": {},
     }
 
@@ -484,7 +483,7 @@ def test_a_filter_may_have_any_name(visit, easy, name):
 
 
 @pytest.mark.parametrize("width", [1360, 390])
-def test_a_model_without_an_encoder_shows_a_sentence_where_the_box_was(visit, start, tmp_path, rng, width):
+def test_a_model_without_an_encoder_explains_it_in_place_of_the_box(visit, start, tmp_path, rng, width):
     hidden = rng.normal(size=(60, 3))
     y = hidden + 0.1 * rng.normal(size=hidden.shape)
     Retriever.from_features(hidden, y).save(tmp_path / "features")
@@ -497,7 +496,7 @@ def test_a_model_without_an_encoder_shows_a_sentence_where_the_box_was(visit, st
 
 
 @pytest.mark.parametrize("width", [1360, 390])
-def test_a_model_with_its_encoder_offers_the_box(visit, width):
+def test_a_model_with_its_encoder_has_the_box(visit, width):
     page = visit(viewport={"width": width, "height": 844})
     page.locator("#choose").wait_for()
     assert page.locator("#choose").is_visible()

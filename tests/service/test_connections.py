@@ -1,4 +1,4 @@
-"""Clients that keep a server waiting: they are bounded, and nobody else notices them."""
+"""Slow clients are limited, and do not affect others."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,9 @@ import time
 import httpx
 import pytest
 
-from diptych.service._connections import HEADER_BYTES, Waiting, raise_file_limit
-from diptych.service._schemas import Limits, Problem
+from diptych.service._limits import Limits, Problem
 from diptych.service._security import Gate
+from diptych.service._serve import HEADER_BYTES, WaitingList, raise_file_limit
 
 TOKEN = "0123456789abcdef0123"
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -30,7 +30,7 @@ def place(url):
 
 
 def send(url, content):
-    """A connection on which something was sent, and nothing else will be."""
+    """Return a connection on which this was sent."""
     connection = socket.create_connection(place(url), timeout=30)
     connection.sendall(content)
     return connection
@@ -49,17 +49,17 @@ def is_closed(connection, seconds=0.0):
     return True
 
 
-def test_half_sent_requests_shut_nobody_out(live_guarded, easy):
-    """1,100 half-sent headers and 300 unfinished bodies, all of one address, beside honest clients of it."""
+def test_unfinished_requests_do_not_block_others(live_guarded, easy):
+    """1,100 half-sent headers and 300 unfinished bodies of one address, beside normal clients of it."""
     raise_file_limit()
-    stop, took, wrong = threading.Event(), [], []
+    stop, seconds, wrong = threading.Event(), [], []
 
-    def ask(kept):
-        """Health without the token, then a search with it; on a connection that is kept, or on new ones."""
+    def ask(reuse):
+        """Ask for health without the token and search with it, on one connection or on new ones."""
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(httpx.Client(base_url=live_guarded, timeout=20))
             while not stop.is_set():
-                if not kept:
+                if not reuse:
                     client = stack.enter_context(httpx.Client(base_url=live_guarded, timeout=20))
                 start = time.monotonic()
                 try:
@@ -74,18 +74,18 @@ def test_half_sent_requests_shut_nobody_out(live_guarded, easy):
                     wrong.extend(answer.text for answer in answers if answer.status_code != 200)
                 except httpx.TransportError as error:
                     wrong.append(repr(error))
-                took.append(time.monotonic() - start)
+                seconds.append(time.monotonic() - start)
                 time.sleep(0.02)
 
-    honest = [threading.Thread(target=ask, args=(kept,)) for kept in (True, True, False)]
-    for thread in honest:
+    clients = [threading.Thread(target=ask, args=(reuse,)) for reuse in (True, True, False)]
+    for thread in clients:
         thread.start()
     slow = []
     try:
         for number in range(1400):
             slow.append(send(live_guarded, body_of(100) if number % 14 < 3 else HALF))
-        before, until = len(took), time.monotonic() + 3
-        while time.monotonic() < until or len(took) < before + 20:
+        before, until = len(seconds), time.monotonic() + 3
+        while time.monotonic() < until or len(seconds) < before + 20:
             for connection in slow:
                 with contextlib.suppress(OSError):
                     connection.send(b" ")
@@ -93,22 +93,22 @@ def test_half_sent_requests_shut_nobody_out(live_guarded, easy):
         closed = sum(map(is_closed, slow))
     finally:
         stop.set()
-        for thread in honest:
+        for thread in clients:
             thread.join()
         for connection in slow:
             connection.close()
     assert wrong == []
-    assert len(took) > 30
-    assert max(took) < 5
+    assert len(seconds) > 30
+    assert max(seconds) < 5
     assert closed >= 1400 - Limits().unfinished_per_address
 
 
-def test_headers_have_a_clock(live_hurried):
+def test_slow_headers_are_cut_off(live_hurried):
     slow = [send(live_hurried, HALF), send(live_hurried, b"")]
-    kept = send(live_hurried, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-    assert b"200 OK" in kept.recv(65536)
-    kept.sendall(HALF)  # the next request on a connection that has answered one
-    for connection in (*slow, kept):
+    idle = send(live_hurried, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert b"200 OK" in idle.recv(65536)
+    idle.sendall(HALF)  # the next request on a connection that has answered one
+    for connection in (*slow, idle):
         for _ in range(40):  # a byte now and then does not stop the clock
             with contextlib.suppress(OSError):
                 connection.send(b"x")
@@ -119,7 +119,7 @@ def test_headers_have_a_clock(live_hurried):
         connection.close()
 
 
-def test_endless_headers_are_cut_off(live_guarded):
+def test_too_long_headers_are_cut_off(live_guarded):
     with send(live_guarded, HALF) as connection:
         with contextlib.suppress(OSError):
             for _ in range(40):
@@ -135,8 +135,8 @@ def test_endless_headers_are_cut_off(live_guarded):
         ("/v1/annotate", b"Authorization: Bearer %s\r\n" % TOKEN.encode(), b"413"),
     ],
 )
-def test_a_refused_body_is_answered_and_not_read_on(live_guarded, path, extra, status):
-    """The answer arrives although the body is still being sent; the connection takes no more after it."""
+def test_the_rest_of_a_refused_body_is_not_read(live_guarded, path, extra, status):
+    """The response arrives while the body is still being sent, and the connection is closed."""
     head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%s" % (
         path.encode(),
         extra,
@@ -151,7 +151,7 @@ def test_a_refused_body_is_answered_and_not_read_on(live_guarded, path, extra, s
         assert sent < 100_000_000
 
 
-def test_a_reader_that_takes_nothing_is_let_go(live_hurried):
+def test_a_client_that_reads_nothing_is_disconnected(live_hurried):
     ask = b"GET /v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -169,7 +169,7 @@ def test_a_reader_that_takes_nothing_is_let_go(live_hurried):
 
 
 class Closing:
-    """A connection that can be closed, for the queue alone."""
+    """A connection that records whether it was closed."""
 
     def __init__(self):
         self.transport, self.closed = self, False
@@ -178,24 +178,24 @@ class Closing:
         self.closed = True
 
 
-def test_the_oldest_of_an_address_gives_way_then_the_oldest_of_all():
-    waiting = Waiting(most=4, most_of_one=3)
+def test_the_oldest_of_an_address_is_closed_then_the_oldest_of_all():
+    waiting = WaitingList(limit=4, limit_per_address=3)
     busy = [Closing() for _ in range(4)]
     for one in busy:
-        waiting.enter(one, "a")
+        waiting.add(one, "a")
     assert [one.closed for one in busy] == [True, False, False, False]
-    waiting.enter(busy[1], "a")  # it waits already: its place is the same
+    waiting.add(busy[1], "a")  # it is in the list already
     others = [Closing() for _ in range(2)]
     for one in others:
-        waiting.enter(one, "b")
+        waiting.add(one, "b")
     assert [one.closed for one in busy] == [True, True, False, False]
     assert len(waiting) == 4
-    waiting.leave(busy[2])
-    waiting.leave(busy[2])
+    waiting.remove(busy[2])
+    waiting.remove(busy[2])
     assert len(waiting) == 3
 
 
-def asked(path, headers=(), method="POST"):
+def make_scope(path, headers=(), method="POST"):
     named = {"host": "127.0.0.1", "content-type": "application/json", **dict(headers)}
     return {
         "type": "http",
@@ -205,7 +205,7 @@ def asked(path, headers=(), method="POST"):
     }
 
 
-def test_unfinished_bodies_take_no_place_from_requests_that_have_arrived():
+def test_unfinished_bodies_do_not_count_as_open_requests():
     async def answer(scope, receive, send):
         if scope["method"] == "POST":
             while (await receive()).get("more_body"):
@@ -226,26 +226,29 @@ def test_unfinished_bodies_take_no_place_from_requests_that_have_arrived():
                 statuses.append(message["status"])
 
         length = {"content-length": "100"}
-        slow = [asyncio.create_task(gate(asked("/v1/session", length), unfinished, send)) for _ in range(10)]
+        slow = [
+            asyncio.create_task(gate(make_scope("/v1/session", length), unfinished, send)) for _ in range(10)
+        ]
         await asyncio.sleep(0.05)
         assert statuses == []
 
         async def whole():
             return {"type": "http.request", "body": b"{}", "more_body": False}
 
-        known = {"authorization": f"Bearer {TOKEN}"}
-        await gate(asked("/healthz", method="GET"), whole, send)
-        await gate(asked("/v1/search", length | known), whole, send)
-        await gate(asked("/v1/session", length), whole, send)
+        token = {"authorization": f"Bearer {TOKEN}"}
+        await gate(make_scope("/healthz", method="GET"), whole, send)
+        await gate(make_scope("/v1/search", length | token), whole, send)
+        await gate(make_scope("/v1/session", length), whole, send)
         assert statuses == [200, 200, 200]
-        # Requests of those who have proven the token are counted from the start, apart from strangers'.
+        # Requests with the token are counted from their start, apart from those without.
         trusted = [
-            asyncio.create_task(gate(asked("/v1/search", length | known), unfinished, send)) for _ in range(2)
+            asyncio.create_task(gate(make_scope("/v1/search", length | token), unfinished, send))
+            for _ in range(2)
         ]
         await asyncio.sleep(0.05)
-        await gate(asked("/v1/search", length | known), whole, send)
-        await gate(asked("/v1/session", length), whole, send)
-        await gate(asked("/healthz", method="GET"), whole, send)
+        await gate(make_scope("/v1/search", length | token), whole, send)
+        await gate(make_scope("/v1/session", length), whole, send)
+        await gate(make_scope("/healthz", method="GET"), whole, send)
         for task in (*slow, *trusted):
             task.cancel()
         return statuses[3:]
@@ -253,26 +256,26 @@ def test_unfinished_bodies_take_no_place_from_requests_that_have_arrived():
     assert asyncio.run(run()) == [503, 200, 200]
 
 
-def test_a_request_that_arrives_when_all_places_are_taken_is_told_to_come_back():
+def test_a_body_that_arrives_at_a_full_server_gets_503():
     async def run():
-        found = []
+        statuses = []
 
         async def answer(scope, receive, send):
             try:
                 await receive()
             except Problem as problem:
-                found.append(problem.status_code)
+                statuses.append(problem.status_code)
                 raise
 
         async def send(message):
-            found.append(message.get("status"))
+            statuses.append(message.get("status"))
 
         async def whole():
             return {"type": "http.request", "body": b"{}", "more_body": False}
 
         gate = Gate(answer, Limits(requests=1))
-        gate._inside[False] = 1
-        await gate(asked("/v1/search", {"content-length": "2"}), whole, send)
-        return found
+        gate._open_requests[False] = 1
+        await gate(make_scope("/v1/search", {"content-length": "2"}), whole, send)
+        return statuses
 
     assert asyncio.run(run())[:2] == [503, 503]

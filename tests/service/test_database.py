@@ -11,18 +11,18 @@ from commands import refused, run, run_json
 from diptych import HKSE, InputError, Retriever
 from diptych.data import read_pairs
 from diptych.retrieval.stores._base import RefusedError
-from diptych.service._schemas import as_problem
+from diptych.service._limits import as_problem
 from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 
 
 @pytest.fixture
-def pointing(drawn, fresh, tmp_path):
+def pointing(scenes_folder, fresh, tmp_path):
     """A model folder that points to a database, and the address of the database."""
     address = fresh(retry_seconds=2)
     encoder = HKSE(word_features=60, sentence_features=60)
-    pairs = read_pairs(drawn / "scenes")
+    pairs = read_pairs(scenes_folder / "scenes")
     Retriever(text_encoder=encoder, index=address).fit(pairs).save(tmp_path / "model")
     return tmp_path / "model", address
 
@@ -38,9 +38,9 @@ def ids(response):
     return [hit["id"] for hit in response.json()["results"][0]["hits"]]
 
 
-def test_every_route_returns_the_results_of_the_retriever(pointing, served):
+def test_every_route_returns_the_results_of_the_retriever(pointing, make_client):
     folder, address = pointing
-    client, retriever = served(folder, writable=True), Retriever.connect(address)
+    client, retriever = make_client(folder, writable=True), Retriever.connect(address)
     model = client.get("/v1/model").json()
     assert model["items"] == {"image": 160, "text": retriever.store.count("text")}
     assert model["index"]["kind"] == "postgresql"
@@ -60,9 +60,9 @@ def test_every_route_returns_the_results_of_the_retriever(pointing, served):
     assert "diptych_items" in client.get("/metrics").text
 
 
-def test_additions_are_stored_in_the_database_and_not_in_the_journal(pointing, served):
+def test_additions_are_stored_in_the_database_and_not_in_the_journal(pointing, make_client):
     folder, address = pointing
-    client, other = served(folder, writable=True), Retriever.connect(address)
+    client, other = make_client(folder, writable=True), Retriever.connect(address)
     form = {"id": "mine", "captions": ["a scarlet star"]}
     assert client.post("/v1/items", files={"image": make_image()}, data=form).status_code == 201
     assert other.item("mine#0") is not None
@@ -71,16 +71,16 @@ def test_additions_are_stored_in_the_database_and_not_in_the_journal(pointing, s
     other.remove("mine")
     assert client.get("/v1/items/mine").status_code == 404
     assert client.delete("/v1/items/mine").status_code == 404
-    served.stop()
+    make_client.stop()
     assert not list(folder.glob("uploads/*"))
     # Items that another process removed do not come back when the server starts again.
-    again = served(folder, writable=True)
+    again = make_client(folder, writable=True)
     assert again.get("/v1/items/mine").status_code == 404
 
 
-def test_a_refit_of_another_process_is_served_as_a_new_version(pointing, served):
+def test_a_refit_of_another_process_is_served_as_a_new_version(pointing, make_client):
     folder, address = pointing
-    client = served(folder)
+    client = make_client(folder)
     before = client.get("/healthz").json()["version"]
     assert "refitted" not in client.get("/v1/model").json()["facts"]
     Retriever.connect(address).refit()
@@ -90,14 +90,14 @@ def test_a_refit_of_another_process_is_served_as_a_new_version(pointing, served)
     while "refitted" not in client.get("/v1/model").json()["facts"]:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert client.service.shelf.reloads == {"loaded": 1, "failed": 0}
+    assert client.service.holder.reloads == {"loaded": 1, "failed": 0}
 
 
-def test_a_model_with_other_encoders_is_served_once_it_is_loaded(pointing, served, drawn):
+def test_a_model_with_other_encoders_is_served_once_it_is_loaded(pointing, make_client, scenes_folder):
     folder, address = pointing
-    client = served(folder)
+    client = make_client(folder)
     encoder = HKSE(word="lin", sentence="lin")
-    newer = Retriever(text_encoder=encoder, index=address).fit(read_pairs(drawn / "scenes"))
+    newer = Retriever(text_encoder=encoder, index=address).fit(read_pairs(scenes_folder / "scenes"))
     query, until = {"text": "a red star", "k": 5}, time.monotonic() + 20
     while (response := client.post("/v1/search", json=query)).status_code == 503:
         assert time.monotonic() < until
@@ -105,11 +105,11 @@ def test_a_model_with_other_encoders_is_served_once_it_is_loaded(pointing, serve
     assert ids(response) == [hit.id for hit in newer.search("a red star", k=5)]
 
 
-def test_errors_of_the_database_do_not_reveal_its_address(pointing, served, caplog):
+def test_errors_of_the_database_do_not_reveal_its_address(pointing, make_client, caplog):
     from diptych.retrieval.stores.postgres._connection import Address, Connections
 
     folder, address = pointing
-    client = served(folder, writable=True)
+    client = make_client(folder, writable=True)
     for where in ('{"split": NaN}', '{"split": [1, Infinity]}'):
         body = f'{{"text": "a red star", "where": {where}}}'
         response = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
@@ -126,8 +126,8 @@ def test_errors_of_the_database_do_not_reveal_its_address(pointing, served, capl
 
 
 @pytest.mark.slow
-def test_an_unreachable_database_is_a_503_until_it_is_back(pointing, served, database):
-    client = served(pointing[0])
+def test_an_unreachable_database_is_a_503_until_it_is_back(pointing, make_client, database):
+    client = make_client(pointing[0])
     assert ids(client.post("/v1/search", json={"text": "a star"}))
     database.kill()
     try:

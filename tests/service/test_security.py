@@ -1,4 +1,4 @@
-"""Who may come in, and what they may not do."""
+"""The token, hosts and origins, sizes, headers, and the access log."""
 
 import json
 import logging
@@ -21,20 +21,20 @@ TOKEN = "0123456789abcdef0123"
         *(("0.0.0.0", False), ("::", False), ("192.168.1.5", False), ("localhost.example.com", False)),
     ],
 )
-def test_loopback(host, is_local):
+def test_loopback_addresses_are_recognised(host, is_local):
     assert is_loopback(host) == is_local
 
 
-def test_other_machines_are_let_in_with_a_token_only():
+def test_listening_for_other_machines_needs_a_token():
     assert check_token("127.0.0.1", None) is None
     assert check_token("0.0.0.0", TOKEN) == TOKEN
     with pytest.raises(InputError, match="--token"):
         check_token("0.0.0.0", None)
-    with pytest.raises(InputError, match="16 or more"):
+    with pytest.raises(InputError, match="at least 16"):
         check_token("127.0.0.1", "short")
 
 
-def test_every_answer_carries_the_headers(client):
+def test_every_response_has_the_security_headers(client):
     for path in ("/", "/app.js", "/v1/model", "/v1/items/none", "/nowhere"):
         answer = client.get(path)
         for name, value in HEADERS.items():
@@ -44,7 +44,7 @@ def test_every_answer_carries_the_headers(client):
     assert "http" not in policy
 
 
-def test_the_page_has_no_script_or_style_of_its_own_in_the_markup(client):
+def test_the_page_has_no_inline_script_or_style(client):
     page = client.get("/").text
     assert "<style" not in page
     assert "style=" not in page
@@ -52,8 +52,8 @@ def test_the_page_has_no_script_or_style_of_its_own_in_the_markup(client):
     assert "https://" not in page.replace("http://www.w3.org", "")
 
 
-def test_a_token_guards_all_but_the_page_and_its_health(served, easy):
-    client = served(token=TOKEN)
+def test_everything_but_the_page_and_health_needs_the_token(make_client, easy):
+    client = make_client(token=TOKEN)
     for path in ("/", "/app.js", "/style.css", "/healthz"):
         assert client.get(path).status_code == 200
     for path in ("/v1/model", "/metrics", f"/v1/items/{easy.image}/thumbnail", "/v1/openapi.json"):
@@ -61,13 +61,13 @@ def test_a_token_guards_all_but_the_page_and_its_health(served, easy):
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"] == "Bearer"
     for wrong in ("Bearer wrong", "Basic " + TOKEN, "Bearer", "Bearer é"):
-        given = {"Authorization": wrong.encode("latin-1")}
-        assert client.get("/v1/model", headers=given).status_code == 401
+        header = {"Authorization": wrong.encode("latin-1")}
+        assert client.get("/v1/model", headers=header).status_code == 401
     assert client.get("/v1/model", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-def test_the_page_trades_the_token_for_a_cookie(served, easy):
-    client = served(token=TOKEN)
+def test_the_token_is_exchanged_for_a_cookie(make_client, easy):
+    client = make_client(token=TOKEN)
     assert client.post("/v1/session", json={"token": "x"}).status_code == 401
     answer = client.post("/v1/session", json={"token": TOKEN})
     cookie = answer.headers["set-cookie"]
@@ -80,18 +80,18 @@ def test_the_page_trades_the_token_for_a_cookie(served, easy):
     assert client.get("/v1/model", headers={"Cookie": "diptych_session=forged"}).status_code == 401
 
 
-def test_other_names_and_other_pages_are_turned_away(client, easy):
-    # A page whose name was pointed at this machine, and one that posts to it.
+def test_other_hosts_and_origins_are_refused(client, easy):
+    # DNS rebinding, and a form of another web page.
     assert client.get("/v1/model", headers={"Host": "evil.example"}).status_code == 421
-    asked = {"text": easy.text}
-    refused = client.post("/v1/search", json=asked, headers={"Origin": "http://evil.example"})
+    body = {"text": easy.text}
+    refused = client.post("/v1/search", json=body, headers={"Origin": "http://evil.example"})
     assert refused.status_code == 403
-    allowed = client.post("/v1/search", json=asked, headers={"Origin": "http://127.0.0.1"})
+    allowed = client.post("/v1/search", json=body, headers={"Origin": "http://127.0.0.1"})
     assert allowed.status_code == 200
 
 
-def test_too_much_is_refused_before_it_is_read(served):
-    client = served(json_bytes=2000, upload_bytes=30_000)
+def test_too_large_requests_are_refused_before_they_are_read(make_client):
+    client = make_client(json_bytes=2000, upload_bytes=30_000)
     long = client.post("/v1/search", json={"text": "a" * 3000})
     assert long.status_code == 413
     assert long.json()["type"].endswith("too-large")
@@ -100,8 +100,8 @@ def test_too_much_is_refused_before_it_is_read(served):
     def unannounced():
         yield from (b"a" * 1000 for _ in range(50))
 
-    said = {"content-type": "application/json"}
-    assert client.post("/v1/search", content=unannounced(), headers=said).status_code == 413
+    headers = {"content-type": "application/json"}
+    assert client.post("/v1/search", content=unannounced(), headers=headers).status_code == 413
 
 
 @pytest.mark.parametrize(
@@ -115,22 +115,22 @@ def test_too_much_is_refused_before_it_is_read(served):
         "/app.py",
     ],
 )
-def test_no_path_of_a_request_reaches_the_file_system(client, path):
+def test_paths_outside_of_the_page_do_not_exist(client, path):
     assert client.get(path).status_code == 404
 
 
-def test_a_hostile_model_shows_pictures_and_nothing_else(served, tmp_path, rng):
+def test_a_malicious_model_shows_only_images(make_client, tmp_path, rng):
     secret = tmp_path / "secret.txt"
     secret.write_text("the secret")
     (tmp_path / "page.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>1</script></svg>")
-    picture = tmp_path / "true.png"
-    Image.new("RGB", (40, 30), "red").save(picture)
+    image = tmp_path / "true.png"
+    Image.new("RGB", (40, 30), "red").save(image)
     hidden = rng.normal(size=(60, 3))
-    places = [secret, "/etc/passwd", "/dev/zero", tmp_path / "page.svg", tmp_path / "gone.png", picture]
-    paths = [*places, *[picture] * 54]
+    places = [secret, "/etc/passwd", "/dev/zero", tmp_path / "page.svg", tmp_path / "gone.png", image]
+    paths = [*places, *[image] * 54]
     y = hidden + 0.1 * rng.normal(size=hidden.shape)
     Retriever.from_features(hidden, y, paths=paths).save(tmp_path / "model")
-    client = served(tmp_path / "model")
+    client = make_client(tmp_path / "model")
     for row in range(5):
         answer = client.get(f"/v1/items/{row}/image")
         assert answer.status_code == 404
@@ -139,7 +139,7 @@ def test_a_hostile_model_shows_pictures_and_nothing_else(served, tmp_path, rng):
     assert client.get("/v1/items/5/image").content[8:12] == b"WEBP"
 
 
-def test_numbers_that_json_lacks_are_refused_where_they_are_read(served, own_folder, easy):
+def test_numbers_that_json_lacks_are_refused_when_read(make_client, own_folder, easy):
     items = files_of(own_folder) / "items.jsonl"
     whole = items.read_text()
     lines = whole.splitlines()
@@ -148,47 +148,47 @@ def test_numbers_that_json_lacks_are_refused_where_they_are_read(served, own_fol
     items.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
     seal(own_folder)
     with pytest.raises(InputError, match="line 1, is not an item"):
-        served(own_folder)
+        make_client(own_folder)
     items.write_text(whole)
-    facts = json.loads((files_of(own_folder) / "config.json").read_text())["facts"]
-    edit_config(own_folder, facts={**facts, "odd": float("inf")})
-    with pytest.raises(InputError, match="Infinity is not a JSON number"):
-        served(own_folder)
+    model = json.loads((files_of(own_folder) / "config.json").read_text())["model"]
+    edit_config(own_folder, model={**model, "facts": {**model["facts"], "odd": float("inf")}})
+    with pytest.raises(InputError, match="config.json is not valid JSON"):
+        make_client(own_folder)
 
 
-def test_the_log_keeps_what_was_asked_to_itself(served, easy, caplog):
+def test_queries_are_logged_only_on_request(make_client, easy, caplog):
     with caplog.at_level(logging.INFO, "diptych.access"):
-        served().post("/v1/search", json={"text": easy.text})
+        make_client().post("/v1/search", json={"text": easy.text})
         assert "POST /v1/search 200" in caplog.text
         assert easy.text not in caplog.text
-        served(log=True).post("/v1/search", json={"text": easy.text})
+        make_client(log=True).post("/v1/search", json={"text": easy.text})
         assert easy.text in caplog.text
 
 
-def test_more_than_can_be_served_are_told_to_come_back(served, easy):
-    client = served(requests=1, waiting=1, concurrency=1)
+def test_a_busy_server_answers_503(make_client, easy):
+    client = make_client(requests=1, waiting=1, concurrency=1)
     service = client.service
-    service.desk._inside = 2
+    service.batcher.slots.used = 2
     answer = client.post("/v1/search", json={"text": easy.text})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
-    service.desk._inside = 0
+    service.batcher.slots.used = 0
     assert client.post("/v1/search", json={"text": easy.text}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "127.0.0.1:x]["])
-def test_a_host_that_is_none_is_refused(client, host):
+def test_a_malformed_host_is_refused(client, host):
     assert client.get("/v1/model", headers={"Host": host}).status_code == 421
 
 
-def test_an_origin_that_is_none_is_refused(client, easy):
+def test_a_malformed_origin_is_refused(client, easy):
     answer = client.post("/v1/search", json={"text": easy.text}, headers={"Origin": "http://["})
     assert answer.status_code == 403
 
 
-def test_a_defect_carries_the_headers_too(served, easy, monkeypatch, caplog):
-    client = served()
-    monkeypatch.setattr(client.service, "found", lambda *asked: 1 / 0)
+def test_an_internal_error_has_the_security_headers(make_client, easy, monkeypatch, caplog):
+    client = make_client()
+    monkeypatch.setattr(client.service.batcher, "search", lambda *args: 1 / 0)
     answer = client.post("/v1/search", json={"text": easy.text})
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     for name, value in HEADERS.items():
@@ -198,15 +198,15 @@ def test_a_defect_carries_the_headers_too(served, easy, monkeypatch, caplog):
     assert counted in client.get("/metrics").text
 
 
-def test_who_asked_is_believed_from_named_proxies_only(start, folder):
-    for trusted, seen in (({}, "127.0.0.1"), ({"FORWARDED_ALLOW_IPS": "127.0.0.1"}, "203.0.113.9")):
+def test_forwarded_addresses_are_used_only_from_trusted_proxies(start, folder):
+    for trusted, address in (({}, "127.0.0.1"), ({"FORWARDED_ALLOW_IPS": "127.0.0.1"}, "203.0.113.9")):
         server = start(folder, **trusted)
         httpx.get(f"{server.url}/v1/model", headers={"X-Forwarded-For": "203.0.113.9"})
         _, logged = server.stop()
-        assert f"{seen} GET /v1/model 200" in logged
+        assert f"{address} GET /v1/model 200" in logged
 
 
-def test_a_filter_that_is_no_number_is_refused(client, easy):
+def test_a_filter_by_nan_or_infinity_is_refused(client, easy):
     for value in ("NaN", "Infinity", "-Infinity", "[1, NaN]"):
         body = f'{{"text": "{easy.text}", "where": {{"split": {value}}}}}'
         answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""``serve``: a page in the browser, and the same over HTTP."""
+"""``diptych serve``: the web page and the HTTP API of a model."""
 
 from __future__ import annotations
 
@@ -22,47 +22,56 @@ from diptych.cli._options import (
 )
 from diptych.cli._output import said_plainly
 
+LIMITS = "Limits"
+
 
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(envvar="DIPTYCH_TOKEN", help="What callers must know (better given as DIPTYCH_TOKEN)."),
+        typer.Option(envvar="DIPTYCH_TOKEN", help="Secret that clients must send; prefer DIPTYCH_TOKEN."),
     ] = None,
     writable: Annotated[
-        bool, typer.Option("--writable", help="Let callers add and remove items; all of it is kept.")
+        bool, typer.Option("--writable", help="Let clients add and remove items, durably.")
     ] = False,
     image_encoder: ImageEncoderName = None,
     recipe: Recipe = None,
     weights: Weights = None,
     text_encoder: TextEncoderName = None,
-    max_upload_mb: Annotated[float, typer.Option(min=0.001, help="Of one request with pictures.")] = 20,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Of one picture.")] = 40_000_000,
-    max_k: Annotated[int, typer.Option(min=1, help="Answers to one query.")] = 200,
-    max_batch: Annotated[int, typer.Option(min=1, help="Queries of one request.")] = 64,
-    max_concurrency: Annotated[int, typer.Option(min=1, help="Threads that search and encode.")] = 8,
-    decode_seconds: Annotated[float, typer.Option(min=0.1, help="To open one picture.")] = 10,
+    max_upload_mb: Annotated[
+        float, typer.Option(min=0.001, help="Size of a request with images.", rich_help_panel=LIMITS)
+    ] = 20,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="Pixels of one image.", rich_help_panel=LIMITS)
+    ] = 40_000_000,
+    max_k: Annotated[int, typer.Option(min=1, help="Hits per query.", rich_help_panel=LIMITS)] = 200,
+    max_batch: Annotated[int, typer.Option(min=1, help="Queries per request.", rich_help_panel=LIMITS)] = 64,
+    max_concurrency: Annotated[
+        int, typer.Option(min=1, help="Threads that search and encode.", rich_help_panel=LIMITS)
+    ] = 8,
+    decode_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time to decode one image.", rich_help_panel=LIMITS)
+    ] = 10,
     log_queries: Annotated[
-        bool, typer.Option("--log-queries", help="Log what was asked, not only that something was.")
+        bool, typer.Option("--log-queries", help="Write queries to the access log.")
     ] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
     threads: Threads = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No access log.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write no access log.")] = False,
 ) -> None:
-    """Open a page that searches pictures with words and words with pictures.
+    """Open a web page that searches images with text and text with images, and serve the HTTP API.
 
-    A new version that is saved to MODEL is served from then on, without a restart.
+    A new version that is saved to MODEL is loaded without a restart.
 
     Example: `diptych serve model`
     """
     with said_plainly("the server has stopped"):
         try:
-            from diptych.service._schemas import Limits
-            from diptych.service._serve import Settings
+            from diptych.service._limits import Limits
             from diptych.service._serve import serve as run
         except ModuleNotFoundError:
             raise missing_package_error("serving needs", "serve") from None
@@ -77,7 +86,14 @@ def serve(
         console = Console(highlight=False, soft_wrap=True, markup=False)
         run(
             Path(model),
-            Settings(host, port, token, writable, limits, log_queries, threads, quiet),
+            host=host,
+            port=port,
+            token=token,
+            writable=writable,
+            limits=limits,
+            log_queries=log_queries,
+            threads=threads,
+            quiet=quiet,
             image_encoder=given_image_encoder(image_encoder, recipe, weights),
             text_encoder=given_text_encoder(text_encoder),
             browser=not no_browser and sys.stdout.isatty(),

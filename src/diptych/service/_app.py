@@ -1,112 +1,343 @@
-"""The application: routes, gate, errors and description, around one service."""
+"""The application: the state that its routes share, middleware, and the OpenAPI description."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
+import logging
+import mimetypes
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from diptych._checks import InputError
 from diptych._persistence import library_version
-from diptych.service._metrics import Watch
-from diptych.service._routes import Page, about_routes, item_routes, search_routes
-from diptych.service._schemas import SCHEMA, Limits, install
-from diptych.service._security import App, Gate, Receive, Scope, Send
-from diptych.service._service import Service
+from diptych.image import UnreadableImage
+from diptych.retrieval._items import View
+from diptych.service._batching import Batcher
+from diptych.service._images import Images, WebpImage
+from diptych.service._limits import (
+    Limits,
+    Problem,
+    ProblemDetails,
+    Slots,
+    answer_problem,
+    unknown_item,
+)
+from diptych.service._metrics import Metrics, RequestMonitor
+from diptych.service._model import LoadedModel, ModelHolder
+from diptych.service._routes import about_routes, item_routes, search_routes
+from diptych.service._security import Gate, check_token
+
+log = logging.getLogger("diptych.service")
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 DESCRIPTION = """
-Search pictures with words, and words with pictures.
+Search images with text, and text with images.
 
-A score is a cosine (or minus a distance, for some models), not a probability: it orders the answers to one
-query. Errors are problem details (RFC 9457). Where the server asks for a token, send it as
+A score is a cosine (or minus a distance, for some models), not a probability: it orders the hits of one
+query. Errors are problem details (RFC 9457). If the server needs a token, send it as
 `Authorization: Bearer TOKEN`.
 """
+COUNT_SECONDS = 1.0
+"""How long the metrics wait for the number of items in a database."""
+
+PAGE = Path(__file__).parent / "page"
+PAGE_PATHS = frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir() if file.name != "index.html")})
+
+# The registry of Windows may have another type for scripts, which browsers then refuse to run.
+mimetypes.add_type("text/javascript", ".js")
 
 
-class ItemPaths:
-    """Leaves the ids of items in paths as they were sent, until a route has been chosen.
+@dataclass(eq=False)
+class Service:
+    """The state of one server, which its routes share; the parameters are those of ``create_app``."""
 
-    An id may hold ``/image`` or a line break; sent as ``%2F`` and ``%0A`` they are not the path's own.
+    holder: ModelHolder
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = None
+    threads: int | None = None
+    watch_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics()
+        self.batcher = Batcher(self.limits, self.threads, self.metrics.batches.observe)
+        self.images = Images(self.limits)
+        self._encoding = asyncio.Semaphore(self.limits.decoders)
+        self._images_waiting = Slots(self.limits.waiting, "many images are waiting to be encoded")
+        self._saving: asyncio.Task[None] | None = None
+        self._item_count: asyncio.Future[int] | None = None
+        for name, about, read in (
+            ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._read_count),
+            ("diptych_searches_open", "Searches that wait or run.", lambda: self.batcher.slots.used),
+            ("diptych_thumbnail_bytes", "Memory of cached thumbnails.", lambda: self.images.cached_bytes),
+            ("diptych_reloads_loaded", "Versions loaded.", lambda: self.holder.reloads["loaded"]),
+            ("diptych_reloads_failed", "Versions refused.", lambda: self.holder.reloads["failed"]),
+        ):
+            self.metrics.add_gauge(name, about, read)
+
+    @property
+    def model(self) -> LoadedModel:
+        """The loaded model; a request reads it once."""
+        return self.holder.current
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run decoders and look for new versions; at the end, save all changes."""
+        self.images.start()
+        watch = asyncio.create_task(self.holder.watch(self.watch_seconds))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            if self._saving is not None:
+                await asyncio.wait([self._saving])
+            try:
+                await asyncio.to_thread(self.holder.save)
+            finally:
+                self.images.close()
+                self.batcher.close()
+                if self.holder.writer is not None:
+                    self.holder.writer.journal.close()
+
+    async def look_up(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that looks up items: in a thread if they are in a database."""
+        if self.model.retriever.store.shared:
+            return await self.batcher.run(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    async def render_metrics(self) -> bytes:
+        """Return all metrics, without waiting for a database that does not answer."""
+        if self._item_count is None or self._item_count.done():
+            self._item_count = asyncio.ensure_future(self.look_up(self.model.retriever.store.count))
+        await asyncio.wait({self._item_count}, timeout=COUNT_SECONDS)
+        return self.metrics.render()
+
+    def _read_count(self) -> float:
+        count = self._item_count
+        if count is None or not count.done() or count.exception() is not None:
+            return float("nan")
+        return float(count.result())
+
+    async def encode_image(
+        self, model: LoadedModel, *, content: bytes = b"", path: str | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Return the features of an uploaded or stored image; only a few are in memory at a time."""
+        if (reason := model.why_not_encoded("image")) is not None:
+            raise Problem(422, "no-encoder", reason)
+        with self._images_waiting:
+            async with self._encoding:
+                image = await self.images.load_pixels(content=content, path=path)
+                return await self.batcher.run(model.retriever.encoders.encode_images, [image])
+
+    async def item_features(self, model: LoadedModel, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
+        """Return the features of stored items, encoded again where the model does not keep them."""
+        items = []
+        for item_id, item in zip(
+            ids, await self.look_up(lambda: list(map(model.retriever.item, ids))), strict=True
+        ):
+            if item is None:
+                raise unknown_item(item_id)
+            if item.view != view:
+                raise InputError(f"{item_id!r} is {_name(item.view)}; give the id of {_name(view)}.")
+            items.append(item)
+        if (features := await self.look_up(model.retriever.store.features, view, ids)) is not None:
+            return features
+        sources = [item.path if view == "image" else item.text for item in items]
+        known = [source for source in sources if source is not None]
+        if len(known) != len(items):
+            raise Problem(
+                422, "no-features", "this item has neither stored features nor a source to encode again."
+            )
+        if view == "text":
+            return await self.batcher.run(model.retriever.encoders.encode_texts, known)
+        blocks = []
+        for item_id, path in zip(ids, known, strict=True):
+            try:
+                blocks.append(await self.encode_image(model, path=path))
+            except UnreadableImage:
+                raise _unreadable_file(item_id) from None
+        return np.concatenate(blocks)
+
+    async def stored_image(self, item_id: str, side: int) -> WebpImage:
+        """Return a stored image for a browser."""
+        model = self.model
+        item = await self.look_up(model.retriever.item, item_id)
+        if item is None or item.view != "image":
+            raise unknown_item(item_id)
+        if item.path is None:
+            raise Problem(
+                404, "no-image", f"the image {item_id[:200]!r} was added by its features, without a file."
+            )
+        try:
+            return await self.images.load_webp(model.version, item.id, item.path, side)
+        except UnreadableImage:
+            raise _unreadable_file(item_id) from None
+
+    def save_if_due(self) -> None:
+        """Save the changes in the background once there are many of them."""
+        writer = self.holder.writer
+        if writer is None or not writer.is_due or (self._saving is not None and not self._saving.done()):
+            return
+
+        async def save() -> None:
+            async with self.holder.writing:
+                try:
+                    await asyncio.to_thread(self.holder.save)
+                except Exception:
+                    log.exception("the changes could not be saved; they stay in the journal")
+
+        self._saving = asyncio.create_task(save())
+
+
+def _name(view: View) -> str:
+    return "an image" if view == "image" else "a caption"
+
+
+def _unreadable_file(item_id: str) -> Problem:
+    # The error itself names a path on this machine, which clients must not see.
+    return Problem(404, "no-image", f"the file of {item_id[:200]!r} is missing or is not an image.")
+
+
+class _ItemPaths:
+    """Middleware that leaves item ids percent-encoded until a route is chosen.
+
+    An id may contain ``/image`` or a line break, which would otherwise be taken for a part of the route.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        sent = scope.get("raw_path") or b""
-        if scope["type"] == "http" and sent.startswith(b"/v1/items/"):
-            scope["path"] = sent.decode("latin-1")
+        raw_path = scope.get("raw_path") or b""
+        if scope["type"] == "http" and raw_path.startswith(b"/v1/items/"):
+            scope["path"] = raw_path.decode("latin-1")
         await self._app(scope, receive, send)
 
 
-def create_app(service: Service, *, log_queries: bool = False) -> FastAPI:
-    """An ASGI application.
+def create_app(
+    folder: str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    limits: Limits | None = None,
+    image_encoder: object | None = None,
+    text_encoder: object | None = None,
+    threads: int | None = None,
+    log_queries: bool = False,
+) -> FastAPI:
+    """Return an ASGI application with the web page and the HTTP API of a saved model, read-only.
+
+    A new version of the model that is saved to the folder is loaded within seconds. For a server that adds
+    and removes items, and that limits slow connections, use ``diptych serve``.
 
     Parameters
     ----------
-    service
-        What it serves.
+    folder
+        The model folder that ``Retriever.save`` or ``diptych fit`` wrote.
+    token
+        The secret that clients must send; None: none, and then only loopback host names are answered.
+    limits
+        Limits on requests; None: the defaults.
+    image_encoder, text_encoder
+        Encoders to use instead of those that the model remembers.
+    threads
+        BLAS and OpenMP threads of one search; None: one per core.
     log_queries
-        Write what was asked to the access log, which otherwise says only that something was.
+        Write queries to the access log, the logger ``diptych.access``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from starlette.testclient import TestClient
+    >>> from diptych import Retriever
+    >>> x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> Retriever.from_features(x, x).save(folder.name)
+    >>> client = TestClient(create_app(folder.name), "http://127.0.0.1")
+    >>> response = client.post("/v1/search", json={"features": x[7].tolist(), "k": 1})
+    >>> response.json()["results"][0]["hits"][0]["id"]
+    '7'
+    >>> folder.cleanup()
     """
+    holder = ModelHolder.open(Path(folder), image_encoder=image_encoder, text_encoder=text_encoder)
+    # 127.0.0.1 as the host: without a token, the application refuses all other host names itself.
+    service = Service(holder, limits or Limits(), check_token("127.0.0.1", token), threads)
+    return build_app(service, log_queries=log_queries)
+
+
+def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
+    """Return the ASGI application of a service."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with service.running():
             yield
 
-    page = Page()
+    page = StaticFiles(directory=PAGE, html=True)
     app = FastAPI(
         title="diptych",
         version=library_version(),
         description=DESCRIPTION,
         lifespan=lifespan,
-        routes=page.routes(),
+        # A route for each file, not a mount of "/", which would answer wrong methods of the API with 404.
+        routes=[Route(path, page, methods=["GET"]) for path in sorted(PAGE_PATHS)],
         openapi_url="/v1/openapi.json",
-        # Those pages fetch their scripts from elsewhere.
+        # FastAPI's pages for these load scripts from other servers.
         docs_url=None,
         redoc_url=None,
+        # Other errors are answered by Gate: a response made further out would lack its headers.
+        exception_handlers=dict.fromkeys((HTTPException, InputError, RequestValidationError), answer_problem),
     )
-    routers = [routes(service) for routes in (search_routes, item_routes, about_routes)]
-    known = list(app.routes)
-    for router in routers:
+    routes = list(app.routes)
+    for make_router in (search_routes, item_routes, about_routes):
+        router = make_router(service)
         app.include_router(router)
-        known += router.routes
-    install(app)
-    app.add_middleware(Gate, limits=service.limits, token=service.token, is_open=page.__contains__)
-    app.add_middleware(Watch, meter=service.meter, routes=known, log_queries=log_queries)
-    app.add_middleware(ItemPaths)
-    app.openapi = lambda: _description(app, service.limits)  # type: ignore[method-assign]
+        routes += router.routes
+    app.add_middleware(Gate, limits=service.limits, token=service.token, open_paths=PAGE_PATHS)
+    app.add_middleware(RequestMonitor, metrics=service.metrics, routes=routes, log_queries=log_queries)
+    app.add_middleware(_ItemPaths)
+    app.openapi = lambda: _describe(app, service.limits)  # type: ignore[method-assign]
     return app
 
 
-def _description(app: FastAPI, limits: Limits) -> dict[str, Any]:
-    """The OpenAPI description, with the problems and the bounds of this server."""
+def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
+    """Return the OpenAPI description, with problem details and the limits of this server."""
     if app.openapi_schema is None:
-        said = get_openapi(
+        description = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        schemas = said["components"]["schemas"]
-        schemas["ProblemDetails"] = SCHEMA
+        schemas = description["components"]["schemas"]
+        schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
         bodies = [
             content["schema"]
-            for path in said["paths"].values()
+            for path in description["paths"].values()
             for operation in path.values()
             for content in operation.get("requestBody", {}).get("content", {}).values()
         ]
         for schema in bodies:
             schemas.update(schema.pop("$defs", {}))
-        asked = [schema for name, schema in schemas.items() if name.endswith("Request")]
-        for schema in (*asked, *bodies):
-            _bound(schema.get("properties", {}), limits)
-        app.openapi_schema = said
+        requests = [schema for name, schema in schemas.items() if name.endswith("Request")]
+        for schema in (*requests, *bodies):
+            _add_limits(schema.get("properties", {}), limits)
+        app.openapi_schema = description
     return app.openapi_schema
 
 
-def _bound(properties: dict[str, Any], limits: Limits) -> None:
+def _add_limits(properties: dict[str, Any], limits: Limits) -> None:
     if "k" in properties:
         properties["k"]["maximum"] = limits.k
     for name in ("text", "id", "captions"):

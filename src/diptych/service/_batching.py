@@ -1,17 +1,16 @@
-"""Questions answered by a few threads: those that wait together are asked together, the rest wait or go.
+"""Searches in a few threads; queries that wait at the same time share one pass over the index.
 
-One pass over an index costs nearly the same for one query as for twenty, since it is the vectors that have
-to be fetched. So while one pass runs, the questions that arrive are gathered, and the next pass answers all
-of them. A lone question waits for nobody.
+One pass costs nearly the same for one query as for twenty, since most of its time goes into reading the
+vectors. While a pass runs, the queries that arrive are collected, and the next pass answers all of them. A
+query that arrives alone does not wait for others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -21,160 +20,139 @@ import threadpoolctl
 from diptych._checks import InputError, Task
 from diptych.cca._weighting import Weighting
 from diptych.retrieval import Hit, Hits
-from diptych.service._model import Served
-from diptych.service._schemas import Limits, busy
+from diptych.service._limits import Limits, Slots
+from diptych.service._model import EncodedQueries, LoadedModel, Queries
 
-Queries: TypeAlias = list[str] | np.ndarray[Any, Any]
-"""Sentences, or rows of features."""
-
-Key: TypeAlias = tuple[Served, Task, Weighting | None]
-Answer: TypeAlias = list[list[Hit]] | Exception
+Key: TypeAlias = tuple[LoadedModel, Task, Weighting | None]
+"""What queries must have in common to be searched in one pass."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
-    """Some queries of one request."""
-
+class _Request:
     queries: Queries
     k: int
-    answer: asyncio.Future[list[list[Hit]]]
+    hits: asyncio.Future[list[list[Hit]]]
 
 
-class Desk:
-    """Where questions are taken.
+class Batcher:
+    """Runs functions in ``limits.concurrency`` threads, and batches searches.
 
-    Parameters
-    ----------
-    limits
-        Threads, and how many questions may wait.
-    threads
-        BLAS and OpenMP threads of each; None: as many as there are cores.
+    ``threads`` is the number of BLAS and OpenMP threads that each of them uses (None: one per core), and
+    ``on_batch`` is called with the number of queries of each batch.
     """
 
-    def __init__(self, limits: Limits, threads: int | None = None) -> None:
-        self._limits = limits
-        self._pool = ThreadPoolExecutor(limits.concurrency, "answers", _limited, (threads,))
-        self._inside = 0
-        self._gathered: dict[Key, deque[Question]] = {}
+    def __init__(
+        self, limits: Limits, threads: int | None = None, on_batch: Callable[[int], None] = lambda size: None
+    ) -> None:
+        self._limits, self._on_batch = limits, on_batch
+        self._pool = ThreadPoolExecutor(limits.concurrency, "search", _limit_threads, (threads,))
+        self._waiting: dict[Key, deque[_Request]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.passes: Callable[[int], None] = lambda questions: None
-
-    @property
-    def inside(self) -> int:
-        """Questions that wait or are being answered."""
-        return self._inside
+        self.slots = Slots(limits.concurrency + limits.waiting, "many queries are waiting")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a thread, or say that too many are waiting."""
-        with self._place():
+        """Call a function in a thread; raise a 503 problem if too many calls are waiting."""
+        with self.slots:
             return await self._run(lambda: function(*args, **kwargs))
 
-    async def ask(
-        self, served: Served, task: Task, queries: Queries, k: int, weighting: Weighting | None
+    async def search(
+        self,
+        model: LoadedModel,
+        task: Task,
+        queries: Queries,
+        k: int,
+        weighting: Weighting | None = None,
+        where: dict[str, Any] | None = None,
     ) -> list[list[Hit]]:
-        """The best items for each query, in one pass with the questions that wait at the same time."""
-        with self._place():
-            question = Question(queries, k, asyncio.get_running_loop().create_future())
-            key = (served, task, weighting)
-            waiting = self._gathered.get(key)
-            if waiting is None:
-                self._gathered[key] = deque([question])
-                drain = asyncio.create_task(self._drain(key))
-                self._tasks.add(drain)
-                drain.add_done_callback(self._tasks.discard)
+        """Return the k best items for each query; queries without a filter share passes."""
+        with self.slots:
+            request = _Request(queries, k, asyncio.get_running_loop().create_future())
+            key = (model, task, weighting)
+            if where is not None:
+                (answer,) = await self._run(lambda: _search_batch(key, [request], where))
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+            if key in self._waiting:
+                self._waiting[key].append(request)
             else:
-                waiting.append(question)
-            return await question.answer
+                self._waiting[key] = deque([request])
+                batches = asyncio.create_task(self._search_waiting(key))
+                self._tasks.add(batches)
+                batches.add_done_callback(self._tasks.discard)
+            return await request.hits
 
     def close(self) -> None:
-        """Let go of the threads, once they are done."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
-    async def _drain(self, key: Key) -> None:
-        waiting = self._gathered[key]
+    async def _search_waiting(self, key: Key) -> None:
+        waiting = self._waiting[key]
         while waiting:
-            some = [waiting.popleft()]
-            size = len(some[0].queries)
+            batch = [waiting.popleft()]
+            size = len(batch[0].queries)
             while waiting and size + len(waiting[0].queries) <= self._limits.batch:
-                some.append(waiting.popleft())
-                size += len(some[-1].queries)
-            self.passes(size)
+                batch.append(waiting.popleft())
+                size += len(batch[-1].queries)
+            self._on_batch(size)
+            answers: list[list[list[Hit]] | Exception]
             try:
-                answers = await self._run(lambda some=some: _answered(key, some))  # type: ignore[misc]
-            except Exception as error:  # what goes wrong with all of them is told to each
-                answers = [error] * len(some)
-            for question, answer in zip(some, answers, strict=True):
-                if question.answer.done():  # whoever asked is gone
+                answers = await self._run(lambda batch=batch: _search_batch(key, batch))  # type: ignore[misc]
+            except Exception as error:  # every request of the batch gets it
+                answers = [error] * len(batch)
+            for request, answer in zip(batch, answers, strict=True):
+                if request.hits.done():  # the client has disconnected
                     continue
                 if isinstance(answer, Exception):
-                    question.answer.set_exception(answer)
+                    request.hits.set_exception(answer)
                 else:
-                    question.answer.set_result(answer)
-        del self._gathered[key]
-
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        if self._inside >= self._limits.concurrency + self._limits.waiting:
-            raise busy("many questions are waiting")
-        self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
+                    request.hits.set_result(answer)
+        del self._waiting[key]
 
 
-def encoded(served: Served, queries: Queries) -> tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]:
-    """Features of queries, and the words of each that were ignored."""
-    if isinstance(queries, np.ndarray):
-        return queries, [()] * len(queries)
-    return served.retriever.encoders.encode_queries(queries)
+def _search_batch(
+    key: Key, batch: list[_Request], where: dict[str, Any] | None = None
+) -> list[list[list[Hit]] | Exception]:
+    model, task, weighting = key
+    search = model.retriever.search if task == "search" else model.retriever.annotate
+    encoded = _encode_batch(model, batch)
+    features = [each[0] for each in encoded if not isinstance(each, Exception)]
+    if not features:
+        return [each for each in encoded if isinstance(each, Exception)]
+    # The largest k serves all: a shorter list of hits is the beginning of a longer one.
+    k = max(r.k for r, each in zip(batch, encoded, strict=True) if not isinstance(each, Exception))
+    hits = iter(search(np.concatenate(features), k, where=where, weighting=weighting))
+    return [
+        each if isinstance(each, Exception) else [Hits(next(hits)[: r.k], words) for words in each[1]]
+        for r, each in zip(batch, encoded, strict=True)
+    ]
 
 
-def _answered(key: Key, questions: list[Question]) -> list[Answer]:
-    served, task, weighting = key
-    asked = _encoded_together(served, questions)
-    answers: list[Answer] = [found if isinstance(found, Exception) else [] for found in asked]
-    good = [(i, *found) for i, found in enumerate(asked) if not isinstance(found, Exception)]
-    if good:
-        # The largest k serves all: a shorter list is the beginning of a longer one.
-        k = max(questions[i].k for i, *_ in good)
-        ask = served.retriever.search if task == "search" else served.retriever.annotate
-        found = iter(ask(np.concatenate([rows for _, rows, _ in good]), k, weighting=weighting))
-        for i, _, ignored in good:
-            answers[i] = [Hits(next(found)[: questions[i].k], words) for words in ignored]
-    return answers
-
-
-def _encoded_together(
-    served: Served, questions: list[Question]
-) -> list[tuple[np.ndarray[Any, Any], list[tuple[str, ...]]] | Exception]:
-    """What ``encoded`` gives for each question; sentences together, unless one of them is refused."""
-    spoken = [q for q in questions if isinstance(q.queries, list)]
-    sentences = [sentence for q in spoken for sentence in q.queries]
+def _encode_batch(model: LoadedModel, batch: list[_Request]) -> list[EncodedQueries | Exception]:
+    """Encode the texts of a batch together, unless one is refused: then each request alone."""
+    texts = [text for r in batch if isinstance(r.queries, list) for text in r.queries]
     try:
-        rows, ignored = encoded(served, sentences) if sentences else (np.empty((0, 0)), [])
+        features, ignored = model.encode_queries(texts) if texts else (np.empty((0, 0)), [])
     except InputError as error:
-        if len(questions) == 1:
-            return [error]
-        return [found for q in questions for found in _encoded_together(served, [q])]
-    asked, start = list[tuple[np.ndarray[Any, Any], list[tuple[str, ...]]] | Exception](), 0
-    for q in questions:
-        if isinstance(q.queries, list):
-            end = start + len(q.queries)
-            asked.append((rows[start:end], ignored[start:end]))
+        return [error] if len(batch) == 1 else [each for r in batch for each in _encode_batch(model, [r])]
+    encoded: list[EncodedQueries | Exception] = []
+    start = 0
+    for request in batch:
+        if isinstance(request.queries, list):
+            end = start + len(request.queries)
+            encoded.append((features[start:end], ignored[start:end]))
             start = end
         else:
-            asked.append(encoded(served, q.queries))
-    return asked
+            encoded.append(model.encode_queries(request.queries))
+    return encoded
 
 
-def _limited(threads: int | None) -> None:
-    # OpenMP counts threads for each thread that calls it.
+def _limit_threads(threads: int | None) -> None:
+    # OpenMP counts threads separately for each thread that calls it.
     if threads is not None:
         threadpoolctl.threadpool_limits(threads)

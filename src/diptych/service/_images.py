@@ -1,4 +1,4 @@
-"""Pictures opened in processes of their own, with a time limit; thumbnails kept while there is room."""
+"""Images decoded in separate processes with a time limit, and a cache of thumbnails."""
 
 from __future__ import annotations
 
@@ -20,91 +20,93 @@ from PIL import Image
 
 from diptych.image import UnreadableImage
 from diptych.service._decoder import read_frame, write_frame
-from diptych.service._schemas import Limits, busy
+from diptych.service._limits import Limits, Slots, busy
 
-THUMBNAIL, WHOLE = 320, 1600
-"""Longest sides of what is shown."""
+THUMBNAIL_SIDE, IMAGE_SIDE = 320, 1600
+"""Longest sides of the images sent to browsers."""
 
 _START_SECONDS = 120.0
+_MAX_RESULT_BYTES = 2**16
+_VARIABLES = frozenset(
+    ("PATH", "LANG", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV")
+)
+_VARIABLE_PREFIXES = ("PYTHON", "DYLD_", "LC_")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A picture as it goes to a browser."""
+class WebpImage:
+    """A decoded image, written again as WebP for browsers."""
 
     content: bytes
     etag: str
-    media_type: str = "image/webp"
 
 
 class Decoder:
-    """One process that opens pictures, started again when it dies or is ended for taking too long."""
+    """One process that decodes images; it is started again when it dies or is killed for taking too long."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    def ask(self, order: dict[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """Send an order; ``UnreadableImage`` if it cannot be met in time."""
+    def decode(self, job: dict[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Run a job and return its result; raise ``UnreadableImage`` if it fails or takes too long."""
         seconds = self._limits.decode_seconds
-        for _ in range(2):  # a process may have died before, for a reason of its own
+        for _ in range(2):  # the process may have died before this job
             process, late = self.start(), threading.Event()
-            clock = threading.Timer(seconds, _end, (process, late))
-            clock.start()
+            timer = threading.Timer(seconds, _kill_late, (process, late))
+            timer.start()
             try:
-                said, payload = self._exchanged(process, order, content)
+                result, payload = self._exchange(process, job, content)
             except (EOFError, OSError):
                 process.kill()
                 process.wait()
                 if late.is_set():
                     raise UnreadableImage(
-                        f"the picture could not be opened within {seconds:g} seconds; give a plainer one."
+                        f"the image could not be decoded within {seconds:g} seconds; send a simpler one."
                     ) from None
                 continue
             finally:
-                clock.cancel()
-            if "error" in said:
-                raise UnreadableImage(said["error"])
-            return said, payload
-        raise UnreadableImage("the picture breaks its decoder; give another one.")
+                timer.cancel()
+            if "error" in result:
+                raise UnreadableImage(result["error"])
+            return result, payload
+        raise UnreadableImage("decoding the image crashed the decoder; send another image.")
 
-    def _exchanged(
-        self, process: subprocess.Popen[bytes], order: dict[str, Any], content: bytes
+    def _exchange(
+        self, process: subprocess.Popen[bytes], job: dict[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         assert process.stdin is not None
         assert process.stdout is not None
-        write_frame(process.stdin, json.dumps(order).encode())
+        write_frame(process.stdin, json.dumps(job).encode())
         write_frame(process.stdin, content)
-        said = json.loads(read_frame(process.stdout, 2**16))
-        return said, read_frame(process.stdout, 3 * self._limits.pixels)
+        result = json.loads(read_frame(process.stdout, _MAX_RESULT_BYTES))
+        return result, read_frame(process.stdout, 3 * self._limits.pixels)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """The process, running."""
+        """Return the process, started if it is not running."""
         if self._process is None or self._process.poll() is not None:
             if self._closed:
                 raise busy("it is shutting down")
-            largest = str(self._limits.upload_bytes + 2**16)
-            command = [sys.executable, "-m", "diptych.service._decoder", str(self._limits.pixels), largest]
+            limits = (str(self._limits.pixels), str(self._limits.upload_bytes + _MAX_RESULT_BYTES))
             self._process = subprocess.Popen(  # noqa: S603
-                command,
+                [sys.executable, "-m", "diptych.service._decoder", *limits],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=_environment(),
-                # Ctrl+C is for the server, which ends it; in a group of its own it is not told.
+                # Ctrl+C is meant for the server, which ends this process itself.
                 start_new_session=True,
             )
             assert self._process.stdout is not None
-            # Starting is not part of the time that a picture may take.
-            clock = threading.Timer(_START_SECONDS, self._process.kill)
-            clock.start()
+            # The time to start does not count against the image.
+            timer = threading.Timer(_START_SECONDS, self._process.kill)
+            timer.start()
             with contextlib.suppress(EOFError):
                 read_frame(self._process.stdout, 16)
-            clock.cancel()
+            timer.cancel()
         return self._process
 
     def close(self) -> None:
-        """End the process."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -115,14 +117,8 @@ class Decoder:
                         pipe.close()
 
 
-class Pictures:
-    """Opens pictures, a few at a time, and remembers the small ones.
-
-    Parameters
-    ----------
-    limits
-        How large, how long, how many at once, and how much memory for thumbnails.
-    """
+class Images:
+    """Decodes images, ``limits.decoders`` at a time, and caches thumbnails."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -130,84 +126,70 @@ class Pictures:
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
         for decoder in self._decoders:
             self._free.put(decoder)
-        self._threads = ThreadPoolExecutor(limits.decoders, "pictures")
-        self._waiting = 0
-        self._kept: OrderedDict[tuple[str, str, int], Shown] = OrderedDict()
-        self._kept_bytes = 0
+        self._threads = ThreadPoolExecutor(limits.decoders, "images")
+        self._waiting = Slots(limits.waiting, "many images are waiting to be decoded")
+        self._thumbnails: OrderedDict[tuple[str, str, int], WebpImage] = OrderedDict()
+        self.cached_bytes = 0
 
-    def warm(self) -> None:
-        """Start the processes now, so that the first picture need not wait for one."""
+    def start(self) -> None:
+        """Start the processes, so that the first image does not wait for one."""
         for _ in self._decoders:
-            self._threads.submit(self._asked, None, b"")
+            self._threads.submit(self._decode, None, b"")
 
-    async def pixels(self, *, content: bytes = b"", path: str | None = None) -> Image.Image:
-        """A picture, uploaded or of the index, as an encoder takes it."""
-        said, payload = await self._ask({"path": path} if path else {}, content)
-        return Image.frombytes("RGB", (said["width"], said["height"]), payload)
+    async def load_pixels(self, *, content: bytes = b"", path: str | None = None) -> Image.Image:
+        """Decode an uploaded image, or the file of a stored one, for an encoder."""
+        result, payload = await self._submit({"path": path} if path else {}, content)
+        return Image.frombytes("RGB", (result["width"], result["height"]), payload)
 
-    async def shown(self, version: str, item_id: str, path: str, side: int) -> Shown:
-        """A picture of the index, no larger than ``side``, never as the bytes that lie on disk."""
+    async def load_webp(self, version: str, item_id: str, path: str, side: int) -> WebpImage:
+        """Return a stored image, at most ``side`` wide and high; never the bytes of its file."""
         key = (version, f"{item_id}\0{path}", side)
-        if (kept := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
-            return kept
-        _, payload = await self._ask({"path": path, "side": side}, b"")
-        made = Shown(payload, hashlib.sha256(payload).hexdigest()[:24])
-        if side <= THUMBNAIL:
-            self._keep(key, made)
-        return made
-
-    @property
-    def kept_bytes(self) -> int:
-        """Memory that thumbnails take."""
-        return self._kept_bytes
+        if (cached := self._thumbnails.get(key)) is not None:
+            self._thumbnails.move_to_end(key)
+            return cached
+        _, payload = await self._submit({"path": path, "side": side}, b"")
+        image = WebpImage(payload, hashlib.sha256(payload).hexdigest()[:24])
+        if side <= THUMBNAIL_SIDE:
+            self._cache(key, image)
+        return image
 
     def close(self) -> None:
-        """End all processes."""
         for decoder in self._decoders:
             decoder.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _keep(self, key: tuple[str, str, int], made: Shown) -> None:
-        if key not in self._kept:
-            self._kept[key] = made
-            self._kept_bytes += len(made.content)
-        while self._kept_bytes > self._limits.thumbnail_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= len(oldest.content)
+    def _cache(self, key: tuple[str, str, int], image: WebpImage) -> None:
+        if key not in self._thumbnails:
+            self._thumbnails[key] = image
+            self.cached_bytes += len(image.content)
+        while self.cached_bytes > self._limits.thumbnail_bytes:
+            _, oldest = self._thumbnails.popitem(last=False)
+            self.cached_bytes -= len(oldest.content)
 
-    async def _ask(self, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-        if self._waiting >= self._limits.waiting:
-            raise busy("many pictures are waiting to be opened")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._asked, order, content
-            )
-        finally:
-            self._waiting -= 1
+    async def _submit(self, job: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+        with self._waiting:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, job, content)
 
-    def _asked(self, order: dict[str, Any] | None, content: bytes) -> tuple[dict[str, Any], bytes]:
+    def _decode(self, job: dict[str, Any] | None, content: bytes) -> tuple[dict[str, Any], bytes]:
         decoder = self._free.get()
         try:
-            if order is None:
+            if job is None:
                 decoder.start()
                 return {}, b""
-            return decoder.ask(order, content)
+            return decoder.decode(job, content)
         finally:
             self._free.put(decoder)
 
 
+def _kill_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
+    late.set()
+    process.kill()
+
+
 def _environment() -> dict[str, str]:
-    """What Python needs to start: no token or password goes where hostile files are opened."""
-    wanted = ("PYTHON", "LD_LIBRARY_PATH", "DYLD_", "LC_", "LANG", "SYSTEMROOT", "TEMP", "TMP", "VIRTUAL_ENV")
+    """Return the variables Python needs to start; a malicious file must not find a token or password."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name.upper() == "PATH" or name.upper().startswith(wanted)
+        if name.upper() in _VARIABLES or name.upper().startswith(_VARIABLE_PREFIXES)
     }
-
-
-def _end(process: subprocess.Popen[bytes], late: threading.Event) -> None:
-    late.set()
-    process.kill()

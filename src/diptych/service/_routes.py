@@ -1,21 +1,12 @@
-"""Answers as JSON, and request bodies of two kinds as OpenAPI describes them.
-
-The routes of items: what they are, how they look, and, where that is allowed, adding and removing them.
-
-The routes that answer questions: search, annotate, similar.
-
-The routes that tell: the model, the server's health and counters, and the page.
-"""
+"""The routes of the HTTP API: searches, items, and the state of the server."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Callable, Coroutine
-from importlib.resources import files
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -26,477 +17,386 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
-from starlette.routing import Route
 
-from diptych.retrieval import Hit, Pack
-from diptych.service._batching import Queries
-from diptych.service._images import THUMBNAIL, WHOLE
-from diptych.service._model import Served, plain
-from diptych.service._schemas import (
-    AdditionFields,
-    AnnotateRequest,
-    Asked,
-    ItemPath,
-    ItemRequest,
-    Problem,
-    SearchRequest,
-    SessionRequest,
-    SimilarRequest,
-    check_packs,
-    check_sizes,
-    count_rows,
-    documented,
-)
-from diptych.service._security import COOKIE, same, session_of
-from diptych.service._service import Added, Found, Health, ModelOut, Removed, Service, Shown
-from diptych.service._writes import Writer, unknown
+from diptych.service import _schemas as schemas
+from diptych.service._images import IMAGE_SIDE, THUMBNAIL_SIDE
+from diptych.service._limits import Problem, problem_responses, unknown_item
+from diptych.service._model import LoadedModel, Queries
+from diptych.service._security import COOKIE, media_type, secrets_equal, session_cookie
+from diptych.service._writes import Writer
 
-_PLACE = "#/components/schemas/{model}"
+if TYPE_CHECKING:
+    from diptych.service._app import Service
+
+M = TypeVar("M", bound=BaseModel)
+
+_PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 503)
+_IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The image.", "content": {"image/webp": {"schema": {"type": "string"}}}},
+    304: {"description": "It has not changed."},
+    **problem_responses(401, 404, 421, 503),
+}
 
 
-class Json(Response):
-    """Plain ASCII JSON: any string a model or a user may hold can be written so."""
+class JsonResponse(Response):
+    """JSON in ASCII: Starlette's own is UTF-8 and fails for unpaired surrogates."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The bytes of the answer."""
-        try:
-            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
-        except (ValueError, TypeError):  # a model from elsewhere may hold numbers that JSON lacks
-            return json.dumps(plain(content), allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it takes one, is JSON; anything else is refused before it is read."""
+    """A route that refuses any other body than JSON before reading it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request."""
-        answer = super().get_route_handler()
+        handler = super().get_route_handler()
 
-        async def checked(request: Request) -> Response:
-            if self.body_field is not None and content_type(request) != "application/json":
+        async def handle(request: Request) -> Response:
+            if self.body_field is not None and media_type(request.headers) != "application/json":
                 raise Problem(415, "wrong-type", "send application/json.")
-            return await answer(request)
+            return await handler(request)
 
-        return checked
-
-
-def content_type(request: Request) -> str:
-    """What a request says it carries."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return handle
 
 
-def body_of(
-    kind: type[BaseModel], fields: type[BaseModel], file: str, about: str, *, needed: bool = True
-) -> dict[str, Any]:
-    """The body of a route that takes JSON of a ``kind``, or a form of ``fields`` with files."""
-    form = fields.model_json_schema(ref_template=_PLACE)
-    form.pop("examples", None)
-    form["title"] = f"{kind.__name__} as a form"
-    form["properties"] = {
-        file: {"type": "array", "items": {"type": "string", "format": "binary"}, "description": about},
-        **{name: _as_field(name, schema) for name, schema in form["properties"].items()},
-    }
-    form["required"] = [file] if needed else []
-    content = {
-        "application/json": {"schema": kind.model_json_schema(ref_template=_PLACE)},
-        "multipart/form-data": {"schema": form},
-    }
-    return {"requestBody": {"required": True, "content": content}}
+def search_routes(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["search"], route_class=JsonRoute)
 
+    @router.post("/search", response_model=schemas.SearchResponse, responses=_PROBLEMS)
+    async def search(body: schemas.SearchRequest, request: Request) -> JsonResponse:
+        """Find images for texts, for stored captions, or for text features."""
+        start, model = time.perf_counter(), service.model
+        names = _query_names(body.features, body.text if body.text is not None else body.id)
+        schemas.check_sizes(service.limits, k=body.k, queries=len(names), texts=names if body.text else None)
+        request.state.queries = names
+        queries: Queries
+        if body.features is not None:
+            queries = await service.look_up(model.join_features, "text", body.features)
+        elif body.text is None:
+            queries = await service.item_features(model, "text", names)
+        elif (reason := model.why_not_encoded("text")) is not None:
+            raise Problem(422, "no-encoder", reason)
+        else:
+            queries = names
+        hits = await service.batcher.search(model, "search", queries, body.k, body.weighting, body.where)
+        return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
-def _as_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A field of a form is a string, whatever it stands for."""
-    if name in ("where", "metadata"):
-        return {"type": "string", "description": f"{schema.get('description', name)} As JSON."}
-    return schema
+    @router.post(
+        "/annotate",
+        response_model=schemas.SearchResponse,
+        responses=_PROBLEMS,
+        openapi_extra=_describe_body(schemas.AnnotateRequest, schemas.AnnotateForm, "The image, or several."),
+    )
+    async def annotate(request: Request) -> JsonResponse:
+        """Find captions for images: uploaded as a form, stored ones by their ids, or by features."""
+        start, model = time.perf_counter(), service.model
+        body: schemas.AnnotateForm | schemas.AnnotateRequest
+        if _is_form(request):
+            async with request.form(max_files=service.limits.batch, max_fields=8) as form:
+                files = _form_images(form)
+                body = _validate(schemas.AnnotateForm, _form_fields(form))
+                names: list[Any] = [file.filename or "" for file in files]
+                if not files:
+                    raise Problem(422, "bad-request", "the form has no image; send one in the field 'image'.")
+                schemas.check_sizes(service.limits, k=body.k, queries=len(files))
+                blocks = [await service.encode_image(model, content=await file.read()) for file in files]
+                features = np.concatenate(blocks)
+        else:
+            body = _validate(schemas.AnnotateRequest, await _read_json(request))
+            names = _query_names(body.features, body.id)
+            schemas.check_sizes(service.limits, k=body.k, queries=len(names))
+            if body.features is not None:
+                features = await service.look_up(model.join_features, "image", body.features)
+            else:
+                features = await service.item_features(model, "image", names)
+        request.state.queries = names
+        if body.packs:
+            packs = await service.batcher.run(model.retriever.annotate, features, body.k, packs=True)
+            return await service.look_up(_respond, model, names, packs, None, start, packs=True)
+        hits = await service.batcher.search(model, "annotate", features, body.k, body.weighting, body.where)
+        return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
+    @router.post("/similar", response_model=schemas.SearchResponse, responses=_PROBLEMS)
+    async def similar(body: schemas.SimilarRequest, request: Request) -> JsonResponse:
+        """Find images similar to an image, or captions similar to a caption, by id or by features."""
+        start, model = time.perf_counter(), service.model
+        names = _query_names(body.features, body.id)
+        schemas.check_sizes(service.limits, k=body.k)
+        request.state.queries = names
+        if body.view is not None and body.features is not None:
+            view = body.view
+            features = await service.look_up(model.join_features, view, body.features)
+        else:
+            item = await service.look_up(model.retriever.item, *names)
+            view = item.view if item is not None else "image"
+            features = await service.item_features(model, view, names)
+        query = {str(view): features[0]}
+        hits = await service.batcher.run(model.retriever.similar, **query, k=body.k, where=body.where)
+        return await service.look_up(_respond, model, names, [hits], None, start)
 
-_PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The picture.", "content": {"image/webp": {"schema": {"type": "string"}}}},
-    304: {"description": "It has not changed."},
-    **documented(401, 404, 421, 503),
-}
+    return router
 
 
 def item_routes(service: Service) -> APIRouter:
-    """The routes of one server."""
     router = APIRouter(prefix="/v1/items", tags=["items"])
 
-    async def picture(item_id: str, request: Request, side: int) -> Response:
-        shown = await service.shown(item_id, side)
-        headers = {"ETag": f'"{shown.etag}"', "Cache-Control": "private, max-age=300"}
+    async def send_image(item_id: str, request: Request, side: int) -> Response:
+        image = await service.stored_image(item_id, side)
+        headers = {"ETag": f'"{image.etag}"', "Cache-Control": "private, max-age=300"}
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
-        return Response(shown.content, media_type=shown.media_type, headers=headers)
+        return Response(image.content, media_type="image/webp", headers=headers)
 
-    @router.get("/{item_id:path}/image", responses=_PICTURE, response_class=Response)
-    async def image(item_id: ItemPath, request: Request) -> Response:
-        """A picture of the index, decoded and written anew, at most 1600 pixels wide and high."""
-        return await picture(item_id, request, WHOLE)
+    @router.get("/{item_id:path}/image", responses=_IMAGE_RESPONSES, response_class=Response)
+    async def image(item_id: schemas.ItemPath, request: Request) -> Response:
+        """Return a stored image as WebP, at most 1600 pixels wide and high."""
+        return await send_image(item_id, request, IMAGE_SIDE)
 
-    @router.get("/{item_id:path}/thumbnail", responses=_PICTURE, response_class=Response)
-    async def thumbnail(item_id: ItemPath, request: Request) -> Response:
-        """A small copy of a picture of the index, at most 320 pixels wide and high."""
-        return await picture(item_id, request, THUMBNAIL)
+    @router.get("/{item_id:path}/thumbnail", responses=_IMAGE_RESPONSES, response_class=Response)
+    async def thumbnail(item_id: schemas.ItemPath, request: Request) -> Response:
+        """Return a stored image as WebP, at most 320 pixels wide and high."""
+        return await send_image(item_id, request, THUMBNAIL_SIDE)
 
-    @router.get("/{item_id:path}", response_model=Shown, responses=documented(401, 404, 421))
-    async def item(item_id: ItemPath) -> Json:
-        """What is known of an item."""
-        served = service.served
-        if (found := await service.look(served.item, item_id)) is None:
-            raise unknown(item_id)
-        return Json(await service.look(served.shown, found))
+    @router.get("/{item_id:path}", response_model=schemas.ItemOut, responses=problem_responses(401, 404, 421))
+    async def item(item_id: schemas.ItemPath) -> JsonResponse:
+        """Return an item."""
+        model = service.model
+        if (item := await service.look_up(model.retriever.item, item_id)) is None:
+            raise unknown_item(item_id)
+        return JsonResponse(await service.look_up(model.describe_item, item))
 
     @router.post(
         "",
         status_code=201,
-        response_model=Added,
-        responses={**PROBLEMS, **documented(409, 507)},
-        openapi_extra=body_of(ItemRequest, AdditionFields, "image", "The picture.", needed=False),
+        response_model=schemas.AddResponse,
+        responses={**_PROBLEMS, **problem_responses(409, 507)},
+        openapi_extra=_describe_body(schemas.AddRequest, schemas.AddForm, "The image.", required=False),
     )
-    async def add(request: Request) -> Json:
-        """Add a picture with its captions as a form, captions alone, or by features; with ``--writable``.
+    async def add(request: Request) -> JsonResponse:
+        """Add an image with its captions as a form, captions alone, or features; needs ``--writable``.
 
-        It is answered once all of it is on the disk. Give an id of your own to be able to ask again after
-        a broken connection: 409 then means that it is there.
+        The response is sent once all of it is on disk. Choose ids yourself to be able to repeat the request
+        after a broken connection: 409 then means that the item was added.
         """
         writer = _writer(service)
         content: bytes | None = None
-        asked: AdditionFields | ItemRequest
-        if is_form(request):
+        features = caption_features = None
+        if _is_form(request):
             async with request.form(max_files=1, max_fields=service.limits.batch + 2) as form:
-                files = uploads(form)
-                asked = checked(AdditionFields, fields(form, "image", lists=("captions",)))
+                files = _form_images(form)
+                body = _validate(schemas.AddForm, _form_fields(form, lists=("captions",)))
                 content = await files[0].read() if files else None
         else:
-            asked = checked(ItemRequest, await json_of(request))
-        features, told = (
-            (asked.features, asked.caption_features) if isinstance(asked, ItemRequest) else (None,) * 2
-        )
-        captions: list[str | None] = [*asked.captions] or [None] * (0 if told is None else count_rows(told))
+            body = parsed = _validate(schemas.AddRequest, await _read_json(request))
+            features, caption_features = parsed.features, parsed.caption_features
+        captions: list[str | None] = [*body.captions]
+        if not captions and caption_features is not None:
+            captions = [None] * schemas.count_rows(caption_features)
         if content is None and features is None and not captions:
-            raise Problem(422, "bad-request", "there is neither a picture nor a caption; give at least one.")
-        check_sizes(service.limits, queries=max(1, len(captions)), texts=asked.captions)
+            raise Problem(422, "bad-request", "the request has neither an image nor a caption; send one.")
+        schemas.check_sizes(service.limits, queries=max(1, len(captions)), texts=body.captions)
 
-        async def rows_of(served: Served) -> tuple[Any, Any]:
-            if captions and told is None and (missing := served.missing("text")) is not None:
-                raise Problem(422, "no-encoder", missing)
-            rows = None if features is None else served.rows("image", features)
+        async def encode(model: LoadedModel) -> tuple[np.ndarray[Any, Any] | None, schemas.Matrix | None]:
+            reason = model.why_not_encoded("text") if captions and caption_features is None else None
+            if reason is not None:
+                raise Problem(422, "no-encoder", reason)
+            rows = caption_rows = None
             if content is not None:
-                rows = await service.features(served, content=content)
-            return rows, None if told is None else served.rows("text", told)
+                rows = await service.encode_image(model, content=content)
+            elif features is not None:
+                rows = await service.look_up(model.join_features, "image", features)
+            if caption_features is not None:
+                caption_rows = await service.look_up(model.join_features, "text", caption_features)
+            return rows, caption_rows
 
-        served = service.served
-        rows, caption_rows = await rows_of(served)
-        async with service.shelf.writing:
-            if service.served is not served:  # a new version, of other features
-                rows, caption_rows = await rows_of(service.served)
+        model = service.model
+        rows, caption_rows = await encode(model)
+        async with service.holder.writing:
+            if service.model is not model:  # the new version may need other features
+                rows, caption_rows = await encode(service.model)
             try:
-                added = await service.desk.run(
+                ids = await service.batcher.run(
                     writer.add,
-                    service.served.retriever,
+                    service.model.retriever,
                     None if rows is None else (content, rows),
                     captions,
-                    asked.id,
-                    asked.metadata,
+                    body.id,
+                    body.metadata,
                     caption_rows,
                 )
             except OSError as error:
-                raise Problem(507, "disk", f"it could not be written ({error.strerror}).") from None
-        service.fold_later()
-        first = added["image"] or added["captions"][0]
-        return Json(added, 201, {"Location": f"/v1/items/{quote(first, safe='')}"})
+                raise Problem(
+                    507, "disk", f"the item could not be written to disk ({error.strerror})."
+                ) from None
+        service.save_if_due()
+        location = quote(ids["image"] or ids["captions"][0], safe="")
+        return JsonResponse(ids, 201, {"Location": f"/v1/items/{location}"})
 
-    @router.delete("/{item_id:path}", response_model=Removed, responses=PROBLEMS)
-    async def remove(item_id: ItemPath) -> Json:
-        """Remove an item, a picture with its captions; only with ``--writable``."""
+    @router.delete("/{item_id:path}", response_model=schemas.RemoveResponse, responses=_PROBLEMS)
+    async def remove(item_id: schemas.ItemPath) -> JsonResponse:
+        """Remove an item, an image together with its captions; needs ``--writable``."""
         writer = _writer(service)
-        async with service.shelf.writing:
-            gone = await service.desk.run(writer.remove, service.served.retriever, item_id)
-        service.fold_later()
-        return Json({"removed": gone})
+        async with service.holder.writing:
+            removed = await service.batcher.run(writer.remove, service.model.retriever, item_id)
+        service.save_if_due()
+        return JsonResponse({"removed": removed})
+
+    return router
+
+
+def about_routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["about"], route_class=JsonRoute)
+
+    @router.get("/v1/model", response_model=schemas.ModelOut, responses=problem_responses(401, 421))
+    async def model() -> JsonResponse:
+        """Describe the model: its encoders, recalls, regularisation path and canonical spectrum."""
+        description = await service.batcher.run(service.model.describe)
+        names = ("k", "batch", "upload_bytes", "pixels", "text_characters")
+        limits = {name: getattr(service.limits, name) for name in names}
+        writable = service.holder.writer is not None
+        return JsonResponse(description | {"limits": limits, "writable": writable})
+
+    @router.get("/healthz", response_model=schemas.Health, responses=problem_responses(421))
+    async def healthz() -> JsonResponse:
+        """Tell that the server answers, and the version of its model."""
+        return JsonResponse({"status": "ok", "version": service.model.version})
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={
+            200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            **problem_responses(401, 421),
+        },
+    )
+    async def metrics() -> Response:
+        """Return metrics for Prometheus."""
+        return Response(await service.render_metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @router.post(
+        "/v1/session",
+        status_code=204,
+        responses=problem_responses(400, 401, 403, 408, 413, 415, 421, 422, 503),
+    )
+    async def session(body: schemas.SessionRequest, request: Request) -> Response:
+        """Exchange the token for a cookie, which browsers also send when they load images."""
+        response = Response(status_code=204)
+        if service.token is None:
+            return response
+        if not secrets_equal(body.token, service.token):
+            await asyncio.sleep(0.3)  # slows down guessing
+            raise Problem(401, "token-needed", "this is not the token of this server.")
+        response.set_cookie(
+            COOKIE,
+            session_cookie(service.token),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
 
     return router
 
 
 def _writer(service: Service) -> Writer:
-    if service.shelf.writer is None:
-        raise Problem(403, "read-only", "this server changes nothing; start it with --writable to allow it.")
-    return service.shelf.writer
+    if service.holder.writer is None:
+        raise Problem(403, "read-only", "this server is read-only; start it with --writable to change items.")
+    return service.holder.writer
 
 
-M = TypeVar("M", bound=BaseModel)
-
-PROBLEMS = documented(400, 401, 403, 404, 408, 413, 415, 421, 422, 503)
-
-
-class UploadFields(Asked):
-    """What a form may say beside its pictures."""
-
-    packs: bool = False
-
-
-def search_routes(service: Service) -> APIRouter:
-    """The routes of one server."""
-    router = APIRouter(prefix="/v1", tags=["search"], route_class=JsonRoute)
-
-    @router.post("/search", response_model=Found, responses=PROBLEMS)
-    async def search(asked: SearchRequest, request: Request) -> Json:
-        """Pictures for sentences, or for their features: the best of the index, and how well each fits."""
-        start, served = time.perf_counter(), service.served
-        queries = _queries(asked.features, asked.text if asked.text is not None else asked.id)
-        check_sizes(service.limits, k=asked.k, queries=len(queries), texts=queries if asked.text else None)
-        request.state.queries = queries
-        rows: Queries
-        if asked.features is not None:
-            rows = served.rows("text", asked.features)
-        elif asked.text is None:
-            rows = await service.features_of(served, "text", queries)
-        elif (missing := served.missing("text")) is not None:
-            raise Problem(422, "no-encoder", missing)
-        else:
-            rows = queries
-        found = await service.found(served, "search", rows, asked.k, asked.where, asked.weighting)
-        return await service.look(_answer, served, queries, found, asked.weighting, start)
-
-    @router.post(
-        "/annotate",
-        response_model=Found,
-        responses=PROBLEMS,
-        openapi_extra=body_of(AnnotateRequest, UploadFields, "image", "The picture, or several."),
-    )
-    async def annotate(request: Request) -> Json:
-        """Captions for pictures: uploaded as a form, of the index by their ids, or by their features."""
-        start, served = time.perf_counter(), service.served
-        asked: UploadFields | AnnotateRequest
-        if is_form(request):
-            async with request.form(max_files=service.limits.batch, max_fields=8) as form:
-                files = uploads(form)
-                asked = checked(UploadFields, fields(form, "image"))
-                queries: list[Any] = [file.filename or "" for file in files]
-                _check(service, asked, len(files))
-                blocks = [await service.features(served, content=await file.read()) for file in files]
-                rows = np.concatenate(blocks)
-        else:
-            asked = checked(AnnotateRequest, await json_of(request))
-            queries = _queries(asked.features, asked.id)
-            _check(service, asked, len(queries))
-            if asked.features is not None:
-                rows = served.rows("image", asked.features)
-            else:
-                rows = await service.features_of(served, "image", queries)
-        request.state.queries = queries
-        if asked.packs:
-            packs: Any = await service.desk.run(served.retriever.annotate, rows, asked.k, packs=True)
-            return await service.look(_packed, served, queries, packs, start)
-        found = await service.found(served, "annotate", rows, asked.k, asked.where, asked.weighting)
-        return await service.look(_answer, served, queries, found, asked.weighting, start)
-
-    @router.post("/similar", response_model=Found, responses=PROBLEMS)
-    async def similar(asked: SimilarRequest, request: Request) -> Json:
-        """Pictures like a picture, or captions like a caption: of the index, or by its features."""
-        start, served = time.perf_counter(), service.served
-        queries = _queries(asked.features, asked.id)
-        check_sizes(service.limits, k=asked.k)
-        request.state.queries = queries
-        if len(queries) > 1:
-            raise Problem(422, "bad-request", "features: give those of one item.")
-        if asked.view is not None:
-            view, rows = asked.view, served.rows(asked.view, asked.features)
-        else:
-            item = await service.look(served.item, *queries)
-            view = item.view if item is not None else "image"
-            rows = await service.features_of(served, view, queries)
-        found = await service.desk.run(
-            served.retriever.similar, **{str(view): rows[0]}, k=asked.k, where=asked.where
-        )
-        return await service.look(_answer, served, queries, [found], None, start)
-
-    return router
+def _describe_body(
+    kind: type[BaseModel], form_kind: type[BaseModel], about_image: str, *, required: bool = True
+) -> dict[str, Any]:
+    """Return the OpenAPI description of a body that is JSON, or a form with images."""
+    template = "#/components/schemas/{model}"
+    form = form_kind.model_json_schema(ref_template=template)
+    form["title"] = form_kind.__name__
+    for name in ("where", "metadata"):  # objects are JSON in a field of a form
+        if name in form["properties"]:
+            about = form["properties"][name].get("description", name)
+            form["properties"][name] = {"type": "string", "description": f"{about} As JSON."}
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "description": about_image}
+    form["properties"] = {"image": files, **form["properties"]}
+    form["required"] = ["image"] if required else []
+    content = {
+        "application/json": {"schema": kind.model_json_schema(ref_template=template)},
+        "multipart/form-data": {"schema": form},
+    }
+    return {"requestBody": {"required": True, "content": content}}
 
 
-def is_form(request: Request) -> bool:
-    """Whether a request carries a form; anything but that and JSON is refused."""
-    kind = content_type(request)
+def _is_form(request: Request) -> bool:
+    """Return whether the body is a form; refuse anything else but JSON."""
+    kind = media_type(request.headers)
     if kind not in ("multipart/form-data", "application/json"):
-        raise Problem(415, "wrong-type", "send multipart/form-data with a picture, or application/json.")
+        raise Problem(415, "wrong-type", "send multipart/form-data with an image, or application/json.")
     return kind == "multipart/form-data"
 
 
-async def json_of(request: Request) -> Any:
-    """The JSON that a request carries."""
+async def _read_json(request: Request) -> Any:
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError):
         raise Problem(400, "no-json", "the request is not valid JSON.") from None
 
 
-def checked(kind: type[M], content: Any) -> M:
-    """``content`` as a ``kind``."""
+def _validate(kind: type[M], content: Any) -> M:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        found = [each | {"loc": ("body", *each["loc"])} for each in error.errors()]
-        raise RequestValidationError(found) from None
+        raise RequestValidationError(
+            [each | {"loc": ("body", *each["loc"])} for each in error.errors()]
+        ) from None
 
 
-def uploads(form: FormData, name: str = "image") -> list[UploadFile]:
-    """The files of a form."""
-    return [part for part in form.getlist(name) if isinstance(part, UploadFile)]
+def _form_images(form: FormData) -> list[UploadFile]:
+    return [part for part in form.getlist("image") if isinstance(part, UploadFile)]
 
 
-def fields(form: FormData, *files: str, lists: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a form says in words; ``where`` and ``metadata`` are JSON."""
-    said: dict[str, Any] = {}
-    for name in form:
-        if name in files:
-            continue
+def _form_fields(form: FormData, lists: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a form without its images; ``where`` and ``metadata`` are parsed as JSON."""
+    fields: dict[str, Any] = {}
+    for name in set(form) - {"image"}:
         values = [part for part in form.getlist(name) if isinstance(part, str)]
-        said[name] = values if name in lists else (values[-1] if values else None)
+        fields[name] = values if name in lists else (values[-1] if values else None)
         if name in ("where", "metadata"):
             try:
-                said[name] = json.loads(said[name])
+                fields[name] = json.loads(fields[name])
             except (ValueError, TypeError, RecursionError):
                 raise Problem(422, "bad-request", f"{name}: it is not valid JSON.") from None
-    return said
+    return fields
 
 
-def _queries(features: Any, named: str | list[str] | None) -> list[Any]:
-    """What was asked, for the answer to repeat: sentences or ids; features have no name."""
+def _query_names(
+    features: schemas.Matrix | dict[str, schemas.Matrix] | None, names: str | list[str] | None
+) -> list[Any]:
+    """Return the queries as the response repeats them: texts or ids, and None for each row of features."""
     if features is not None:
-        return [None] * count_rows(features)
-    return [named] if isinstance(named, str) else list(named or [])
+        return [None] * schemas.count_rows(features)
+    return [names] if isinstance(names, str) else list(names or [])
 
 
-def _check(service: Service, asked: UploadFields | AnnotateRequest, queries: int) -> None:
-    if queries < 1:
-        raise Problem(422, "bad-request", "there is no picture; send one as the file field 'image'.")
-    try:
-        check_packs(asked.packs, asked.where, asked.weighting)
-    except ValueError as error:
-        raise Problem(422, "bad-request", f"{error}.") from None
-    check_sizes(service.limits, k=asked.k, queries=queries)
-
-
-def _answer(
-    served: Served, queries: list[Any], found: list[list[Hit]], weighting: str | None, start: float
-) -> Json:
-    results = [
-        {
-            "query": query,
-            "hits": [served.hit(hit) for hit in hits],
-            "ignored_words": list(getattr(hits, "ignored_words", ())),
-        }
-        for query, hits in zip(queries, found, strict=True)
-    ]
-    return _said(served, results, weighting, start)
-
-
-def _packed(served: Served, queries: list[Any], found: list[list[Pack]], start: float) -> Json:
-    results = [
-        {"query": query, "packs": [served.pack(pack) for pack in own]}
-        for query, own in zip(queries, found, strict=True)
-    ]
-    return _said(served, results, None, start)
-
-
-def _said(served: Served, results: list[dict[str, Any]], weighting: str | None, start: float) -> Json:
-    return Json(
-        {
-            "version": served.version,
-            "weighting": weighting or served.weighting,
-            "seconds": round(time.perf_counter() - start, 6),
-            "results": results,
-        }
+def _respond(
+    model: LoadedModel,
+    names: list[Any],
+    answers: list[Any],
+    weighting: str | None,
+    start: float,
+    *,
+    packs: bool = False,
+) -> JsonResponse:
+    """Return the hits, or packs, of each query."""
+    results: list[dict[str, Any]] = [{"query": name} for name in names]
+    for result, answer in zip(results, answers, strict=True):
+        if packs:
+            result["packs"] = [model.describe_pack(pack) for pack in answer]
+        else:
+            result["hits"] = [model.describe_hit(hit) for hit in answer]
+            result["ignored_words"] = list(getattr(answer, "ignored_words", ()))
+    seconds = round(time.perf_counter() - start, 6)
+    weighting = weighting or model.weighting
+    return JsonResponse(
+        {"version": model.version, "weighting": weighting, "seconds": seconds, "results": results}
     )
-
-
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
-def about_routes(service: Service) -> APIRouter:
-    """The routes of one server."""
-    router = APIRouter(tags=["about"], route_class=JsonRoute)
-
-    @router.get("/v1/model", response_model=ModelOut, responses=documented(401, 421))
-    async def model() -> Json:
-        """What the model is, how good it is, its regularisation path and canonical spectrum."""
-        served, limits = service.served, service.limits
-        told = await service.desk.run(served.describe)
-        bounds = {
-            "k": limits.k,
-            "batch": limits.batch,
-            "upload_bytes": limits.upload_bytes,
-            "pixels": limits.pixels,
-            "text_characters": limits.text_characters,
-        }
-        return Json(told | {"limits": bounds, "writable": service.shelf.writer is not None})
-
-    @router.get("/healthz", response_model=Health, responses=documented(421))
-    async def healthz() -> Json:
-        """Whether this server answers, and with which version of the model."""
-        return Json({"status": "ok", "version": service.served.version})
-
-    @router.get(
-        "/metrics",
-        response_class=Response,
-        responses={
-            200: {"description": "Counters.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            **documented(401, 421),
-        },
-    )
-    async def metrics() -> Response:
-        """Counters for Prometheus."""
-        return Response(await service.counters(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    @router.post(
-        "/v1/session", status_code=204, responses=documented(400, 401, 403, 408, 413, 415, 421, 422, 503)
-    )
-    async def session(asked: SessionRequest, request: Request) -> Response:
-        """Give the token once, and have it remembered by a cookie: pictures carry no other proof."""
-        answer = Response(status_code=204)
-        if service.token is None:
-            return answer
-        if not same(asked.token, service.token):
-            await asyncio.sleep(0.3)  # a guess costs time
-            raise Problem(401, "token-needed", "this is not the token of this server.")
-        safe = request.url.scheme == "https"
-        answer.set_cookie(COOKIE, session_of(service.token), httponly=True, samesite="strict", secure=safe)
-        return answer
-
-    return router
-
-
-class Page:
-    """The page's files, read once: a request chooses among them by name and reaches no file system."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, tuple[bytes, str, str]] = {}
-        for file in files("diptych.service").joinpath("page").iterdir():
-            kind = TYPES.get(file.name.rpartition(".")[2])
-            if kind is not None:
-                content = file.read_bytes()
-                etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
-                place = "/" if file.name == "index.html" else f"/{file.name}"
-                self._files[place] = (content, kind, etag)
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._files
-
-    def routes(self) -> list[Any]:
-        """One route for each file."""
-        return [Route(path, self._answer, methods=["GET"]) for path in self._files]
-
-    async def _answer(self, request: Request) -> Response:
-        content, kind, etag = self._files[request.url.path]
-        headers = {"ETag": etag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == etag:
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=kind, headers=headers)

@@ -1,4 +1,4 @@
-"""The gate: who may come in, how much they may carry, and what browsers are told to allow."""
+"""Access control: the token, the host and origin of a request, its size, and headers for browsers."""
 
 from __future__ import annotations
 
@@ -7,42 +7,29 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, Container
 from http.cookies import CookieError, SimpleCookie
-from typing import Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diptych._checks import InputError
-from diptych.service._connections import TRUST
-from diptych.service._schemas import Limits, Problem, as_problem, busy
+from diptych.service._limits import Limits, Problem, as_problem, busy
 
 log = logging.getLogger("diptych.service")
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "diptych_session"
 MIN_TOKEN = 16
 HEALTH, SESSION = "/healthz", "/v1/session"
 SESSION_BYTES = 8192
-"""Of a request to be let in: all that a stranger may send."""
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob:",
-        "connect-src 'self'",
-        "form-action 'none'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-    )
+"""Size of a request for a session, the only body that clients without the token may send."""
+ON_TRUSTED = "diptych.on_trusted"
+"""Key of the request scope: a function to call once the request has sent the token."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -56,7 +43,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address leads to this machine alone."""
+    """Return whether a name or address is one of this machine's own."""
     if host.rstrip(".").lower() == "localhost":
         return True
     try:
@@ -66,204 +53,191 @@ def is_loopback(host: str) -> bool:
 
 
 def check_token(host: str, token: str | None) -> str | None:
-    """``token`` if it can guard a server that listens on ``host``."""
-    if token is None or token == "":
+    """Return the token, None for no token; refuse a weak one, and a missing one if others can connect."""
+    if not token:
         if not is_loopback(host):
             raise InputError(
-                f"binding to {host} lets other machines in, which takes a token; give --token or set "
-                "DIPTYCH_TOKEN, or bind to 127.0.0.1."
+                f"listening on {host} lets other machines connect, which needs a token; give --token or set "
+                "DIPTYCH_TOKEN, or listen on 127.0.0.1."
             )
         return None
     if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable():
         raise InputError(
-            f"the token has {len(token)} characters; give {MIN_TOKEN} or more plain ones, for example from: "
-            "openssl rand -hex 24"
+            f"the token has {len(token)} characters; give at least {MIN_TOKEN} printable ASCII characters, "
+            "for example from: openssl rand -hex 24"
         )
     return token
 
 
-class Gate:
-    """Stands before an application and turns away what must not reach it.
+def secrets_equal(secret: str, expected: str) -> bool:
+    """Compare two secrets in a time that does not depend on where they differ."""
+    return hmac.compare_digest(secret.encode("utf-8", "replace"), expected.encode())
 
-    Parameters
-    ----------
-    app
-        The application.
-    limits
-        Sizes and times of requests.
-    token
-        What callers must know; None: nothing, and then only this machine's own names are answered to.
-    is_open
-        Whether a path may be read without the token: the page itself, which holds no data.
+
+def session_cookie(token: str) -> str:
+    """Return the value of the page's cookie, which proves the token without containing it."""
+    return hmac.new(token.encode(), b"diptych session", hashlib.sha256).hexdigest()
+
+
+def check_host(host: str) -> None:
+    """Refuse a Host header that is not a loopback name, which guards against DNS rebinding.
+
+    Starlette's ``TrustedHostMiddleware`` is not used: it compares with a list, which cannot hold all of
+    127.0.0.0/8, and answers 400 in plain text where 421 (RFC 9110) with problem details is due.
+    """
+    if not is_loopback(_split_url(f"//{host}").hostname or ""):
+        raise Problem(421, "wrong-host", f"this server does not answer to the name {host[:100]!r}.")
+
+
+class Gate:
+    """Middleware that refuses requests before they reach the application.
+
+    Without a token, only loopback host names are answered. ``open_paths`` need no token: the page itself,
+    which has no data.
     """
 
     def __init__(
-        self, app: App, limits: Limits, token: str | None = None, is_open: Callable[[str], bool] | None = None
+        self, app: ASGIApp, limits: Limits, token: str | None = None, open_paths: Container[str] = ()
     ) -> None:
-        self._app, self._limits, self._token = app, limits, token
-        self._is_open = is_open or (lambda path: False)
-        self._inside = {True: 0, False: 0}
+        self._app, self._limits, self._token, self._open_paths = app, limits, token, open_paths
+        self._open_requests = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        answer = _Answer(send, scope["path"])
-        trusted = counted = False
+        path, headers = scope["path"], Headers(scope=scope)
+        trusted = counted = started = False
 
-        def enter() -> None:
-            """Count a request; strangers take no place from those who have proven the token."""
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                response_headers = MutableHeaders(scope=message)
+                cache = "no-cache" if path in self._open_paths else "no-store"
+                for name, value in (*HEADERS.items(), ("Cache-Control", cache)):
+                    response_headers.setdefault(name, value)
+            await send(message)
+
+        def count() -> None:
+            # Those with and without the token are counted apart, so that the latter cannot block the former.
             nonlocal counted
-            if counted or scope["path"] == HEALTH:
+            if counted or path == HEALTH:
                 return
-            if self._inside[trusted] >= self._limits.requests:
+            if self._open_requests[trusted] >= self._limits.requests:
                 raise busy("many requests are open")
-            self._inside[trusted] += 1
+            self._open_requests[trusted] += 1
             counted = True
 
         try:
-            self._check_origin(scope, headers)
-            trusted = self._check_token(scope["path"], headers)
+            self._check_origin(scope["method"], headers)
+            trusted = self._check_token(path, headers)
             if trusted:
-                scope.get(TRUST, lambda: None)()
-            most = self._most(scope["path"], headers)
-            if trusted or not _carries(headers):
-                enter()
-            # A request that is still arriving takes nothing yet but its connection.
-            bounded = _bounded(receive, most, self._limits.body_seconds, enter)
-            await self._app(scope, bounded, answer.send)
+                scope.get(ON_TRUSTED, lambda: None)()
+            max_bytes = self._check_size(path, headers)
+            if trusted or not ("transfer-encoding" in headers or headers.get("content-length", "0") != "0"):
+                count()
+            # Any other request is counted once its body has arrived: until then it costs only a connection.
+            bounded = _limit_body(receive, max_bytes, self._limits.body_seconds, count)
+            await self._app(scope, bounded, send_with_headers)
         except ClientDisconnect:
             pass
         except Exception as error:
             problem = as_problem(error)
             if problem.status_code == 500:
-                log.exception("a request met a defect")
-            if answer.begun:
+                log.exception("a request failed with an internal error")
+            if started:
                 raise
-            await problem.response()(scope, receive, answer.send)
+            await problem.response()(scope, receive, send_with_headers)
         finally:
             if counted:
-                self._inside[trusted] -= 1
+                self._open_requests[trusted] -= 1
 
-    def _check_origin(self, scope: Scope, headers: dict[str, str]) -> None:
-        """A page of somebody else's, in the browser of the user, is not the user."""
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        """Refuse requests that a web page of another server sends from the user's browser."""
         host = headers.get("host", "")
-        if self._token is None and not is_loopback(_split(f"//{host}").hostname or ""):
-            raise Problem(421, "wrong-host", f"this server does not answer to the name {host[:100]!r}.")
+        if self._token is None:
+            check_host(host)
         origin = headers.get("origin")
-        if origin is not None and scope["method"] not in ("GET", "HEAD") and _split(origin).netloc != host:
-            raise Problem(403, "other-origin", "requests from pages of other servers are not answered.")
+        if origin is not None and method not in ("GET", "HEAD") and _split_url(origin).netloc != host:
+            raise Problem(403, "other-origin", "requests from web pages of other servers are refused.")
 
-    def _check_token(self, path: str, headers: dict[str, str]) -> bool:
-        """Whether a request has proven the token; without it, most are refused."""
+    def _check_token(self, path: str, headers: Headers) -> bool:
+        """Return whether a request has sent the token; refuse one that needs it and has not."""
         if self._token is None:
             return False
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and same(given.strip(), self._token):
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and secrets_equal(token.strip(), self._token):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
             cookie = None
-        if cookie is not None and same(cookie.value, session_of(self._token)):
+        if cookie is not None and secrets_equal(cookie.value, session_cookie(self._token)):
             return True
-        if path in (HEALTH, SESSION) or self._is_open(path):
+        if path in (HEALTH, SESSION) or path in self._open_paths:
             return False
         raise Problem(
             401,
             "token-needed",
-            "this server asks for a token; send it as Authorization: Bearer TOKEN.",
+            "this server needs a token; send it as Authorization: Bearer TOKEN.",
             {"WWW-Authenticate": "Bearer"},
         )
 
-    def _most(self, path: str, headers: dict[str, str]) -> int:
-        """How many bytes a request may carry."""
-        carried = headers.get("content-type", "").partition(";")[0].strip().lower()
-        most = self._limits.upload_bytes if carried == "multipart/form-data" else self._limits.json_bytes
+    def _check_size(self, path: str, headers: Headers) -> int:
+        """Return how many bytes the body may have; refuse a body that is announced as larger."""
+        is_form = media_type(headers) == "multipart/form-data"
+        max_bytes = self._limits.upload_bytes if is_form else self._limits.json_bytes
         if path == SESSION:
-            most = SESSION_BYTES
-        given = headers.get("content-length", "0")
-        if given.isdigit() and int(given) > most:
-            raise too_large(most)
-        return most
+            max_bytes = SESSION_BYTES
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > max_bytes:
+            raise _too_large(max_bytes)
+        return max_bytes
 
 
-def same(given: str, wanted: str) -> bool:
-    """Whether two secrets are equal, in a time that does not tell where they differ."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+def media_type(headers: Headers) -> str:
+    """Return the media type of a request, without its parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def session_of(token: str) -> str:
-    """What the page's cookie holds: proof of the token, from which it cannot be told."""
-    return hmac.new(token.encode(), b"diptych session", hashlib.sha256).hexdigest()
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(413, "too-large", f"the request is larger than {max_bytes:,} bytes; send less at a time.")
 
 
-def too_large(most: int) -> Problem:
-    """More than was agreed."""
-    return Problem(413, "too-large", f"the request is larger than {most:,} bytes; send less at a time.")
-
-
-def _split(address: str) -> SplitResult:
-    """The parts of an address; of what is none, no parts."""
+def _split_url(url: str) -> SplitResult:
+    """Split a URL; a malformed one has no parts."""
     try:
-        parts = urlsplit(address)
+        parts = urlsplit(url)
         _ = parts.hostname
     except ValueError:
         return urlsplit("")
     return parts
 
 
-def _carries(headers: dict[str, str]) -> bool:
-    """Whether more follows the headers of a request."""
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-
-
-def _bounded(receive: Receive, most: int, seconds: float, arrived: Callable[[], None]) -> Receive:
-    """``receive``, for so many bytes and so long; says when all has ``arrived``."""
-    taken, done = 0, False
+def _limit_body(receive: Receive, max_bytes: int, seconds: float, on_complete: Callable[[], None]) -> Receive:
+    """Wrap ``receive`` such that the body has a limited size and time; call ``on_complete`` at its end."""
+    size, complete = 0, False
     deadline: float | None = None
 
-    async def bounded() -> Message:
-        nonlocal taken, done, deadline
-        if done:  # what follows the request is the end of the connection, and may take its time
+    async def receive_limited() -> Message:
+        nonlocal size, complete, deadline
+        if complete:  # only the end of the connection can follow, at any time
             return await receive()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds if deadline is None else deadline
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + seconds
         try:
             async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
             raise Problem(
-                408,
-                "too-slow",
-                f"the request took more than {seconds:g} seconds to arrive; send it again.",
+                408, "too-slow", f"the request took more than {seconds:g} seconds to arrive; send it again."
             ) from None
-        taken += len(message.get("body", b""))
-        done = message["type"] != "http.request" or not message.get("more_body", False)
-        if taken > most:
-            raise too_large(most)
-        if done:
-            arrived()
+        size += len(message.get("body", b""))
+        complete = message["type"] != "http.request" or not message.get("more_body", False)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if complete:
+            on_complete()
         return message
 
-    return bounded
-
-
-class _Answer:
-    """Sends an answer with the headers that every answer carries."""
-
-    def __init__(self, send: Send, path: str) -> None:
-        self._send, self.begun = send, False
-        self._more = dict(HEADERS)
-        if path.startswith("/v1/") or path in ("/metrics", HEALTH):
-            self._more["Cache-Control"] = "no-store"
-
-    async def send(self, message: Message) -> None:
-        """One message of it."""
-        if message["type"] == "http.response.start":
-            self.begun = True
-            there = {name.lower() for name, _ in message["headers"]}
-            more = [(name.lower().encode(), value.encode()) for name, value in self._more.items()]
-            message["headers"] = [*message["headers"], *(each for each in more if each[0] not in there)]
-        await self._send(message)
+    return receive_limited

@@ -1,7 +1,15 @@
-"""A server that listens, says where, and stops without dropping anybody."""
+"""The server process: the socket it listens on, uvicorn's settings, and limits on slow connections.
+
+uvicorn has no limit on connections that keep it waiting. A client sends its request within milliseconds; one
+that opens connections and sends little or nothing pays nothing for it and takes the place of others. So there
+may be only a limited number of connections whose request has not arrived, per address and in total, and
+beyond it the one that has waited longest is closed. Requests that have arrived, or have sent the token, do
+not count. Connections that were answered before and are kept open are counted apart.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -11,107 +19,74 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from diptych._checks import InputError, count
 from diptych._persistence import lock_for_serving
-from diptych.service._app import create_app
-from diptych.service._connections import ACCEPTED_AT_ONCE, protocol, raise_file_limit
-from diptych.service._model import Shelf
-from diptych.service._schemas import Limits
-from diptych.service._security import check_token
-from diptych.service._service import Service
+from diptych.service._app import Service, build_app
+from diptych.service._limits import Limits
+from diptych.service._model import ModelHolder
+from diptych.service._security import ON_TRUSTED, check_token
 
 GRACE_SECONDS = 15
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
+ACCEPTED_AT_ONCE = 64
+"""Connections accepted in one step: few, so that a request is read before many more are accepted."""
+HEADER_BYTES = 64 * 2**10
+LINGER_SECONDS = 5.0
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model is served.
-
-    Attributes
-    ----------
-    host, port
-        Where to listen; port 0: any that is free.
-    token
-        What callers must know; needed where other machines can reach ``host``.
-    writable
-        Whether items may be added and removed.
-    limits
-        Bounds of requests.
-    log_queries
-        Log what was asked.
-    threads
-        BLAS and OpenMP threads of one search; None: all cores.
-    quiet
-        No access log.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    writable: bool = False
-    limits: Limits = field(default_factory=Limits)
-    log_queries: bool = False
-    threads: int | None = None
-    quiet: bool = False
+_MAX_FILES = 8192
 
 
 def serve(
     folder: Path,
-    settings: Settings,
     *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    writable: bool = False,
+    limits: Limits | None = None,
+    log_queries: bool = False,
+    threads: int | None = None,
+    quiet: bool = False,
     image_encoder: Any = None,
     text_encoder: Any = None,
     browser: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve a model's folder until the process is told to stop.
+    """Serve a model folder until the process is stopped.
 
-    Parameters
-    ----------
-    folder
-        What ``Retriever.save`` wrote; a new version that is saved there is served from then on.
-    settings
-        How.
-    image_encoder, text_encoder
-        The encoders, where they are not in the folder.
-    browser
-        Open the page in a browser.
-    say
-        Told where the page is.
+    ``port`` 0 is any free one, ``quiet`` writes no access log, ``browser`` opens the page, and ``say`` is
+    called with the lines for the user, such as the address of the page. See ``create_app`` for the others.
     """
-    token = check_token(settings.host, settings.token)
-    _log_to_stderr(settings.quiet)
-    with contextlib.ExitStack() as held:
-        listener = held.enter_context(contextlib.closing(listening(settings.host, settings.port)))
-        if settings.writable:
-            held.enter_context(lock_for_serving(folder))
-        shelf = Shelf.open(
-            folder, writable=settings.writable, image_encoder=image_encoder, text_encoder=text_encoder
+    token = check_token(host, token)
+    _log_to_stderr(quiet)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(listen(host, port)))
+        if writable:
+            stack.enter_context(lock_for_serving(folder))
+        holder = ModelHolder.open(
+            folder, writable=writable, image_encoder=image_encoder, text_encoder=text_encoder
         )
-        service = Service(shelf, settings.limits, token, settings.threads)
-        run(service, listener, log_queries=settings.log_queries, browser=browser, say=say)
+        service = Service(holder, limits or Limits(), token, threads)
+        run(service, listener, log_queries=log_queries, browser=browser, say=say)
 
 
 class _Server(uvicorn.Server):
-    """A server that accepts a few connections at once, and lets many wait for that."""
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen: asyncio takes both numbers for one, and sets the second by the first."""
+        """Start to listen, with a larger backlog: asyncio sets it to the number accepted at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at the first Ctrl+C; a second one does not cut short what takes seconds and saves items."""
+        """Stop at the first Ctrl+C; ignore a second one, since saving the items may take seconds."""
         if not self.should_exit:
             super().handle_exit(sig, frame)
 
@@ -124,35 +99,34 @@ def run(
     browser: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve on a socket that listens already."""
-    app = create_app(service, log_queries=log_queries)
+    """Serve on a listening socket until the process is stopped."""
     config = uvicorn.Config(
-        app,
+        build_app(service, log_queries=log_queries),
         access_log=False,
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
-        http=protocol(service.limits, raise_file_limit()),
+        http=make_protocol(service.limits, raise_file_limit()),
         backlog=ACCEPTED_AT_ONCE,
-        # Anybody can write X-Forwarded-For: it is believed from those that the operator names, if any.
+        # Any client can send X-Forwarded-For: it counts only from proxies that the operator names.
         proxy_headers=bool(os.environ.get("FORWARDED_ALLOW_IPS")),
     )
     server = _Server(config)
-    url = address(listener)
-    counts = service.served.describe()["items"]
-    say(f"{service.served.name}: {count(counts['image'], 'picture')}, {count(counts['text'], 'sentence')}")
+    url = page_url(listener)
+    items = service.model.describe()["items"]
+    say(f"{service.model.name}: {count(items['image'], 'image')}, {count(items['text'], 'text')}")
     say(f"Open {url} (Ctrl+C stops)")
     if browser:
-        threading.Thread(target=_open, args=(server, url), daemon=True).start()
+        threading.Thread(target=_open_browser, args=(server, url), daemon=True).start()
     server.run([listener])
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address."""
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # Named as TCP, connections are told not to hold small packets back, 40 ms an answer.
+        # asyncio sets TCP_NODELAY only if the protocol is named; without it small responses take 40 ms more.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -166,15 +140,15 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address(listener: socket.socket) -> str:
-    """Where a browser on this machine finds a socket."""
+def page_url(listener: socket.socket) -> str:
+    """Return the URL of the page for a browser on this machine."""
     host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):  # noqa: S104, every address of this machine, this one included
+    if host in ("0.0.0.0", "::"):  # noqa: S104, all addresses, among them this one
         host = "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def _open(server: uvicorn.Server, url: str) -> None:
+def _open_browser(server: uvicorn.Server, url: str) -> None:
     while not server.started:
         if server.should_exit:
             return
@@ -189,3 +163,177 @@ def _log_to_stderr(quiet: bool) -> None:
     )
     logging.getLogger("diptych.service").setLevel(logging.INFO)
     logging.getLogger("diptych.access").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+class WaitingList:
+    """Connections whose request has not arrived, the oldest first; beyond a limit the oldest is closed."""
+
+    def __init__(self, limit: int, limit_per_address: int) -> None:
+        self._limit, self._limit_per_address = limit, limit_per_address
+        self._addresses: dict[Connection, str] = {}
+        self._by_address: dict[str, dict[Connection, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, connection: Connection, address: str) -> None:
+        """Add a connection, and close the oldest if that is one too many."""
+        if connection in self._addresses:
+            return
+        self._addresses[connection] = address
+        own = self._by_address.setdefault(address, {})
+        own[connection] = None
+        if len(own) > self._limit_per_address:
+            oldest = next(iter(own))
+        elif len(self._addresses) > self._limit:
+            oldest = next(iter(self._addresses))
+        else:
+            return
+        self.remove(oldest)
+        oldest.transport.abort()
+
+    def remove(self, connection: Connection) -> None:
+        address = self._addresses.pop(connection, None)
+        if address is not None:
+            own = self._by_address[address]
+            del own[connection]
+            if not own:
+                del self._by_address[address]
+
+
+class Connection(asyncio.Protocol):
+    """Mixin for uvicorn's HTTP protocols: time limits, and a place in a waiting list.
+
+    ``waiting`` has the connections that wait for their first request, ``idle`` those for a further one.
+    """
+
+    waiting: WaitingList
+    idle: WaitingList
+    limits: Limits
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    cycle: Any
+    flow: Any
+    scope: Any
+
+    _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _address = ""
+    _answered = _trusted = False
+    _header_bytes = 0
+    _discard_bytes: int | None = None
+    """How much more is read and dropped after a refused request; None: nothing was refused."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._update_lists()
+        self._start_timer(self.limits.header_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of a request; drop those of one that was refused."""
+        if self._discard_bytes is not None:
+            self._discard_bytes -= len(data)
+            if self._discard_bytes < 0:
+                self.transport.abort()
+            return
+        super().data_received(data)
+        if self._is_idle:
+            self._header_bytes += len(data)
+            if self._header_bytes > HEADER_BYTES:
+                self.transport.abort()
+            elif self._timer is None:
+                self._start_timer(self.limits.header_seconds)
+        else:
+            self._header_bytes = 0
+            self._stop_timer()
+            self.scope[ON_TRUSTED] = self._trust
+        self._update_lists()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or close if this one was answered before it had arrived."""
+        self._leave_lists()
+        self._trusted, self._answered = False, True
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            self._linger()
+        else:
+            super().on_response_complete()  # type: ignore[misc]
+        self._update_lists()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_lists()
+        self._stop_timer()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # The client has this long to read more of the response.
+        self._write_timer = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no request yet, or only a part of its headers."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _update_lists(self) -> None:
+        if self._is_idle or (self.cycle.more_body and not self._trusted):
+            (self.idle if self._answered else self.waiting).add(self, self._address)
+        else:
+            self._leave_lists()
+
+    def _leave_lists(self) -> None:
+        self.waiting.remove(self)
+        self.idle.remove(self)
+
+    def _trust(self) -> None:
+        self._trusted = not self._is_idle
+        self._update_lists()
+
+    def _linger(self) -> None:
+        # Closing at once would reset the connection, and the client might lose the response.
+        self._discard_bytes = self.limits.upload_bytes
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._start_timer(LINGER_SECONDS)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def make_protocol(limits: Limits, max_files: int) -> type[asyncio.Protocol]:
+    """Return the protocol class of one server, in a process that can have ``max_files`` files open."""
+    limit = min(limits.unfinished, max_files // 8)
+    waiting, idle = (WaitingList(limit, limits.unfinished_per_address) for _ in range(2))
+    attributes = {"waiting": waiting, "idle": idle, "limits": limits}
+    return type("LimitedProtocol", (Connection, AutoHTTPProtocol), attributes)
+
+
+def raise_file_limit() -> int:
+    """Raise the limit on this process's open files if possible; return the limit."""
+    try:
+        import resource
+    except ImportError:  # Windows does not count sockets as files
+        return _MAX_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return limit
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else soft

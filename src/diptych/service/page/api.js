@@ -1,4 +1,4 @@
-// The server's answers, and its problems as errors that can be shown.
+// Requests to the server; problem details become errors that can be shown.
 
 export class Problem extends Error {
   constructor(status, kind, detail) {
@@ -36,17 +36,17 @@ const place = (id) => `v1/items/${encodeURIComponent(id)}`;
 export const api = {
   model: () => call("v1/model"),
   item: (id, signal) => call(place(id), { signal }),
-  search: (asked, signal) => post("v1/search", asked, signal),
-  annotate: (asked, signal) => post("v1/annotate", asked, signal),
+  search: (body, signal) => post("v1/search", body, signal),
+  annotate: (body, signal) => post("v1/annotate", body, signal),
   session: (token) => post("v1/session", { token }),
   image: (id) => `${place(id)}/image`,
   thumbnail: (id) => `${place(id)}/thumbnail`,
 };
 
-export function upload(file, asked) {
+export function upload(file, body) {
   const form = new FormData();
   form.append("image", file);
-  for (const [name, value] of Object.entries(asked)) {
+  for (const [name, value] of Object.entries(body)) {
     if (value !== null && value !== undefined) {
       form.append(name, typeof value === "object" ? JSON.stringify(value) : value);
     }

@@ -1,15 +1,15 @@
-// The page: reads the address, asks the server, shows what came, and writes the address.
+// The page: reads the URL, searches, shows the results, and writes the URL.
 
 import { api, Problem } from "./api.js";
-import { nothing, read, toCaption, toPicture, toWords, write } from "./address.js";
-import { ask, modeOf } from "./asking.js";
+import { read, toCaption, toImage, toText, withoutQuery, write } from "./url.js";
+import { modeOf, runSearch } from "./search.js";
 import { columns } from "./compare.js";
 import { by, h, isolated, plural, show } from "./dom.js";
 import { describe } from "./model.js";
-import { button, ignored, nothingFound, notice, samples, sentences, tokenForm, trouble } from "./notices.js";
+import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
 import { showQuery } from "./query.js";
-import { captions, pictures, waiting } from "./results.js";
-import { listen } from "./gestures.js";
+import { captions, images, waiting } from "./results.js";
+import { listen } from "./events.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
@@ -19,7 +19,7 @@ let state = { ...read(location), upload: null };
 let model = null;
 let running = null;
 
-const bodies = { search: by("pictures-body"), annotate: by("words-body") };
+const bodies = { search: by("images-body"), annotate: by("text-body") };
 
 function go(next, { replace = false, focus = true } = {}) {
   const address = write(next);
@@ -33,17 +33,17 @@ const again = () => render({ focus: false });
 const unfiltered = () => go({ ...state, where: {} }, { focus: false });
 
 function layOut(mode) {
-  const desk = by("desk");
-  desk.dataset.mode = mode;
-  desk.classList.toggle("comparing", state.compare && mode !== "empty");
-  // What is asked comes before what is found, for readers and on narrow screens. The panel that may hold
+  const panels = by("panels");
+  panels.dataset.mode = mode;
+  panels.classList.toggle("comparing", state.compare && mode !== "empty");
+  // The query comes before the results, for screen readers and on narrow screens. The panel that may have
   // the cursor stays where it is: moving it would lose the cursor.
-  if (mode === "annotate") desk.prepend(by("pictures"));
-  else desk.append(by("pictures"));
+  if (mode === "annotate") panels.prepend(by("images"));
+  else panels.append(by("images"));
   by("toolbar").hidden = mode === "empty";
   by("compare").setAttribute("aria-pressed", String(state.compare));
   by("compare").hidden = model.weightings.length === 0;
-  show(by("door"));
+  show(by("message"));
   by("search").hidden = state.model;
   by("model").hidden = !state.model;
   by(state.model ? "to-search" : "to-model").removeAttribute("aria-current");
@@ -74,14 +74,14 @@ function more(mode, hits) {
     go({ ...state, k: Math.min(most, state.k * 2) }, { replace: true, focus: false })));
 }
 
-function said(mode, hits, seconds, item) {
-  const what = mode === "search" ? plural(hits.length, "picture") : plural(hits.length, "sentence");
-  const words = mode === "search" ? item?.text ?? (state.q.trim() || state.caption) : null;
-  const query = words === null ? "this picture" : ["“", h("bdi", {}, words), "”"];
+function announce(mode, hits, seconds, item) {
+  const what = mode === "search" ? plural(hits.length, "image") : plural(hits.length, "caption");
+  const text = mode === "search" ? item?.text ?? (state.q.trim() || state.caption) : null;
+  const query = text === null ? "this image" : ["“", h("bdi", {}, text), "”"];
   show(by("status"), h("span", {}, `${what} for `, query), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
-  const status = `${what} for ${words === null ? "this picture" : `“${isolated(words)}”`}`;
+  const status = `${what} for ${text === null ? "this image" : `“${isolated(text)}”`}`;
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
-  by("said").textContent = best ? `${status}. The best: ${isolated(best)}` : status;
+  by("announcement").textContent = best ? `${status}. Best: ${isolated(best)}` : status;
 }
 
 async function render({ focus = true, restored = false } = {}) {
@@ -99,9 +99,9 @@ async function render({ focus = true, restored = false } = {}) {
   filters();
   showQuery(state, mode, model, null, restored);
   if (mode === "empty") {
-    show(by("words-body"), sentences(model, state));
-    show(by("pictures-body"), samples(model, state));
-    by("said").textContent = "";
+    show(by("text-body"), exampleTexts(model, state));
+    show(by("images-body"), exampleImages(model, state));
+    by("announcement").textContent = "";
     return;
   }
   const place = bodies[mode];
@@ -109,27 +109,27 @@ async function render({ focus = true, restored = false } = {}) {
   running = control;
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
-    if (!place.querySelector(".grid:not(.ghosts), .lines:not(.ghosts)") || place.dataset.for !== mode) {
+    if (!place.querySelector(".grid:not(.placeholders), .lines:not(.placeholders)") || place.dataset.for !== mode) {
       show(place, state.compare ? columns(mode, null, state, new Set(), model.weighting) : waiting(mode));
     }
-    by("status").textContent = "Looking…";
+    by("status").textContent = "Searching…";
   }, PATIENCE);
   try {
-    const { item, found, own } = await ask(state, model, control.signal);
+    const { item, responses, own } = await runSearch(state, model, control.signal);
     if (control.signal.aborted) return;
     showQuery(state, mode, model, item);
-    const { hits, ignored_words: lost } = found[0].results[0];
-    const left = ignored(lost);
+    const { hits, ignored_words: words } = responses[0].results[0];
+    const note = ignored(words);
     place.dataset.for = mode;
     if (!hits.length) {
-      show(place, left, nothingFound(state, unfiltered));
+      show(place, note, noResults(state, unfiltered));
     } else if (state.compare) {
-      show(place, left, columns(mode, found, state, own, model.weighting), more(mode, hits));
+      show(place, note, columns(mode, responses, state, own, model.weighting), more(mode, hits));
     } else {
-      show(place, left, (mode === "search" ? pictures : captions)(hits, state, own), more(mode, hits));
+      show(place, note, (mode === "search" ? images : captions)(hits, state, own), more(mode, hits));
     }
-    said(mode, hits, Math.max(...found.map((one) => one.seconds)), item);
-    if (left) by("said").append(` ${left.textContent}`);
+    announce(mode, hits, Math.max(...responses.map((each) => each.seconds)), item);
+    if (note) by("announcement").append(` ${note.textContent}`);
     if (focus) {
       by("status").focus({ preventScroll: true });
       scrollTo({ top: 0 });
@@ -149,23 +149,23 @@ function failed(problem, place) {
     signIn();
     return;
   }
-  const shown = trouble(problem, again, state, unfiltered);
+  const shown = errorNotice(problem, again, state, unfiltered);
   show(place, shown);
   show(by("status"));
-  by("said").textContent = [...shown.querySelectorAll("p")].map((part) => part.textContent).join(". ");
+  by("announcement").textContent = [...shown.querySelectorAll("p")].map((part) => part.textContent).join(". ");
 }
 
-/** Say something instead of the page, which stays as it is behind it. */
-function instead(shown) {
+/** Show a message in place of the page. */
+function showInstead(shown) {
   by("search").hidden = true;
   by("model").hidden = true;
-  show(by("door"), shown);
+  show(by("message"), shown);
 }
 
 function signIn() {
   model = null;
   const form = tokenForm(enter);
-  instead(form);
+  showInstead(form);
   form.querySelector("input").focus();
 }
 
@@ -179,8 +179,8 @@ async function enter(token) {
   return "";
 }
 
-/** A part of an address as it was meant; what is no such part, as it is. */
-function plainly(part) {
+/** Decode a part of a URL; return it unchanged if it is malformed. */
+function decode(part) {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -190,7 +190,7 @@ function plainly(part) {
 
 async function start() {
   if (location.hash.startsWith(TOKEN)) {
-    const token = plainly(location.hash.slice(TOKEN.length));
+    const token = decode(location.hash.slice(TOKEN.length));
     history.replaceState(null, "", location.pathname + location.search);
     await api.session(token).catch(() => null);
   }
@@ -198,34 +198,34 @@ async function start() {
     model = await api.model();
   } catch (problem) {
     if (problem.status === 401) signIn();
-    else instead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
+    else showInstead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
     return;
   }
-  show(by("which"), h("bdi", {}, model.name), ` · ${plural(model.items.image, "picture")} · ${plural(model.items.text, "sentence")}`);
+  show(by("summary"), h("bdi", {}, model.name), ` · ${plural(model.items.image, "image")} · ${plural(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
 
 listen({
   typed: (q, done) => {
-    const next = toWords(state, q);
+    const next = toText(state, q);
     go(next, { replace: !done && modeOf(state) === "search" && !state.caption, focus: false });
   },
-  cleared: () => go(nothing(state), { focus: false }),
-  picture: (id) => go(toPicture(state, id)),
+  cleared: () => go(withoutQuery(state), { focus: false }),
+  image: (id) => go(toImage(state, id)),
   caption: (id) => go(toCaption(state, id)),
   file: (file) => {
     if (model && model.can.image !== null) return;
     if (model && file.size > model.limits.upload_bytes) {
-      go({ ...nothing(state), upload: file }, { focus: false });
+      go({ ...withoutQuery(state), upload: file }, { focus: false });
       running?.abort();
-      failed(new Problem(413, "too-large", `it has ${(file.size / 2 ** 20).toFixed(0)} MB; at most ${(model.limits.upload_bytes / 2 ** 20).toFixed(0)} are taken.`), bodies.annotate);
+      failed(new Problem(413, "too-large", `it has ${(file.size / 2 ** 20).toFixed(0)} MB; the limit is ${(model.limits.upload_bytes / 2 ** 20).toFixed(0)} MB.`), bodies.annotate);
       return;
     }
-    go({ ...nothing(state), upload: file });
+    go({ ...withoutQuery(state), upload: file });
   },
   compare: () => go({ ...state, compare: !state.compare }, { focus: false }),
-  home: () => go({ ...nothing(state), compare: false, where: {} }, { focus: false }),
+  home: () => go({ ...withoutQuery(state), compare: false, where: {} }, { focus: false }),
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
   section: (isModel) => go({ ...state, model: isModel }),
   moved: () => {

@@ -1,8 +1,8 @@
-// Two drawings of a model: the map of its regularisation, and its canonical spectrum.
+// Charts of a model: the scores over its regularisation grid, and its canonical spectrum.
 
 import { h, svg } from "./dom.js";
 
-// Five stops of a scale that grows evenly lighter, readable without colour vision.
+// Five stops of viridis: its lightness grows evenly, so that it is readable without colour vision.
 const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 
 function colour(share) {
@@ -21,26 +21,26 @@ function short(value, kind) {
   return `${digit}·10${[...String(Number(power))].map((sign) => RAISED[sign]).join("")}`;
 }
 
-// At most five, evenly many cells apart, so that no two of them touch.
+// At most five, evenly spaced, so that no two of them touch.
 function ticks(values) {
   const step = Math.ceil(values.length / 5);
   return Array.from({ length: Math.ceil(values.length / step) }, (_, i) => i * step);
 }
 
-// The grid begins with the strongest regularisation, the largest γ; axes grow to the right and upwards.
-function ascending(found) {
+// The grid starts with the strongest regularisation, the largest γ; the axes of the chart grow.
+function ascending(path) {
   const order = (values) => values.map((_, i) => i).sort((a, b) => values[a] - values[b]);
-  const [xs, ys] = [order(found.x), order(found.y)];
+  const [xs, ys] = [order(path.x), order(path.y)];
   const turned = (table) => xs.map((i) => ys.map((j) => table[i][j]));
   return {
-    ...found, x: xs.map((i) => found.x[i]), y: ys.map((j) => found.y[j]),
-    scores: Object.fromEntries(Object.entries(found.scores).map(([task, table]) => [task, turned(table)])),
-    choice: Object.fromEntries(Object.entries(found.choice).map(([task, [i, j]]) => [task, [xs.indexOf(i), ys.indexOf(j)]])),
+    ...path, x: xs.map((i) => path.x[i]), y: ys.map((j) => path.y[j]),
+    scores: Object.fromEntries(Object.entries(path.scores).map(([task, table]) => [task, turned(table)])),
+    choice: Object.fromEntries(Object.entries(path.choice).map(([task, [i, j]]) => [task, [xs.indexOf(i), ys.indexOf(j)]])),
   };
 }
 
-export function heatMap(found, task, title) {
-  const path = ascending(found);
+export function heatMap(grid, task, title) {
+  const path = ascending(grid);
   const scores = path.scores[task];
   const [nx, ny] = [path.x.length, path.y.length];
   const flat = scores.flat().filter((value) => value !== null);
@@ -61,14 +61,14 @@ export function heatMap(found, task, title) {
     svg("text", { x: 10, y: top + size / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 10 ${top + size / 2})` }, `${symbol} on texts`),
   ];
   const best = scores[cx][cy];
-  const said = `${path.metric} of ${title} over a grid of ${nx} by ${ny}, from ${low.toFixed(1)} to ${high.toFixed(1)}. `
-    + `Chosen: ${symbol} ${short(path.x[cx], path.kind)} on images and ${short(path.y[cy], path.kind)} on texts, ${best.toFixed(1)}.`;
+  const label = `${path.metric} of ${title} over a grid of ${nx} by ${ny}, from ${low.toFixed(1)} to ${high.toFixed(1)}. `
+    + `Selected: ${symbol} ${short(path.x[cx], path.kind)} on images and ${short(path.y[cy], path.kind)} on texts, ${best.toFixed(1)}.`;
   return h("figure", { class: "chart" },
-    svg("svg", { viewBox: `0 0 ${left + size + 20} ${top + size + 40}`, role: "img", "aria-label": said },
+    svg("svg", { viewBox: `0 0 ${left + size + 20} ${top + size + 40}`, role: "img", "aria-label": label },
       ...cells,
       svg("circle", { cx: mx, cy: my, r: 7.5, class: "ring-out" }), svg("circle", { cx: mx, cy: my, r: 7.5, class: "ring-in" }),
       ...labels),
-    h("figcaption", {}, h("strong", {}, title), ` · ${path.metric} ${low.toFixed(1)} to ${high.toFixed(1)}; the ring is the choice, ${best.toFixed(1)}`));
+    h("figcaption", {}, h("strong", {}, title), ` · ${path.metric} ${low.toFixed(1)} to ${high.toFixed(1)}; the ring is the selected point, ${best.toFixed(1)}`));
 }
 
 export function legend() {
@@ -77,8 +77,8 @@ export function legend() {
     Array.from({ length: parts }, (_, i) => svg("rect", { x: i * (200 / parts), y: 0, width: 200 / parts, height: 10, "shape-rendering": "crispEdges", fill: colour(i / (parts - 1)) })));
 }
 
-export function spectrum(found, titles) {
-  const tasks = Object.entries(found).filter(([, curve]) => curve.number.length > 0);
+export function spectrum(curves, titles) {
+  const tasks = Object.entries(curves).filter(([, curve]) => curve.number.length > 0);
   const [left, top, width, height] = [44, 10, 620, 220];
   const last = Math.max(...tasks.map(([, curve]) => curve.number.at(-1)), 2);
   const x = (n) => left + ((n - 1) / (last - 1)) * width;
@@ -96,9 +96,9 @@ export function spectrum(found, titles) {
   const numbers = [1, ...Array.from({ length: Math.floor(last / step) }, (_, i) => (i + 1) * step)]
     .filter((n, i) => i === 0 || n > 1)
     .map((n) => svg("text", { x: x(n), y: top + height + 18, "text-anchor": "middle" }, String(n)));
-  const said = tasks.map(([task, curve]) => `${task}: ${curve.number.at(-1)} components, from ${curve.correlation[0]?.toFixed(2)} to ${curve.correlation.at(-1)?.toFixed(2)}`).join("; ");
+  const label = tasks.map(([task, curve]) => `${task}: ${curve.number.at(-1)} components, from ${curve.correlation[0]?.toFixed(2)} to ${curve.correlation.at(-1)?.toFixed(2)}`).join("; ");
   return h("figure", { class: "chart wide" },
-    svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 40}`, role: "img", "aria-label": `Canonical correlations. ${said}.` },
+    svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 40}`, role: "img", "aria-label": `Canonical correlations. ${label}.` },
       ...marks, ...lines, ...numbers,
       svg("text", { x: left + width / 2, y: top + height + 36, "text-anchor": "middle", class: "axis" }, "component")),
     h("figcaption", {}, tasks.map(([task]) => h("span", { class: `key ${task}` }, titles[task] ?? task))));

@@ -1,4 +1,4 @@
-// Elements without markup strings: what a model or a user says is text, and stays text.
+// Elements without markup strings, so that texts of users and models are never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ export const by = (id) => document.getElementById(id);
 
 export const show = (element, ...children) => element.replaceChildren(...children.flat().filter(Boolean));
 
-/** Words of a user or a model within a plain string, so that their direction does not turn what is around. */
+/** Isolate a text of unknown direction within a string, so that it does not reorder the rest. */
 export const isolated = (text) => `\u2068${text}\u2069`;
 
 export const number = (value) => new Intl.NumberFormat("en").format(value);

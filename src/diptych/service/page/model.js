@@ -1,20 +1,20 @@
-// The model tab: what it is, how good it is, how it was chosen.
+// The model tab: what the model is, how good it is, how it was selected.
 
 import { heatMap, legend, spectrum } from "./charts.js";
 import { h, number, plural } from "./dom.js";
 
-const TASKS = { search: "sentence → pictures", annotate: "picture → sentences" };
+const TASKS = { search: "text → images", annotate: "image → captions" };
 const COLUMNS = { "r@1": "r@1", "r@5": "r@5", "r@10": "r@10", median_rank: "median rank", mean_rank: "mean rank" };
 
 function facts(model) {
   const pairs = model.facts.pairs ?? {};
-  const fitted = pairs.train ? `${plural(pairs.train[0], "picture")}, ${plural(pairs.train[1], "sentence")}` : "unknown";
-  const encoder = (view) => `${model.encoders[view].name || "features made elsewhere"}, ${number(model.encoders[view].dimension)} numbers`;
+  const fitted = pairs.train ? `${plural(pairs.train[0], "image")}, ${plural(pairs.train[1], "caption")}` : "unknown";
+  const encoder = (view) => `${model.encoders[view].name || "features from elsewhere"}, ${number(model.encoders[view].dimension)} numbers`;
   return h("dl", { class: "facts" }, [
-    ["In the index", `${plural(model.items.image, "picture")}, ${plural(model.items.text, "sentence")}`],
+    ["In the index", `${plural(model.items.image, "image")}, ${plural(model.items.text, "caption")}`],
     ["Fitted on", fitted],
-    ["Pictures by", encoder("image")],
-    ["Sentences by", encoder("text")],
+    ["Image encoder", encoder("image")],
+    ["Text encoder", encoder("text")],
     ["Weighting", model.weighting],
     ["Selected on", model.facts.selection?.pairs ?? "nothing"],
     ["Version", `${model.version}, diptych ${model.library}`],
@@ -27,8 +27,8 @@ function recalls(metrics) {
     h("tr", {}, h("th", { scope: "row" }, split), h("td", { class: "left" }, TASKS[task] ?? task),
       Object.keys(COLUMNS).map((name) => {
         const value = scores[name];
-        const said = typeof value === "number" ? value.toFixed(name === "median_rank" ? 0 : 1) : "–";
-        return h("td", { class: name === "r@1" ? "strong" : "" }, said);
+        const label = typeof value === "number" ? value.toFixed(name === "median_rank" ? 0 : 1) : "–";
+        return h("td", { class: name === "r@1" ? "strong" : "" }, label);
       }))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recalls" },
     h("table", {},
@@ -37,7 +37,7 @@ function recalls(metrics) {
       h("tbody", {}, rows)));
 }
 
-/** A fusion: what it is made of. */
+/** The members of a fusion. */
 function members(model) {
   return Object.entries(TASKS).map(([task, title]) => h("div", { class: "members" }, h("h3", {}, title),
     h("ul", {}, model.filters[task].map((member) => h("li", {}, member)))));
@@ -45,24 +45,24 @@ function members(model) {
 
 function regularised(model) {
   if (model.weighting === "fusion") {
-    return [h("h2", {}, "What it is made of"),
+    return [h("h2", {}, "Members"),
       h("p", { class: "note" }, "Several models whose scores are summed, with the weight of each."), members(model)];
   }
   const chosen = (task) => `${model.filters[task][0]} on images, ${model.filters[task][1]} on texts`;
-  return [h("h2", {}, "How it was regularised"),
-    h("p", { class: "note" }, `Points of the grid, scored by retrieval; a blank one was found to be below the best without its exact score. Chosen for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
+  return [h("h2", {}, "Regularisation"),
+    h("p", { class: "note" }, `Points of the grid, scored by retrieval; blank ones were ruled out by a bound, without an exact score. Selected for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
     maps(model),
     h("h2", {}, "Canonical spectrum"),
-    h("p", { class: "note" }, "The singular values Σ of the regularised model. Query generation weighs what is searched by these; regularisation shrinks them and chance raises them."),
+    h("p", { class: "note" }, "The singular values Σ of the regularised model. Query generation weighs the items by them; regularisation shrinks them, and chance inflates them."),
     spectrum(model.spectrum, TASKS),
     correlations(model.correlations)];
 }
 
 const KINDS = { correlations: "regularised (Σ)", train_correlations: "on training pairs", validation_correlations: "on validation pairs" };
 
-/** How the first canonical variates correlate, beside Σ: what validation pairs say is what to believe. */
-function correlations(found) {
-  const rows = Object.entries(found ?? {}).flatMap(([task, kinds]) => Object.entries(KINDS).map(([kind, name]) =>
+/** Correlations of the first canonical variates beside Σ; those on validation pairs are the unbiased ones. */
+function correlations(tasks) {
+  const rows = Object.entries(tasks ?? {}).flatMap(([task, kinds]) => Object.entries(KINDS).map(([kind, name]) =>
     h("tr", {}, h("th", { scope: "row" }, TASKS[task] ?? task), h("td", { class: "left" }, name),
       h("td", { class: "left" }, kinds[kind] ? kinds[kind].map((value) => value.toFixed(3)).join(", ") : "not measured"))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Canonical correlations" },
@@ -72,7 +72,7 @@ function correlations(found) {
 }
 
 function maps(model) {
-  if (!model.path) return h("p", { class: "note" }, "The regularisation was given, so no map was drawn.");
+  if (!model.path) return h("p", { class: "note" }, "The regularisation was set by hand, so there is no grid of scores.");
   return h("div", {},
     h("div", { class: "charts" }, Object.entries(TASKS).map(([task, title]) => heatMap(model.path, task, title))),
     h("p", { class: "scale" }, h("span", {}, "lowest"), legend(), h("span", {}, "highest")));
@@ -82,9 +82,9 @@ export function describe(model) {
   return [
     h("h1", { class: "model-name", tabindex: "-1", dir: "auto" }, model.name),
     facts(model),
-    h("h2", {}, "How good it is"),
-    h("p", { class: "note" }, model.facts.quality ?? "It was not measured."),
-    h("p", { class: "note" }, "r@k is the percentage of queries whose right answer is among the first k."),
+    h("h2", {}, "Quality"),
+    h("p", { class: "note" }, model.facts.quality ?? "Not measured."),
+    h("p", { class: "note" }, "r@k is the percentage of queries whose own pair is among the first k hits."),
     recalls(model.facts.metrics),
     ...regularised(model).flat(),
     model.card ? h("details", { class: "card" }, h("summary", {}, "Model card"), h("pre", { tabindex: "0" }, model.card)) : null,

@@ -1,7 +1,7 @@
-// The side that asks: words in the box, or a picture and its name.
+// The query: a text in the box, or an image and its name.
 
 import { by, h, show } from "./dom.js";
-import { sentences } from "./notices.js";
+import { exampleTexts } from "./notices.js";
 import { frame } from "./results.js";
 
 let previewed = { file: null, url: "" };
@@ -19,35 +19,35 @@ export function grow(field) {
   field.style.height = `${field.scrollHeight}px`;
 }
 
-function words(state, mode, item) {
+function queryText(state, mode, item) {
   if (mode !== "search") return "";
   return state.caption ? (item?.text ?? state.caption) : state.q;
 }
 
-function picture(state, item) {
-  const name = state.upload ? state.upload.name || "pasted picture" : state.image;
+function queryImage(state, item) {
+  const name = state.upload ? state.upload.name || "pasted image" : state.image;
   const whole = state.upload
     ? h("span", { class: "frame" }, h("img", { src: preview(state.upload), alt: "", onerror: (event) => event.target.remove() }))
-    : frame(state.image, item.picture, item.captions?.[0]?.text ?? "", { lazy: false, whole: true });
+    : frame(state.image, item.has_file, item.captions?.[0]?.text ?? "", { lazy: false, whole: true });
   return h("figure", { class: "chosen" }, whole,
     h("figcaption", {}, h("span", { dir: "auto" }, name),
-      state.upload ? h("span", {}, "It stays in this window: the address does not hold it.") : null));
+      state.upload ? h("span", {}, "It is not part of the address, and lost when you leave this page.") : null));
 }
 
-/** Show what is asked; an item of the index is known only once the server has told of it. */
+/** Show the query; a stored item is known only once the server has answered. */
 export function showQuery(state, mode, model, item, restored = false) {
   const field = by("q");
   const known = mode === "search" && state.caption ? item !== null : true;
-  // Words under the cursor are the person's: they may be ahead of what was asked.
+  // Do not overwrite what the user is typing: it may be ahead of the query that was sent.
   const typing = !restored && document.activeElement === field && mode !== "annotate" && !state.caption;
-  if (known && !typing) field.value = words(state, mode, item);
+  if (known && !typing) field.value = queryText(state, mode, item);
   by("clear").hidden = field.value === "";
   field.disabled = model.can.text !== null;
   grow(field);
-  by("words-note").textContent = model.can.text !== null ? model.can.text
-    : (mode === "search" && item?.image ? "A caption of the index; its own picture is marked." : "");
-  if (mode === "annotate") show(by("pictures-body"), state.upload || item ? picture(state, item) : null);
-  if (mode === "search") show(by("words-body"), h("div", { class: "aside" }, sentences(model, state)));
+  by("text-note").textContent = model.can.text !== null ? model.can.text
+    : (mode === "search" && item?.image ? "A stored caption; its own image is marked." : "");
+  if (mode === "annotate") show(by("images-body"), state.upload || item ? queryImage(state, item) : null);
+  if (mode === "search") show(by("text-body"), h("div", { class: "aside" }, exampleTexts(model, state)));
   by("drop").classList.toggle("off", model.can.image !== null);
   if (model.can.image !== null) by("drop-text").textContent = model.can.image;
 }

@@ -1,10 +1,10 @@
-// Before anything is painted, so that a chosen theme never flashes by as the other one.
+// Runs before the first paint, so that the page never flashes in the other theme.
 (() => {
   let chosen = null;
   try {
     chosen = localStorage.getItem("theme");
   } catch {
-    // A browser that keeps nothing follows the system.
+    // Without storage the page follows the system.
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();

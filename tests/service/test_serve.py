@@ -25,22 +25,22 @@ def refused(*flags, **environment):
 
 
 def test_help_has_an_example():
-    said = runner.invoke(app, ["serve", "--help"]).output
-    assert "diptych serve model" in said
-    assert "--writable" in said
+    output = runner.invoke(app, ["serve", "--help"]).output
+    assert "diptych serve model" in output
+    assert "--writable" in output
 
 
-def test_errors_are_one_sentence(folder, tmp_path):
+def test_errors_are_one_line(folder, tmp_path):
     assert "not a folder" in refused(tmp_path / "nothing", "--port", 0)
-    assert "takes a token" in refused(folder, "--host", "0.0.0.0", DIPTYCH_TOKEN="")
-    assert "16 or more" in refused(folder, DIPTYCH_TOKEN="abc")
+    assert "needs a token" in refused(folder, "--host", "0.0.0.0", DIPTYCH_TOKEN="")
+    assert "at least 16" in refused(folder, DIPTYCH_TOKEN="abc")
 
 
-def test_a_port_that_is_taken(folder):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert "choose another --port" in refused(folder, "--port", taken.getsockname()[1])
+def test_a_port_in_use_is_an_error(folder):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert "choose another --port" in refused(folder, "--port", other.getsockname()[1])
 
 
 def test_two_servers_do_not_write_to_one_model(own_folder):
@@ -48,7 +48,7 @@ def test_two_servers_do_not_write_to_one_model(own_folder):
         assert "being changed by another process" in refused(own_folder, "--writable", "--port", 0)
 
 
-def test_what_is_missing_is_named_with_the_command_that_brings_it(folder, monkeypatch):
+def test_a_missing_package_is_named_with_the_install_command(folder, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("diptych.service")]:
         monkeypatch.delitem(sys.modules, name)
     true_import = builtins.__import__
@@ -59,25 +59,25 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(folder, monkey
         return true_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    said = refused(folder)
-    assert "uvicorn; install with: pip install " in said
-    assert '"uvicorn>=' in said
+    output = refused(folder)
+    assert "uvicorn; install with: pip install " in output
+    assert '"uvicorn>=' in output
 
 
 @pytest.mark.parametrize("flags", [("--max-k", "7", "--max-batch", "2", "--max-pixels", "100000")])
-def test_limits_reach_the_server(start, folder, flags):
+def test_options_set_the_limits(start, folder, flags):
     server = start(folder, *flags, DIPTYCH_TOKEN="0123456789abcdef0123")
     assert httpx.get(f"{server.url}/v1/model").status_code == 401
-    given = {"Authorization": "Bearer 0123456789abcdef0123"}
-    told = httpx.get(f"{server.url}/v1/model", headers=given).json()["limits"]
-    assert (told["k"], told["batch"], told["pixels"]) == (7, 2, 100_000)
+    header = {"Authorization": "Bearer 0123456789abcdef0123"}
+    limits = httpx.get(f"{server.url}/v1/model", headers=header).json()["limits"]
+    assert (limits["k"], limits["batch"], limits["pixels"]) == (7, 2, 100_000)
     _, logged = server.stop()
     assert "401 " in logged
     assert "GET /v1/model 200" in logged
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_ctrl_c_is_one_line_and_leaves_no_process(start, folder, busy):
+def test_ctrl_c_ends_all_processes_with_one_line(start, folder, busy):
     """The signal goes to all processes of the terminal, as a terminal sends it."""
     server = start(folder, "--quiet", group=True)
     if busy:

@@ -1,4 +1,4 @@
-"""The API as programs use it."""
+"""The routes of the HTTP API."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from diptych import Retriever
-from diptych.service._model import Served
+from diptych.service._model import LoadedModel
 
 
 def ids(answer, at=0):
@@ -20,7 +20,7 @@ def ids(answer, at=0):
     return [hit["id"] for hit in answer.json()["results"][at]["hits"]]
 
 
-def test_search_finds_what_the_retriever_finds(client, retriever, easy):
+def test_search_returns_the_hits_of_the_retriever(client, retriever, easy):
     answer = client.post("/v1/search", json={"text": easy.text, "k": 7})
     assert ids(answer) == [hit.id for hit in retriever.search(easy.text, k=7)]
     first = answer.json()["results"][0]["hits"][0]
@@ -29,24 +29,24 @@ def test_search_finds_what_the_retriever_finds(client, retriever, easy):
     assert first["score"] == pytest.approx(retriever.search(easy.text, k=1)[0].score, abs=1e-5)
 
 
-def test_a_batch_is_answered_in_its_order(client, retriever, easy):
-    asked = [easy.text, "two blue boats", "a star"]
-    answer = client.post("/v1/search", json={"text": asked, "k": 3})
-    assert [part["query"] for part in answer.json()["results"]] == asked
-    for at, text in enumerate(asked):
+def test_results_are_in_the_order_of_the_queries(client, retriever, easy):
+    texts = [easy.text, "two blue boats", "a star"]
+    answer = client.post("/v1/search", json={"text": texts, "k": 3})
+    assert [part["query"] for part in answer.json()["results"]] == texts
+    for at, text in enumerate(texts):
         assert ids(answer, at) == [hit.id for hit in retriever.search(text, k=3)]
 
 
 @pytest.mark.parametrize("where", [None, {"split": "train"}])
-def test_words_that_were_ignored_are_named(client, where):
-    asked = {"text": ["a red quokka", "a star"], "k": 3, "where": where}
-    results = client.post("/v1/search", json=asked).json()["results"]
+def test_ignored_words_are_named(client, where):
+    body = {"text": ["a red quokka", "a star"], "k": 3, "where": where}
+    results = client.post("/v1/search", json=body).json()["results"]
     assert [part["ignored_words"] for part in results] == [["quokka"], []]
-    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["Answers"]
+    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["QueryResult"]
     assert "does not know" in schema["properties"]["ignored_words"]["description"]
 
 
-def test_search_by_the_id_of_a_caption(client, easy):
+def test_search_by_the_id_of_a_stored_caption(client, easy):
     by_id = client.post("/v1/search", json={"id": easy.id, "k": 5})
     by_text = client.post("/v1/search", json={"text": easy.text, "k": 5})
     assert ids(by_id) == ids(by_text)
@@ -59,7 +59,7 @@ def test_weightings_are_those_of_the_retriever(client, retriever, easy, weightin
     assert answer.json()["weighting"] == weighting
 
 
-def test_filters_choose_by_metadata(client, easy):
+def test_where_filters_by_metadata(client, easy):
     for split in ("train", "test"):
         answer = client.post("/v1/search", json={"text": easy.text, "k": 5, "where": {"split": split}})
         hits = answer.json()["results"][0]["hits"]
@@ -79,7 +79,7 @@ def test_a_filter_by_an_unknown_key_names_the_known_ones(client, easy):
     )
 
 
-def test_annotate_an_upload_and_an_id_alike(client, easy, path_of):
+def test_an_uploaded_and_a_stored_image_get_the_same_captions(client, easy, path_of):
     with open(path_of(easy.image), "rb") as file:
         uploaded = client.post("/v1/annotate", files={"image": file}, data={"k": "6"})
     by_id = client.post("/v1/annotate", json={"id": easy.image, "k": 6})
@@ -88,33 +88,33 @@ def test_annotate_an_upload_and_an_id_alike(client, easy, path_of):
     assert uploaded.json()["results"][0]["hits"][0]["text"] == easy.text
 
 
-def test_annotate_several_pictures_with_filter_and_weighting(client, retriever, easy, path_of):
+def test_several_images_with_filter_and_weighting(client, retriever, easy, path_of):
     other = next(item.id for item in retriever.store.items() if item.id != easy.image)
     parts = [("image", (name, Path(path_of(name)).read_bytes())) for name in (easy.image, other)]
-    said = {"k": "4", "weighting": "none", "where": json.dumps({"split": "train"})}
-    answer = client.post("/v1/annotate", files=parts, data=said)
+    fields = {"k": "4", "weighting": "none", "where": json.dumps({"split": "train"})}
+    answer = client.post("/v1/annotate", files=parts, data=fields)
     for at, name in enumerate((easy.image, other)):
-        wanted = retriever.annotate(
+        expected = retriever.annotate(
             path_of(name), k=4, where=lambda item: item.metadata["split"] == "train", weighting="none"
         )
-        assert ids(answer, at) == [hit.id for hit in wanted]
+        assert ids(answer, at) == [hit.id for hit in expected]
 
 
-def test_packs(client, retriever, easy, path_of):
+def test_packs_are_those_of_the_retriever(client, retriever, easy, path_of):
     answer = client.post("/v1/annotate", json={"id": easy.image, "k": 2, "packs": True})
     packs = answer.json()["results"][0]["packs"]
-    wanted = retriever.annotate(path_of(easy.image), k=2, packs=True)
-    assert [pack["image"] for pack in packs] == [pack.image for pack in wanted]
+    expected = retriever.annotate(path_of(easy.image), k=2, packs=True)
+    assert [pack["image"] for pack in packs] == [pack.image for pack in expected]
     refused = client.post("/v1/annotate", json={"id": easy.image, "packs": True, "weighting": "none"})
     assert refused.status_code == 422
 
 
-def test_similar(client, easy):
+def test_an_item_is_most_similar_to_itself(client, easy):
     assert ids(client.post("/v1/similar", json={"id": easy.image, "k": 3}))[0] == easy.image
     assert ids(client.post("/v1/similar", json={"id": easy.id, "k": 3}))[0] == easy.id
 
 
-def test_items_and_their_pictures(client, easy, path_of):
+def test_items_and_their_images(client, easy, path_of):
     place = f"/v1/items/{quote(easy.image, safe='')}"
     item = client.get(place).json()
     assert item["view"] == "image"
@@ -129,26 +129,26 @@ def test_items_and_their_pictures(client, easy, path_of):
     assert client.get(f"/v1/items/{quote(easy.id, safe='')}").json()["text"] == easy.text
 
 
-def test_the_model_tells_of_itself(client, retriever):
-    told = client.get("/v1/model").json()
-    assert told["items"] == {"image": 160, "text": 800}
-    known = retriever.info()["facts"]["metrics"]["test"]["search"]["r@1"]
-    assert told["facts"]["metrics"]["test"]["search"]["r@1"] == pytest.approx(known, abs=1e-3)
+def test_the_model_is_described(client, retriever):
+    description = client.get("/v1/model").json()
+    assert description["items"] == {"image": 160, "text": 800}
+    recall = retriever.info()["facts"]["metrics"]["test"]["search"]["r@1"]
+    assert description["facts"]["metrics"]["test"]["search"]["r@1"] == pytest.approx(recall, abs=1e-3)
     path = retriever.fitted.model.path_
-    shown = np.array(told["path"]["scores"]["search"], float)  # what is only bounded is left out
+    scores = np.array(description["path"]["scores"]["search"], float)  # null where there is only a bound
     exact = path.exact["search"]
-    assert np.array_equal(np.isfinite(shown), exact)
-    assert np.allclose(shown[exact], path.scores["search"][path.metric][exact], atol=1e-3)
-    assert np.allclose(told["path"]["y"], path.grid.y, rtol=1e-5)
-    assert told["path"]["choice"]["annotate"] == list(path.choice["annotate"])
-    assert len(told["spectrum"]["search"]["correlation"]) == told["components"]["search"]
-    assert told["facets"]["split"] == ["test", "train", "val"]
-    assert told["examples"]["text"]
-    assert told["card"].startswith("# ")
-    assert told["can"] == {"text": None, "image": None}
+    assert np.array_equal(np.isfinite(scores), exact)
+    assert np.allclose(scores[exact], path.scores["search"][path.metric][exact], atol=1e-3)
+    assert np.allclose(description["path"]["y"], path.grid.y, rtol=1e-5)
+    assert description["path"]["choice"]["annotate"] == list(path.choice["annotate"])
+    assert len(description["spectrum"]["search"]["correlation"]) == description["components"]["search"]
+    assert description["facets"]["split"] == ["test", "train", "val"]
+    assert description["examples"]["text"]
+    assert description["card"].startswith("# ")
+    assert description["can"] == {"text": None, "image": None}
 
 
-def test_health_and_counters(client, easy):
+def test_health_and_metrics(client, easy):
     line = 'diptych_requests_total{method="POST",route="/v1/search",status="200"} '
     assert client.get("/healthz").json()["status"] == "ok"
     client.post("/v1/search", json={"text": easy.text})
@@ -174,12 +174,12 @@ def test_health_and_counters(client, easy):
         ("/v1/search", {"text": "a star", "weighting": [1, 2]}, 422, "bad-request"),
         ("/v1/search", {"id": "nobody"}, 404, "unknown-item"),
         ("/v1/annotate", {"id": "nobody"}, 404, "unknown-item"),
-        ("/v1/annotate", {"id": []}, 422, "bad-request"),
+        ("/v1/annotate", {"id": []}, 422, "bad-input"),
         ("/v1/similar", {"id": "nobody"}, 404, "unknown-item"),
         ("/v1/items", {"captions": ["a star"]}, 403, "read-only"),
     ],
 )
-def test_problems_have_one_shape(client, path, body, status, kind):
+def test_errors_are_problem_details(client, path, body, status, kind):
     answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     problem = answer.json()
     assert (answer.status_code, problem["status"]) == (status, status)
@@ -196,55 +196,60 @@ def test_other_content_than_json_and_forms_is_refused(client):
     assert bad.status_code == 400
 
 
-def test_a_view_is_not_taken_for_the_other(client, easy):
+def test_an_id_of_the_other_view_is_refused(client, easy):
     assert client.post("/v1/search", json={"id": easy.image}).status_code == 422
     assert client.post("/v1/annotate", json={"id": easy.id}).status_code == 422
 
 
-def test_a_model_of_features_alone(served, tmp_path, rng):
+def test_a_model_of_features_is_searched_by_its_items(make_client, tmp_path, rng):
     hidden = rng.normal(size=(120, 4))
     x = hidden @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(120, 12))
     y = hidden @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(120, 9))
-    names = [f"picture {i}" for i in range(120)]
+    names = [f"image {i}" for i in range(120)]
     Retriever.from_features(x, y, ids=names).save(tmp_path / "features")
-    client = served(tmp_path / "features")
-    told = client.get("/v1/model").json()
-    assert "text encoder" in told["can"]["text"]
+    client = make_client(tmp_path / "features")
+    description = client.get("/v1/model").json()
+    assert "text encoder" in description["can"]["text"]
     refused = client.post("/v1/search", json={"text": "a star"})
     assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "no-encoder")
-    caption = told["examples"]["text"][0]
+    caption = description["examples"]["text"][0]
     assert ids(client.post("/v1/search", json={"id": caption["id"], "k": 2}))[0] == caption["image"]
-    assert len(ids(client.post("/v1/annotate", json={"id": "picture 3", "k": 2}))) == 2
-    assert ids(client.post("/v1/similar", json={"id": "picture 3", "k": 2}))[0] == "picture 3"
-    assert client.get("/v1/items/picture%203/thumbnail").status_code == 404
+    assert len(ids(client.post("/v1/annotate", json={"id": "image 3", "k": 2}))) == 2
+    assert ids(client.post("/v1/similar", json={"id": "image 3", "k": 2}))[0] == "image 3"
+    assert client.get("/v1/items/image%203/thumbnail").status_code == 404
 
 
-def test_a_fusion_is_served_and_has_no_other_weighting(served, fused_folder):
-    client = served(fused_folder)
-    told = client.get("/v1/model").json()
-    assert (told["weighting"], told["weightings"], told["path"], told["spectrum"]) == ("fusion", [], None, {})
-    caption = told["examples"]["text"][0]["id"]
+def test_a_fusion_has_no_other_weighting(make_client, fused_folder):
+    client = make_client(fused_folder)
+    description = client.get("/v1/model").json()
+    assert (
+        description["weighting"],
+        description["weightings"],
+        description["path"],
+        description["spectrum"],
+    ) == ("fusion", [], None, {})
+    caption = description["examples"]["text"][0]["id"]
     assert len(ids(client.post("/v1/search", json={"id": caption, "k": 4}))) == 4
     refused = client.post("/v1/search", json={"id": caption, "weighting": "none"})
     assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
 
 
-def test_features_that_were_not_kept_are_made_again(served, drawn, tmp_path, easy):
-    retriever = Retriever.load(drawn / "model")
+def test_items_without_stored_features_are_encoded_again(make_client, scenes_folder, tmp_path, easy):
+    retriever = Retriever.load(scenes_folder / "model")
     retriever.store.kept.clear()
     retriever.keep_features = False
     retriever.save(tmp_path / "slim")
-    client = served(tmp_path / "slim")
+    client = make_client(tmp_path / "slim")
     assert ids(client.post("/v1/annotate", json={"id": easy.image, "k": 1})) == [easy.id]
     assert ids(client.post("/v1/search", json={"id": easy.id, "k": 1})) == [easy.image]
 
 
-def test_the_description_knows_the_bounds(served):
-    said = served(k=33, batch=5).get("/v1/openapi.json").json()
-    search = said["components"]["schemas"]["SearchRequest"]["properties"]
+def test_openapi_contains_the_limits(make_client):
+    openapi = make_client(k=33, batch=5).get("/v1/openapi.json").json()
+    search = openapi["components"]["schemas"]["SearchRequest"]["properties"]
     assert search["k"]["maximum"] == 33
     assert [kind["maxItems"] for kind in search["text"]["anyOf"] if kind["type"] == "array"] == [5]
-    assert set(said["paths"]["/v1/annotate"]["post"]["requestBody"]["content"]) == {
+    assert set(openapi["paths"]["/v1/annotate"]["post"]["requestBody"]["content"]) == {
         "application/json",
         "multipart/form-data",
     }
@@ -262,8 +267,8 @@ def of_features(tmp_path_factory):
     return place, x, y
 
 
-def test_features_are_searched_over_http(start, of_features):
-    """A real server of a model made from features: every route that asks takes them."""
+def test_every_search_route_takes_features(start, of_features):
+    """On a real server."""
     place, x, y = of_features
     retriever, server = Retriever.load(place), start(place, "--quiet")
     with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -273,10 +278,10 @@ def test_features_are_searched_over_http(start, of_features):
         assert one.json()["results"][0]["query"] is None
         several = client.post("/v1/search", json={"features": y[:5].tolist(), "k": 4, "weighting": "none"})
         for at in range(5):
-            wanted = retriever.search(y[at], k=4, weighting="none")
-            assert ids(several, at) == [hit.id for hit in wanted]
-        found = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2})
-        assert ids(found) == [hit.id for hit in retriever.annotate(x[7], k=2)]
+            expected = retriever.search(y[at], k=4, weighting="none")
+            assert ids(several, at) == [hit.id for hit in expected]
+        captions = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2})
+        assert ids(captions) == [hit.id for hit in retriever.annotate(x[7], k=2)]
         packs = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2, "packs": True})
         assert packs.json()["results"][0]["packs"][0]["image"] == "7"
         like = client.post("/v1/similar", json={"features": x[7].tolist(), "view": "image", "k": 3})
@@ -284,59 +289,62 @@ def test_features_are_searched_over_http(start, of_features):
         assert ids(client.post("/v1/similar", json={"features": y[7].tolist(), "view": "text", "k": 1}))
 
 
-def test_named_blocks_are_given_by_name(served, fused_folder):
-    client, retriever = served(fused_folder), Retriever.load(fused_folder)
+def test_named_blocks_are_sent_by_name(make_client, fused_folder):
+    client, retriever = make_client(fused_folder), Retriever.load(fused_folder)
     widths = {"image": {"photos": 9, "sketches": 7}, "text": {"words": 8, "tones": 6}}
     assert client.get("/v1/model").json()["features"] == widths
     row = np.linspace(-1, 1, 14, dtype=np.float32)
-    wanted = [hit.id for hit in retriever.search(row, k=3)]
+    expected = [hit.id for hit in retriever.search(row, k=3)]
     blocks = {"tones": row[8:].tolist(), "words": row[:8].tolist()}
-    assert ids(client.post("/v1/search", json={"features": blocks, "k": 3})) == wanted
-    assert ids(client.post("/v1/search", json={"features": row.tolist(), "k": 3})) == wanted
+    assert ids(client.post("/v1/search", json={"features": blocks, "k": 3})) == expected
+    assert ids(client.post("/v1/search", json={"features": row.tolist(), "k": 3})) == expected
     twice = {"words": [row[:8].tolist()] * 2, "tones": [row[8:].tolist()] * 2}
     answer = client.post("/v1/search", json={"features": twice, "k": 3})
-    assert ids(answer, 0) == ids(answer, 1) == wanted
-    for wrong, said in (
-        ({"words": row[:8].tolist()}, "the blocks 'words' (8); those of this model's texts are"),
-        (blocks | {"words": [1.0]}, "'words' (1)"),
-        ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "differ in their number of rows"),
-        ({}, "names no block"),
+    assert ids(answer, 0) == ids(answer, 1) == expected
+    for wrong, message in (
+        (
+            {"words": row[:8].tolist()},
+            "'tones' is missing. This model takes 'words' (8 features), 'tones' (6 features)",
+        ),
+        (blocks | {"words": [1.0]}, "'words' has shape [1, 1]"),
+        ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "different numbers of rows"),
+        ({}, "at least one named block"),
     ):
         refused = client.post("/v1/search", json={"features": wrong})
         assert refused.status_code == 422
-        assert said in refused.json()["detail"]
+        assert message in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(
-    ("features", "said"),
+    ("features", "message"),
     [
-        ([1.0] * 8, "8 numbers; this model's texts have 9"),
-        ([1.0] * 8 + [1e39], "beyond float32"),
+        ([1.0] * 8, "8 numbers; this model expects 9 for texts"),
+        ([1.0] * 8 + [1e39], "beyond the range of float32"),
         ([1.0] * 8 + [float("nan")], "NaN"),
-        ([1.0] * 8 + [10**400], "beyond float32"),
-        ([1.0] * 8 + ["1"], "no number"),
-        ([1.0] * 8 + [True], "no number"),
-        ([1.0] * 8 + [None], "no number"),
-        ([[1.0] * 9, [1.0] * 8], "no list of numbers"),
-        ([[[1.0] * 9]], "no number"),
-        ([[]], "no list of numbers"),
-        ([], "no list of numbers"),
-        ("1 2 3", "no list of numbers"),
+        ([1.0] * 8 + [10**400], "beyond the range of float32"),
+        ([1.0] * 8 + ["1"], "not a number"),
+        ([1.0] * 8 + [True], "not a number"),
+        ([1.0] * 8 + [None], "not a number"),
+        ([[1.0] * 9, [1.0] * 8], "expected a list of numbers"),
+        ([[[1.0] * 9]], "not a number"),
+        ([[]], "expected a list of numbers"),
+        ([], "expected a list of numbers"),
+        ("1 2 3", "expected a list of numbers"),
         ({"y": [1.0] * 9}, "no named blocks"),
         ([[1.0] * 9] * 65, "at most 64"),
     ],
 )
-def test_features_that_are_none_are_refused_in_one_sentence(served, of_features, features, said):
-    client = served(of_features[0])
+def test_wrong_features_are_refused(make_client, of_features, features, message):
+    client = make_client(of_features[0])
     content = json.dumps({"features": features})
     answer = client.post("/v1/search", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 422
-    assert said in answer.json()["detail"]
+    assert message in answer.json()["detail"]
     assert len(answer.json()["detail"]) < 300
 
 
-def test_one_kind_of_query_at_a_time(served, of_features):
-    client, row = served(of_features[0]), [1.0] * 9
+def test_a_request_has_one_kind_of_query(make_client, of_features):
+    client, row = make_client(of_features[0]), [1.0] * 9
     for path, body in (
         ("/v1/search", {"features": row, "text": "a star"}),
         ("/v1/search", {"features": row, "id": "1#0"}),
@@ -352,14 +360,14 @@ def test_one_kind_of_query_at_a_time(served, of_features):
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/similar", "/v1/session"])
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_a_body_that_is_not_called_json_is_not_read(client, path, kind):
+def test_a_body_of_another_type_than_json_is_refused(client, path, kind):
     headers = {} if kind is None else {"content-type": kind}
     answer = client.post(path, content=b"{not json", headers=headers)
     assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (415, "wrong-type")
 
 
-def test_every_reference_of_the_description_leads_somewhere(client):
-    said = client.get("/v1/openapi.json").json()
+def test_every_reference_in_openapi_exists(client):
+    openapi = client.get("/v1/openapi.json").json()
 
     def references(part):
         if isinstance(part, dict):
@@ -371,53 +379,53 @@ def test_every_reference_of_the_description_leads_somewhere(client):
             for each in part:
                 yield from references(each)
 
-    found = set(references(said))
-    assert "#/components/schemas/JsonValue" in found
-    for reference in found:
-        place = said
+    used = set(references(openapi))
+    assert "#/components/schemas/JsonValue" in used
+    for reference in used:
+        place = openapi
         for name in reference.removeprefix("#/").split("/"):
             place = place[name]
 
 
-def test_any_id_can_be_asked_for(served, tmp_path, rng):
+def test_any_id_can_be_requested(make_client, tmp_path, rng):
     hidden = rng.normal(size=(60, 3))
     y = hidden + 0.1 * rng.normal(size=hidden.shape)
     odd = ["a/image", "b\nc", "d/thumbnail", "e%2Fimage", "/f", "g?h#i", "é ü", "a"]
-    picture = tmp_path / "red.png"
-    Image.new("RGB", (40, 30), "red").save(picture)
+    file = tmp_path / "red.png"
+    Image.new("RGB", (40, 30), "red").save(file)
     names = [*odd, *(f"n{i}" for i in range(60 - len(odd)))]
-    Retriever.from_features(hidden, y, ids=names, paths=[picture] * 60).save(tmp_path / "model")
-    client = served(tmp_path / "model")
+    Retriever.from_features(hidden, y, ids=names, paths=[file] * 60).save(tmp_path / "model")
+    client = make_client(tmp_path / "model")
     for name in odd:
         place = f"/v1/items/{quote(name, safe='')}"
-        found = client.get(place)
-        assert (found.status_code, found.json()["id"]) == (200, name)
-        assert found.json()["image_url"] == f"{place}/image"
+        item = client.get(place)
+        assert (item.status_code, item.json()["id"]) == (200, name)
+        assert item.json()["image_url"] == f"{place}/image"
         for size in ("image", "thumbnail"):
             assert client.get(f"{place}/{size}").headers["content-type"] == "image/webp"
 
 
-def test_an_answer_never_names_a_file(served, drawn, tmp_path, easy, path_of):
-    """Features are made anew from files; one of them is gone."""
-    retriever = Retriever.load(drawn / "model")
+def test_a_response_never_contains_a_path(make_client, scenes_folder, tmp_path, easy, path_of):
+    """The item is encoded again, and its file is missing."""
+    retriever = Retriever.load(scenes_folder / "model")
     retriever.store.kept.clear()
     retriever.keep_features = False
     rows = retriever.encoders.encode_images([path_of(easy.image)])
-    retriever.add(rows, ids=["gone"], paths=[tmp_path / "secret" / "gone.png"])
-    client = served(drawn / "model")
-    client.service.shelf.current = Served(retriever, "model", "1")
+    retriever.add(rows, ids=["lost"], paths=[tmp_path / "secret" / "lost.png"])
+    client = make_client(scenes_folder / "model")
+    client.service.holder.current = LoadedModel(retriever, "model", "1")
     for path in ("/v1/annotate", "/v1/similar"):
-        answer = client.post(path, json={"id": "gone"})
-        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-picture")
+        answer = client.post(path, json={"id": "lost"})
+        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-image")
         assert "secret" not in answer.text
 
 
-def test_everything_is_counted_under_its_route(served, easy):
-    client = served(token="0123456789abcdef0123")
+def test_requests_are_counted_by_route(make_client, easy):
+    client = make_client(token="0123456789abcdef0123")
     for path in ("/", "/app.js", "/v1/model", f"/v1/items/{quote(easy.image, safe='')}/image", "/nowhere"):
         client.get(path)
     client.post("/v1/search", json={"text": easy.text})
-    counters = client.service.meter.text().decode()
+    counters = client.service.metrics.render().decode()
     for route, method, status in (
         ("/", "GET", 200),
         ("/app.js", "GET", 200),
@@ -430,37 +438,39 @@ def test_everything_is_counted_under_its_route(served, easy):
         assert line in counters
 
 
-def test_a_model_without_its_encoder_says_so_plainly(served, of_features, caplog):
-    client = served(of_features[0])
-    told = client.get("/v1/model").json()["can"]
+def test_a_missing_encoder_is_explained(make_client, of_features, caplog):
+    client = make_client(of_features[0])
+    description = client.get("/v1/model").json()["can"]
     for view in ("image", "text"):
-        assert told[view].startswith(f"This server has no {view} encoder")
-        assert not any(word in told[view] for word in ("Python", "=", "--", ":"))
+        assert description[view].startswith(f"This server has no {view} encoder")
+        assert not any(word in description[view] for word in ("Python", "=", "--", ":"))
     assert "--image-encoder" in caplog.text  # for whoever runs it
 
 
-def test_counters_do_not_wait_for_items_that_cannot_be_counted(served, monkeypatch):
-    client = served()
-    away = threading.Event()
-    monkeypatch.setattr(type(client.service.served.retriever.store), "shared", True)
-    monkeypatch.setattr(type(client.service.served.retriever.store), "count", lambda _: away.wait(60))
+def test_metrics_do_not_wait_for_a_database(make_client, monkeypatch):
+    client = make_client()
+    answers = threading.Event()
+    monkeypatch.setattr(type(client.service.model.retriever.store), "shared", True)
+    monkeypatch.setattr(type(client.service.model.retriever.store), "count", lambda _: answers.wait(60))
     start = time.monotonic()
     assert "diptych_items NaN" in client.get("/metrics").text
     assert time.monotonic() - start < 10
     monkeypatch.undo()
-    away.set()
+    answers.set()
     until = time.monotonic() + 20
     while "diptych_items 960.0" not in client.get("/metrics").text:
         assert time.monotonic() < until
 
 
-def test_the_model_does_not_say_where_its_encoder_lies(served, monkeypatch):
-    client, known = served(), Retriever.info
+def test_the_description_has_no_paths_of_encoders(make_client, monkeypatch):
+    client, info_of = make_client(), Retriever.info
     where = {"origin": {"source": "/home/someone/network.onnx"}}
 
     def info(retriever):
-        told = known(retriever)
-        return told | {"encoders": {view: one | where for view, one in told["encoders"].items()}}
+        description = info_of(retriever)
+        return description | {
+            "encoders": {view: one | where for view, one in description["encoders"].items()}
+        }
 
     monkeypatch.setattr(Retriever, "info", info)
     answer = client.get("/v1/model")

@@ -1,4 +1,4 @@
-// Everything a person does on the page: typing, dropping, pasting, choosing, clicking, going back.
+// Events of the page: typing, dropping, pasting, choosing, clicking, going back.
 
 import { by } from "./dom.js";
 import { grow } from "./query.js";
@@ -6,7 +6,7 @@ import { grow } from "./query.js";
 const plainClick = (event) =>
   event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
 
-const pictureIn = (transfer) => [...(transfer?.files ?? [])].find((file) => file.type.startsWith("image/") || !file.type);
+const imageIn = (transfer) => [...(transfer?.files ?? [])].find((file) => file.type.startsWith("image/") || !file.type);
 
 function typing(act, delay) {
   const field = by("q");
@@ -28,11 +28,11 @@ function typing(act, delay) {
       now(true);
     }
   });
-  by("ask").addEventListener("submit", (event) => {
+  by("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
     now(true);
   });
-  // The panel changes its width when results come, and with it where the words break.
+  // The panel changes its width when results arrive, and then the text wraps elsewhere.
   let width = 0;
   new ResizeObserver(([seen]) => {
     if (Math.abs(seen.contentRect.width - width) < 1) return;
@@ -63,7 +63,7 @@ function picking(act) {
     event.target.value = "";
   });
   document.addEventListener("paste", (event) => {
-    const file = pictureIn(event.clipboardData);
+    const file = imageIn(event.clipboardData);
     if (file) {
       event.preventDefault();
       act.file(file);
@@ -85,7 +85,7 @@ function picking(act) {
     event.preventDefault();
     depth = 0;
     over(false);
-    const file = pictureIn(event.dataTransfer);
+    const file = imageIn(event.dataTransfer);
     if (file) act.file(file);
   });
 }
@@ -94,7 +94,7 @@ function clicking(act) {
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("a");
     if (!link || !plainClick(event)) return;
-    const known = link.dataset.image ? () => act.picture(link.dataset.image)
+    const known = link.dataset.image ? () => act.image(link.dataset.image)
       : link.dataset.caption ? () => act.caption(link.dataset.caption)
         : link.dataset.go ? () => act[link.dataset.go]()
           : link.id === "to-search" ? () => act.section(false)
@@ -114,10 +114,10 @@ const THEMES = ["automatic", "light", "dark"];
 function theming() {
   const button = by("theme");
   const root = document.documentElement;
-  const say = () => {
-    const words = `Colours: ${root.dataset.theme ?? "automatic"}`;
-    button.setAttribute("aria-label", words);
-    button.title = words;
+  const showTheme = () => {
+    const label = `Colours: ${root.dataset.theme ?? "automatic"}`;
+    button.setAttribute("aria-label", label);
+    button.title = label;
   };
   button.addEventListener("click", () => {
     const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? "automatic") + 1) % THEMES.length];
@@ -126,11 +126,11 @@ function theming() {
     try {
       localStorage.setItem("theme", next);
     } catch {
-      // It holds for this visit, then.
+      // Without storage it lasts for this visit.
     }
-    say();
+    showTheme();
   });
-  say();
+  showTheme();
 }
 
 export function listen(act, delay) {

@@ -1,4 +1,4 @@
-// What is looked at, as an address that can be shared, and back.
+// The state of the page as a URL that can be shared, and back.
 
 export const STEP = 12;
 
@@ -6,8 +6,8 @@ const FILTER = "where.";
 
 export function read(location) {
   const query = new URLSearchParams(location.search);
-  const named = [...query].filter(([name]) => name.startsWith(FILTER));
-  const where = Object.fromEntries(named.map(([name, value]) => [name.slice(FILTER.length), value]));
+  const filters = [...query].filter(([name]) => name.startsWith(FILTER));
+  const where = Object.fromEntries(filters.map(([name, value]) => [name.slice(FILTER.length), value]));
   const k = Number.parseInt(query.get("k") ?? "", 10);
   return {
     model: location.hash === "#model",
@@ -28,14 +28,14 @@ export function write(state) {
   if (state.compare) query.set("compare", "1");
   if (state.k !== STEP) query.set("k", state.k);
   for (const [name, value] of Object.entries(state.where)) query.set(FILTER + name, value);
-  const said = query.toString();
-  return `./${said ? `?${said}` : ""}${state.model ? "#model" : ""}`;
+  const search = query.toString();
+  return `./${search ? `?${search}` : ""}${state.model ? "#model" : ""}`;
 }
 
-export const nothing = (state) => ({
+export const withoutQuery = (state) => ({
   ...state, model: false, q: "", caption: null, image: null, upload: null, k: STEP,
 });
 
-export const toPicture = (state, id) => ({ ...nothing(state), image: id });
-export const toCaption = (state, id) => ({ ...nothing(state), caption: id });
-export const toWords = (state, q) => ({ ...nothing(state), q });
+export const toImage = (state, id) => ({ ...withoutQuery(state), image: id });
+export const toCaption = (state, id) => ({ ...withoutQuery(state), caption: id });
+export const toText = (state, q) => ({ ...withoutQuery(state), q });

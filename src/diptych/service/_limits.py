@@ -1,0 +1,190 @@
+"""Limits of a server, and the problem details (RFC 9457) it answers with when it refuses a request."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from diptych._checks import InputError
+from diptych.image import UnreadableImage
+from diptych.retrieval.stores._base import RefusedError, UnavailableError
+
+log = logging.getLogger("diptych.service")
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:problem-type:diptych:"
+MAX_DETAIL = 1000
+"""Characters of a message, which may quote a part of the request."""
+
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on requests, so that no client can use up the server. All must be positive.
+
+    Parameters
+    ----------
+    upload_bytes
+        Size of a request with images.
+    json_bytes
+        Size of any other request.
+    pixels
+        Pixels of one image.
+    k
+        Hits per query.
+    batch
+        Queries per request, and texts or features searched in one pass.
+    concurrency
+        Threads that search and encode.
+    waiting
+        Requests that may wait for a thread; more are answered with 503.
+    requests
+        Requests being answered at once; the same number again for clients without the token.
+    unfinished, unfinished_per_address
+        Connections whose request has not arrived, in total and per address; beyond it the oldest is closed.
+    header_seconds
+        Time to send the headers of a request.
+    decode_seconds
+        Time to decode one image.
+    decoders
+        Processes that decode images.
+    thumbnail_bytes
+        Memory for cached thumbnails.
+    body_seconds
+        Time to send the body of a request, and to read a part of the response.
+    text_characters
+        Length of one text.
+
+    Examples
+    --------
+    >>> Limits(k=50).k
+    50
+    """
+
+    upload_bytes: int = 20 * 2**20
+    json_bytes: int = 2**20
+    pixels: int = 40_000_000
+    k: int = 200
+    batch: int = 64
+    concurrency: int = 8
+    waiting: int = 256
+    requests: int = 1024
+    unfinished: int = 1024
+    unfinished_per_address: int = 256
+    header_seconds: float = 10.0
+    decode_seconds: float = 10.0
+    decoders: int = 2
+    thumbnail_bytes: int = 64 * 2**20
+    body_seconds: float = 30.0
+    text_characters: int = 2000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise InputError(f"the limit {field.name}={value!r} is not positive; give a number above 0.")
+
+
+class ProblemDetails(BaseModel):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str = Field(examples=[f"{TYPE_PREFIX}unknown-item"])
+    title: str
+    status: int
+    detail: str = Field(examples=["there is no item 'x'."])
+    errors: list[dict[str, str]] = Field(default=[], description="The field and the detail of each error.")
+
+
+class Problem(HTTPException):
+    """A refused request: a status, a short name of the reason for programs, and a sentence for people."""
+
+    def __init__(
+        self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.kind, self.more = kind, more
+
+    def response(self) -> Response:
+        title = HTTPStatus(self.status_code).phrase
+        content = {"type": f"{TYPE_PREFIX}{self.kind}", "title": title, "status": self.status_code}
+        body = json.dumps(content | {"detail": self.detail} | self.more)
+        return Response(body, self.status_code, dict(self.headers or {}), MEDIA_TYPE)
+
+
+def busy(reason: str) -> Problem:
+    return Problem(503, "busy", f"the server is busy ({reason}); try again shortly.", {"Retry-After": "1"})
+
+
+class Slots:
+    """A context manager for a limited number of calls at once; one more is refused as busy."""
+
+    def __init__(self, limit: int, reason: str) -> None:
+        self._limit, self._reason = limit, reason
+        self.used = 0
+
+    def __enter__(self) -> None:
+        if self.used >= self._limit:
+            raise busy(self._reason)
+        self.used += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.used -= 1
+
+
+def unknown_item(item_id: str) -> Problem:
+    return Problem(404, "unknown-item", f"there is no item {item_id[:200]!r}.")
+
+
+def as_problem(error: Exception) -> Problem:
+    """Turn any error that a request handler raises into a problem."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, UnreadableImage):
+        return Problem(422, "unreadable-image", str(error))
+    if isinstance(error, UnavailableError):
+        # The error's own message names the address of the database, which clients must not see.
+        return busy("the database is unreachable, or the model is being replaced")
+    if isinstance(error, RefusedError):
+        log.warning("%s", error)
+        return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
+    if isinstance(error, InputError):
+        return Problem(422, "bad-input", str(error)[:MAX_DETAIL])
+    if isinstance(error, RequestValidationError):
+        errors = [
+            {
+                "field": ".".join(str(part) for part in each["loc"][1:]),
+                "detail": str(each["msg"]).removeprefix("Value error, "),
+            }
+            for each in error.errors()
+        ]
+        first = errors[0] if errors else {"field": "", "detail": "the request does not match its schema"}
+        field = f"{first['field']}: " if first["field"] else ""
+        return Problem(422, "bad-request", f"{field}{first['detail']}.", errors=errors)
+    if isinstance(error, HTTPException):
+        return Problem(error.status_code, "http", str(error.detail), error.headers)
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return Problem(507, "disk", f"the change could not be written to disk ({error.strerror}).")
+    return Problem(500, "defect", "the server has an internal error; its log says which.")
+
+
+async def answer_problem(_: Request, error: Exception) -> Response:
+    """Answer an error with problem details; an exception handler of FastAPI."""
+    return as_problem(error).response()
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI description of the problems a route may answer with."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
