@@ -25,17 +25,17 @@ from diptych.cli._options import (
     TextEncoderName,
     Threads,
     Weights,
-    given_image_encoder,
-    given_text_encoder,
+    make_image_encoder,
+    make_text_encoder,
     open_data,
     refuse_unused,
 )
 from diptych.cli._output import (
     exit_if_unreadable,
-    limited_to,
-    plain_console,
+    limit_threads,
+    make_console,
     print_json,
-    said_plainly,
+    report_errors,
     split_readable,
 )
 from diptych.data import PairedDataset, PairedViews
@@ -72,7 +72,7 @@ def add(
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         if _are_images(sources):
             names = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
             refuse_unused(ctx, names, "on image files")
@@ -80,8 +80,8 @@ def add(
                 raise InputError("--refit learns from pairs, and images alone have none; leave it out.")
         retriever = Retriever.load(
             model,
-            given_image_encoder(image_encoder, recipe, weights),
-            given_text_encoder(text_encoder, device),
+            make_image_encoder(image_encoder, recipe, weights),
+            make_text_encoder(text_encoder, device),
             device=device,
         )
         columns = Columns(image_column, caption_column, encoding)
@@ -107,7 +107,7 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         retriever = Retriever.load(model)
         gone = retriever.remove(_ids(retriever.collection.items, ids))
         retriever.save(model)
@@ -190,4 +190,4 @@ def _say(found: dict[str, Any], sentence: str, quiet: bool, as_json: bool) -> No
     if as_json:
         print_json(found)
     elif not quiet:
-        plain_console().print(f"{sentence}; wrote {found['model']}")
+        make_console().print(f"{sentence}; wrote {found['model']}")

@@ -30,11 +30,11 @@ from diptych.cli._options import (
     Weights,
     Word,
     WordFeatures,
-    given_text_encoder,
-    new_hkse,
+    make_text_encoder,
+    make_hkse,
     refuse_unused,
 )
-from diptych.cli._output import bar, limited_to, plain_console, print_json, said_plainly
+from diptych.cli._output import show_progress, limit_threads, make_console, print_json, report_errors
 from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_dataset, read_pairs
 from diptych.image import OnnxEncoder
 from diptych.image import image_encoder as image_encoder_named
@@ -66,8 +66,8 @@ def check(
 
     Example: `diptych check captions.csv --images photos`
     """
-    with said_plainly():
-        with bar("looking at pictures", quiet or as_json) as (progress, task):
+    with report_errors():
+        with show_progress("looking at pictures", quiet or as_json) as (progress, task):
             columns = Columns(image_column, caption_column, encoding)
             report = inspect_dataset(
                 read_pairs(pairs, images=images, **vars(columns)),
@@ -77,7 +77,7 @@ def check(
         if as_json:
             print_json({**asdict(report), "ok": report.ok})
         elif not quiet:
-            console = plain_console()
+            console = make_console()
             sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
             console.print(f"{count(report.images, 'image')} ({sizes}), {count(report.captions, 'caption')}")
             for name, found in (
@@ -108,14 +108,14 @@ def scenes_command(
 
     Example: `diptych scenes scenes -n 3000`
     """
-    with said_plainly():
+    with report_errors():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} exists and is not empty; give a new folder.")
         make_scenes(n, random_state=random_state).write(folder)
         if as_json:
             print_json({"folder": str(folder), "scenes": n})
         elif not quiet:
-            plain_console().print(f"drew {n} scenes into {folder}")
+            make_console().print(f"drew {n} scenes into {folder}")
 
 
 def encode_images_command(
@@ -139,9 +139,9 @@ def encode_images_command(
     Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """
     with (
-        said_plainly(RESUMES),
-        limited_to(threads),
-        bar("encoding pictures", quiet or as_json) as (progress, task),
+        report_errors(RESUMES),
+        limit_threads(threads),
+        show_progress("encoding pictures", quiet or as_json) as (progress, task),
     ):
         columns = vars(Columns(image_column, caption_column, encoding))
         dataset = read_pairs(pairs, images=images, **columns)
@@ -194,9 +194,9 @@ def encode_text_command(
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
     with (
-        said_plainly(RESUMES),
-        limited_to(threads),
-        bar("encoding captions", quiet or as_json) as (progress, task),
+        report_errors(RESUMES),
+        limit_threads(threads),
+        show_progress("encoding captions", quiet or as_json) as (progress, task),
     ):
         if text_encoder == "hkse":
             refuse_unused(ctx, ("device",), "with hkse, which runs on the CPU")
@@ -205,13 +205,13 @@ def encode_text_command(
         dataset = read_pairs(pairs, **vars(Columns(image_column, caption_column, encoding)))
         if text_encoder == "hkse":
             split = "train" in dataset.split_sizes()
-            fitted = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
+            fitted = make_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
             fitted.fit((dataset.subset("train") if split else dataset).captions)
             if save_encoder is not None:
                 fitted.save(save_encoder)
             chosen = sentence_encoder(fitted)
         else:
-            chosen = sentence_encoder(given_text_encoder(text_encoder, device))
+            chosen = sentence_encoder(make_text_encoder(text_encoder, device))
         store = encode_texts(
             dataset,
             chosen,
@@ -237,7 +237,7 @@ def _report(store: FeatureStore, quiet: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif not quiet:
-        console = plain_console()
+        console = make_console()
         for each in store.skipped:
             console.print(f"left out: {each.id}: {each.reason}")
         console.print(

@@ -37,25 +37,25 @@ from diptych.cli._options import (
     Word,
     WordFeatures,
     components_of,
-    encoder_of,
-    engine_of,
-    given_image_encoder,
-    given_text_encoder,
+    read_encoder_name,
+    open_engine,
+    make_image_encoder,
+    make_text_encoder,
     grid_of,
-    new_hkse,
+    make_hkse,
     open_data,
     pair_of_numbers,
     refuse_unused,
 )
 from diptych.cli._output import (
-    Watched,
-    bar,
-    limited_to,
-    model_lines,
-    plain_console,
+    EncodingBars,
+    show_progress,
+    limit_threads,
+    describe_model,
+    make_console,
     print_json,
     recall_table,
-    said_plainly,
+    report_errors,
 )
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
@@ -140,7 +140,7 @@ def fit(
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
     silent, start = quiet or as_json, time.perf_counter()
-    with said_plainly(RESUMES), limited_to(threads):
+    with report_errors(RESUMES), limit_threads(threads):
         if preset is not None:
             refuse_unused(ctx, SET_BY_PRESET, f"with --preset {preset}")
         if params is not None:
@@ -178,11 +178,11 @@ def fit(
         _refuse_unused_for(ctx, data, text_encoder, model)
         chosen_text: Any = None
         if text_encoder not in (None, "hkse"):
-            chosen_text = given_text_encoder(text_encoder, device)
+            chosen_text = make_text_encoder(text_encoder, device)
         elif raw:
-            chosen_text = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
+            chosen_text = make_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
         retriever = Retriever(
-            given_image_encoder(image_encoder, recipe, weights) or ("auto" if raw else None),
+            make_image_encoder(image_encoder, recipe, weights) or ("auto" if raw else None),
             chosen_text,
             model,
             index=index,
@@ -191,15 +191,15 @@ def fit(
             device=device,
         )
         work = out.absolute().with_name(f".{out.name}.features")
-        with engine_of(dask) as engine:
+        with open_engine(dask) as engine:
             if raw:
-                with bar("encoding", silent) as shown:
-                    views = retriever.encode(data, features=work, watch=Watched(*shown))  # type: ignore[arg-type]
+                with show_progress("encoding", silent) as shown:
+                    views = retriever.encode(data, features=work, watch=EncodingBars(*shown))  # type: ignore[arg-type]
             else:
                 views = data  # type: ignore[assignment]
                 retriever.encoders.known = {
-                    "image": Known(encoder_of(source), encoder_of(source)),
-                    "text": Known(encoder_of(texts), encoder_of(texts)),
+                    "image": Known(read_encoder_name(source), read_encoder_name(source)),
+                    "text": Known(read_encoder_name(texts), read_encoder_name(texts)),
                 }
             retriever.fit(views, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
         retriever.save(out)
@@ -236,7 +236,7 @@ def evaluate(
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         check_choice(split, ("train", "val", "test", "all"), "split")
         data = open_data(source, texts, pairs, images, Columns(image_column, caption_column, encoding))
         dataset = data if isinstance(data, PairedDataset) else data.dataset
@@ -246,19 +246,19 @@ def evaluate(
             refuse_unused(ctx, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
         retriever = Retriever.load(
             model,
-            given_image_encoder(image_encoder, recipe, weights),
-            given_text_encoder(text_encoder, device),
+            make_image_encoder(image_encoder, recipe, weights),
+            make_text_encoder(text_encoder, device),
             mmap=True,
             device=device,
         )
         whole = split == "all" or dataset.splits is None
-        with bar("encoding", quiet or as_json or not isinstance(data, PairedDataset)) as shown:
-            found = retriever.evaluate(data, None if whole else split, watch=Watched(*shown))
+        with show_progress("encoding", quiet or as_json or not isinstance(data, PairedDataset)) as shown:
+            found = retriever.evaluate(data, None if whole else split, watch=EncodingBars(*shown))
         name = "all" if whole else split
         if as_json:
             print_json({name: found})
         elif not quiet:
-            plain_console().print(recall_table(name, found))
+            make_console().print(recall_table(name, found))
 
 
 def _refuse_unused_for(
@@ -285,10 +285,10 @@ def _refuse_unused_for(
 
 
 def _show_fitted(found: dict[str, Any]) -> None:
-    console, facts = plain_console(), found["facts"]
+    console, facts = make_console(), found["facts"]
     for part, scores in facts["metrics"].items():
         console.print(recall_table(part, scores))
-    for line in model_lines(found):
+    for line in describe_model(found):
         console.print(line)
     console.print(facts["quality"])
     for task, recall in facts.get("graph_recall", {}).items():

@@ -74,7 +74,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 K = Annotated[int, typer.Option("-k", min=1, help="How many answers.")]
 
 
-def given_image_encoder(
+def make_image_encoder(
     name: str | None, recipe: str | None = None, weights: Path | None = None
 ) -> ImageEncoder | str | None:
     """The image encoder that the flags name, if any: its name alone lets a model add what it remembers."""
@@ -88,7 +88,7 @@ def given_image_encoder(
     return image_encoder(name, recipe, weights=weights)
 
 
-def new_hkse(
+def make_hkse(
     vectors: Path | None, word: str, sentence: str, word_features: int, sentence_features: int, seed: int
 ) -> HKSE:
     """The HKSE that the flags describe, not fitted yet."""
@@ -102,7 +102,7 @@ def new_hkse(
     )
 
 
-def given_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceEncoder | None:
+def make_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceEncoder | None:
     """The text encoder that a flag names, if any; not ``hkse``, which is fitted."""
     if name is None:
         return None
@@ -178,7 +178,7 @@ def open_data(
 
 
 @contextmanager
-def engine_of(address: str | None) -> Iterator[Any]:
+def open_engine(address: str | None) -> Iterator[Any]:
     """The engine that a flag names, if any: a Dask cluster, or one on this machine."""
     if address is None:
         yield None
@@ -189,7 +189,7 @@ def engine_of(address: str | None) -> Iterator[Any]:
         yield engine
 
 
-def encoder_of(path: Path | None) -> str:
+def read_encoder_name(path: Path | None) -> str:
     """The fingerprint of the encoder that made a feature store; empty where nothing tells."""
     return FeatureStore.open(path).job.encoder if path is not None and path.is_dir() else ""
 

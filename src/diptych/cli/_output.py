@@ -37,7 +37,7 @@ COLUMNS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", 
 
 
 @contextlib.contextmanager
-def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
+def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
     """Turn what the user can mend into one sentence and an exit code, and what he should know into a note."""
     errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 
@@ -62,7 +62,7 @@ def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def in_flags(message: str) -> str:
+def name_options(message: str) -> str:
     """``message`` with the flags of the running command in place of the library's names of parameters.
 
     ``grid=0`` becomes ``--grid 0``, ``image_column`` becomes ``--image-column``, ``sentences[0]`` becomes
@@ -77,7 +77,7 @@ def in_flags(message: str) -> str:
 
 
 @contextlib.contextmanager
-def limited_to(threads: int | None) -> Iterator[None]:
+def limit_threads(threads: int | None) -> Iterator[None]:
     """Run on that many threads."""
     with threadpoolctl.threadpool_limits(threads):
         yield
@@ -110,12 +110,12 @@ def print_json(found: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
-def plain_console() -> Console:
+def make_console() -> Console:
     """Standard output for people: what users named is shown as they named it."""
     return Console(highlight=False, soft_wrap=True, markup=False)
 
 
-def model_lines(found: dict[str, Any]) -> list[str]:
+def describe_model(found: dict[str, Any]) -> list[str]:
     """What was fitted for each task, a line each."""
     lines = []
     for task, chosen in found["filters"].items():
@@ -129,7 +129,7 @@ def model_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def correlation_lines(found: dict[str, Any]) -> list[str]:
+def describe_correlations(found: dict[str, Any]) -> list[str]:
     """The first canonical correlations of each task: of the regularised model, and of its variates."""
     names = {"correlations": "Σ", "train_correlations": "training", "validation_correlations": "validation"}
     lines = []
@@ -155,7 +155,7 @@ def recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
 
 
 @contextlib.contextmanager
-def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
+def show_progress(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
     """A progress bar with rate and time left, on standard error."""
     columns = (
         TextColumn("{task.description}"),
@@ -168,7 +168,7 @@ def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
         yield shown, shown.add_task(title, total=None)
 
 
-class Watched:
+class EncodingBars:
     """Bars for encoding, one for each kind of thing."""
 
     def __init__(self, shown: Bar, first: TaskID) -> None:

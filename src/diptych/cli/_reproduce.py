@@ -13,7 +13,7 @@ from rich.console import Console
 
 from diptych._checks import InputError
 from diptych.cli._options import AsJson, ImagesFolder, Quiet, Threads
-from diptych.cli._output import bar, limited_to, plain_console, print_json, said_plainly
+from diptych.cli._output import show_progress, limit_threads, make_console, print_json, report_errors
 from diptych.paper import (
     CACHE,
     EXPERIMENTS,
@@ -64,7 +64,7 @@ def reproduce(
 
     Example: `diptych reproduce flickr8k --data flickr8k --out reproduction`
     """
-    with said_plainly(RESUMES), limited_to(threads):
+    with report_errors(RESUMES), limit_threads(threads):
         start = time.perf_counter()
         if out.exists() and not out.is_dir():
             raise InputError(f"{out} is a file; give a folder for the report.")
@@ -79,7 +79,7 @@ def reproduce(
         if not (quiet or as_json):
             for each in materials.found:
                 console.print(f"{each.file}: {each.use}")
-        with bar("reproducing", quiet or as_json) as (progress, task):
+        with show_progress("reproducing", quiet or as_json) as (progress, task):
             for step in found.run(names):
                 progress.update(
                     task, completed=step.done, total=step.total, description=step.label.split(":")[0]
@@ -106,7 +106,7 @@ def _say(
         }
         print_json(content)
     elif not quiet:
-        console = plain_console()
+        console = make_console()
         console.print("claims: " + ", ".join(f"{words} {count}" for words, count in verdicts.items()))
         if found.caveat:
             console.print(found.caveat)

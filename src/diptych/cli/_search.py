@@ -23,19 +23,19 @@ from diptych.cli._options import (
     TextEncoderName,
     Threads,
     Weights,
-    given_image_encoder,
-    given_text_encoder,
+    make_image_encoder,
+    make_text_encoder,
     refuse_unused,
 )
 from diptych.cli._output import (
-    correlation_lines,
+    describe_correlations,
     exit_if_unreadable,
-    limited_to,
-    model_lines,
-    plain_console,
+    limit_threads,
+    describe_model,
+    make_console,
     print_json,
     recall_table,
-    said_plainly,
+    report_errors,
     split_readable,
 )
 from diptych.data import open_features
@@ -72,11 +72,11 @@ def search(
 
     Example: `diptych search model "a dog in the snow" -k 5`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         asked = _asked(queries, features, "a sentence")
         if features is not None:
             refuse_unused(ctx, ("text_encoder", "device"), "on features")
-        retriever = Retriever.load(model, None, given_text_encoder(text_encoder, device), mmap=True)
+        retriever = Retriever.load(model, None, make_text_encoder(text_encoder, device), mmap=True)
         found = retriever.search(asked, k, weighting=weighting)  # type: ignore[arg-type]
         _show(queries, found, quiet, as_json)
 
@@ -103,7 +103,7 @@ def annotate(
 
     Example: `diptych annotate model photo.jpg -k 3`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         asked = _asked(pictures, features, "an image file")
         unreadable: dict[str, str] = {}
         if features is not None:
@@ -113,7 +113,7 @@ def annotate(
             if not asked:
                 raise InputError(" ".join(unreadable.values()))
             pictures = asked
-        encoder = given_image_encoder(image_encoder, recipe, weights)
+        encoder = make_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, mmap=True, device=device)
         found = retriever.annotate(asked, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
         _show(pictures, found, quiet, as_json)
@@ -139,13 +139,13 @@ def similar(
 
     Example: `diptych similar model photo.jpg --picture`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         if picture:
             refuse_unused(ctx, ("text_encoder",), "with --picture")
         else:
             refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --picture")
-        encoder = given_image_encoder(image_encoder, recipe, weights)
-        retriever = Retriever.load(model, encoder, given_text_encoder(text_encoder, device), mmap=True)
+        encoder = make_image_encoder(image_encoder, recipe, weights)
+        retriever = Retriever.load(model, encoder, make_text_encoder(text_encoder, device), mmap=True)
         found = retriever.similar(image=query, k=k) if picture else retriever.similar(text=query, k=k)
         _show([query], [found], quiet, as_json)
 
@@ -155,7 +155,7 @@ def info(model: Model, threads: Threads = None, quiet: Quiet = False, as_json: A
 
     Example: `diptych info model`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         found = Retriever.load(model, mmap=True).info()
         if as_json:
             print_json(found)
@@ -188,7 +188,7 @@ def _show(asked: Sequence[Any] | None, found: Sequence[Any], quiet: bool, as_jso
         return
     if quiet:
         return
-    console = plain_console()
+    console = make_console()
     for name, hits in zip(names, found, strict=True):
         table = Table(title=name, title_justify="left", box=None, pad_edge=False)
         table.add_column("score", justify="right")
@@ -213,7 +213,7 @@ def _shorten(path: str) -> str:
 
 
 def _show_info(found: dict[str, Any], model: Path) -> None:
-    console, facts = plain_console(), found["facts"]
+    console, facts = make_console(), found["facts"]
     made = f"fitted on {facts['date']} with " if facts.get("date") else ""
     console.print(f"{model}: {made}diptych {found['library']}")
     for view, encoder in found["encoders"].items():
@@ -226,7 +226,7 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(
             f"refitted on {count(facts['refitted']['pairs'], 'pair')} ({facts['refitted']['before']} before)"
         )
-    for line in (*model_lines(found), *correlation_lines(found)):
+    for line in (*describe_model(found), *describe_correlations(found)):
         console.print(line)
     indexed = " and ".join(count(n, view) for view, n in found["items"].items())
     console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
