@@ -13,7 +13,7 @@ from rich.console import Console
 
 from diptych._checks import InputError
 from diptych.cli._options import AsJson, ImagesFolder, Quiet, Threads
-from diptych.cli._output import show_progress, limit_threads, make_console, print_json, report_errors
+from diptych.cli._output import limit_threads, make_console, print_json, report_errors, show_progress
 from diptych.paper import (
     CACHE,
     EXPERIMENTS,

@@ -53,7 +53,7 @@ def serve(
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No access log.")] = False,
 ) -> None:
-    """Open a page that searches pictures with words and words with pictures.
+    """Open a page that searches images with texts and texts with images.
 
     A new version that is saved to MODEL is served from then on, without a restart.
 
