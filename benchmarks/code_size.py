@@ -1,9 +1,9 @@
 """How much code there is, and how much of it a fit, a search and a search over HTTP run through.
 
-``python benchmarks/code_size.py`` measures this tree; ``--source OTHER/src`` another one, to compare. A flow is
-the real command in a process of its own on 80 drawn scenes, watched by ``sys.setprofile`` in all its threads: a
-file counts when one of its functions is called, a function when it is called at least once. Importing does not
-count.
+``python benchmarks/code_size.py`` measures this tree; ``--source OTHER/src`` another one, to compare. A flow
+is the real command in a process of its own on 80 drawn scenes, watched by ``sys.setprofile`` in all its
+threads: a file counts when one of its functions is called, a function when it is called at least once.
+Importing does not count.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def measure_size(source: Path) -> dict[str, int]:
         skipped = {i for i, row in enumerate(rows, 1) if not row.strip() or row.strip().startswith("#")}
         for node in ast.walk(ast.parse(text)):
             is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if isinstance(node, ast.Import | ast.ImportFrom) or (is_text and isinstance(node.value.value, str)):
+            if isinstance(node, ast.Import | ast.ImportFrom) or (
+                is_text and isinstance(node.value.value, str)
+            ):
                 skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         code += len(rows) - len(skipped)
     return {"modules": len(modules), "lines": lines, "code": code}
@@ -84,7 +86,11 @@ def start(source: Path, folder: Path, name: str, *arguments: str) -> subprocess.
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     watcher = [sys.executable, "-c", WATCHER, str(source / "diptych"), str(folder / f"{name}.json")]
     return subprocess.Popen(
-        [*watcher, *arguments], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*watcher, *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
 
@@ -128,7 +134,9 @@ def trace_http(source: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", type=Path, default=HERE.parents[1] / "src", help="The src folder to measure.")
+    parser.add_argument(
+        "--source", type=Path, default=HERE.parents[1] / "src", help="The src folder to measure."
+    )
     source = parser.parse_args().source.resolve()
     size = measure_size(source)
     print(f"{size['modules']} modules, {size['lines']:,} lines, {size['code']:,} of them code")
