@@ -77,6 +77,12 @@ def test_make_has_what_is_promised(target):
     assert re.search(rf"^{target}:", (README.parent / "Makefile").read_text("utf-8"), re.MULTILINE)
 
 
+def test_benchmarks_that_are_named_exist():
+    for page in [README, README.parent / "CONTRIBUTING.md", *(README.parent / "docs").glob("*.md")]:
+        for script in re.findall(r"benchmarks/\w+\.py", page.read_text("utf-8")):
+            assert (README.parent / script).is_file(), f"{page.name} names {script}"
+
+
 def test_links_lead_somewhere():
     for page in [README, *(README.parent / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
