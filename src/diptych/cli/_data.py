@@ -11,22 +11,9 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
 from diptych._checks import InputError, count
+from diptych.cli import _options as opt
 from diptych.cli._options import (
-    AsJson,
-    CaptionColumn,
-    Config,
-    Device,
-    Encoding,
-    ImageColumn,
-    ImageEncoderName,
-    ImagesFolder,
-    Quiet,
-    RandomState,
-    Recipe,
     TableOptions,
-    Threads,
-    Vectors,
-    Weights,
     list_hkse_settings,
     make_hkse,
     make_text_encoder,
@@ -56,13 +43,13 @@ Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
 
 def check(
     pairs: PairsFile,
-    images: ImagesFolder = None,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
-    threads: Threads = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    images: opt.ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Check pairs and their images; exit with 1 when something is wrong.
 
@@ -102,9 +89,9 @@ def check(
 def scenes_command(
     folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many scenes.")] = 1000,
-    random_state: RandomState = 0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    random_state: opt.RandomState = 0,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Draw scenes with five captions each: images and a table of pairs, with splits.
 
@@ -123,18 +110,18 @@ def scenes_command(
 def encode_images_command(
     pairs: PairsFile,
     out: Out,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    images: ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    images: opt.ImagesFolder = None,
     batch_size: Batch = 32,
     dtype: Dtype = "float32",
-    threads: Threads = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Encode images into a feature store; interrupted work resumes.
 
@@ -169,22 +156,22 @@ def encode_text_command(
     ctx: typer.Context,
     pairs: PairsFile,
     out: Out,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
     text_encoder: Annotated[
         str, typer.Option(help="hkse, the folder of a saved one, or a sentence-transformers model.")
     ] = "hkse",
-    vectors: Vectors = None,
-    config: Config = None,
-    random_state: RandomState = 0,
+    vectors: opt.Vectors = None,
+    config: opt.Config = None,
+    random_state: opt.RandomState = 0,
     save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
     batch_size: Batch = 1024,
     dtype: Dtype = "float32",
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 

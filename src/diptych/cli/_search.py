@@ -12,23 +12,10 @@ import typer
 from rich.table import Table
 
 from diptych._checks import DataWarning, InputError, count
+from diptych.cli import _options as opt
 from diptych.cli._options import (
-    AsJson,
-    CaptionColumn,
-    Device,
-    Encoding,
-    ImageColumn,
-    ImageEncoderName,
-    ImagesFolder,
     K,
-    Model,
-    Pairs,
-    Quiet,
-    Recipe,
     TableOptions,
-    TextEncoderName,
-    Threads,
-    Weights,
     make_image_encoder,
     make_text_encoder,
     open_data,
@@ -60,18 +47,18 @@ Weighting = Annotated[
 
 def search(
     ctx: typer.Context,
-    model: Model,
+    model: opt.Model,
     queries: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to search for.")
     ] = None,
     k: K = 10,
     features: Features = None,
     weighting: Weighting = None,
-    text_encoder: TextEncoderName = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find images for texts. Scores are cosines, not probabilities.
 
@@ -87,19 +74,19 @@ def search(
 
 def annotate(
     ctx: typer.Context,
-    model: Model,
+    model: opt.Model,
     images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files.")] = None,
     k: K = 5,
     packs: Annotated[bool, typer.Option("--packs", help="Find all captions of an image as one.")] = False,
     features: Features = None,
     weighting: Weighting = None,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find texts for images. Scores are cosines, not probabilities.
 
@@ -124,18 +111,18 @@ def annotate(
 
 def similar(
     ctx: typer.Context,
-    model: Model,
+    model: opt.Model,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A text, or an image file with --image.")],
     image: Annotated[bool, typer.Option("--image", help="QUERY is an image file.")] = False,
     k: K = 10,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    text_encoder: TextEncoderName = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find images similar to an image, or texts similar to a text.
 
@@ -152,7 +139,9 @@ def similar(
         _print_hits([query], [hits], quiet, as_json)
 
 
-def info(model: Model, threads: Threads = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def info(
+    model: opt.Model, threads: opt.Threads = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False
+) -> None:
     """Show what a model is, what it was fitted on, and how good it is.
 
     Example: `diptych info model`
@@ -167,25 +156,25 @@ def info(model: Model, threads: Threads = None, quiet: Quiet = False, as_json: A
 
 def add(
     ctx: typer.Context,
-    model: Model,
+    model: opt.Model,
     sources: Annotated[
         list[Path],
         typer.Argument(metavar="SOURCE...", help="Image files; or pairs; or two files of features."),
     ],
     refit: Annotated[bool, typer.Option("--refit", help="Fit again, with the pairs added.")] = False,
-    pairs: Pairs = None,
-    images: ImagesFolder = None,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    text_encoder: TextEncoderName = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    pairs: opt.Pairs = None,
+    images: opt.ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Add images, or pairs, to a model. It does not learn from them unless --refit is given.
 
@@ -216,13 +205,13 @@ def add(
 
 
 def remove(
-    model: Model,
+    model: opt.Model,
     ids: Annotated[
         list[str], typer.Argument(metavar="ID...", help="Ids of images or captions, or paths of images.")
     ],
-    threads: Threads = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Remove items from a model; an image takes its captions with it.
 
@@ -314,7 +303,11 @@ def _are_images(sources: list[Path]) -> bool:
 
 
 def _add(
-    retriever: Retriever, sources: list[Path], pairs: Path | None, images: Path | None, table: TableOptions
+    retriever: Retriever,
+    sources: list[Path],
+    pairs: Path | None,
+    images: Path | None,
+    table: opt.TableOptions,
 ) -> tuple[list[str], dict[str, str]]:
     """Add items, and return their ids and the images that cannot be read, with the reason."""
     if _are_images(sources):
