@@ -7,7 +7,19 @@ read, and nothing is logged or recorded.
 
 from __future__ import annotations
 
-from recording import RESULTS, command, pin_threads, real_data, record
+from common import (
+    CAPTIONS,
+    RESULTS,
+    TRAIN,
+    VALIDATION,
+    command,
+    find_data,
+    load_flickr8k,
+    pin_threads,
+    record,
+    split_flickr8k,
+    start_figure,
+)
 
 pin_threads(1)
 
@@ -43,13 +55,12 @@ from diptych.fusion._members import (  # noqa: E402
     fit_part,
     make_uses,
 )
-from diptych.ranking import ranks, summary  # noqa: E402
+from diptych.ranking import ranks, retrieval_scores, summary  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
 from diptych.text._fourier import RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
 LOG = RESULTS / "accuracy_log.jsonl"
-CAPTIONS, TRAIN, VALIDATION = 5, 6000, 1000
 TASKS = ("search", "annotate")
 PLAINLY = Use("asymmetric", 1.0)
 
@@ -424,16 +435,95 @@ def check_committed(allowed: bool) -> bool:
     return committed
 
 
+SIZES = (100, 300, 1000, 3000, 6000)
+DRAWS = 5
+WAYS = {
+    "15 % held out, refitted": {},
+    "leave-one-out": {"selection": "leave-one-out"},
+    "Ledoit-Wolf": {"selection": "ledoit-wolf"},
+    "OAS": {"selection": "oas"},
+    "chosen on the reported images": {"seen": True},
+}
+
+
+def measure_curves() -> None:
+    rows = []
+    for texts in ("minilm", "hkse-rbf-rbf"):
+        x, y, pairing = load_flickr8k("resnet50-sqrt", texts)
+        training, validation, _ = split_flickr8k(x, y, pairing)
+        del x, y
+        for size in SIZES if texts == "minilm" else SIZES[:3]:
+            for way, given in WAYS.items():
+                row = measure_way(texts, size, way, dict(given), training, validation)
+                print(row, flush=True)
+                rows.append(row)
+    record(
+        "learning_curves",
+        rows,
+        "r@1 / r@10 on the official validation images, mean ± standard deviation over draws of the training "
+        "pairs (one caption per image), ResNet-50 square root, unit length; grid of 12 per side.",
+    )
+    draw_curves(rows)
+
+
+def draw_curves(rows: list[dict]) -> None:
+    """r@1 with MiniLM against the number of pairs, with the spread over draws."""
+    styles = dict(
+        zip(
+            WAYS,
+            (("#1f5fa8", "-"), ("#c05a1c", "-"), ("#6b7a89", "-"), ("#6b7a89", ":"), ("#9aa5b1", "--")),
+            strict=True,
+        )
+    )
+    figure, panels = start_figure(1, 2, size=(8.6, 3.3))
+    for axes, task in zip(panels, TASKS, strict=True):
+        for way, (colour, line) in styles.items():
+            own = [row for row in rows if row["γ"] == way and row["text"] == "minilm"]
+            values = np.array([[float(v) for v in row[task].split(" / ")[0].split(" ± ")] for row in own])
+            sizes = [row["pairs"] for row in own]
+            axes.errorbar(
+                sizes, values[:, 0], values[:, 1], color=colour, linestyle=line, capsize=2, label=way
+            )
+        axes.set(xscale="log", title=task, xlabel="training pairs", xticks=SIZES, xticklabels=map(str, SIZES))
+        axes.minorticks_off()
+    panels[0].set_ylabel("r@1")
+    panels[0].legend(frameon=False, fontsize=8, title="γ", alignment="left")
+    figure.savefig(RESULTS / "learning_curves.svg", metadata={"Date": None})
+
+
+def measure_way(texts: str, size: int, way: str, given: dict, training: tuple, validation: tuple) -> dict:
+    results: dict[str, list] = {task: [] for task in TASKS}
+    seen = given.pop("seen", False)
+    for draw in range(DRAWS):
+        rng = np.random.default_rng(draw)
+        images = rng.choice(len(training[0]), size, replace=False)
+        captions = images * CAPTIONS + rng.integers(0, CAPTIONS, size)
+        model = AWCCA(grid=12, precision="float32", random_state=draw, **given)
+        model.fit(training[0][images], training[1][captions], validation=validation if seen else None)
+        for task in TASKS:
+            scores = retrieval_scores(*model.transform(*validation[:2], task=task), validation[2], task=task)
+            results[task].append((scores["r@1"], scores["r@10"]))
+    row = {"text": texts, "pairs": size, "γ": way}
+    for task in TASKS:
+        mean, spread = np.mean(results[task], axis=0), np.std(results[task], axis=0)
+        row[task] = f"{mean[0]:.1f} ± {spread[0]:.1f} / {mean[1]:.1f} ± {spread[1]:.1f}"
+    return row
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--validation", action="store_true", help="report on validation; record nothing")
     arguments.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
+    arguments.add_argument("--curves", action="store_true", help="recall against the number of pairs")
     arguments.add_argument("--only", default="", help="one group")
     given = arguments.parse_args()
+    if given.curves:
+        measure_curves()
+        return
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     on_test = not given.validation
     committed = check_committed(given.uncommitted) if on_test else False
-    features = Features(real_data(), config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
+    features = Features(find_data(), config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
     table, chosen = Table(config["bootstrap"]), {}
     groups = [(alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
     groups += [(best, g, " ".join(config["best"][g]["texts"])) for g in config["best"]]

@@ -17,7 +17,7 @@ import warnings
 from operator import add
 from pathlib import Path
 
-from recording import pin_threads, record
+from common import pin_threads, record
 
 WORKERS = 2
 pin_threads(WORKERS)

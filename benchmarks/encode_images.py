@@ -17,15 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from recording import real_data, record
+from common import find_data, read_memory, record
 
 SCENES = 4000
-
-
-def memory(line: str) -> float:
-    """``VmHWM`` (peak) or ``VmRSS`` (now) of this process in MiB, as Linux counts it."""
-    with open("/proc/self/status") as status:
-        return next(int(row.split()[1]) for row in status if row.startswith(line)) / 1024
 
 
 def encode(which: str, count: int, store: str, pictures: str) -> None:
@@ -33,9 +27,9 @@ def encode(which: str, count: int, store: str, pictures: str) -> None:
     from diptych.image import OnnxEncoder, PyramidDescriptor
 
     if which == "photographs":
-        folder = real_data() / "flickr8k"
+        folder = find_data() / "flickr8k"
         pairs = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
-        encoder = OnnxEncoder(real_data().parent / "models" / "resnet50.onnx", "caffe-full-image")
+        encoder = OnnxEncoder(find_data().parent / "models" / "resnet50.onnx", "caffe-full-image")
     else:
         pairs, encoder = read_pairs(pictures), PyramidDescriptor()
     last = []
@@ -50,7 +44,7 @@ def encode(which: str, count: int, store: str, pictures: str) -> None:
                 "rate": progress.rate,
                 "cpu": 1000 * cpu / done,
                 "waits": 100 * progress.waiting / progress.seconds,
-                "peak": memory("VmHWM"),
+                "peak": read_memory(),
             }
         )
     )

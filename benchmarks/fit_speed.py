@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from recording import pin_threads, record
+from common import pin_threads, read_memory, record
 
 pin_threads(2)
 
@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 N, CAPTIONS, M_X, M_Y = 6000, 5, 2048, 2000
 
 
-def data():
+def generate():
     rng = np.random.default_rng(0)
     hidden = rng.standard_normal((N, 300), dtype=np.float32)
     x = hidden @ rng.standard_normal((300, M_X), dtype=np.float32)
@@ -31,32 +31,26 @@ def data():
     return x, y, pairing
 
 
-def memory(line: str) -> float:
-    """``VmRSS`` (resident now) or ``VmHWM`` (its peak) of this process in MiB, as Linux counts it."""
-    with open("/proc/self/status") as status:
-        return next(int(row.split()[1]) for row in status if row.startswith(line)) / 1024
-
-
-def run(which: str) -> dict[str, float]:
-    x, y, pairing = data()
+def fit(which: str) -> dict[str, float]:
+    x, y, pairing = generate()
     size = (x.nbytes + y.nbytes) / 2**20
     components = 10 if which == "zoo-10" else min(M_X, M_Y)
     if which.startswith("zoo"):
         from cca_zoo.linear import RidgeCCA
 
         x = x[pairing]
-        before, start = memory("VmRSS"), time.perf_counter()
+        before, start = read_memory("VmRSS"), time.perf_counter()
         model = RidgeCCA(n_components=components, shrinkage=0.1).fit([x, y])
         u, v = (w[:, :1] for w in model.weights_)
-        seconds, peak = time.perf_counter() - start, memory("VmHWM")
+        seconds, peak = time.perf_counter() - start, read_memory("VmHWM")
         images = x @ u
     else:
         from diptych import AWCCA
 
         gamma = 0.1 * N * CAPTIONS / 0.9
-        before, start = memory("VmRSS"), time.perf_counter()
+        before, start = read_memory("VmRSS"), time.perf_counter()
         model = AWCCA(params=(gamma, gamma), precision=which).fit(x, y, pairing)
-        seconds, peak = time.perf_counter() - start, memory("VmHWM")
+        seconds, peak = time.perf_counter() - start, read_memory("VmHWM")
         u, v = model.models_["search"].x_weights[:, :1], model.models_["search"].y_weights[:, :1]
         images = (x @ u)[pairing]
     top = float(np.corrcoef(images[:, 0], (y @ v)[:, 0])[0, 1])
@@ -72,26 +66,26 @@ NAMES = {
 
 
 def main() -> None:
-    found = {}
+    results = {}
     for which in NAMES:
         out = subprocess.run([sys.executable, __file__, which], check=True, capture_output=True, text=True)
-        found[which] = json.loads(out.stdout.splitlines()[-1])
+        results[which] = json.loads(out.stdout.splitlines()[-1])
     rows = [
         {
             "fit": name,
-            "seconds": f"{found[which]['seconds']:.1f}",
-            "share of the faster cca-zoo": f"{found[which]['seconds'] / found['zoo-10']['seconds']:.2f}",
-            "peak memory above baseline ÷ input": f"{found[which]['memory'] / found[which]['input']:.2f}",
-            "first correlation": f"{found[which]['top']:.6f}",
+            "seconds": f"{results[which]['seconds']:.1f}",
+            "share of the faster cca-zoo": f"{results[which]['seconds'] / results['zoo-10']['seconds']:.2f}",
+            "peak memory above baseline ÷ input": f"{results[which]['memory'] / results[which]['input']:.2f}",
+            "first correlation": f"{results[which]['top']:.6f}",
         }
         for which, name in NAMES.items()
     ]
-    size = found["float64"]["input"]
+    size = results["float64"]["input"]
     record("fit_speed", rows, f"6,000 × {M_X} images and 30,000 × {M_Y} captions, float32 ({size:.0f} MiB).")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(run(sys.argv[1])))
+        print(json.dumps(fit(sys.argv[1])))
     else:
         main()

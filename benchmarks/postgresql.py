@@ -15,7 +15,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from recording import pin_threads, record
+from common import pin_threads, record
 
 THREADS = 1
 pin_threads(THREADS)

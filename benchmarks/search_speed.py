@@ -1,39 +1,54 @@
-"""Searching: batches against bare FAISS on the same vectors, and where the time of one query goes.
+"""Searching, and what surrounds it: ``python benchmarks/search_speed.py [batches|query|folder|startup]``.
 
-The vectors are canonical embeddings of two noisy views of a hidden cause, 100,000 × 512: isotropic noise
-would tell nothing about a graph. The lines are timed in turn, seven times over, and the fastest counts.
+``batches``: batches against bare FAISS on the same vectors. These are canonical vectors of two noisy views of
+a hidden cause, 100,000 × 512: isotropic noise would say nothing about a graph. Timed in turn, seven times;
+the fastest counts.
+
+``query``: where the time of one query on Flickr8k goes.
+
+``folder``: what it costs to save a model, to load it, and to add one item to it; with ``--before OTHER/src``
+also for another checkout, in turn, in processes of their own.
+
+``startup``: what a command takes before it works, beside the imports it cannot do without.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
+import warnings
+from pathlib import Path
 
-from recording import pin_threads, real_data, record
+from common import find_data, measure_fastest, pin_threads, record
 
-THREADS = 2
-pin_threads(THREADS)
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("part", nargs="?", choices=["batches", "query", "folder", "startup", "save"])
+parser.add_argument("--before", type=Path, help="folder: the src folder of another checkout")
+parser.add_argument("--rounds", type=int, default=7, help="folder: how often each is measured")
+options = parser.parse_args()
+pin_threads(2 if options.part in (None, "batches", "query") else 1)
 
 import faiss  # noqa: E402
 import numpy as np  # noqa: E402
 
-from diptych import AWCCA, HKSE, Retriever  # noqa: E402
-from diptych.data import PairedViews, read_pairs  # noqa: E402
+from diptych import AWCCA, HKSE, Retriever, read_pairs  # noqa: E402
+from diptych.data import PairedDataset, PairedViews  # noqa: E402
 from diptych.retrieval.stores._faiss import VectorIndex  # noqa: E402
 
 ITEMS, COLUMNS, QUERIES, K = 100_000, 512, 1000, 10
+STEPS = ("first save", "save again", "load", "load, mapped", "load, add one item, save", "MB on disk")
+SAVED_ITEMS, SAVED_FEATURES = 5000, 1024
+IMAGES, TIMES = 8000, 5
+WORDS = ["red", "green", "blue", "dog", "cat", "car", "tree", "house", "snow", "sand", "sea", "sky"]
 
 
-def fastest(function, times=5):
-    best = float("inf")
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def batches() -> None:
+def measure_batches() -> None:
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(ITEMS, 64)).astype(np.float32)
     x, y = (
@@ -44,8 +59,8 @@ def batches() -> None:
     retriever = Retriever.from_features(x, y, model=model, keep_features=False)
     embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
     vectors = np.concatenate([chunk.vectors for chunk in index.chunks()])
-    asked = y[rng.choice(ITEMS, QUERIES, replace=False)]
-    queries = embedding.queries(asked, "search")
+    features = y[rng.choice(ITEMS, QUERIES, replace=False)]
+    queries = embedding.queries(features, "search")
     bare = faiss.IndexFlatIP(vectors.shape[1])
     bare.add(vectors)
     half = VectorIndex(vectors.shape[1], "float16")
@@ -66,13 +81,13 @@ def batches() -> None:
     }
     same, timed = {}, {name: [float("inf"), float("inf")] for name in ways}
     for name, search in ways.items():
-        found = search(queries, asked)
-        hits = [len({*map(int, a)} & {*b.tolist()}) for a, b in zip(found, truth, strict=True)]
+        results = search(queries, features)
+        hits = [len({*map(int, a)} & {*b.tolist()}) for a, b in zip(results, truth, strict=True)]
         same[name] = np.mean(hits) / K
     for _ in range(7):
         for name, search in ways.items():
-            batch = fastest(lambda search=search: search(queries, asked), 1)
-            single = fastest(lambda search=search: search(queries[:1], asked[:1]), 5)
+            batch = measure_fastest(lambda search=search: search(queries, features), 1)
+            single = measure_fastest(lambda search=search: search(queries[:1], features[:1]), 5)
             timed[name] = [min(timed[name][0], batch), min(timed[name][1], single)]
     reference = timed["FAISS `IndexFlatIP`"]
     rows = [
@@ -91,11 +106,11 @@ def batches() -> None:
     record("search_speed", rows, note)
 
 
-def one_query() -> None:
-    folder = real_data() / "flickr8k"
+def measure_query() -> None:
+    folder = find_data() / "flickr8k"
     pairs = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images")
     x = np.load(folder / "resnet50.npy").astype(np.float32)
-    text = HKSE(real_data() / "word2vec-googlenews-26k.bin").fit(pairs.subset("train").captions)
+    text = HKSE(find_data() / "word2vec-googlenews-26k.bin").fit(pairs.subset("train").captions)
     y = text.transform(pairs.captions, unknown="mean")
     retriever = Retriever(None, text, AWCCA(params=(1e3, 1.0), precision="float32"))
     retriever.fit(PairedViews(pairs, x, y))
@@ -103,13 +118,13 @@ def one_query() -> None:
     embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
     features = retriever.encoders.encode_texts([query], queries=True)
     vectors = embedding.queries(features, "search")
-    whole = fastest(lambda: retriever.search(query, K), 50)
+    whole = measure_fastest(lambda: retriever.search(query, K), 50)
     steps = {
-        "words → HKSE(rbf, rbf), 2,000 × 2,000": fastest(
+        "words → HKSE(rbf, rbf), 2,000 × 2,000": measure_fastest(
             lambda: retriever.encoders.encode_texts([query], queries=True), 50
         ),
-        "HKSE → canonical vector": fastest(lambda: embedding.queries(features, "search"), 50),
-        f"{len(index):,} × {index.dimension} inner products, 10 best": fastest(
+        "HKSE → canonical vector": measure_fastest(lambda: embedding.queries(features, "search"), 50),
+        f"{len(index):,} × {index.dimension} inner products, 10 best": measure_fastest(
             lambda: index.search(vectors, K), 50
         ),
     }
@@ -119,7 +134,107 @@ def one_query() -> None:
     record("one_query", rows, "Flickr8k, all 8,000 images; the fastest of 50.")
 
 
+def measure_save() -> dict[str, float]:
+    """Return the milliseconds of each step, once."""
+    warnings.simplefilter("ignore")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(SAVED_ITEMS, SAVED_FEATURES)).astype(np.float32)
+    half = SAVED_FEATURES // 2
+    y = (x[:, :half] + rng.normal(size=(SAVED_ITEMS, half))).astype(np.float32)
+    retriever = Retriever.from_features(x, y, model=AWCCA(params=(1.0, 1.0)))
+    times: dict[str, float] = {}
+
+    def timed(step, work):
+        start = time.perf_counter()
+        result = work()
+        times[step] = 1000 * (time.perf_counter() - start)
+        return result
+
+    def add():
+        loaded = Retriever.load(folder)
+        loaded.add(x[:1], ids=["one more"])
+        loaded.save(folder)
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        timed(STEPS[0], lambda: retriever.save(folder))
+        timed(STEPS[1], lambda: retriever.save(folder))
+        timed(STEPS[2], lambda: Retriever.load(folder))
+        timed(STEPS[3], lambda: Retriever.load(folder, mmap=True))
+        timed(STEPS[4], add)
+        times[STEPS[5]] = sum(path.stat().st_size for path in Path(place).rglob("*") if path.is_file()) / 1e6
+    return times
+
+
+def measure_folder() -> None:
+    sources = {"now": Path(__file__).parents[1] / "src"}
+    if options.before:
+        sources = {"before": options.before, **sources}
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
+    for _ in range(options.rounds):
+        for name, source in sources.items():
+            process = subprocess.run(
+                [sys.executable, __file__, "save"],
+                env={**os.environ, "PYTHONPATH": str(source)},
+                check=True,
+                capture_output=True,
+            )
+            times[name].append(json.loads(process.stdout))
+    rows = [
+        {"step": step}
+        | {
+            name: f"{statistics.median(once[step] for once in all_times):.0f}"
+            + (" MB" if step.startswith("MB") else " ms")
+            for name, all_times in times.items()
+        }
+        for step in STEPS
+    ]
+    note = f"{SAVED_ITEMS:,} pairs, {SAVED_FEATURES} and {SAVED_FEATURES // 2} features; medians of "
+    record("model_folder", rows, note + f"{options.rounds} runs, taken in turn.")
+
+
+def make_model(folder: Path) -> None:
+    """A model of 8,000 images with a caption each; what it finds does not matter here."""
+    rng = np.random.default_rng(0)
+    captions = tuple(" ".join(rng.choice(WORDS, 5)) for _ in range(IMAGES))
+    text = HKSE(word_features=200, sentence_features=200).fit(captions[:1000])
+    y = np.asarray(text.transform(captions), np.float32)
+    x = y @ rng.normal(size=(y.shape[1], COLUMNS)).astype(np.float32)
+    pairs = PairedDataset(tuple(f"{i}.jpg" for i in range(IMAGES)), captions, np.arange(IMAGES))
+    retriever = Retriever(None, text)
+    retriever.model.params = (1.0, 1.0)
+    retriever.fit(PairedViews(pairs, x, y)).save(folder)
+
+
+def measure_startup() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        make_model(Path(scratch) / "model")
+        python, here = [sys.executable], [sys.executable, "-m", "diptych"]
+        commands = {
+            'python -c "import numpy, faiss"': [*python, "-c", "import numpy, faiss"],
+            'python -c "import sklearn.base"': [*python, "-c", "import sklearn.base"],
+            "diptych --version": [*here, "--version"],
+            "diptych --help": [*here, "--help"],
+            "diptych search --help": [*here, "search", "--help"],
+            f"diptych search ({IMAGES:,} images)": [*here, "search", f"{scratch}/model", "a dog in the snow"],
+        }
+        fastest = dict.fromkeys(commands, float("inf"))
+        for _ in range(TIMES):
+            for name, command in commands.items():
+                start = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                fastest[name] = min(fastest[name], time.perf_counter() - start)
+    bare = next(iter(fastest.values()))
+    rows = [
+        {"command": f"`{name}`", "seconds": f"{seconds:.2f}", "times the first": f"{seconds / bare:.1f}"}
+        for name, seconds in fastest.items()
+    ]
+    record("startup", rows, f"Fastest of {TIMES}.")
+
+
 if __name__ == "__main__":
-    batches()
-    if "--no-data" not in sys.argv:
-        one_query()
+    if options.part == "save":
+        print(json.dumps(measure_save()))
+    for name in [options.part] if options.part else ["batches", "query"]:
+        if name != "save":
+            globals()[f"measure_{name}"]()

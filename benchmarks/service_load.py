@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any
 
-from recording import pin_threads, record
+from common import pin_threads, record
 
 
 def parsed() -> argparse.Namespace:

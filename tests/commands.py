@@ -1,28 +1,41 @@
 """Run commands as a user does."""
 
 import json
+import tempfile
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 from diptych.cli import app
 
 _runner = CliRunner()
+_folder = tempfile.TemporaryDirectory()
+
+
+def config(**tables):
+    """Write settings as TOML, and return the option that names the file: ``config(model={"grid": 5})``."""
+    lines = []
+    for table, settings in tables.items():
+        lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+    path = Path(_folder.name) / f"settings-{len(list(Path(_folder.name).iterdir()))}.toml"
+    path.write_text("\n".join(lines), "utf-8")
+    return ["--config", path]
 
 
 def run(*arguments):
-    """What ``diptych ARGUMENTS`` gives."""
+    """Run ``diptych ARGUMENTS``."""
     return _runner.invoke(app, [str(a) for a in arguments])
 
 
 def run_json(*arguments):
-    """What ``diptych ARGUMENTS --json`` prints, which must succeed."""
+    """Run ``diptych ARGUMENTS --json``, which must succeed, and return what it prints."""
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def refused(*arguments):
-    """The one sentence with which a command refuses."""
+    """Run a command that must fail, and return its error message."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     # Before it there may be a progress bar and notes.

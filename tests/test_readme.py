@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import run
+from commands import config, run
 from example_files import code_blocks, write_network, write_photos
 from generated_pairs import make_pairs
 
@@ -66,7 +66,7 @@ def test_the_commands_run(place):
         words = shlex.split(line, comments=True)[1:]
         if words[0] == "serve":  # it would not end; its own tests run it
             words = ["serve", "--help"]
-        small = ["--grid", "4", "--word-features", "60", "--sentence-features", "60"]
+        small = config(model={"grid": 4}, hkse={"word_features": 60, "sentence_features": 60})
         result = run(*words, *(small if words[0] == "fit" else []))
         assert result.exit_code == 0, f"{line}: {result.output}"
 
@@ -75,6 +75,12 @@ def test_the_commands_run(place):
 def test_make_has_what_is_promised(target):
     assert f"make {target}" in README.read_text("utf-8")
     assert re.search(rf"^{target}:", (README.parent / "Makefile").read_text("utf-8"), re.MULTILINE)
+
+
+def test_benchmarks_that_are_named_exist():
+    for page in [README, README.parent / "CONTRIBUTING.md", *(README.parent / "docs").glob("*.md")]:
+        for script in re.findall(r"benchmarks/\w+\.py", page.read_text("utf-8")):
+            assert (README.parent / script).is_file(), f"{page.name} names {script}"
 
 
 def test_links_lead_somewhere():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import config
+
 N_PHOTOS = 150
 
 
@@ -47,8 +49,8 @@ def diptych(folder, *arguments):
 @pytest.fixture(scope="module")
 def notes(place):
     """What ``fit`` says on standard error."""
-    fit = "fit captions.csv --images photos --image-encoder resnet50.onnx --out model --grid 6"
-    return diptych(place, *fit.split())[1]
+    fit = "fit captions.csv --images photos --image-encoder resnet50.onnx --out model"
+    return diptych(place, *fit.split(), *map(str, config(model={"grid": 6})))[1]
 
 
 @pytest.mark.data
@@ -66,7 +68,7 @@ class TestABareNetwork:
     def test_later_commands_need_no_encoder(self, notes, place):
         assert "photos/" in diptych(place, "search", "model", "a dog in the snow", "-k", "5")[0]
         assert len(json.loads(diptych(place, "annotate", "model", "photo.jpg", "--json")[0])["answers"]) == 1
-        similar = diptych(place, "similar", "model", "photo.jpg", "--picture", "--json")[0]
+        similar = diptych(place, "similar", "model", "photo.jpg", "--image", "--json")[0]
         assert json.loads(similar)["answers"][0]["hits"]
         recalls = diptych(place, "evaluate", "model", "captions.csv", "--images", "photos", "--json")[0]
         assert json.loads(recalls)["all"]["annotate"]["r@10"] > 50

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import run
+from commands import config, run
 from diptych.retrieval.stores.postgres._connection import SETTINGS, Address
 from example_files import write_photos
 
@@ -40,7 +40,7 @@ def test_the_examples_run(place, fresh):
     assert names["filled"].store.count() == 2 * len(names["x"])
     for line in re.findall(r"^diptych .*$", PAGE, re.MULTILINE):
         words = shlex.split(line.replace(ADDRESS, fresh()))[1:]
-        small = ["--grid", "4", "--word-features", "60", "--sentence-features", "60"]
+        small = config(model={"grid": 4}, hkse={"word_features": 60, "sentence_features": 60})
         result = run(*words, *(small if words[0] == "fit" else []))
         assert result.exit_code == 0, f"{line}: {result.output}"
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
@@ -188,7 +188,7 @@ class TestAModelRemembersItsEncoder:
     def test_every_command_finds_it(self, place):
         for command in (
             ["annotate", "model", "image.png"],
-            ["similar", "model", "image.png", "--picture"],
+            ["similar", "model", "image.png", "--image"],
             ["add", "model", "image.png"],
             ["annotate", "model", "image.png"],
         ):
@@ -260,9 +260,9 @@ def test_features_made_by_a_chosen_recipe_are_asked_with_it(tmp_path, monkeypatc
     encoded = run("encode", "images", "drawn", "--image-encoder", "n.onnx", "-o", "x")
     assert encoded.exit_code == 0, encoded.output
     assert "bytes-32 retrieves best" in encoded.stderr
-    words = ["--word", "lin", "--sentence", "lin", "--save-encoder", "words"]
+    words = [*config(hkse={"word": "lin", "sentence": "lin"}), "--save-encoder", "words"]
     assert run("encode", "text", "drawn", "-o", "y", *words).exit_code == 0
-    run_json("fit", "x", "y", "--pairs", "drawn", "-o", "m", "--params", "5,5")
+    run_json("fit", "x", "y", "--pairs", "drawn", "-o", "m", *config(model={"params": [5, 5]}))
     image = next((tmp_path / "drawn").rglob("*.png"))
     run_json("annotate", "m", image, "--image-encoder", "n.onnx")
     assert "pyramid is used" in run("encode", "images", "drawn", "-o", "z").stderr

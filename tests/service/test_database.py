@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 from diptych import HKSE, InputError, Retriever
 from diptych.data import read_pairs
 from diptych.retrieval.stores._base import RefusedError
@@ -152,7 +152,9 @@ class TestCommands:
             rows = hidden @ rng.normal(size=(4, width)) + 0.1 * rng.normal(size=(90, width))
             np.save(f"{name}.npy", rows.astype(np.float32))
         address = fresh().replace("postgres:@", "postgres:s3cret@")
-        result = run("fit", "x.npy", "y.npy", "--out", "model", "--grid", "4", "--index", address)
+        result = run(
+            "fit", "x.npy", "y.npy", "--out", "model", *config(model={"grid": 4}), "--index", address
+        )
         assert result.exit_code == 0, result.output
         assert "s3cret" not in result.output
         answers = run_json("search", "model", "--features", "y.npy", "-k", "1")["answers"]

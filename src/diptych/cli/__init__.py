@@ -1,4 +1,4 @@
-"""The commands, thin: each reads files, calls the library, and says what came out.
+"""The commands: each reads files, calls the library and prints the result.
 
 A command's module is imported when that command runs, so that ``--help`` and ``--version`` load nothing of
 the library.
@@ -16,7 +16,7 @@ from diptych import __version__
 
 
 class LazyGroup(TyperGroup):
-    """Commands that are imported when they are run; until then, only their names and summaries are known.
+    """A group whose commands are imported when they run.
 
     ``table`` has the module, the function and the summary of each command. The summary is the first line of
     the function's docstring.
@@ -30,7 +30,7 @@ class LazyGroup(TyperGroup):
         self.commands = {**summaries, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command to run, imported."""
+        """Return the command to run, imported."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, self._import(name) if name in self.table else command, rest
 
@@ -40,7 +40,7 @@ class LazyGroup(TyperGroup):
         alone.command(name)(getattr(import_module(module), function))
         command: Any = typer.main.get_command(alone)
         flags = {param.name: max(param.opts, key=len) for param in command.params}
-        import_module("diptych.cli._output").FLAGS.set(
+        import_module("diptych.cli._output").OPTION_NAMES.set(
             {name: flag for name, flag in flags.items() if flag.startswith("--")}
         )
         return command
@@ -60,46 +60,46 @@ class Commands(LazyGroup):
             "fit",
             "Fit a searchable model on pairs, or on features of both views; report its recalls.",
         ),
-        "evaluate": ("diptych.cli._fit", "evaluate", "Recalls of a model, both ways."),
+        "evaluate": ("diptych.cli._fit", "evaluate", "Measure the recalls of a model, both ways."),
         "search": (
             "diptych.cli._search",
             "search",
-            "Find images for sentences. Scores are cosines, not probabilities.",
+            "Find images for texts. Scores are cosines, not probabilities.",
         ),
         "annotate": (
             "diptych.cli._search",
             "annotate",
-            "Find sentences for images. Scores are cosines, not probabilities.",
+            "Find texts for images. Scores are cosines, not probabilities.",
         ),
         "similar": (
             "diptych.cli._search",
             "similar",
-            "Find images like an image, or sentences like a sentence.",
+            "Find images similar to an image, or texts similar to a text.",
         ),
         "add": (
-            "diptych.cli._change",
+            "diptych.cli._search",
             "add",
             "Add images, or pairs, to a model. It does not learn from them unless --refit is given.",
         ),
         "remove": (
-            "diptych.cli._change",
+            "diptych.cli._search",
             "remove",
             "Remove items from a model; an image takes its captions with it.",
         ),
         "info": (
             "diptych.cli._search",
             "info",
-            "Say what a model is, what it was fitted on, and how good it is.",
+            "Show what a model is, what it was fitted on, and how good it is.",
         ),
         "serve": (
             "diptych.cli._serve",
             "serve",
-            "Open a page that searches pictures with words and words with pictures.",
+            "Open a web page that searches images with text and text with images, and serve the HTTP API.",
         ),
         "check": (
             "diptych.cli._data",
             "check",
-            "Look at pairs and their images; exit with 1 when something is wrong.",
+            "Check pairs and their images; exit with 1 when something is wrong.",
         ),
         "scenes": (
             "diptych.cli._data",
@@ -121,7 +121,7 @@ class Encode(LazyGroup):
         "images": (
             "diptych.cli._data",
             "encode_images_command",
-            "Encode images into a feature store; interrupted work goes on where it stopped.",
+            "Encode images into a feature store; interrupted work resumes.",
         ),
         "text": (
             "diptych.cli._data",
@@ -155,7 +155,7 @@ def main(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Search both ways between two paired views, images and sentences or any other two."""
+    """Search both ways between two paired views: images and texts, or any other two."""
 
 
 @encode.callback()

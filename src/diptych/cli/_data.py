@@ -1,4 +1,4 @@
-"""``check``, ``scenes`` and ``encode``: what users have on disk, and features made of it."""
+"""``check``, ``scenes`` and ``encode``: look at pairs, draw pairs, and encode them into features."""
 
 from __future__ import annotations
 
@@ -11,30 +11,23 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
 from diptych._checks import InputError, count
+from diptych.cli import _options as opt
 from diptych.cli._options import (
-    AsJson,
-    CaptionColumn,
-    Columns,
-    Device,
-    Encoding,
-    ImageColumn,
-    ImageEncoderName,
-    ImagesFolder,
-    Quiet,
-    RandomState,
-    Recipe,
-    Sentence,
-    SentenceFeatures,
-    Threads,
-    Vectors,
-    Weights,
-    Word,
-    WordFeatures,
-    given_text_encoder,
-    new_hkse,
+    TableOptions,
+    list_hkse_settings,
+    make_hkse,
+    make_text_encoder,
+    read_settings,
     refuse_unused,
 )
-from diptych.cli._output import bar, limited_to, plain_console, print_json, said_plainly
+from diptych.cli._output import (
+    RESUMES,
+    limit_threads,
+    make_console,
+    print_json,
+    report_errors,
+    show_progress,
+)
 from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_pairs, read_pairs
 from diptych.image import OnnxEncoder
 from diptych.image import image_encoder as image_encoder_named
@@ -45,30 +38,26 @@ from diptych.text import sentence_encoder
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
-RESUMES = "run the same command again to go on where it stopped"
-OF_HKSE = (
-    *("vectors", "word", "sentence", "word_features", "sentence_features", "random_state", "save_encoder"),
-)
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
 
 
 def check(
     pairs: PairsFile,
-    images: ImagesFolder = None,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
-    threads: Threads = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    images: opt.ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Look at pairs and their images; exit with 1 when something is wrong.
+    """Check pairs and their images; exit with 1 when something is wrong.
 
     Example: `diptych check captions.csv --images photos`
     """
-    with said_plainly():
-        with bar("looking at pictures", quiet or as_json) as (progress, task):
-            columns = Columns(image_column, caption_column, encoding)
+    with report_errors():
+        with show_progress("checking images", quiet or as_json) as (progress, task):
+            columns = TableOptions(image_column, caption_column, encoding)
             report = inspect_pairs(
                 read_pairs(pairs, images=images, **vars(columns)),
                 workers=threads,
@@ -77,18 +66,18 @@ def check(
         if as_json:
             print_json({**asdict(report), "ok": report.ok})
         elif not quiet:
-            console = plain_console()
+            console = make_console()
             sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
             console.print(f"{count(report.images, 'image')} ({sizes}), {count(report.captions, 'caption')}")
-            for name, found in (
+            for name, summary in (
                 ("captions per image", report.captions_per_image),
                 ("words per caption", report.caption_words),
             ):
-                console.print(f"{name}: {found.smallest} to {found.largest}, median {found.median:g}")
+                console.print(f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}")
             if not report.images_checked:
-                console.print("the picture files were not looked at: say where they lie with --images")
+                console.print("the image files were not checked: give their folder as --images")
             if report.copies:
-                console.print(f"{count(len(report.copies), 'group')} of equal pictures within a split")
+                console.print(f"{count(len(report.copies), 'group')} of equal images within a split")
             for name, reason in report.unreadable:
                 console.print(f"unreadable: {name}: {reason}")
             for problem in report.problems:
@@ -100,50 +89,50 @@ def check(
 def scenes_command(
     folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many scenes.")] = 1000,
-    random_state: RandomState = 0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    random_state: opt.RandomState = 0,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Draw scenes with five captions each: images and a table of pairs, with splits.
 
     Example: `diptych scenes scenes -n 3000`
     """
-    with said_plainly():
+    with report_errors():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} exists and is not empty; give a new folder.")
         make_scenes(n, random_state=random_state).write(folder)
         if as_json:
             print_json({"folder": str(folder), "scenes": n})
         elif not quiet:
-            plain_console().print(f"drew {n} scenes into {folder}")
+            make_console().print(f"drew {n} scenes into {folder}")
 
 
 def encode_images_command(
     pairs: PairsFile,
     out: Out,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    images: ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    images: opt.ImagesFolder = None,
     batch_size: Batch = 32,
     dtype: Dtype = "float32",
-    threads: Threads = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Encode images into a feature store; interrupted work goes on where it stopped.
+    """Encode images into a feature store; interrupted work resumes.
 
     Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """
     with (
-        said_plainly(RESUMES),
-        limited_to(threads),
-        bar("encoding pictures", quiet or as_json) as (progress, task),
+        report_errors(RESUMES),
+        limit_threads(threads),
+        show_progress("encoding images", quiet or as_json) as (progress, task),
     ):
-        columns = vars(Columns(image_column, caption_column, encoding))
+        columns = vars(TableOptions(image_column, caption_column, encoding))
         dataset = read_pairs(pairs, images=images, **columns)
         if image_encoder is None:
             warn_of_pyramid()
@@ -160,58 +149,55 @@ def encode_images_command(
         )
         _report(store, quiet, as_json)
         if not store.ids:
-            raise InputError(
-                f"of {count(len(store.skipped), 'picture')}, none could be read; see diptych check."
-            )
+            raise InputError(f"none of {count(len(store.skipped), 'image')} can be read; see diptych check.")
 
 
 def encode_text_command(
     ctx: typer.Context,
     pairs: PairsFile,
     out: Out,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
     text_encoder: Annotated[
         str, typer.Option(help="hkse, the folder of a saved one, or a sentence-transformers model.")
     ] = "hkse",
-    vectors: Vectors = None,
-    word: Word = "rbf",
-    sentence: Sentence = "rbf",
-    word_features: WordFeatures = 2000,
-    sentence_features: SentenceFeatures = 2000,
-    random_state: RandomState = 0,
+    vectors: opt.Vectors = None,
+    config: opt.Config = None,
+    random_state: opt.RandomState = 0,
     save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
     batch_size: Batch = 1024,
     dtype: Dtype = "float32",
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
     with (
-        said_plainly(RESUMES),
-        limited_to(threads),
-        bar("encoding captions", quiet or as_json) as (progress, task),
+        report_errors(RESUMES),
+        limit_threads(threads),
+        show_progress("encoding captions", quiet or as_json) as (progress, task),
     ):
         if text_encoder == "hkse":
             refuse_unused(ctx, ("device",), "with hkse, which runs on the CPU")
         else:
-            refuse_unused(ctx, OF_HKSE, f"with --text-encoder {text_encoder}; it belongs to hkse")
-        dataset = read_pairs(pairs, **vars(Columns(image_column, caption_column, encoding)))
+            reason = f"with --text-encoder {text_encoder}; it belongs to hkse"
+            refuse_unused(ctx, ("vectors", "config", "random_state", "save_encoder"), reason)
+        dataset = read_pairs(pairs, **vars(TableOptions(image_column, caption_column, encoding)))
         if text_encoder == "hkse":
+            settings = read_settings(ctx, config, hkse=list_hkse_settings())
             split = "train" in dataset.split_sizes()
-            fitted = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
+            fitted = make_hkse(vectors, random_state, settings["hkse"])
             fitted.fit((dataset.subset("train") if split else dataset).captions)
             if save_encoder is not None:
                 fitted.save(save_encoder)
             chosen = sentence_encoder(fitted)
         else:
-            chosen = sentence_encoder(given_text_encoder(text_encoder, device))
+            chosen = sentence_encoder(make_text_encoder(text_encoder, device))
         store = encode_texts(
             dataset,
             chosen,
@@ -228,18 +214,18 @@ def _update(progress: Bar, task: TaskID, done: Progress) -> None:
 
 
 def _report(store: FeatureStore, quiet: bool, as_json: bool) -> None:
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "store": str(store.folder),
         "rows": len(store.ids),
         "dimension": store.job.dimension,
         "skipped": [asdict(each) for each in store.skipped],
     }
     if as_json:
-        print_json(found)
+        print_json(content)
     elif not quiet:
-        console = plain_console()
+        console = make_console()
         for each in store.skipped:
-            console.print(f"left out: {each.id}: {each.reason}")
+            console.print(f"skipped: {each.id}: {each.reason}")
         console.print(
-            f"{count(found['rows'], 'row')} of {count(found['dimension'], 'number')} in {store.folder}"
+            f"{count(content['rows'], 'row')} of {count(content['dimension'], 'number')} in {store.folder}"
         )

@@ -15,7 +15,7 @@ from diptych._checks import TASKS, InputError
 from diptych._persistence import replace_file
 from diptych.cca import AWCCA
 from diptych.cli._options import AsJson, Quiet, Threads
-from diptych.cli._output import limited_to, plain_console, print_json, said_plainly
+from diptych.cli._output import limit_threads, make_console, print_json, report_errors
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import open_image
@@ -49,8 +49,8 @@ def demo(
 
     Example: `diptych demo`
     """
-    with said_plainly(), limited_to(threads):
-        console, start = plain_console(), time.perf_counter()
+    with report_errors(), limit_threads(threads):
+        console, start = make_console(), time.perf_counter()
         console.quiet = quiet or as_json
         pairs = make_scenes(number, random_state=0).write(out / "scenes")
         retriever = Retriever("pyramid", HKSE(word_features=600, sentence_features=600), AWCCA())

@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate``: from pairs or features to a searchable model, and what it is worth."""
+"""``fit`` and ``evaluate``: make a searchable model from pairs or features, and measure it."""
 
 from __future__ import annotations
 
@@ -12,50 +12,34 @@ import typer
 from diptych._checks import InputError, check_choice, count
 from diptych._persistence import check_writable
 from diptych.cca import AWCCA
+from diptych.cli import _options as opt
 from diptych.cli._options import (
-    AsJson,
-    CaptionColumn,
-    Columns,
-    Device,
-    Encoding,
-    ImageColumn,
-    ImageEncoderName,
-    ImagesFolder,
-    Model,
-    Pairs,
-    Quiet,
-    RandomState,
-    Recipe,
-    Sentence,
-    SentenceFeatures,
-    Source,
-    TextEncoderName,
-    Texts,
-    Threads,
-    Vectors,
-    Weights,
-    Word,
-    WordFeatures,
-    components_of,
-    encoder_of,
-    engine_of,
-    given_image_encoder,
-    given_text_encoder,
-    grid_of,
-    new_hkse,
+    INDEX,
+    MODEL,
+    RUN,
+    TableOptions,
+    list_hkse_settings,
+    list_model_settings,
+    make_hkse,
+    make_image_encoder,
+    make_text_encoder,
     open_data,
-    pair_of_numbers,
+    open_engine,
+    read_encoder_name,
+    read_settings,
+    refuse_settings,
     refuse_unused,
 )
 from diptych.cli._output import (
-    Watched,
-    bar,
-    limited_to,
-    model_lines,
-    plain_console,
+    RESUMES,
+    EncodingBars,
+    describe_model,
+    limit_threads,
+    make_console,
     print_json,
     recall_table,
-    said_plainly,
+    report_errors,
+    show_progress,
 )
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
@@ -63,241 +47,225 @@ from diptych.retrieval import Retriever
 from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._folder import KIND
 
-SET_BY_PRESET = (
-    *("filter", "params", "grid", "metric", "weighting", "similarity", "n_components", "solver"),
-    *("precision", "path_metrics", "normalize", "dask"),
-)
-"""Flags whose place a preset takes."""
-OF_HKSE = ("vectors", "word", "sentence", "word_features", "sentence_features")
-RESUMES = "run the same command again to go on where it stopped"
+Settings = dict[str, dict[str, Any]]
 
 
 def fit(
     ctx: typer.Context,
-    source: Source,
-    texts: Texts = None,
+    source: opt.Source,
+    texts: opt.Texts = None,
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the model to.")],
-    pairs: Pairs = None,
-    images: ImagesFolder = None,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    text_encoder: TextEncoderName = None,
-    vectors: Vectors = None,
-    word: Word = "rbf",
-    sentence: Sentence = "rbf",
-    word_features: WordFeatures = 2000,
-    sentence_features: SentenceFeatures = 2000,
+    pairs: opt.Pairs = None,
+    images: opt.ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderName = None,
+    vectors: opt.Vectors = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="best: fuse all that makes it more accurate, with settings of its own."),
+        typer.Option(rich_help_panel=MODEL, help="best: fuse everything that makes retrieval more accurate."),
     ] = None,
-    filter: Annotated[str, typer.Option(help="tikhonov, tsvd or guided.")] = "tikhonov",
-    params: Annotated[
-        str | None, typer.Option(help="P_X,P_Y for both tasks; default: selected on validation pairs.")
-    ] = None,
-    grid: Annotated[str, typer.Option(help="Points per side, or log,N or rank,N.")] = "20",
-    metric: Annotated[str, typer.Option(help="r@K, mean_recall, median_rank or mean_rank.")] = "r@1",
-    weighting: Annotated[
-        str, typer.Option(help="asymmetric, search-generation, symmetric, none, or powers A,B.")
-    ] = "asymmetric",
-    similarity: Annotated[str, typer.Option(help="cosine or l2.")] = "cosine",
-    n_components: Annotated[str | None, typer.Option(help="Dimension of the embeddings, or auto.")] = None,
-    validation_fraction: Annotated[float, typer.Option(help="Held out when there is no val split.")] = 0.15,
-    random_state: RandomState = 0,
-    solver: Annotated[str, typer.Option(help="auto, gram or svd.")] = "auto",
-    precision: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    path_metrics: Annotated[str, typer.Option(help="metric or all.")] = "metric",
-    normalize: Annotated[
-        str, typer.Option(help="Of images,texts: none, unit, signed-sqrt or sqrt-unit each.")
-    ] = "none,none",
+    filter: Annotated[
+        str, typer.Option(rich_help_panel=MODEL, help="Regularisation: tikhonov, tsvd or guided.")
+    ] = "tikhonov",
+    metric: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Select by this on validation pairs: r@K, mean_recall, median_rank, mean_rank.",
+        ),
+    ] = "r@1",
+    config: opt.Config = None,
     index: Annotated[
-        str, typer.Option(help="flat (exact), hnsw, or postgresql://user@host/database.")
+        str,
+        typer.Option(rich_help_panel=INDEX, help="flat (exact), hnsw, or postgresql://user@host/database."),
     ] = "flat",
-    dtype: Annotated[str, typer.Option(help="Of the index: float32 or float16.")] = "float32",
-    keep_features: Annotated[bool, typer.Option(help="Keep the items' features, for a refit.")] = True,
+    dtype: Annotated[
+        str, typer.Option(rich_help_panel=INDEX, help="Of the stored vectors: float32 or float16.")
+    ] = "float32",
     dask: Annotated[
         str | None,
-        typer.Option(help="Sum the training pairs there: the address of a Dask scheduler, or local."),
+        typer.Option(
+            rich_help_panel=RUN, help="Sum the training pairs on Dask: a scheduler's address, or local."
+        ),
     ] = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    random_state: opt.RandomState = 0,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Fit a searchable model on pairs, or on features of both views; report its recalls.
 
-    Pictures and captions are encoded first; interrupted work, a pass over large features included, goes on
-    where it stopped. With a train split the regularisation is selected on the val split; without, on a share
-    that is held out.
+    Images and captions are encoded first. Interrupted work resumes when the same command runs again. The
+    regularisation is selected on the val split, or on held-out training pairs if there is none.
 
     Example: `diptych fit captions.csv --images photos --image-encoder resnet50.onnx --out model`
 
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
     silent, start = quiet or as_json, time.perf_counter()
-    with said_plainly(RESUMES), limited_to(threads):
+    with report_errors(RESUMES), limit_threads(threads):
+        settings = read_settings(
+            ctx,
+            config,
+            model=list_model_settings(preset),
+            hkse=list_hkse_settings(),
+            retriever=("keep_features",),
+        )
         if preset is not None:
-            refuse_unused(ctx, SET_BY_PRESET, f"with --preset {preset}")
-        if params is not None:
-            refuse_unused(ctx, ("grid", "path_metrics"), "with --params, which leave nothing to select")
-        if not 0.0 < validation_fraction < 1.0:
-            raise InputError(
-                f"--validation-fraction {validation_fraction} is not a share; give one such as 0.15."
-            )
-        if dask is not None and solver == "svd":
-            raise InputError("--solver svd cannot be used with --dask; leave one of them out.")
-        seeds = {"validation_fraction": validation_fraction, "random_state": random_state}
+            refuse_unused(ctx, ("filter", "metric", "dask"), f"with --preset {preset}")
+        options: dict[str, Any] = {"random_state": random_state} | settings["model"]
         model: AWCCA | Fusion
         if preset is not None:
-            model = Fusion(preset, **seeds)  # type: ignore[arg-type]
+            model = Fusion(preset, **options)
         else:
-            model = AWCCA(
-                filter=filter,
-                params=None if params is None else pair_of_numbers(params, "params"),
-                grid=grid_of(grid),
-                metric=metric,
-                weighting=pair_of_numbers(weighting, "weighting") if "," in weighting else weighting,  # type: ignore[arg-type]
-                similarity=similarity,  # type: ignore[arg-type]
-                n_components=components_of(n_components),
-                solver=solver,  # type: ignore[arg-type]
-                precision=precision,  # type: ignore[arg-type]
-                path_metrics=path_metrics,
-                normalize=tuple(part.strip() for part in normalize.split(",")),  # type: ignore[arg-type]
-                verbose=not silent,
-                **seeds,  # type: ignore[arg-type]
-            )
+            model = AWCCA(**{"filter": filter, "metric": metric} | options, verbose=not silent)
+            if dask is not None and model.solver == "svd":
+                raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()
         check_writable(out, KIND)
-        data = open_data(source, texts, pairs, images, Columns(image_column, caption_column, encoding))
-        raw = isinstance(data, PairedDataset)
-        _refuse_unused_for(ctx, data, text_encoder, model)
-        chosen_text: Any = None
+        data = open_data(source, texts, pairs, images, TableOptions(image_column, caption_column, encoding))
+        _refuse_unused(ctx, data, text_encoder, model, settings)
+        is_raw = isinstance(data, PairedDataset)
+        own_text: Any = None
         if text_encoder not in (None, "hkse"):
-            chosen_text = given_text_encoder(text_encoder, device)
-        elif raw:
-            chosen_text = new_hkse(vectors, word, sentence, word_features, sentence_features, random_state)
+            own_text = make_text_encoder(text_encoder, device)
+        elif is_raw:
+            own_text = make_hkse(vectors, random_state, settings["hkse"])
         retriever = Retriever(
-            given_image_encoder(image_encoder, recipe, weights) or ("auto" if raw else None),
-            chosen_text,
+            make_image_encoder(image_encoder, recipe, weights) or ("auto" if is_raw else None),
+            own_text,
             model,
             index=index,
             dtype=dtype,
-            keep_features=keep_features,
             device=device,
+            **settings["retriever"],
         )
         work = out.absolute().with_name(f".{out.name}.features")
-        with engine_of(dask) as engine:
-            if raw:
-                with bar("encoding", silent) as shown:
-                    views = retriever.encode(data, features=work, watch=Watched(*shown))  # type: ignore[arg-type]
+        with open_engine(dask) as engine:
+            if is_raw:
+                with show_progress("encoding", silent) as bar:
+                    views = retriever.encode(data, features=work, watch=EncodingBars(*bar))  # type: ignore[arg-type]
             else:
                 views = data  # type: ignore[assignment]
                 retriever.encoders.known = {
-                    "image": EncoderRecord(encoder_of(source), encoder_of(source)),
-                    "text": EncoderRecord(encoder_of(texts), encoder_of(texts)),
+                    "image": EncoderRecord(read_encoder_name(source), read_encoder_name(source)),
+                    "text": EncoderRecord(read_encoder_name(texts), read_encoder_name(texts)),
                 }
             retriever.fit(views, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
         retriever.save(out)
         shutil.rmtree(work, ignore_errors=True)
         seconds = round(time.perf_counter() - start, 1)
-        found = retriever.info() | {"model": str(out), "seconds": seconds}
+        info = retriever.info() | {"model": str(out), "seconds": seconds}
         if as_json:
-            print_json(found)
+            print_json(info)
         elif not quiet:
-            _show_fitted(found)
+            _print_fitted(info)
 
 
 def evaluate(
     ctx: typer.Context,
-    model: Model,
-    source: Source,
-    texts: Texts = None,
-    pairs: Pairs = None,
-    images: ImagesFolder = None,
-    image_column: ImageColumn = None,
-    caption_column: CaptionColumn = None,
-    encoding: Encoding = None,
+    model: opt.Model,
+    source: opt.Source,
+    texts: opt.Texts = None,
     split: Annotated[str, typer.Option(help="Of pairs with splits: train, val, test, or all.")] = "test",
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    text_encoder: TextEncoderName = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    pairs: opt.Pairs = None,
+    images: opt.ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Recalls of a model, both ways.
+    """Measure the recalls of a model, both ways.
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
-    with said_plainly(), limited_to(threads):
+    with report_errors(), limit_threads(threads):
         check_choice(split, ("train", "val", "test", "all"), "split")
-        data = open_data(source, texts, pairs, images, Columns(image_column, caption_column, encoding))
+        data = open_data(source, texts, pairs, images, TableOptions(image_column, caption_column, encoding))
+        is_raw = isinstance(data, PairedDataset)
         dataset = data if isinstance(data, PairedDataset) else data.dataset
         if dataset.splits is None and split != "all":
             refuse_unused(ctx, ("split",), "on pairs without splits")
-        if not isinstance(data, PairedDataset):
+        if not is_raw:
             refuse_unused(ctx, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
         retriever = Retriever.load(
             model,
-            given_image_encoder(image_encoder, recipe, weights),
-            given_text_encoder(text_encoder, device),
+            make_image_encoder(image_encoder, recipe, weights),
+            make_text_encoder(text_encoder, device),
             mmap=True,
             device=device,
         )
-        whole = split == "all" or dataset.splits is None
-        with bar("encoding", quiet or as_json or not isinstance(data, PairedDataset)) as shown:
-            found = retriever.evaluate(data, None if whole else split, watch=Watched(*shown))
-        name = "all" if whole else split
+        name = "all" if dataset.splits is None else split
+        with show_progress("encoding", quiet or as_json or not is_raw) as bar:
+            scores = retriever.evaluate(data, None if name == "all" else name, watch=EncodingBars(*bar))
         if as_json:
-            print_json({name: found})
+            print_json({name: scores})
         elif not quiet:
-            plain_console().print(recall_table(name, found))
+            make_console().print(recall_table(name, scores))
 
 
-def _refuse_unused_for(
-    ctx: typer.Context, data: PairedDataset | PairedViews, text_encoder: str | None, model: AWCCA | Fusion
+def _refuse_unused(
+    ctx: typer.Context,
+    data: PairedDataset | PairedViews,
+    text_encoder: str | None,
+    model: AWCCA | Fusion,
+    settings: Settings,
 ) -> None:
-    """Refuse flags that do nothing for these data, with this text encoder and this model."""
-    raw, fused = isinstance(data, PairedDataset), isinstance(model, Fusion)
+    """Raise an error for options and settings that have no effect on these data with this model."""
+    is_raw, is_fusion = isinstance(data, PairedDataset), isinstance(model, Fusion)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
-    hkse = raw and text_encoder in (None, "hkse")
-    if not raw and text_encoder == "hkse":
+    has_validation = "val" in dataset.split_sizes()
+    uses_hkse = is_raw and text_encoder in (None, "hkse")
+    if not is_raw and text_encoder == "hkse":
         raise InputError("--text-encoder hkse is fitted on captions, but features were given; leave it out.")
-    if not hkse:
-        reason = "on features" if not raw else f"with --text-encoder {text_encoder}; they belong to hkse"
-        refuse_unused(ctx, OF_HKSE, reason)
-    if fused and hkse:
+    if not uses_hkse:
+        reason = "on features" if not is_raw else f"with --text-encoder {text_encoder}; they belong to hkse"
+        refuse_unused(ctx, ("vectors",), reason)
+        refuse_settings([f"{key} in [hkse]" for key in settings["hkse"]], reason)
+    if is_fusion and uses_hkse:
         refuse_unused(ctx, ("device",), "with --preset, which runs on the CPU")
-    selects = fused or model.params is None or model.n_components == "auto"
-    if "val" in dataset.split_sizes():
-        refuse_unused(ctx, ("validation_fraction",), "on pairs with a val split, which is selected on")
-    elif not selects:
-        refuse_unused(ctx, ("validation_fraction",), "with --params, which leave nothing to select")
-    if not hkse and not fused and (not selects or "val" in dataset.split_sizes()):
+    selects = is_fusion or model.params is None or model.n_components == "auto"
+    unused = {"grid", "path_metrics"} & set(settings["model"]) if not is_fusion and model.params else set()
+    refuse_settings(sorted(unused), "with params, which leave nothing to select")
+    if "validation_fraction" in settings["model"] and (has_validation or not selects):
+        why = (
+            "on pairs with a val split, which is used to select"
+            if has_validation
+            else ("with params, which leave nothing to select")
+        )
+        refuse_settings(["validation_fraction"], why)
+    if not uses_hkse and not is_fusion and (not selects or has_validation):
         refuse_unused(ctx, ("random_state",), "here, where nothing is drawn at random")
 
 
-def _show_fitted(found: dict[str, Any]) -> None:
-    console, facts = plain_console(), found["facts"]
+def _print_fitted(info: dict[str, Any]) -> None:
+    console, facts = make_console(), info["facts"]
     for part, scores in facts["metrics"].items():
         console.print(recall_table(part, scores))
-    for line in model_lines(found):
+    for line in describe_model(info):
         console.print(line)
     console.print(facts["quality"])
     for task, recall in facts.get("graph_recall", {}).items():
         console.print(f"{task}: the graph finds {100 * recall:.1f} % of the exact ten best")
     parts = {name: value for name, value in facts["seconds"].items() if name != "all"}
-    parts["reading, indexing and writing"] = max(0.0, found["seconds"] - sum(parts.values()))
-    spent = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
-    sizes = " and ".join(f"{n} {view}s" for view, n in found["items"].items())
+    parts["reading, indexing and writing"] = max(0.0, info["seconds"] - sum(parts.values()))
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
+    sizes = " and ".join(f"{n} {view}s" for view, n in info["items"].items())
     console.print(
-        f"{count(facts['pairs']['train'][1], 'training pair')}; {found['seconds']:.1f} s in all: {spent}"
+        f"{count(facts['pairs']['train'][1], 'training pair')}; {info['seconds']:.1f} s in all: {times}"
     )
-    console.print(f"wrote {found['model']}: {sizes} to search")
+    console.print(f"wrote {info['model']}: {sizes} to search")

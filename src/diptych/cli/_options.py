@@ -1,7 +1,9 @@
-"""Flags that several commands share, under the names of the Python API, and what they stand for."""
+"""Options that several commands share, grouped in help panels, and the objects they stand for."""
 
 from __future__ import annotations
 
+import difflib
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +13,18 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from diptych._checks import InputError
+from diptych._checks import InputError, check_choice
 from diptych._persistence import POINTER, map_npy
+from diptych.cca import AWCCA
 from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
+from diptych.fusion import PRESETS, Fusion
 from diptych.image import ImageEncoder, image_encoder
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that fit wrote.")]
+DATA, ENCODERS, MODEL, INDEX, RUN = "Data", "Encoders", "Model", "Index", "Run"
+"""Help panels, in the order of the work."""
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, written by fit.")]
 Source = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="Pairs (a file or folder), or features of the first view.")
 ]
@@ -27,93 +34,83 @@ Texts = Annotated[
 Pairs = Annotated[
     Path | None,
     typer.Option(
-        help="With features: a pairs file or folder (its splits are used), or a .npy with the row of SOURCE "
-        "that each text belongs to. Without it, rows pair in order."
+        rich_help_panel=DATA,
+        help="For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. "
+        "Default: row to row.",
     ),
 ]
-ImagesFolder = Annotated[Path | None, typer.Option("--images", help="Folder of the image files.")]
+ImagesFolder = Annotated[
+    Path | None, typer.Option("--images", rich_help_panel=DATA, help="Folder of the image files.")
+]
 ImageColumn = Annotated[
-    str | None, typer.Option(help="Column of a table that names the image files, if it has an unusual name.")
+    str | None, typer.Option(rich_help_panel=DATA, help="Table column with the names of image files.")
 ]
 CaptionColumn = Annotated[
-    str | None, typer.Option(help="Column of a table that holds the captions, if it has an unusual name.")
+    str | None, typer.Option(rich_help_panel=DATA, help="Table column with the captions.")
 ]
-Encoding = Annotated[str | None, typer.Option(help="Of a CSV or TSV file that is not UTF-8, such as cp1252.")]
+Encoding = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=DATA, help="Encoding of a CSV or TSV that is not UTF-8, such as cp1252."),
+]
 ImageEncoderName = Annotated[
     str | None,
     typer.Option(
-        "--image-encoder", help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights)."
+        "--image-encoder",
+        rich_help_panel=ENCODERS,
+        help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights).",
     ),
 ]
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="How the network wants its images (docs/data.md); default: what it says, or what retrieves best."
+        rich_help_panel=ENCODERS,
+        help="Preprocessing of the image network (docs/data.md). Default: what the network says, or what "
+        "retrieves best.",
     ),
 ]
-Weights = Annotated[Path | None, typer.Option(help="Safetensors weights of a named image network.")]
+Weights = Annotated[
+    Path | None, typer.Option(rich_help_panel=ENCODERS, help="Safetensors weights of a named image network.")
+]
 TextEncoderName = Annotated[
     str | None,
     typer.Option(
         "--text-encoder",
-        help="hkse, the folder of a saved one, or a sentence-transformers model.",
+        rich_help_panel=ENCODERS,
+        help="hkse, the folder of a saved HKSE, or a sentence-transformers model.",
     ),
 ]
 Vectors = Annotated[
-    Path | None, typer.Option(help="Word vectors for hkse; default: learned from the training captions.")
+    Path | None,
+    typer.Option(
+        rich_help_panel=ENCODERS, help="Word vectors for hkse. Default: learned from the training captions."
+    ),
 ]
-Word = Annotated[str, typer.Option(help="hkse: lin or rbf words.")]
-Sentence = Annotated[str, typer.Option(help="hkse: lin or rbf sentences.")]
-WordFeatures = Annotated[int, typer.Option(min=1, help="hkse: random features of words.")]
-SentenceFeatures = Annotated[int, typer.Option(min=1, help="hkse: random features of sentences.")]
-RandomState = Annotated[int, typer.Option(help="Seed.")]
-Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-K = Annotated[int, typer.Option("-k", min=1, help="How many answers.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        rich_help_panel=MODEL,
+        help="TOML file with more settings, under the names of the Python API: [model], [hkse], [retriever].",
+    ),
+]
+RandomState = Annotated[int, typer.Option(rich_help_panel=RUN, help="Random seed.")]
+Device = Annotated[str, typer.Option(rich_help_panel=RUN, help="cpu, or a torch device such as cuda.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, rich_help_panel=RUN, help="Number of threads. Default: all cores.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", rich_help_panel=RUN, help="Print no progress bar and no table.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", rich_help_panel=RUN, help="Print one JSON object instead of tables.")
+]
+K = Annotated[int, typer.Option("-k", min=1, help="Number of results.")]
 
-
-def given_image_encoder(
-    name: str | None, recipe: str | None = None, weights: Path | None = None
-) -> ImageEncoder | str | None:
-    """The image encoder that the flags name, if any: its name alone lets a model add what it remembers."""
-    if name is None:
-        for flag, value in (("--recipe", recipe), ("--weights", weights)):
-            if value is not None:
-                raise InputError(f"{flag} belongs to --image-encoder, which is missing; give both.")
-        return None
-    if recipe is None and weights is None:
-        return name
-    return image_encoder(name, recipe, weights=weights)
-
-
-def new_hkse(
-    vectors: Path | None, word: str, sentence: str, word_features: int, sentence_features: int, seed: int
-) -> HKSE:
-    """The HKSE that the flags describe, not fitted yet."""
-    return HKSE(
-        vectors,
-        word=word,  # type: ignore[arg-type]
-        sentence=sentence,  # type: ignore[arg-type]
-        word_features=word_features,
-        sentence_features=sentence_features,
-        random_state=seed,
-    )
-
-
-def given_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceEncoder | None:
-    """The text encoder that a flag names, if any; not ``hkse``, which is fitted."""
-    if name is None:
-        return None
-    if (Path(name) / POINTER).is_file():
-        return HKSE.load(name)
-    return sentence_encoder(name, device=None if device == "cpu" else device)
+MAX_CONFIG_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Where a table of pairs has what, as far as flags say so."""
+class TableOptions:
+    """How to read a table of pairs: the options of ``read_pairs``."""
 
     image_column: str | None = None
     caption_column: str | None = None
@@ -121,37 +118,124 @@ class Columns:
 
 
 def refuse_unused(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
-    """Refuse flags that were given although they have no effect; ``reason`` goes on from "has no effect"."""
+    """Raise an error for options that were set but have no effect; ``reason`` continues "has no effect"."""
     options = {param.name: param.opts[0] for param in ctx.command.params}
-    given = [options[name] for name in names if _was_given(ctx, name)]
-    if given:
-        has, it = ("has", "it") if len(given) == 1 else ("have", "them")
-        raise InputError(f"{' and '.join(given)} {has} no effect {reason}; leave {it} out.")
+    refuse_settings([options[name] for name in names if _is_set(ctx, name)], reason)
 
 
-def _was_given(ctx: typer.Context, name: str) -> bool:
+def refuse_settings(names: list[str], reason: str) -> None:
+    """Raise an error for settings, by name, that have no effect."""
+    if names:
+        has, it = ("has", "it") if len(names) == 1 else ("have", "them")
+        raise InputError(f"{' and '.join(names)} {has} no effect {reason}; leave {it} out.")
+
+
+def _is_set(ctx: typer.Context, name: str) -> bool:
     source = ctx.get_parameter_source(name)
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
-def open_views(
+def read_settings(
+    ctx: typer.Context, path: Path | None, **allowed: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Read a ``--config`` file: for each allowed table, its settings under the names of the Python API.
+
+    A table or key that is not allowed, and a key that an option of the command sets too, is an error.
+    """
+    settings: dict[str, dict[str, Any]] = {table: {} for table in allowed}
+    if path is None:
+        return settings
+    for table, values in _parse_toml(path).items():
+        if table not in allowed or not isinstance(values, dict):
+            tables = ", ".join(f"[{name}]" for name in allowed)
+            raise InputError(f"{path}: {table!r} is not a table of settings here; use {tables}.")
+        names = list(allowed[table])
+        for key, value in values.items():
+            if key not in names:
+                close = difflib.get_close_matches(key, names, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}."
+                raise InputError(f"{path}: [{table}] has no setting {key!r}; {hint}")
+            if key in ctx.params and _is_set(ctx, key):
+                option = f"--{key.replace('_', '-')}"
+                raise InputError(f"{key} is set by {option} and in {path}; keep one of them.")
+            settings[table][key] = tuple(value) if isinstance(value, list) else value
+    return settings
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        content = file.read(MAX_CONFIG_BYTES + 1)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes; it is no file of settings.")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+
+
+def list_model_settings(preset: str | None) -> list[str]:
+    """Return the parameters that ``[model]`` may set: those of AWCCA, or of Fusion for a preset."""
+    if preset is None:
+        return [name for name in AWCCA().get_params() if name != "verbose"]
+    names = Fusion(check_choice(preset, tuple(PRESETS), "preset")).get_params()
+    return [name for name in names if name not in ("preset", "blocks", "parts")]
+
+
+def list_hkse_settings() -> list[str]:
+    """Return the parameters that ``[hkse]`` may set; the vectors have an option, a tokenizer is code."""
+    return [name for name in HKSE().get_params() if name not in ("vectors", "tokenizer")]
+
+
+def make_hkse(vectors: Path | None, random_state: int, settings: dict[str, Any]) -> HKSE:
+    """Return an unfitted HKSE; ``settings`` are those of ``[hkse]``."""
+    return HKSE(vectors, **{"random_state": random_state} | settings)
+
+
+def make_image_encoder(
+    name: str | None, recipe: str | None = None, weights: Path | None = None
+) -> ImageEncoder | str | None:
+    """Return the image encoder of the options; a bare name is kept, so that a model can add its recipe."""
+    if name is None:
+        for option, value in (("--recipe", recipe), ("--weights", weights)):
+            if value is not None:
+                raise InputError(f"{option} needs --image-encoder; give both.")
+        return None
+    if recipe is None and weights is None:
+        return name
+    return image_encoder(name, recipe, weights=weights)
+
+
+def make_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceEncoder | None:
+    """Return the saved or named text encoder of the options; not ``hkse``, which is fitted."""
+    if name is None:
+        return None
+    if (Path(name) / POINTER).is_file():
+        return HKSE.load(name)
+    return sentence_encoder(name, device=None if device == "cpu" else device)
+
+
+def open_data(
     source: Path,
-    texts: Path,
+    texts: Path | None,
     pairs: Path | None,
-    images: Path | None = None,
-    columns: Columns = Columns(),  # noqa: B008
-) -> PairedViews:
-    """Features and pairs from files."""
+    images: Path | None,
+    table: TableOptions = TableOptions(),  # noqa: B008
+) -> PairedDataset | PairedViews:
+    """Open what a command works on: pairs with images, or features of both views."""
+    if texts is None:
+        if pairs is not None:
+            raise InputError("--pairs needs two files of features; give both, or the pairs alone.")
+        return read_pairs(source, images=images, **vars(table))
     if pairs is not None and pairs.suffix != ".npy":
-        dataset = read_pairs(pairs, images=images, **vars(columns))
-        return join(dataset, _stored(source), _stored(texts))
-    if images is not None or columns != Columns():
+        dataset = read_pairs(pairs, images=images, **vars(table))
+        return join(dataset, _open_features(source), _open_features(texts))
+    if images is not None or table != TableOptions():
         raise InputError(
-            "--images, --image-column, --caption-column and --encoding go with a table of pairs; leave them "
+            "--images, --image-column, --caption-column and --encoding need a table of pairs; leave them "
             "out, or give one."
         )
     x, y = open_features(source), open_features(texts)
-    pairing = np.arange(len(y)) if pairs is None else _pairing(pairs, len(y))
+    pairing = np.arange(len(y)) if pairs is None else _read_pairing(pairs, len(y))
     if pairs is None and len(x) != len(y):
         raise InputError(
             f"{source} has {len(x)} rows and {texts} has {len(y)}; say which belong together with --pairs."
@@ -162,24 +246,23 @@ def open_views(
     return PairedViews(PairedDataset(ids, ("",) * len(y), pairing), x, y)
 
 
-def open_data(
-    source: Path,
-    texts: Path | None,
-    pairs: Path | None,
-    images: Path | None,
-    columns: Columns = Columns(),  # noqa: B008
-) -> PairedDataset | PairedViews:
-    """What a command works on: pairs with pictures, or features."""
-    if texts is not None:
-        return open_views(source, texts, pairs, images, columns)
-    if pairs is not None:
-        raise InputError("--pairs goes with two files of features; give both, or the pairs alone.")
-    return read_pairs(source, images=images, **vars(columns))
+def _open_features(path: Path) -> Any:
+    # A feature store knows its ids, so images that could not be read are left out of the pairs.
+    return FeatureStore.open(path) if path.is_dir() else open_features(path)
+
+
+def _read_pairing(path: Path, n: int) -> np.ndarray[Any, Any]:
+    pairing = map_npy(path)
+    if pairing.shape != (n,) or pairing.dtype.kind not in "iu" or (n and pairing.min() < 0):
+        raise InputError(
+            f"{path} holds {pairing.dtype}{list(pairing.shape)}; expected {n} row numbers, one for each text."
+        )
+    return pairing.astype(np.int64)
 
 
 @contextmanager
-def engine_of(address: str | None) -> Iterator[Any]:
-    """The engine that a flag names, if any: a Dask cluster, or one on this machine."""
+def open_engine(address: str | None) -> Iterator[Any]:
+    """Yield the engine of ``--dask``, if any: a Dask cluster, or one on this machine."""
     if address is None:
         yield None
         return
@@ -189,46 +272,6 @@ def engine_of(address: str | None) -> Iterator[Any]:
         yield engine
 
 
-def encoder_of(path: Path | None) -> str:
-    """The fingerprint of the encoder that made a feature store; empty where nothing tells."""
+def read_encoder_name(path: Path | None) -> str:
+    """Return the fingerprint of the encoder that made a feature store; "" for other files."""
     return FeatureStore.open(path).job.encoder if path is not None and path.is_dir() else ""
-
-
-def pair_of_numbers(text: str, name: str) -> tuple[float, float]:
-    """Two numbers with a comma between."""
-    try:
-        first, second = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--{name} {text!r} is not two numbers; give them as 0.5,2.") from None
-    return first, second
-
-
-def grid_of(text: str) -> Any:
-    """A grid as ``AWCCA`` takes it."""
-    spacing, _, points = text.rpartition(",")
-    if not points.strip().isdigit():
-        raise InputError(f"--grid {text!r} is not a grid; give a number, or log,20 or rank,20.")
-    return (spacing.strip(), int(points)) if spacing else int(points)
-
-
-def components_of(text: str | None) -> Any:
-    """A number of components, ``"auto"`` or None."""
-    if text is None or text == "auto":
-        return text
-    if not text.isdigit():
-        raise InputError(f"--n-components {text!r} is not a dimension; give a whole number, or auto.")
-    return int(text)
-
-
-def _stored(path: Path) -> Any:
-    # A feature store knows its ids, so pictures that could not be read are left out of the pairs.
-    return FeatureStore.open(path) if path.is_dir() else open_features(path)
-
-
-def _pairing(path: Path, n: int) -> np.ndarray[Any, Any]:
-    pairing = map_npy(path)
-    if pairing.shape != (n,) or pairing.dtype.kind not in "iu" or (n and pairing.min() < 0):
-        raise InputError(
-            f"{path} holds {pairing.dtype}{list(pairing.shape)}; expected {n} row numbers, one for each text."
-        )
-    return pairing.astype(np.int64)

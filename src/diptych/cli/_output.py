@@ -1,4 +1,4 @@
-"""What every command shares: errors in one sentence, notes, progress, and output for people or machines."""
+"""Output of the commands: errors in one sentence, notes, progress bars, tables and JSON."""
 
 from __future__ import annotations
 
@@ -30,133 +30,133 @@ from diptych._checks import DataWarning, InputError
 from diptych.data import Progress
 from diptych.image._decoding import UnreadableImage, open_image
 
-FLAGS: ContextVar[dict[str, str]] = ContextVar("flags", default={})  # noqa: B039
-"""The flags of the running command, by the names that the library has for them."""
+OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
+"""The options of the running command, by the parameter names of the library."""
 
+RESUMES = "run the same command again to resume"
 COLUMNS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", "mean_rank": "mean rank"}
 
 
-@contextlib.contextmanager
-def said_plainly(interrupted: str = "nothing was written") -> Iterator[None]:
-    """Turn what the user can mend into one sentence and an exit code, and what he should know into a note."""
-    errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints file names and texts as they are."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False)
 
-    def note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        errors.print(f"note: {in_flags(str(message))}")
+
+@contextlib.contextmanager
+def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
+    """Print an error as one sentence and exit with 2, warnings as notes; on Ctrl+C exit with 130."""
+    console = make_console(stderr=True)
+
+    def print_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        console.print(f"note: {name_options(str(message))}")
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", DataWarning)
-            warnings.showwarning = note
+            warnings.showwarning = print_note
             yield
     except InputError as error:
-        errors.print(f"error: {in_flags(str(error))}")
+        console.print(f"error: {name_options(str(error))}")
         raise typer.Exit(2) from None
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        errors.print(f"error: {reason}")
+        console.print(f"error: {reason}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        errors.print(f"interrupted; {interrupted}")
+        console.print(f"interrupted; {interrupted}")
         raise typer.Exit(130) from None
 
 
-def in_flags(message: str) -> str:
-    """``message`` with the flags of the running command in place of the library's names of parameters.
+def name_options(message: str) -> str:
+    """Replace the library's parameter names in a message by the options of the running command.
 
-    ``grid=0`` becomes ``--grid 0``, ``image_column`` becomes ``--image-column``, ``sentences[0]`` becomes
-    sentence 1.
+    ``dtype=int8`` becomes ``--dtype int8``, ``image_column`` becomes ``--image-column``, ``texts[0]`` becomes
+    text 1.
     """
-    for name, flag in FLAGS.get().items():
-        alone = rf"(?<![\w./\\-]){name}"
-        message = re.sub(rf"{alone}=(?=\S)", f"{flag} ", message)
+    for name, option in OPTION_NAMES.get().items():
+        word = rf"(?<![\w./\\-]){name}"
+        message = re.sub(rf"{word}=(?=\S)", f"{option} ", message)
         if "_" in name:
-            message = re.sub(rf"{alone}(?![\w/\\=-]|\.\w)", flag, message)
-    return re.sub(r"\bsentences\[(\d+)\]", lambda found: f"sentence {int(found[1]) + 1}", message)
+            message = re.sub(rf"{word}(?![\w/\\=-]|\.\w)", option, message)
+    return re.sub(r"\b(sentence|text)s\[(\d+)\]", lambda match: f"{match[1]} {int(match[2]) + 1}", message)
 
 
 @contextlib.contextmanager
-def limited_to(threads: int | None) -> Iterator[None]:
-    """Run on that many threads."""
+def limit_threads(threads: int | None) -> Iterator[None]:
+    """Run the numerical libraries on that many threads; None: on all cores."""
     with threadpoolctl.threadpool_limits(threads):
         yield
 
 
 def split_readable(paths: Iterable[Path]) -> tuple[list[Path], dict[str, str]]:
-    """Image files that can be decoded, and those that cannot, with the reason."""
-    good, bad = [], dict[str, str]()
+    """Return the image files that can be decoded, and the others with the reason."""
+    readable, unreadable = [], dict[str, str]()
     for path in paths:
         try:
             open_image(path)
-            good.append(path)
+            readable.append(path)
         except UnreadableImage as error:
-            bad[str(path)] = str(error)
-    return good, bad
+            unreadable[str(path)] = str(error)
+    return readable, unreadable
 
 
 def exit_if_unreadable(unreadable: dict[str, str]) -> None:
-    """Name the image files that were left out, and end with 1 if there are any."""
-    errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    """Name the image files that were skipped, and exit with 1 if there are any."""
     for reason in unreadable.values():
-        errors.print(f"left out: {reason}")
+        make_console(stderr=True).print(f"skipped: {reason}")
     if unreadable:
         raise typer.Exit(1)
 
 
-def print_json(found: dict[str, Any]) -> None:
-    """One object on one line of standard output."""
-    json.dump({k: v for k, v in found.items() if v is not None}, sys.stdout, ensure_ascii=False)
+def print_json(content: dict[str, Any]) -> None:
+    """Print one JSON object on one line, without keys whose value is None."""
+    json.dump({k: v for k, v in content.items() if v is not None}, sys.stdout, ensure_ascii=False)
     sys.stdout.write("\n")
 
 
-def plain_console() -> Console:
-    """Standard output for people: what users named is shown as they named it."""
-    return Console(highlight=False, soft_wrap=True, markup=False)
-
-
-def model_lines(found: dict[str, Any]) -> list[str]:
-    """What was fitted for each task, a line each."""
+def describe_model(info: dict[str, Any]) -> list[str]:
+    """Return a line for each task: what was fitted, with how many components."""
     lines = []
-    for task, chosen in found["filters"].items():
-        if "corrections" in found:
-            correction = found["corrections"][task]
+    for task, chosen in info["filters"].items():
+        if "corrections" in info:
+            correction = info["corrections"][task]
             hubness = f"; hubness: {correction['kind']}, {correction['strength']:g}"
             lines.append(f"{task}: {' + '.join(chosen)}{hubness if correction['kind'] != 'none' else ''}")
         else:
             lines.append(f"{task}: {chosen[0]} on images, {chosen[1]} on texts")
-        lines[-1] += f"; {found['components'][task]} components"
+        lines[-1] += f"; {info['components'][task]} components"
     return lines
 
 
-def correlation_lines(found: dict[str, Any]) -> list[str]:
-    """The first canonical correlations of each task: of the regularised model, and of its variates."""
+def describe_correlations(info: dict[str, Any]) -> list[str]:
+    """Return a line for each task with the first canonical correlations."""
     names = {"correlations": "Σ", "train_correlations": "training", "validation_correlations": "validation"}
     lines = []
-    for task, kinds in found.get("correlations", {}).items():
-        shown = [
+    for task, kinds in info.get("correlations", {}).items():
+        parts = [
             f"{names[kind]} {' '.join(f'{value:.3f}' for value in values)}"
             for kind, values in kinds.items()
             if values
         ]
-        lines.append(f"{task}, first canonical correlations: {'; '.join(shown)}")
+        lines.append(f"{task}, first canonical correlations: {'; '.join(parts)}")
     return lines
 
 
-def recall_table(title: str, found: dict[str, dict[str, float]]) -> Table:
-    """Recalls of both tasks."""
+def recall_table(title: str, scores: dict[str, dict[str, float]]) -> Table:
+    """Return a table of the recalls of both tasks."""
     table = Table(title=title, title_justify="left")
     table.add_column("task")
     for name in COLUMNS.values():
         table.add_column(name, justify="right")
-    for task, scores in found.items():
-        table.add_row(task, *(f"{scores[key]:.1f}" for key in COLUMNS))
+    for task, values in scores.items():
+        table.add_row(task, *(f"{values[key]:.1f}" for key in COLUMNS))
     return table
 
 
 @contextlib.contextmanager
-def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
-    """A progress bar with rate and time left, on standard error."""
+def show_progress(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
+    """Show a progress bar with rate and time left on standard error."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -164,19 +164,19 @@ def bar(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
         TaskProgressColumn(show_speed=True),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True), disable=hidden) as shown:
-        yield shown, shown.add_task(title, total=None)
+    with Bar(*columns, console=Console(stderr=True), disable=hidden) as bar:
+        yield bar, bar.add_task(title, total=None)
 
 
-class Watched:
-    """Bars for encoding, one for each kind of thing."""
+class EncodingBars:
+    """A progress bar for each view that is encoded; ``watch`` of ``Retriever.encode``."""
 
-    def __init__(self, shown: Bar, first: TaskID) -> None:
-        self._bar, self._tasks, self._first = shown, dict[str, TaskID](), first
+    def __init__(self, bar: Bar, first: TaskID) -> None:
+        self._bar, self._tasks, self._first = bar, dict[str, TaskID](), first
 
-    def __call__(self, what: str, done: Progress) -> None:
-        """Say how far the encoding of ``what`` is."""
+    def __call__(self, what: str, progress: Progress) -> None:
+        """Show how far the encoding of ``what`` is."""
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(f"encoding {what}") if self._tasks else self._first
             self._bar.update(self._tasks[what], description=f"encoding {what}")
-        self._bar.update(self._tasks[what], completed=done.done, total=done.total)
+        self._bar.update(self._tasks[what], completed=progress.done, total=progress.total)

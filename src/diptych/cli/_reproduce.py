@@ -13,7 +13,7 @@ from rich.console import Console
 
 from diptych._checks import InputError
 from diptych.cli._options import AsJson, ImagesFolder, Quiet, Threads
-from diptych.cli._output import bar, limited_to, plain_console, print_json, said_plainly
+from diptych.cli._output import limit_threads, make_console, print_json, report_errors, show_progress
 from diptych.paper import EXPERIMENTS, Options, Reproduction, find_data
 from diptych.paper._runner import check_experiments
 
@@ -60,7 +60,7 @@ def reproduce(
 
     Example: `diptych reproduce flickr8k --data flickr8k --out reproduction`
     """
-    with said_plainly(RESUMES), limited_to(threads):
+    with report_errors(RESUMES), limit_threads(threads):
         start = time.perf_counter()
         if out.exists() and not out.is_dir():
             raise InputError(f"{out} is a file; name a folder for the report.")
@@ -74,7 +74,7 @@ def reproduce(
             console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
             for each in paper_data.files:
                 console.print(f"{each.file}: {each.use}")
-        with bar("reproducing", quiet or as_json) as (progress, task):
+        with show_progress("reproducing", quiet or as_json) as (progress, task):
             for step in reproduction.run(names):
                 description = step.label.split(":")[0]
                 progress.update(task, completed=step.done, total=step.total, description=description)
@@ -104,7 +104,7 @@ def _print_json(reproduction: Reproduction, report: Path, seconds: float) -> Non
 
 
 def _print(reproduction: Reproduction, files: list[Path], seconds: float) -> None:
-    cache, console = reproduction.setting.cache, plain_console()
+    cache, console = reproduction.setting.cache, make_console()
     console.print("claims: " + ", ".join(f"{words} {n}" for words, n in reproduction.verdicts().items()))
     if reproduction.caveat:
         console.print(reproduction.caveat)

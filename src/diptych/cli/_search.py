@@ -1,10 +1,10 @@
-"""``search``, ``annotate``, ``similar`` and ``info``: a model in use."""
+"""``search``, ``annotate``, ``similar``, ``info``, ``add`` and ``remove``: use and change a model folder."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,192 +12,254 @@ import typer
 from rich.table import Table
 
 from diptych._checks import DataWarning, InputError, count
+from diptych.cli import _options as opt
 from diptych.cli._options import (
-    AsJson,
-    Device,
-    ImageEncoderName,
     K,
-    Model,
-    Quiet,
-    Recipe,
-    TextEncoderName,
-    Threads,
-    Weights,
-    given_image_encoder,
-    given_text_encoder,
+    TableOptions,
+    make_image_encoder,
+    make_text_encoder,
+    open_data,
     refuse_unused,
 )
 from diptych.cli._output import (
-    correlation_lines,
+    describe_correlations,
+    describe_model,
     exit_if_unreadable,
-    limited_to,
-    model_lines,
-    plain_console,
+    limit_threads,
+    make_console,
     print_json,
     recall_table,
-    said_plainly,
+    report_errors,
     split_readable,
 )
-from diptych.data import open_features
-from diptych.retrieval import Hit, Hits, Pack, Retriever
+from diptych.data import PairedDataset, PairedViews, open_features
+from diptych.image._decoding import EXTENSIONS
+from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
 
-MOST_NAMED = 10
-"""Ignored words that a note names."""
+MAX_NAMED_WORDS = 10
 
-Features = Annotated[
-    Path | None,
-    typer.Option(help="A file of features to ask with, one query a row."),
-]
+Features = Annotated[Path | None, typer.Option(help="A file of features to search with, one query a row.")]
 Weighting = Annotated[
-    str | None, typer.Option(help="asymmetric, search-generation, symmetric or none, to compare with.")
+    str | None,
+    typer.Option(help="Another weighting, to compare: asymmetric, search-generation, symmetric or none."),
 ]
 
 
 def search(
     ctx: typer.Context,
-    model: Model,
+    model: opt.Model,
     queries: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="What to look for.")
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to search for.")
     ] = None,
     k: K = 10,
     features: Features = None,
     weighting: Weighting = None,
-    text_encoder: TextEncoderName = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Find images for sentences. Scores are cosines, not probabilities.
+    """Find images for texts. Scores are cosines, not probabilities.
 
     Example: `diptych search model "a dog in the snow" -k 5`
     """
-    with said_plainly(), limited_to(threads):
-        asked = _asked(queries, features, "a sentence")
+    with report_errors(), limit_threads(threads):
+        inputs = _read_queries(queries, features, "a text")
         if features is not None:
             refuse_unused(ctx, ("text_encoder", "device"), "on features")
-        retriever = Retriever.load(model, None, given_text_encoder(text_encoder, device), mmap=True)
-        found = retriever.search(asked, k, weighting=weighting)  # type: ignore[arg-type]
-        _show(queries, found, quiet, as_json)
+        retriever = Retriever.load(model, None, make_text_encoder(text_encoder, device), mmap=True)
+        _print_hits(queries, retriever.search(inputs, k, weighting=weighting), quiet, as_json)  # type: ignore[arg-type]
 
 
 def annotate(
     ctx: typer.Context,
-    model: Model,
-    pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PICTURE]...", help="Image files.")
-    ] = None,
+    model: opt.Model,
+    images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files.")] = None,
     k: K = 5,
-    packs: Annotated[bool, typer.Option("--packs", help="Find all captions of one picture.")] = False,
+    packs: Annotated[bool, typer.Option("--packs", help="Find all captions of an image as one.")] = False,
     features: Features = None,
     weighting: Weighting = None,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Find sentences for images. Scores are cosines, not probabilities.
+    """Find texts for images. Scores are cosines, not probabilities.
 
     Example: `diptych annotate model photo.jpg -k 3`
     """
-    with said_plainly(), limited_to(threads):
-        asked = _asked(pictures, features, "an image file")
+    with report_errors(), limit_threads(threads):
+        inputs = _read_queries(images, features, "an image file")
         unreadable: dict[str, str] = {}
         if features is not None:
             refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "on features")
-        elif len(asked) > 1:
-            asked, unreadable = split_readable(asked)
-            if not asked:
+        elif len(inputs) > 1:
+            inputs, unreadable = split_readable(inputs)
+            if not inputs:
                 raise InputError(" ".join(unreadable.values()))
-            pictures = asked
-        encoder = given_image_encoder(image_encoder, recipe, weights)
+            images = inputs
+        encoder = make_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, mmap=True, device=device)
-        found = retriever.annotate(asked, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
-        _show(pictures, found, quiet, as_json)
+        hits = retriever.annotate(inputs, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
+        _print_hits(images, hits, quiet, as_json)
         exit_if_unreadable(unreadable)
 
 
 def similar(
     ctx: typer.Context,
-    model: Model,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="A sentence, or an image file.")],
-    picture: Annotated[bool, typer.Option("--picture", help="QUERY is an image file.")] = False,
+    model: opt.Model,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A text, or an image file with --image.")],
+    image: Annotated[bool, typer.Option("--image", help="QUERY is an image file.")] = False,
     k: K = 10,
-    image_encoder: ImageEncoderName = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    text_encoder: TextEncoderName = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Find images like an image, or sentences like a sentence.
+    """Find images similar to an image, or texts similar to a text.
 
-    Example: `diptych similar model photo.jpg --picture`
+    Example: `diptych similar model photo.jpg --image`
     """
-    with said_plainly(), limited_to(threads):
-        if picture:
-            refuse_unused(ctx, ("text_encoder",), "with --picture")
+    with report_errors(), limit_threads(threads):
+        if image:
+            refuse_unused(ctx, ("text_encoder",), "with --image")
         else:
-            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --picture")
-        encoder = given_image_encoder(image_encoder, recipe, weights)
-        retriever = Retriever.load(model, encoder, given_text_encoder(text_encoder, device), mmap=True)
-        found = retriever.similar(image=query, k=k) if picture else retriever.similar(text=query, k=k)
-        _show([query], [found], quiet, as_json)
+            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --image")
+        encoder = make_image_encoder(image_encoder, recipe, weights)
+        retriever = Retriever.load(model, encoder, make_text_encoder(text_encoder, device), mmap=True)
+        hits = retriever.similar(image=query, k=k) if image else retriever.similar(text=query, k=k)
+        _print_hits([query], [hits], quiet, as_json)
 
 
-def info(model: Model, threads: Threads = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Say what a model is, what it was fitted on, and how good it is.
+def info(
+    model: opt.Model, threads: opt.Threads = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False
+) -> None:
+    """Show what a model is, what it was fitted on, and how good it is.
 
     Example: `diptych info model`
     """
-    with said_plainly(), limited_to(threads):
-        found = Retriever.load(model, mmap=True).info()
+    with report_errors(), limit_threads(threads):
+        content = Retriever.load(model, mmap=True).info()
         if as_json:
-            print_json(found)
+            print_json(content)
         elif not quiet:
-            _show_info(found, model)
+            _print_info(content, model)
 
 
-def _asked(given: Sequence[Any] | None, features: Path | None, what: str) -> Any:
-    if bool(given) == (features is not None):
-        raise InputError(f"give {what} to ask with, or --features, one of the two.")
-    return open_features(features) if features is not None else list(given or ())
+def add(
+    ctx: typer.Context,
+    model: opt.Model,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="SOURCE...", help="Image files; or pairs; or two files of features."),
+    ],
+    refit: Annotated[bool, typer.Option("--refit", help="Fit again, with the pairs added.")] = False,
+    pairs: opt.Pairs = None,
+    images: opt.ImagesFolder = None,
+    image_column: opt.ImageColumn = None,
+    caption_column: opt.CaptionColumn = None,
+    encoding: opt.Encoding = None,
+    image_encoder: opt.ImageEncoderName = None,
+    recipe: opt.Recipe = None,
+    weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderName = None,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Add images, or pairs, to a model. It does not learn from them unless --refit is given.
+
+    Example: `diptych add model new-photo.jpg`
+
+    Example: `diptych add model new-captions.csv --images photos --refit`
+    """
+    with report_errors(), limit_threads(threads):
+        if _are_images(sources):
+            names = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
+            refuse_unused(ctx, names, "on image files")
+            if refit:
+                raise InputError("--refit learns from pairs, and images alone have none; leave it out.")
+        retriever = Retriever.load(
+            model,
+            make_image_encoder(image_encoder, recipe, weights),
+            make_text_encoder(text_encoder, device),
+            device=device,
+        )
+        table = TableOptions(image_column, caption_column, encoding)
+        ids, unreadable = _add(retriever, sources, pairs, images, table)
+        if refit:
+            retriever.refit()
+        retriever.save(model)
+        content = {"model": str(model), "added": ids, "refitted": refit, "unreadable": unreadable or None}
+        _print_change(content, f"added {count(len(ids), 'item')}", quiet, as_json)
+        exit_if_unreadable(unreadable)
 
 
-def _show(asked: Sequence[Any] | None, found: Sequence[Any], quiet: bool, as_json: bool) -> None:
-    names = [str(each) for each in asked] if asked else [f"row {i}" for i in range(len(found))]
-    for name, hits in zip(names, found, strict=True):
+def remove(
+    model: opt.Model,
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Ids of images or captions, or paths of images.")
+    ],
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Remove items from a model; an image takes its captions with it.
+
+    Example: `diptych remove model new-photo.jpg`
+    """
+    with report_errors(), limit_threads(threads):
+        retriever = Retriever.load(model)
+        removed = retriever.remove(_find_ids(retriever.store.items(), ids))
+        retriever.save(model)
+        content = {"model": str(model), "removed": removed}
+        _print_change(content, f"removed {count(removed, 'item')}", quiet, as_json)
+
+
+def _read_queries(inputs: Sequence[Any] | None, features: Path | None, what: str) -> Any:
+    if bool(inputs) == (features is not None):
+        raise InputError(f"give {what} to search with, or --features, one of the two.")
+    return open_features(features) if features is not None else list(inputs or ())
+
+
+def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: bool, as_json: bool) -> None:
+    names = [str(name) for name in inputs] if inputs else [f"row {i}" for i in range(len(results))]
+    for name, hits in zip(names, results, strict=True):
         if isinstance(hits, Hits) and hits.ignored_words:
-            of = f" of {name!r}" if len(names) > 1 else ""
+            query = f" of {name!r}" if len(names) > 1 else ""
             words = hits.ignored_words
-            more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
-            said = f"ignored words{of} the model does not know: {', '.join(words[:MOST_NAMED])}{more}"
-            warnings.warn(said, DataWarning, stacklevel=1)  # shown as a note
+            more = f" and {len(words) - MAX_NAMED_WORDS} more" if len(words) > MAX_NAMED_WORDS else ""
+            note = f"ignored words{query} the model does not know: {', '.join(words[:MAX_NAMED_WORDS])}{more}"
+            warnings.warn(note, DataWarning, stacklevel=1)  # printed as a note
     if as_json:
         answers = [
             {"query": name, "hits": [hit.to_json() for hit in hits]}
             | ({"ignored_words": list(hits.ignored_words)} if isinstance(hits, Hits) else {})
-            for name, hits in zip(names, found, strict=True)
+            for name, hits in zip(names, results, strict=True)
         ]
         print_json({"answers": answers})
         return
     if quiet:
         return
-    console = plain_console()
-    for name, hits in zip(names, found, strict=True):
+    console = make_console()
+    for name, hits in zip(names, results, strict=True):
         table = Table(title=name, title_justify="left", box=None, pad_edge=False)
         table.add_column("score", justify="right")
-        table.add_column("found")
+        table.add_column("item")
         for hit in hits:
             table.add_row(f"{hit.score:.3f}", _label(hit))
         console.print(table)
         if not hits:
-            console.print("nothing is indexed; add items with diptych add")
+            console.print("the model has no items; add some with diptych add")
 
 
 def _label(hit: Hit | Pack) -> str:
@@ -207,16 +269,16 @@ def _label(hit: Hit | Pack) -> str:
 
 
 def _shorten(path: str) -> str:
-    """Name a path from the folder that the command runs in, where it lies below that."""
+    """Return a path below the working folder as relative to it."""
     here = os.path.join(os.path.realpath("."), "")
     return path[len(here) :] if path.startswith(here) else path
 
 
-def _show_info(found: dict[str, Any], model: Path) -> None:
-    console, facts = plain_console(), found["facts"]
-    made = f"fitted on {facts['date']} with " if facts.get("date") else ""
-    console.print(f"{model}: {made}diptych {found['library']}")
-    for view, encoder in found["encoders"].items():
+def _print_info(content: dict[str, Any], model: Path) -> None:
+    console, facts = make_console(), content["facts"]
+    date = f"fitted on {facts['date']} with " if facts.get("date") else ""
+    console.print(f"{model}: {date}diptych {content['library']}")
+    for view, encoder in content["encoders"].items():
         console.print(f"{view}s: {encoder['name'] or 'features'}, {count(encoder['dimension'], 'feature')}")
     sizes = ", ".join(
         f"{split} {count(n, 'image')} and {count(m, 'caption')}" for split, (n, m) in facts["pairs"].items()
@@ -226,11 +288,88 @@ def _show_info(found: dict[str, Any], model: Path) -> None:
         console.print(
             f"refitted on {count(facts['refitted']['pairs'], 'pair')} ({facts['refitted']['before']} before)"
         )
-    for line in (*model_lines(found), *correlation_lines(found)):
+    for line in (*describe_model(content), *describe_correlations(content)):
         console.print(line)
-    indexed = " and ".join(count(n, view) for view, n in found["items"].items())
-    console.print(f"index: {found['index']['kind']}, {found['index']['dtype']}; {indexed}")
+    items = " and ".join(count(n, view) for view, n in content["items"].items())
+    console.print(f"index: {content['index']['kind']}, {content['index']['dtype']}; {items}")
     if "quality" in facts:
         console.print(facts["quality"])
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))
+
+
+def _are_images(sources: list[Path]) -> bool:
+    return all(path.suffix.lower() in EXTENSIONS for path in sources)
+
+
+def _add(
+    retriever: Retriever,
+    sources: list[Path],
+    pairs: Path | None,
+    images: Path | None,
+    table: opt.TableOptions,
+) -> tuple[list[str], dict[str, str]]:
+    """Add items, and return their ids and the images that cannot be read, with the reason."""
+    if _are_images(sources):
+        readable, unreadable = split_readable(sources)
+        if not readable:
+            raise InputError(" ".join(unreadable.values()))
+        return retriever.add([str(path) for path in readable]), unreadable
+    if len(sources) > 2:
+        raise InputError(
+            f"{sources[0]} is not an image file; give image files, or pairs, or two files of features, not "
+            "a mixture."
+        )
+    data = open_data(sources[0], sources[1] if len(sources) == 2 else None, pairs, images, table)
+    if not isinstance(data, PairedDataset):
+        return retriever.add(**_make_arguments(data)), {}
+    if data.paths is None:
+        raise InputError(f"{sources[0]} does not say where its images are; give their folder as --images.")
+    readable, unreadable = split_readable(data.paths)
+    if not readable:
+        raise InputError(f"none of {count(data.n_images, 'image')} can be read; see diptych check.")
+    if unreadable:
+        data = data.select([row for row, path in enumerate(data.paths) if str(path) not in unreadable])
+    return retriever.add(**_make_arguments(data)), unreadable
+
+
+def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
+    """Return the arguments of ``Retriever.add`` for pairs or features."""
+    dataset = data if isinstance(data, PairedDataset) else data.dataset
+    paths = None if dataset.paths is None else [str(path) for path in dataset.paths]
+    arguments: dict[str, Any] = {
+        "pairing": dataset.pairing,
+        "ids": dataset.image_ids,
+        "caption_ids": dataset.caption_ids,
+    }
+    if isinstance(data, PairedDataset):
+        return arguments | {"images": paths, "captions": dataset.captions}
+    texts = [caption or None for caption in dataset.captions]
+    return arguments | {"images": data.x, "captions": data.y, "texts": texts, "paths": paths}
+
+
+def _find_ids(items: Iterable[Item], names: list[str]) -> list[str]:
+    """Return the ids of items that are named by id, or by the path that search prints."""
+    known, by_path = set[str](), dict[str, list[str]]()
+    for item in items:
+        known.add(item.id)
+        if item.path is not None:
+            by_path.setdefault(os.path.abspath(item.path), []).append(item.id)
+    ids = []
+    for name in names:
+        matches = [name] if name in known else by_path.get(os.path.abspath(name), [])
+        if not matches:
+            raise InputError(f"there is no item {name!r}, by id or by path.")
+        if len(matches) > 1:
+            raise InputError(
+                f"{name} is the path of {count(len(matches), 'item')}; give an id: {', '.join(matches)}."
+            )
+        ids += matches
+    return ids
+
+
+def _print_change(content: dict[str, Any], summary: str, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(content)
+    elif not quiet:
+        make_console().print(f"{summary}; wrote {content['model']}")

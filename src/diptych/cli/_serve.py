@@ -17,10 +17,10 @@ from diptych.cli._options import (
     TextEncoderName,
     Threads,
     Weights,
-    given_image_encoder,
-    given_text_encoder,
+    make_image_encoder,
+    make_text_encoder,
 )
-from diptych.cli._output import said_plainly
+from diptych.cli._output import report_errors
 
 LIMITS = "Limits"
 
@@ -69,7 +69,7 @@ def serve(
 
     Example: `diptych serve model`
     """
-    with said_plainly("the server has stopped"):
+    with report_errors("the server has stopped"):
         try:
             from diptych.service._limits import Limits
             from diptych.service._serve import serve as run
@@ -94,8 +94,8 @@ def serve(
             log_queries=log_queries,
             threads=threads,
             quiet=quiet,
-            image_encoder=given_image_encoder(image_encoder, recipe, weights),
-            text_encoder=given_text_encoder(text_encoder),
+            image_encoder=make_image_encoder(image_encoder, recipe, weights),
+            text_encoder=make_text_encoder(text_encoder),
             browser=not no_browser and sys.stdout.isatty(),
             say=console.print,
         )

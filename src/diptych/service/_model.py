@@ -96,7 +96,7 @@ class LoadedModel:
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
-        rows: Matrix = join_blocks(features, self.retriever.fitted.layout(view), view)
+        rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view)
         width = self.retriever.searcher.embedding.features(view)
         if rows.shape[1] != width:
             raise InputError(

@@ -4,7 +4,7 @@ import json
 
 from PIL import Image
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 
 
 def test_check_finds_what_is_wrong(tmp_path):
@@ -16,7 +16,7 @@ def test_check_finds_what_is_wrong(tmp_path):
     assert json.loads(run("check", tmp_path, "--json").stdout)["ok"] is False
     encoded = run("encode", "images", tmp_path, "-o", tmp_path / "x")
     assert encoded.exit_code == 2
-    assert "of 1 picture, none" in encoded.stderr
+    assert "none of 1 image" in encoded.stderr
 
 
 def test_scenes_are_not_drawn_over_other_files(tmp_path):
@@ -28,7 +28,7 @@ def test_scenes_are_not_drawn_over_other_files(tmp_path):
 def test_another_encoder_does_not_go_on_with_a_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("scenes", "drawn", "-n", 20).exit_code == 0
-    linear = ["--word", "lin", "--sentence", "lin"]
+    linear = config(hkse={"word": "lin", "sentence": "lin"})
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
     assert "another encoder" in refused("encode", "text", "drawn", "-o", "y")

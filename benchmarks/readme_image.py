@@ -1,4 +1,4 @@
-"""The picture at the top of the README: unseen sentences, and what a model finds among unseen scenes."""
+"""The image at the top of the README: unseen captions, and what a model finds among unseen scenes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from recording import pin_threads
+from common import pin_threads
 
 pin_threads(2)
 

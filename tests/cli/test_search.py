@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 from diptych import AWCCA, HKSE, Retriever
 from diptych.scenes import make_scenes
 
@@ -96,7 +96,7 @@ def test_other_weightings_can_be_compared(place):
 
 
 def test_similar_pictures_begin_with_the_picture_itself(place):
-    found = run_json("similar", "model", "new.png", "--picture", "-k", 3)
+    found = run_json("similar", "model", "new.png", "--image", "-k", 3)
     assert hits(found)[0] == "images/scene-000003.png"
     assert found["answers"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
     caption = list(Retriever.load("model").store.items())[150].text
@@ -115,10 +115,10 @@ def test_features_can_ask(place):
 
 def test_what_is_added_is_found_and_what_is_removed_is_not(place):
     assert run_json("add", "model", "new.png")["added"] == ["new.png"]
-    assert "new.png" in hits(run_json("similar", "model", "new.png", "--picture", "-k", 2))
+    assert "new.png" in hits(run_json("similar", "model", "new.png", "--image", "-k", 2))
     assert "already" in refused("add", "model", "new.png")
     assert run_json("remove", "model", "images/scene-000003.png")["removed"] == 6
-    assert hits(run_json("similar", "model", "new.png", "--picture", "-k", 1)) == ["new.png"]
+    assert hits(run_json("similar", "model", "new.png", "--image", "-k", 1)) == ["new.png"]
     assert run_json("info", "model")["items"] == {"image": 150, "text": 745}
     assert "no item 'nothing'" in refused("remove", "model", "new.png", "nothing")
     assert run_json("info", "model")["items"]["image"] == 150
@@ -147,7 +147,9 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
     for name, rows in (("old", slice(0, 80)), ("new", slice(80, 90))):
         np.save(f"{name}-x.npy", x[rows].astype(np.float32))
         np.save(f"{name}-y.npy", y[rows].astype(np.float32))
-    assert run("fit", "old-x.npy", "old-y.npy", "-o", "m", "--params", "0.1,0.1").exit_code == 0
+    assert (
+        run("fit", "old-x.npy", "old-y.npy", "-o", "m", *config(model={"params": [0.1, 0.1]})).exit_code == 0
+    )
     lines = "\n".join(f"new-{i}.png,caption {i}" for i in range(10))
     (tmp_path / "new.csv").write_text(f"image,caption\n{lines}\n")
     assert len(run_json("add", "m", "new-x.npy", "new-y.npy", "--pairs", "new.csv")["added"]) == 20
@@ -221,11 +223,11 @@ def test_one_corrupt_image_does_not_stop_the_others(place):
     assert found.exit_code == 1
     assert "new.png" in found.stdout
     assert "other.png" in found.stdout
-    assert found.stderr.startswith("left out: bad.png is not a picture")
+    assert found.stderr.startswith("skipped: bad.png is not a picture")
     added = run("add", "model", "new.png", "bad.png", "other.png")
     assert added.exit_code == 1
     assert "added 2 items" in added.stdout
-    assert "left out: bad.png" in added.stderr
+    assert "skipped: bad.png" in added.stderr
     assert run_json("info", "model")["items"]["image"] == 152
     assert "bad.png" in refused("add", "model", "bad.png")
     assert "bad.png" in refused("annotate", "model", "bad.png")
@@ -237,7 +239,7 @@ def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
     added = run("add", "model", "more.csv")
     assert added.exit_code == 1
     assert "added 2 items" in added.stdout
-    assert "left out: bad.png" in added.stderr
+    assert "skipped: bad.png" in added.stderr
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
     [
         ("add model new.png --images .", "--images has no effect on image files"),
         ("add model new.png --refit", "--refit learns from pairs"),
-        ("similar model new.png --picture --text-encoder hkse", "--text-encoder has no effect"),
+        ("similar model new.png --image --text-encoder hkse", "--text-encoder has no effect"),
         ("similar model sand --image-encoder pyramid", "--image-encoder has no effect"),
         ("search model --features x.npy --text-encoder hkse", "--text-encoder has no effect on features"),
     ],

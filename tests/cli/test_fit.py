@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 from diptych import AWCCA, InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
 from diptych.image import PyramidDescriptor
@@ -33,11 +33,12 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
+PARAMS, GRID = {"params": [1, 1]}, {"grid": 5}
 FIT = ["fit", "x.npy", "y.npy", "--pairs", "pairing.npy", "-o", "m"]
 
 
 def test_fit_then_evaluate(files):
-    fitted = run_json(*FIT, "--grid", 5)
+    fitted = run_json(*FIT, *config(model={"grid": 5}))
     assert fitted["facts"]["pairs"] == {"train": [90, 270]}
     assert fitted["items"] == {"image": 90, "text": 270}
     found = run_json("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")["all"]
@@ -53,20 +54,19 @@ def test_fit_then_evaluate(files):
 @pytest.mark.slow
 def test_a_cluster_fits_the_same_model(files):
     pytest.importorskip("distributed")
-    here = run_json(*FIT, "--grid", 5, "--solver", "gram")
-    there = run_json(*FIT, "--grid", 5, "--dask", "local")
+    here = run_json(*FIT, *config(model={"grid": 5, "solver": "gram"}))
+    there = run_json(*FIT, *config(model={"grid": 5}), "--dask", "local")
     assert there["filters"] == here["filters"]
     assert not list(files.glob(".m*"))
     assert "--dask has no effect with --preset best" in refused(*FIT, "--preset", "best", "--dask", "local")
 
 
-def test_the_flags_are_those_of_the_python_api(files):
-    result = run(
-        *FIT,
-        "--filter", "tsvd", "--params", "5,4", "--weighting", "0.5,1", "--similarity", "l2",
-        "--n-components", "3", "--metric", "r@5", "--solver", "svd",
-        "--normalize", "unit,none", "--dtype", "float16", "--no-keep-features", "--threads", 1,
-    )  # fmt: skip
+def test_settings_are_those_of_the_python_api(files):
+    model = {"params": [5, 4], "weighting": [0.5, 1], "similarity": "l2", "n_components": 3}
+    model |= {"solver": "svd", "normalize": ["unit", "none"]}
+    settings = config(model=model, retriever={"keep_features": False})
+    options = ["--filter", "tsvd", "--metric", "r@5", "--dtype", "float16", "--threads", 1]
+    result = run(*FIT, *options, *settings)
     assert result.exit_code == 0, result.output
     retriever = Retriever.load("m")
     model = retriever.fitted.model
@@ -79,7 +79,7 @@ def test_the_flags_are_those_of_the_python_api(files):
 
 
 def test_the_table_says_what_was_selected_and_where_the_time_went(files):
-    result = run(*FIT, "--grid", 4, "--index", "hnsw")
+    result = run(*FIT, *config(model={"grid": 4}), "--index", "hnsw")
     assert result.exit_code == 0, result.output
     for words in (
         "r@1 there: search",
@@ -101,7 +101,7 @@ def test_the_best_preset_has_one_name(files):
 
 
 def test_quiet_says_nothing(files):
-    result = run(*FIT, "--grid", 3, "-q")
+    result = run(*FIT, *config(model={"grid": 3}), "-q")
     assert result.exit_code == 0
     assert result.output == ""
 
@@ -114,16 +114,13 @@ def test_quiet_says_nothing(files):
         ("fit x.npy y.npy -o m --pairs x.npy", "row numbers"),
         ("fit x.npy y.npy -o m --pairs words.npy", "no array of plain numbers"),
         ("fit x.npy words.npy -o m --pairs pairing.npy", "words.npy"),
-        ("fit x.npy y.npy -o m --pairs pairing.npy --grid fine", "--grid"),
-        ("fit x.npy y.npy -o m --pairs pairing.npy --params 1", "two numbers"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --filter ridge", "tikhonov"),
-        ("fit x.npy y.npy -o m --pairs pairing.npy --n-components few", "dimension"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --device moon", "'moon'"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --index tree", "hnsw"),
-        ("fit x.npy y.npy -o full --pairs pairing.npy --params 1,1", "not a diptych"),
+        ("fit x.npy y.npy -o full --pairs pairing.npy", "not a diptych"),
         ("fit nowhere -o m", "nowhere"),
         ("fit empty -o m", "empty"),
-        ("fit letters -o m", "of 1 picture, none"),
+        ("fit letters -o m", "none"),
         ("fit letters -o m --image-encoder no.onnx", "no.onnx"),
         ("fit letters -o m --vectors no.bin", "no.bin"),
         ("fit letters --pairs pairing.npy -o m", "two files of features"),
@@ -152,7 +149,17 @@ def test_few_pairs_and_copies_across_splits_are_said(files, tmp_path):
     splits = ["train"] * 20 + ["test"] * 10
     lines = [f"{i}.png,caption {i},{split}" for i, split in enumerate(splits)]
     (tmp_path / "few.csv").write_text("image,caption,split\n" + "\n".join(lines) + "\n")
-    result = run("fit", "few-x.npy", "few-y.npy", "--pairs", "few.csv", "-o", "few", "--params", "1,1", "-q")
+    result = run(
+        "fit",
+        "few-x.npy",
+        "few-y.npy",
+        "--pairs",
+        "few.csv",
+        "-o",
+        "few",
+        *config(model={"params": [1, 1]}),
+        "-q",
+    )
     assert result.exit_code == 0, result.output
     notes = result.stderr.splitlines()
     assert [note.startswith("note: ") for note in notes] == [True, True]
@@ -161,10 +168,10 @@ def test_few_pairs_and_copies_across_splits_are_said(files, tmp_path):
     assert "move copies into one split" in notes[1]
 
 
-def test_from_pictures_to_answers(tmp_path, monkeypatch):
+def test_from_images_to_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("scenes", "drawn", "-n", 120).exit_code == 0
-    small = ["--word-features", 60, "--sentence-features", 60, "--grid", 6]
+    small = config(model={"grid": 6}, hkse={"word_features": 60, "sentence_features": 60})
     fitted = run("fit", "drawn", "-o", "model", *small)
     assert fitted.exit_code == 0, fitted.output
     assert "test" in fitted.stdout
@@ -175,14 +182,15 @@ def test_from_pictures_to_answers(tmp_path, monkeypatch):
 
 def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for command in (
-        "scenes drawn -n 120",
-        "encode images drawn -o x",
-        "encode text drawn -o y --word lin --sentence lin --save-encoder words",
-        "fit x y --pairs drawn -o a --grid 6 -q",
-        "fit drawn -o b --word lin --sentence lin --grid 6 -q",
+    grid, linear = {"grid": 6}, {"word": "lin", "sentence": "lin"}
+    for command, settings in (
+        ("scenes drawn -n 120", []),
+        ("encode images drawn -o x", []),
+        ("encode text drawn -o y --save-encoder words", config(hkse=linear)),
+        ("fit x y --pairs drawn -o a -q", config(model=grid)),
+        ("fit drawn -o b -q", config(model=grid, hkse=linear)),
     ):
-        result = run(*command.split())
+        result = run(*command.split(), *settings)
         assert result.exit_code == 0, result.output
     a, b = (run_json("info", model) for model in "ab")
     assert a["facts"]["metrics"] == b["facts"]["metrics"]
@@ -191,24 +199,24 @@ def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
     answers = [run_json("search", m, "a red star", *extra)["answers"][0]["hits"] for m, extra in (
         ("a", ["--text-encoder", "words"]), ("b", []))]  # fmt: skip
     assert [hit["id"] for hit in answers[0]] == [hit["id"] for hit in answers[1]]
-    other = run(
-        "encode", "text", "drawn", "-o", "z", "--word", "lin", "--random-state", 1, "--save-encoder", "others"
-    )
+    settings = [*config(hkse={"word": "lin"}), "--random-state", 1]
+    other = run("encode", "text", "drawn", "-o", "z", *settings, "--save-encoder", "others")
     assert other.exit_code == 0, other.output
     assert "made with" in refused("search", "a", "a red star", "--text-encoder", "others")
 
 
-def test_interrupted_encoding_goes_on(tmp_path, monkeypatch):
+def test_interrupted_encoding_resumes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("scenes", "drawn", "-n", 60).exit_code == 0
     (tmp_path / ".model.features").mkdir()
     assert run("encode", "images", "drawn", "-o", ".model.features/images").exit_code == 0
 
     def encode_again(*_):
-        raise AssertionError("pictures that were encoded are encoded again")
+        raise AssertionError("images that were encoded are encoded again")
 
     monkeypatch.setattr(PyramidDescriptor, "encode_prepared", encode_again)
-    result = run("fit", "drawn", "-o", "model", "--word", "lin", "--sentence", "lin", "--grid", 3, "-q")
+    settings = config(model={"grid": 3}, hkse={"word": "lin", "sentence": "lin"})
+    result = run("fit", "drawn", "-o", "model", *settings, "-q")
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
 
@@ -219,7 +227,7 @@ def test_interrupted_nothing_is_half_written(tmp_path):
     np.save(tmp_path / "x.npy", rng.normal(size=(3000, 400)).astype(np.float32))
     np.save(tmp_path / "y.npy", rng.normal(size=(3000, 400)).astype(np.float32))
     # One SVD per point of a large grid takes minutes.
-    slow = ["--weighting", "none", "--grid", "60"]
+    slow = map(str, config(model={"weighting": "none", "grid": 60}))
     command = [sys.executable, "-m", "diptych", "fit", "x.npy", "y.npy", "-o", "m", *slow]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "80"}
@@ -263,70 +271,103 @@ def photos(tmp_path, monkeypatch):
     return tmp_path
 
 
-SMALL = ["--word-features", 40, "--sentence-features", 40, "--grid", 3]
+SMALL_TEXT = {"word_features": 40, "sentence_features": 40}
 COLUMNS = ["--image-column", "Bild", "--caption-column", "Satz"]
 UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, "-o", "m"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "settings", "message"),
     [
-        ("--preset bset", "--preset 'bset' is unknown; choose one of 'best'"),
-        ("--filter tvsd", "--filter 'tvsd' is unknown"),
-        ("--weighting nonsense", "nonsense"),
-        ("--solver qqq", "--solver 'qqq' is unknown"),
-        ("--similarity near", "--similarity 'near'"),
-        ("--normalize unit", "--normalize"),
-        ("--metric best", "best"),
-        ("--grid 0", "--grid 0 is not a number of points"),
-        ("--grid even,5", "even"),
-        ("--params 1,-2", "γ"),
-        ("--dtype float8", "--dtype 'float8'"),
-        ("--precision float16", "--precision 'float16'"),
-        ("--index tree", "hnsw"),
-        ("--device moon", "moon"),
-        ("--validation-fraction 2", "--validation-fraction 2.0 is not a share"),
-        ("--path-metrics none", "--path-metrics 'none'"),
-        ("-o captions.csv/m", "is a file"),
-        ("-o drawn", "not a diptych"),
-        ("--preset best --random-state 7 --filter tsvd --weighting x --solver q", "--filter and --weighting"),
-        ("--preset best --grid 5", "--grid has no effect with --preset best; leave it out"),
-        ("--preset best --device cuda", "--device has no effect with --preset"),
-        ("--params 1,1 --grid 5", "--grid has no effect with --params"),
-        ("--params 1,1 --validation-fraction 0.2", "--validation-fraction has no effect with --params"),
-        ("--dask local --solver svd", "--solver svd cannot be used with --dask"),
-        ("--text-encoder folder --vectors v.bin --word lin", "--vectors and --word have no effect"),
+        ("--preset bset", {}, "--preset 'bset' is unknown; choose one of 'best'"),
+        ("--filter tvsd", {}, "--filter 'tvsd' is unknown"),
+        ("--metric best", {}, "best"),
+        ("--dtype float8", {}, "--dtype 'float8'"),
+        ("--index tree", {}, "hnsw"),
+        ("--device moon", {}, "moon"),
+        ("-o captions.csv/m", {}, "is a file"),
+        ("-o drawn", {}, "not a diptych"),
+        ("", {"model": {"weighting": "nonsense"}}, "nonsense"),
+        ("", {"model": {"solver": "qqq"}}, "solver='qqq' is unknown"),
+        ("", {"model": {"similarity": "near"}}, "similarity='near'"),
+        ("", {"model": {"normalize": "unit"}}, "normalize='unit' is not a pair"),
+        ("", {"model": {"grid": 0}}, "grid=0 is not a number of points"),
+        ("", {"model": {"grid": "fine"}}, "grid"),
+        ("", {"model": {"grid": ["even", 5]}}, "even"),
+        ("", {"model": {"params": [1, -2]}}, "γ"),
+        ("", {"model": {"params": [1]}}, "params"),
+        ("", {"model": {"precision": "float16"}}, "precision='float16'"),
+        ("", {"model": {"n_components": "few"}}, "n_components='few'"),
+        ("", {"model": {"validation_fraction": 2}}, "validation_fraction=2"),
+        ("", {"model": {"path_metrics": "none"}}, "path_metrics='none'"),
+        ("", {"model": {"gird": 5}}, "[model] has no setting 'gird'; did you mean 'grid'?"),
+        ("", {"hkse": {"tokenizer": "x"}}, "[hkse] has no setting 'tokenizer'"),
+        (
+            "",
+            {"text": {"word": "lin"}},
+            "'text' is not a table of settings here; use [model], [hkse], [retriever]",
+        ),
+        ("--filter tsvd", {"model": {"filter": "tsvd"}}, "filter is set by --filter and in"),
+        (
+            "--preset best --random-state 7 --filter tsvd --metric r@5",
+            {},
+            "--filter and --metric have no effect",
+        ),
+        ("--preset best", {"model": {"solver": "svd"}}, "[model] has no setting 'solver'"),
+        ("--preset best --device cuda", {}, "--device has no effect with --preset"),
+        ("", {"model": PARAMS | GRID}, "grid has no effect with params"),
+        (
+            "",
+            {"model": PARAMS | {"validation_fraction": 0.2}},
+            "validation_fraction has no effect with params",
+        ),
+        ("--dask local", {"model": {"solver": "svd"}}, "solver='svd' cannot be used with --dask"),
+        ("--text-encoder folder --vectors v.bin", {}, "--vectors has no effect"),
+        ("--text-encoder folder", {"hkse": {"word": "lin"}}, "word in [hkse] has no effect"),
     ],
 )
-def test_everything_is_checked_before_an_image_is_encoded(photos, monkeypatch, arguments, words):
+def test_everything_is_checked_before_an_image_is_encoded(photos, monkeypatch, arguments, settings, message):
     def encode(*_):
         raise AssertionError("an image was encoded")
 
     monkeypatch.setattr(PyramidDescriptor, "encode", encode)
-    assert words in refused(*UNSPLIT, *arguments.split())
+    assert message in refused(*UNSPLIT, *arguments.split(), *(config(**settings) if settings else []))
     assert not (photos / "m").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("content", "message"),
+    [(b"grid = ", "is not valid TOML"), (b"\xff", "is not valid TOML"), (b"#" * 2**21, "larger than")],
+)
+def test_a_damaged_file_of_settings_is_named(photos, content, message):
+    (photos / "settings.toml").write_bytes(content)
+    assert message in refused(*UNSPLIT, "--config", "settings.toml")
+    assert "none.toml" in refused(*UNSPLIT, "--config", "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
     [
         (
-            "fit drawn -o m --validation-fraction 0.2",
-            "--validation-fraction has no effect on pairs with a val",
+            "fit drawn -o m",
+            {"model": {"validation_fraction": 0.2}},
+            "has no effect on pairs with a val split",
         ),
-        ("fit x.npy y.npy -o m --word lin", "--word has no effect on features"),
-        ("fit x.npy y.npy -o m --text-encoder hkse", "fitted on captions"),
-        ("fit x.npy y.npy -o m --images drawn", "--images"),
-        ("fit x.npy y.npy -o m --params 1,1 --random-state 3", "--random-state has no effect"),
-        ("fit drawn/nothing.json -o m --image-column a", "does not exist"),
-        ("encode text drawn -o t --device cuda", "--device has no effect with hkse"),
-        ("encode text drawn -o t --text-encoder folder --random-state 3", "--random-state has no effect"),
+        ("fit x.npy y.npy -o m", {"hkse": {"word": "lin"}}, "word in [hkse] has no effect on features"),
+        ("fit x.npy y.npy -o m --vectors v", {}, "--vectors has no effect on features"),
+        ("fit x.npy y.npy -o m --text-encoder hkse", {}, "fitted on captions"),
+        ("fit x.npy y.npy -o m --images drawn", {}, "--images"),
+        ("fit x.npy y.npy -o m --random-state 3", {"model": PARAMS}, "--random-state has no effect"),
+        ("fit drawn/nothing.json -o m --image-column a", {}, "does not exist"),
+        ("encode text drawn -o t --device cuda", {}, "--device has no effect with hkse"),
+        ("encode text drawn -o t --text-encoder folder --random-state 3", {}, "--random-state has no effect"),
+        ("encode text drawn -o t", {"model": GRID}, "'model' is not a table of settings here; use [hkse]"),
     ],
 )
-def test_options_without_effect_are_refused(photos, arguments, words):
+def test_options_without_effect_are_refused(photos, arguments, settings, message):
     np.save("x.npy", np.ones((5, 3), np.float32))
     np.save("y.npy", np.ones((5, 3), np.float32))
-    assert words in refused(*arguments.split())
+    assert message in refused(*arguments.split(), *(config(**settings) if settings else []))
 
 
 def test_a_wrong_preset_fails_before_encoding_in_python(photos):
@@ -341,8 +382,8 @@ def test_a_wrong_preset_fails_before_encoding_in_python(photos):
 
 @pytest.mark.parametrize("preset", [[], ["--preset", "best"]])
 def test_one_truth_about_held_out_pairs(photos, preset):
-    small = [*SMALL[:4], *([] if preset else SMALL[4:])]
-    fitted = run(*UNSPLIT, *small, *preset)
+    settings = {"hkse": SMALL_TEXT} if preset else {"hkse": SMALL_TEXT, "model": {"grid": 3}}
+    fitted = run(*UNSPLIT, *config(**settings), *preset)
     assert fitted.exit_code == 0, fitted.output
     quality = run_json("info", "m")["facts"]["quality"]
     assert re.match(r"Selected on 9 of 60 training images, .*; r@1 there: search [\d.]+, annotate", quality)
@@ -355,7 +396,7 @@ def test_one_truth_about_held_out_pairs(photos, preset):
 
 
 def test_training_pairs_are_known_again_and_others_are_not(files, recwarn):
-    assert run(*FIT, "--grid", 3).exit_code == 0
+    assert run(*FIT, *config(model={"grid": 3})).exit_code == 0
     again = run("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")
     assert "these are training pairs" in again.stderr
     for name in ("x", "y"):
@@ -388,13 +429,14 @@ def test_the_seconds_are_those_of_the_whole_command(photos, monkeypatch):
         return true(self, prepared)
 
     monkeypatch.setattr(PyramidDescriptor, "encode_prepared", slow)
+    small = config(model={"grid": 3}, hkse=SMALL_TEXT)
     begun = time.perf_counter()
-    found = run_json(*UNSPLIT, *SMALL)
+    found = run_json(*UNSPLIT, *small)
     wall = time.perf_counter() - begun
     assert found["facts"]["seconds"]["encoding images"] >= 0.5
     assert found["facts"]["seconds"]["all"] >= found["facts"]["seconds"]["encoding images"]
     assert found["facts"]["seconds"]["all"] <= found["seconds"] + 0.1 <= wall + 0.2
-    shown = run(*UNSPLIT, *SMALL).stdout
+    shown = run(*UNSPLIT, *small).stdout
     total = float(re.search(r"([\d.]+) s in all: ", shown)[1])
     parts = re.search(r"in all: (.*)", shown)[1]
     assert "encoding images" in parts

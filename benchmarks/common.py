@@ -1,0 +1,144 @@
+"""Shared by the benchmarks: pinned threads, clocks, memory, GEMM rates, generated and real data, results as
+files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+CAPTIONS, TRAIN, VALIDATION = 5, 6000, 1000
+"""Flickr8k: captions of an image, and images of the official training and validation splits."""
+
+
+def pin_threads(threads: int) -> None:
+    """Fix the number of BLAS threads; call before NumPy is imported."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+
+
+def record(name: str, rows: Sequence[Mapping[str, object]], note: str = "") -> None:
+    """Print a table and write it to ``results/NAME.md`` and ``.json``, with the command that made it."""
+    RESULTS.mkdir(exist_ok=True)
+    cores = os.environ.get("OPENBLAS_NUM_THREADS", str(os.cpu_count()))
+    where = f"{cores} thread(s), Python {platform.python_version()}, {platform.machine()}"
+    head = list(rows[0])
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(str(row.get(key, "")) for key in head) + " |" for row in rows]
+    table = "\n".join(lines)
+    text = f"`{command()}`  \n{where}\n\n{table}\n" + (f"\n{note}\n" if note else "")
+    (RESULTS / f"{name}.md").write_text(text, "utf-8")
+    content = {"command": command(), "where": where, "rows": list(rows), "note": note}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(text)
+
+
+def command() -> str:
+    """Return the running command as a reader would type it."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def clock() -> float:
+    """Return the time in seconds, once the GPU has finished its work, if torch is in use."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure_fastest(function: Callable[[], Any], times: int = 5) -> float:
+    """Return the seconds of the fastest of several calls."""
+    best = float("inf")
+    for _ in range(times):
+        start = clock()
+        function()
+        best = min(best, clock() - start)
+    return best
+
+
+def read_memory(line: str = "VmHWM") -> float:
+    """Return ``VmRSS`` (resident now) or ``VmHWM`` (its peak) of this process in MiB, as Linux counts it."""
+    with open("/proc/self/status") as status:
+        return next(int(row.split()[1]) for row in status if row.startswith(line)) / 1024
+
+
+def measure_gemm(matrix: Any, times: int = 3) -> float:
+    """Return the FLOP/s of the product of a square matrix (NumPy or torch) with itself."""
+    matrix @ matrix
+    return 2 * len(matrix) ** 3 / measure_fastest(lambda: matrix @ matrix, times)
+
+
+def find_data() -> Path:
+    """Return the folder of real features, or exit with a sentence that says how to give it."""
+    folder = os.environ.get("DIPTYCH_DATA")
+    if not folder or not (Path(folder) / "flickr8k").is_dir():
+        sys.exit("set DIPTYCH_DATA to the folder that holds flickr8k/ (features and captions), and run again")
+    return Path(folder)
+
+
+def read_captions() -> list[str]:
+    """Return the 40,000 captions of Flickr8k."""
+    content = json.loads((find_data() / "flickr8k" / "dataset_flickr8k.json").read_text("utf-8"))
+    return [caption["raw"] for image in content["images"] for caption in image["sentences"]]
+
+
+def load_flickr8k(images: str, texts: str, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Return image features, caption features and pairing of Flickr8k's 8,000 images, in float32.
+
+    ``images`` is a feature file's name, with ``-sqrt`` for square roots of unit length; ``texts`` is a
+    feature file's name, or ``hkse-WORD-SENTENCE``.
+    """
+    import numpy as np
+
+    from diptych.text import HKSE
+
+    folder = find_data() / "flickr8k"
+    x = np.load(folder / f"{images.removesuffix('-sqrt')}.npy").astype(np.float32)
+    if images.endswith("-sqrt"):
+        x = scale_rows(np.sqrt(x))
+    if texts.startswith("hkse-"):
+        captions = read_captions()
+        _, word, sentence = texts.split("-")
+        vectors = find_data() / "word2vec-googlenews-26k.bin"
+        encoder = HKSE(vectors, word=word, sentence=sentence, random_state=seed)  # type: ignore[arg-type]
+        encoder.fit(captions[: TRAIN * CAPTIONS])
+        y = encoder.transform(captions, unknown="mean")
+    else:
+        y = scale_rows(np.load(folder / f"{texts}.npy").astype(np.float32))
+    return x, y, np.arange(len(y)) // CAPTIONS
+
+
+def split_flickr8k(x: Any, y: Any, pairing: Any) -> list[tuple[Any, Any, Any]]:
+    """Return the training, validation and test pairs."""
+    bounds = [0, TRAIN, TRAIN + VALIDATION, len(x)]
+    return [
+        (x[a:b], y[a * CAPTIONS : b * CAPTIONS], pairing[: (b - a) * CAPTIONS]) for a, b in pairwise(bounds)
+    ]
+
+
+def scale_rows(rows: Any) -> Any:
+    """Return rows of unit length."""
+    import numpy as np
+
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+
+def start_figure(*panels: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """Return a figure and its axes, without top and right spines."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*panels, figsize=size, layout="constrained", sharey=True)
+    for each in [axes] if not panels else axes.flat:
+        for side in ("top", "right"):
+            each.spines[side].set_visible(False)
+    return figure, axes
