@@ -224,7 +224,10 @@ def _decode_array(kind: Any, value: Any) -> np.ndarray[Any, Any]:
     (dtype,) = get_args(get_args(kind)[1])
     element: Any = bool if dtype is np.bool_ else float | None
     nested = bool(value) and isinstance(value[0], list)
-    return np.array(msgspec.convert(value, list[list[element]] if nested else list[element]), dtype)
+    try:
+        return np.array(msgspec.convert(value, list[list[element]] if nested else list[element]), dtype)
+    except msgspec.ValidationError as error:  # whose place is that within the array
+        raise ValueError(str(error).partition(" - at ")[0]) from None
 
 
 def _parse_object(raw: bytes, path: Path) -> dict[str, Any]:
