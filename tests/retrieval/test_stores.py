@@ -464,6 +464,9 @@ def test_vectors_in_float16(index, request):
         strict=True,
     ):
         np.testing.assert_allclose([p for _, p in own], [p for _, p in best[:5]], atol=2e-3)
+    if store.shared:  # opened again without a dtype, it keeps its own in a new fit
+        again = open_store(store.address, create=False).replace(lambda: contents(BLOCKS[:1]))
+        assert (again.dtype, again.count()) == ("float16", 30)
 
 
 def test_a_store_may_be_filled_with_nothing_and_added_to(empty):

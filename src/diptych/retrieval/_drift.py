@@ -20,18 +20,9 @@ class OutlierDetector:
 
     The distance of an item is :math:`\frac1d \sum_j (x_j - \mu_j)^2 / \sigma_j^2`, which is 1 on average over
     the training items. The limit is one and a half times the 99th percentile of their distances.
-
-    Attributes
-    ----------
-    normalize
-        How features are normalised first.
-    mean, variance
-        Of each feature, after normalisation.
-    limit
-        Items at a larger distance are outliers.
     """
 
-    normalize: str
+    normalize: str  # how features are normalised first
     mean: Floats
     variance: Floats
     limit: float

@@ -79,19 +79,10 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted model and what is kept of its training data.
+    """A fitted model, in NumPy, and what is kept of its training data.
 
-    Attributes
-    ----------
-    model
-        In NumPy, wherever it was fitted.
-    load_moments
-        Returns the moments of the normalised training pairs, which only a refit needs; None if they are not
-        known, as for a fusion.
-    outliers
-        Tells for each view which items lie far from the training items.
-    facts
-        What is known of the fit, as plain data; see ``Facts``.
+    ``load_moments`` returns the moments of the normalised training pairs, which only a refit needs; it is
+    None if they are not known, as for a fusion. ``facts`` are as in ``Facts``.
     """
 
     model: AWCCA | Fusion
@@ -159,16 +150,8 @@ def fit_model(
 ) -> Fitted:
     """Fit ``model`` on the training split and measure it on the others.
 
-    Parameters
-    ----------
-    model
-        An unfitted model, which is fitted in place.
-    views
-        The features of all pairs.
-    device, engine, checkpoint
-        As ``AWCCA.fit`` takes them.
-    layout
-        Names and widths of the feature blocks that lie side by side in a view.
+    ``layout`` has names and widths of the feature blocks that lie side by side in a view; the other options
+    are as ``AWCCA.fit`` takes them.
     """
     layout = layout or {}
     for view, rows in zip(VIEWS, (views.x, views.y), strict=True):

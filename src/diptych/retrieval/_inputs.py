@@ -43,21 +43,11 @@ _BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries as features.
-
-    Attributes
-    ----------
-    features
-        One row for each query.
-    single
-        Whether the user passed one query rather than a list or matrix of them.
-    ignored_words
-        For each text query, the words that the encoder ignored; empty for other queries.
-    """
+    """Queries as features, one row each."""
 
     features: Floats
-    single: bool
-    ignored_words: Sequence[tuple[str, ...]] = ()
+    single: bool  # whether the user passed one query rather than a list or matrix of them
+    ignored_words: Sequence[tuple[str, ...]] = ()  # for each text query
 
 
 def is_features(things: Any) -> bool:

@@ -183,24 +183,10 @@ Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool] | Iterable[str]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which items a search may return, as plain data.
+    """Which items a search may return, as plain data."""
 
-    Attributes
-    ----------
-    ids
-        Only items with one of these ids; None: any.
-    metadata
-        Only items that have, under every key, one of its values; None: any.
-
-    Examples
-    --------
-    >>> red = Filter.by_metadata({"colour": ["red", "crimson"]})
-    >>> red.matches(Item("7", "image", metadata={"colour": "red"}))
-    True
-    """
-
-    ids: frozenset[str] | None = None
-    metadata: Mapping[str, tuple[Plain, ...]] | None = None
+    ids: frozenset[str] | None = None  # only items with one of these ids
+    metadata: Mapping[str, tuple[Plain, ...]] | None = None  # only items with one of its values for every key
 
     @classmethod
     def by_metadata(cls, where: Mapping[str, Any]) -> Filter:
@@ -292,17 +278,10 @@ class Places:
 
     An upload is stored by its name in the model folder, an image under ``images`` by its path from there, and
     any other image by its whole path.
-
-    Attributes
-    ----------
-    folder
-        The model folder.
-    images
-        The folder that contains all images, if there is one.
     """
 
-    folder: Path
-    images: str | None
+    folder: Path  # the model folder
+    images: str | None  # the folder that contains all images, if there is one
 
     @classmethod
     def of(cls, items: Iterable[Item], folder: Path) -> Places:

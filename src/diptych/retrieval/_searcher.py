@@ -60,19 +60,9 @@ class _Packs:
 class Searcher:
     """A fitted model, its encoders and a store that holds its vectors.
 
-    It never changes its model. When a shared store holds another model, because another process has fitted or
-    refitted, methods raise ``ModelChanged`` and the owner loads a new ``Searcher``.
-
-    Parameters
-    ----------
-    fitted
-        The model.
-    store
-        Its items and vectors.
-    encoders
-        What queries and items are encoded with.
-    version
-        The version of the model in the store.
+    It never changes its model. When a shared store holds another model, because another process has fitted
+    or refitted, methods raise ``ModelChanged`` and the owner loads a new ``Searcher``. ``version`` is that of
+    the model in the store.
     """
 
     def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:

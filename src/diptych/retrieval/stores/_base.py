@@ -44,97 +44,49 @@ class ModelChanged(Exception):  # noqa: N818, a signal to load the new model, no
 
 @dataclass(frozen=True)
 class State:
-    """What a store holds at one moment; while its state stays equal, so do its items and vectors.
+    """What a store holds at one moment; while its state stays equal, so do its items and vectors."""
 
-    Attributes
-    ----------
-    version
-        Names the model whose vectors are stored; another process may have put another in place.
-    changes
-        Grows with every addition and removal.
-    added
-        How many items were ever added; new items without an id are numbered from here.
-    """
-
-    version: str
-    changes: int
-    added: int
+    version: str  # names the model whose vectors are stored
+    changes: int  # grows with every addition and removal
+    added: int  # items ever added; new items without an id are numbered from here
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some items of one view with their vectors.
-
-    Attributes
-    ----------
-    view, items
-        The items, all of one view.
-    vectors
-        One row for each item, ready to be compared by inner product.
-    norms
-        The length of each vector before it was scaled; packs and other weightings need it.
-    features
-        The features of the items, where the store is to keep them for a refit.
-    """
+    """Some items of one view with their vectors."""
 
     view: View
     items: Sequence[Item]
-    vectors: Floats
-    norms: Floats
-    features: Floats | None = None
+    vectors: Floats  # ready to be compared by inner product
+    norms: Floats  # the length of each vector before it was scaled, for packs and other weightings
+    features: Floats | None = None  # if the store is to keep them for a refit
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
     """A model and the vectors of all items, for ``Store.replace``.
 
-    Attributes
-    ----------
-    dimensions
-        Columns of the vectors of each task.
-    widths
-        Columns of the features of each view.
-    keep_features
-        Whether the store keeps the features of these and later items.
-    blocks
-        All items in the order of addition, images before texts; iterated once.
-    sample_queries
-        Returns at most n query vectors of a task, to measure the recall of an approximate index; None if
-        there are none.
-    report_recall
-        To be called with the recall of an approximate index, before ``write_model``.
-    write_model
-        Writes the model's files to an empty folder, for a shared store to keep.
+    A store with an approximate index measures its recall with ``sample_queries(task, n)``, at most n query
+    vectors or None, and calls ``report_recall`` before ``write_model``. A shared store keeps the files that
+    ``write_model`` writes to an empty folder.
     """
 
-    dimensions: Mapping[Task, int]
-    widths: Mapping[View, int]
-    keep_features: bool
-    blocks: Iterable[Block]
+    dimensions: Mapping[Task, int]  # columns of the vectors
+    widths: Mapping[View, int]  # columns of the features
+    keep_features: bool  # of these and later items
+    blocks: Iterable[Block]  # all items in order of addition, images before texts; iterated once
     sample_queries: Callable[[Task, int], Floats | None]
     report_recall: Callable[[Task, float], None]
     write_model: Callable[[Path], None]
 
 
 class Store(Protocol):
-    """Items and their vectors, read by any number of threads while one at a time writes.
+    """Items and their vectors, read by any number of threads while one at a time writes."""
 
-    Attributes
-    ----------
-    kind
-        For people: ``"flat"``, ``"hnsw"``, ``"postgresql"``, ``"postgresql, hnsw"``.
-    address
-        Of the database, without secrets; empty in memory.
-    dtype
-        Of the vectors: ``"float32"`` or ``"float16"``.
-    shared
-        Whether other processes use it too. Additions are then stored at once, and every call takes a while.
-    """
-
-    kind: str
-    address: str
-    dtype: str
-    shared: bool
+    kind: str  # for people: "flat", "hnsw", "postgresql", "postgresql, hnsw"
+    address: str  # of the database, without secrets; empty in memory
+    dtype: str  # of the vectors: "float32" or "float16"
+    shared: bool  # whether other processes use it too: changes are stored at once, and calls take a while
 
     @property
     def keeps_features(self) -> bool:

@@ -38,21 +38,11 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """An HNSW graph, which never changes: items added after it was built are searched beside it.
+    """An HNSW graph, which never changes: items added after it was built are searched beside it."""
 
-    Attributes
-    ----------
-    index
-        FAISS's graph, with its own copy of the vectors.
-    keys
-        The key of each of its vectors, ascending.
-    recall
-        Share of the exact ten best that it found when it was built.
-    """
-
-    index: Any
-    keys: Keys
-    recall: float = float("nan")
+    index: Any  # FAISS's graph, with its own copy of the vectors
+    keys: Keys  # of its vectors, ascending
+    recall: float = float("nan")  # share of the exact ten best that it returned when it was built
 
     @classmethod
     def build(cls, blocks: Iterable[Floats], keys: Keys, *, half: bool = False, neighbours: int) -> Graph:
@@ -135,14 +125,7 @@ class _State:
 
 
 class VectorIndex:
-    """Vectors under integer keys, searched by inner product.
-
-    Parameters
-    ----------
-    dimension
-        Columns of the vectors.
-    dtype
-        ``"float32"``, or ``"float16"``: half the memory, but every search converts them.
+    """Vectors under integer keys, searched by inner product; float16 takes half the memory, and more time.
 
     Examples
     --------

@@ -35,24 +35,15 @@ _SAMPLE = 500  # queries by which the recall of a graph is measured
 
 
 class ItemTable:
-    """Items under integer keys that ascend with addition and are never used twice.
-
-    Attributes
-    ----------
-    next_key
-        The key that the next item gets.
-    changes
-        Grows with every addition and removal, once the vectors have changed too.
-    removed
-        Keys and ids of removed items, until the items are saved without them.
-    """
+    """Items under integer keys that ascend with addition and are never used twice."""
 
     def __init__(self, items: Sequence[Item] = ()) -> None:
         self._items: dict[int, Item] = {}
         self._keys: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
-        self.next_key = self.changes = 0
-        self.removed: list[tuple[int, str]] = []
+        self.next_key = 0
+        self.changes = 0  # additions and removals, counted once the vectors have changed too
+        self.removed: list[tuple[int, str]] = []  # keys and ids, until the items are saved without them
         self.add(items)
 
     def __len__(self) -> int:
@@ -114,20 +105,8 @@ class ItemTable:
 class MemoryStore:
     """A ``Store`` with its items in a table and its vectors in FAISS; its version is always empty.
 
-    Parameters
-    ----------
-    kind
-        ``"flat"``: exact search. ``"hnsw"``: search through a graph, fast and approximate.
-    dtype
-        Of the vectors: ``"float32"`` or ``"float16"``.
-    table
-        The items.
-    indexes
-        The vectors of each task under the items' keys; empty before the store is filled.
-    kept
-        The features of each view under the items' keys; empty if they are not kept.
-    learned
-        Items with smaller keys were there when the model was fitted.
+    ``indexes`` hold the vectors of each task, ``kept`` the features of each view if they are kept, both under
+    the keys of the ``table``. Items with keys below ``learned`` were there when the model was fitted.
     """
 
     address = ""

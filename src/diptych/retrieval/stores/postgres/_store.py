@@ -232,7 +232,9 @@ class PostgresStore:
                         raise ModelChanged
                     drop_unused(connection, self._address.schema)
                     before = None if version is None else current
-                    load_version(connection, self._address, make(), self._new_dtype, before, names.append)
+                    # A store that was opened to be read keeps its dtype when it is fitted again.
+                    dtype = self._new_dtype if self._create or current is None else current.dtype
+                    load_version(connection, self._address, make(), dtype, before, names.append)
                 self._refresh(connection)
 
         self._connections.run(attempt, share=True)
