@@ -1,4 +1,4 @@
-"""A store in PostgreSQL: shared by processes, told from folders, safe from hostile content, with graphs."""
+"""A store in PostgreSQL: sharing by processes, pointers in model folders, limits, hostile content, graphs."""
 
 import json
 import re

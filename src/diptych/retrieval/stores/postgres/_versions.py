@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def read_files(
 ) -> None:
     """Write those files of a version's model that have one of these names to a folder, piece by piece.
 
-    No other names are taken from the database, so that its rows cannot choose where files are written.
+    Rows with other names are ignored, so that a database cannot choose where files are written.
     """
     schema = sql.Identifier(address.schema)
     statement = sql.SQL(
@@ -284,22 +285,21 @@ def _measure_recall(connection: Connection, version: Version, task: Task, querie
 
 
 def _write_files(connection: Connection, contents: Contents, new: Version, before: Version | None) -> None:
-    """Store the files of a model; those it does not write are taken from the version before."""
-    schema, names = sql.Identifier(new.tables.schema), []
+    """Store the files of a model; those that it does not write are copied from the version before."""
+    schema, number = sql.Identifier(new.tables.schema), new.tables.version
     insert = sql.SQL("INSERT INTO {}.files VALUES (%s, %s, %s, %b)").format(schema)
-    with tempfile.TemporaryDirectory() as scratch, connection.transaction():
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         contents.write_model(folder)
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            names.append(path.relative_to(folder).as_posix())
-            with open(path, "rb") as file:
-                for number, piece in enumerate(iter(lambda: file.read(PIECE_BYTES), b"")):
-                    connection.execute(insert, [new.tables.version, names[-1], number, piece])
-        if before is not None:
-            connection.execute(
-                sql.SQL(
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        with connection.transaction():
+            for name, path in files.items():
+                with open(path, "rb") as file:
+                    for place, piece in enumerate(iter(partial(file.read, PIECE_BYTES), b"")):
+                        connection.execute(insert, [number, name, place, piece])
+            if before is not None:
+                copy = sql.SQL(
                     "INSERT INTO {0}.files SELECT %s, name, number, content FROM {0}.files "
                     "WHERE version = %s AND name <> ALL(%s)"
-                ).format(schema),
-                [new.tables.version, before.tables.version, names],
-            )
+                ).format(schema)
+                connection.execute(copy, [number, before.tables.version, list(files)])
