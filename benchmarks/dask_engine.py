@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 
 from diptych.cca._streaming import (  # noqa: E402
     Preparation,
-    moments_of_blocks,
+    sum_blocks,
 )
 from diptych.data import shards  # noqa: E402
 from diptych.distributed import DaskEngine  # noqa: E402
@@ -93,7 +93,7 @@ def main() -> None:
             first, _ = timed(lambda: pass_over(list(blocks[:1]) * WORKERS))
             plain, dask = [], []
             for _ in range(options.repeats):
-                seconds, expected = timed(lambda: moments_of_blocks(blocks, prepare))
+                seconds, expected = timed(lambda: sum_blocks(blocks, prepare))
                 plain.append(seconds)
                 seconds, found = timed(lambda: pass_over(blocks))
                 dask.append(seconds)

@@ -61,7 +61,7 @@ def fit(folder: str, files: int, precision: str) -> None:
     from diptych.data import shards
 
     seconds: dict[str, float] = {}
-    inner = cca_fitting.moments_of_blocks
+    inner = cca_fitting.sum_blocks
 
     def timed(*arguments, **options):
         start = time.perf_counter()
@@ -69,7 +69,7 @@ def fit(folder: str, files: int, precision: str) -> None:
         seconds["pass"] = time.perf_counter() - start
         return found
 
-    cca_fitting.moments_of_blocks = timed
+    cca_fitting.sum_blocks = timed
     names = [[f"{folder}/{view}-{number:04d}.npy" for number in range(files)] for view in "xy"]
     peaks = [sgemm_rate()]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

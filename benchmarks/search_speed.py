@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 
 from diptych import AWCCA, HKSE, Retriever  # noqa: E402
 from diptych.data import PairedViews, read_pairs  # noqa: E402
-from diptych.retrieval import VectorIndex  # noqa: E402
+from diptych.retrieval.stores._faiss import VectorIndex  # noqa: E402
 
 ITEMS, COLUMNS, QUERIES, K = 100_000, 512, 1000, 10
 

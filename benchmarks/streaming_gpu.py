@@ -16,10 +16,10 @@ from recording import record
 import numpy as np  # isort: skip
 import torch  # isort: skip
 
-from diptych._devices import carried
+from diptych._devices import copy_blocks
 from diptych.cca import AWCCA
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, products
-from diptych.cca._streaming import ArrayBlocks, Preparation, moments_of_blocks
+from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks
 
 CAPTIONS, HIDDEN = 5, 600
 
@@ -74,16 +74,16 @@ def pass_row(pairs: tuple, precision: str, device: str) -> dict:
     blocks = ArrayBlocks(x, y, pairing, None, DEVICE_BLOCK_BYTES)
     prepare = Preparation(("none", "none"), precision, device)
     some = CAPTIONS * min(len(x), 30_000)  # load the libraries, and lock the pages that will be used again
-    moments_of_blocks(ArrayBlocks(x, y[:some], pairing[:some], None, DEVICE_BLOCK_BYTES), prepare)
+    sum_blocks(ArrayBlocks(x, y[:some], pairing[:some], None, DEVICE_BLOCK_BYTES), prepare)
     start = clock()
-    found = moments_of_blocks(blocks, prepare)
+    found = sum_blocks(blocks, prepare)
     whole = clock() - start
     assert found.count == len(y)
     start = clock()
-    for block in carried(iter(blocks), device):
+    for block in copy_blocks(iter(blocks), device):
         del block
     copying = clock() - start
-    some = [block for block, _ in zip(carried(iter(blocks), device), range(4), strict=False)]
+    some = [block for block, _ in zip(copy_blocks(iter(blocks), device), range(4), strict=False)]
     rows = sum(len(block[1]) for block in some)
     start = clock()
     for bx, by, p in some:

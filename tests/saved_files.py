@@ -34,3 +34,13 @@ def edit_config(folder, **changes):
     path = files_of(folder) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
     seal_config(folder)
+
+
+def places(tree, path=()):
+    """Return every place in a JSON tree; of a long list, only the first few."""
+    paths = [path] if path else []
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, child in children:
+        if not (isinstance(key, int) and key > 3):
+            paths += places(child, (*path, key))
+    return paths

@@ -8,7 +8,8 @@ import diptych
 ORDER = [
     ["_arrays"],
     ["_checks"],
-    ["_threads", "_devices", "_persistence", "_normalize"],
+    ["_threads", "_normalize"],
+    ["_devices", "_persistence"],
     ["ranking"],
     ["cca"],
     ["text", "image"],

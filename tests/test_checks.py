@@ -1,15 +1,16 @@
-"""Wording that every message shares."""
+"""The words that messages share."""
 
 from __future__ import annotations
 
 import re
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
 
 import diptych
 from diptych import _checks as checks
-from diptych._checks import count, not_installed
+from diptych._checks import count, missing_package_error
 
 
 @pytest.mark.parametrize(
@@ -27,19 +28,22 @@ def test_a_count_agrees_with_its_noun(n: int, noun: str, expected: str) -> None:
     assert count(n, noun) == expected
 
 
-def test_the_command_names_packages_that_can_be_installed():
-    assert str(not_installed("ONNX models need", "onnx")) == (
+def test_a_missing_package_error_names_the_install_command():
+    assert str(missing_package_error("ONNX models need", "onnx")) == (
         'ONNX models need onnxruntime; install with: pip install "onnxruntime>=1.18"'
     )
-    postgres = str(not_installed("an index in PostgreSQL needs", "postgres"))
+    postgres = str(missing_package_error("an index in PostgreSQL needs", "postgres"))
     assert "needs pgvector and psycopg; " in postgres
     assert '"psycopg[binary]>=' in postgres
-    assert str(not_installed("s3://x needs", "zarr", "fsspec")).startswith("s3://x needs fsspec; ")
+    assert str(missing_package_error("s3://x needs", "zarr", "fsspec")).startswith("s3://x needs fsspec; ")
 
 
-def test_sources_that_were_not_installed_name_the_package(monkeypatch):
-    monkeypatch.setattr(checks, "_requirements", list)
-    assert str(not_installed("s3://x needs", "zarr", "fsspec")).endswith(
+def test_a_missing_package_is_named_without_an_installation(monkeypatch):
+    def raise_not_found(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(checks, "requires", raise_not_found)
+    assert str(missing_package_error("s3://x needs", "zarr", "fsspec")).endswith(
         "needs fsspec; install with: pip install fsspec"
     )
 
@@ -51,9 +55,7 @@ def test_no_message_installs_this_package_by_its_name(path):
     assert not re.search(r"pip install\W+(--upgrade )?diptych", path.read_text("utf-8"))
 
 
-def test_every_extra_that_is_named_exists():
+def test_every_extra_in_a_message_exists():
     for path in Path(diptych.__file__).parent.rglob("*.py"):
-        for extra in re.findall(r'not_installed\([^)]*?, "(\w+)"', path.read_text("utf-8")):
-            assert any(f'extra == "{extra}"' in line.replace("'", '"') for line in checks._requirements()), (
-                path
-            )
+        for extra in re.findall(r'missing_package_error\([^)]*?, "(\w+)"', path.read_text("utf-8")):
+            assert any(f'extra == "{extra}"' in line.replace("'", '"') for line in requires("diptych")), path

@@ -11,7 +11,7 @@ from diptych._normalize import NORMALIZATIONS, normalize
 FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 
-def test_each_by_hand(backend):
+def test_each_normalisation_equals_its_formula(backend):
     view = backend(np.array([[3.0, -4.0], [0.0, 0.0]]))
     expected = {
         "none": [[3, -4], [0, 0]],
@@ -24,7 +24,7 @@ def test_each_by_hand(backend):
         np.testing.assert_allclose(to_numpy(normalize(view, name)), rows, rtol=1e-12)
 
 
-def test_precision_is_kept(backend):
+def test_normalize_keeps_the_precision(backend):
     assert to_numpy(normalize(backend(np.ones((2, 2), np.float32)), "sqrt-unit")).dtype == np.float32
 
 

@@ -1,10 +1,10 @@
-"""How far apart rounding may take two ways of computing the same numbers."""
+"""How far two computations of the same numbers may differ by rounding."""
 
 import numpy as np
 
 
 def rounding(dtype, terms, magnitude=1.0, condition=1.0):
-    """Return how far apart two floating-point computations of the same sums may lie.
+    """Return how far two floating-point computations of the same sums may differ.
 
     Kernels differ in the order of their sums and in where they fuse operations or keep wider registers, so
     batches, routes, threads, processors and libraries agree to this and no further. A sum of ``terms``
@@ -15,35 +15,35 @@ def rounding(dtype, terms, magnitude=1.0, condition=1.0):
 
     Parameters
     ----------
-    dtype : the narrowest floating-point type on the way.
+    dtype : the narrowest floating-point type that is used.
     terms : the length of the longest sum; where sums follow each other, their lengths added.
     magnitude : the sum of absolute values, or an array of results, whose largest absolute value is taken.
         For an inner product, the product of the two norms bounds it.
-    condition : by how much what follows enlarges a relative error: for the small ones of several singular
-        values or of their vectors, the ratio of the largest to them or to the gap beside them.
+    condition : how much later steps enlarge a relative error: for small singular values or their vectors, the
+        ratio of the largest singular value to them or to the gap next to them.
     """
     largest = float(np.max(np.abs(magnitude)))
     return 8 * float(np.finfo(dtype).eps) * float(np.sqrt(terms)) * largest * condition
 
 
-def assert_close(found, expected, terms, *, dtype=None, magnitude=None, condition=1.0):
-    """Two ways of computing give the same numbers but for rounding, at the scale of the largest of them."""
-    found, expected = np.asarray(found), np.asarray(expected)
+def assert_close(result, expected, terms, *, dtype=None, magnitude=None, condition=1.0):
+    """Assert that two computations agree up to rounding, at the scale of the largest number."""
+    result, expected = np.asarray(result), np.asarray(expected)
     if dtype is None:
-        dtype = min(found.dtype, expected.dtype, key=lambda each: np.finfo(each).bits)
+        dtype = min(result.dtype, expected.dtype, key=lambda each: np.finfo(each).bits)
     scale = expected if magnitude is None else magnitude
-    np.testing.assert_allclose(found, expected, rtol=0, atol=rounding(dtype, terms, scale, condition))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=rounding(dtype, terms, scale, condition))
 
 
-def assert_same_hits(found, expected, tolerance):
-    """Two ways of searching find the same: only hits whose scores are this close may change places."""
-    assert len(found) == len(expected)
-    np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], rtol=0, atol=tolerance)
+def assert_same_hits(result, expected, tolerance):
+    """Assert that two searches return the same hits; only hits with scores this close may change places."""
+    assert len(result) == len(expected)
+    np.testing.assert_allclose([h.score for h in result], [h.score for h in expected], rtol=0, atol=tolerance)
     known = {_name(hit): hit for hit in expected}
-    assert len({_name(hit) for hit in found}) == len(known)
-    for hit in found:
+    assert len({_name(hit) for hit in result}) == len(known)
+    for hit in result:
         same = known.get(_name(hit))
-        if same is None:  # it changed places with one that was cut off
+        if same is None:  # it changed places with one beyond the last
             assert abs(hit.score - expected[-1].score) <= tolerance
             continue
         assert abs(hit.score - same.score) <= tolerance
@@ -54,7 +54,7 @@ def assert_same_hits(found, expected, tolerance):
 
 
 def assert_ranked(hits, scores, tolerance):
-    """Hits are the best of what was scored another way, ``{id: score}``, best first, but for rounding."""
+    """Assert that hits are the best of ``scores`` (``{id: score}``), best first, up to rounding."""
     best = sorted(scores.values(), reverse=True)[: len(hits)]
     np.testing.assert_allclose([hit.score for hit in hits], best, rtol=0, atol=tolerance)
     known = [scores[_name(hit)] for hit in hits]

@@ -1,7 +1,6 @@
-"""The few array kernels that the array API standard lacks.
+"""Array functions that the array API standard lacks.
 
-Every function takes its backend from the arrays it is given: NumPy in, NumPy out; torch in (CPU or
-CUDA), torch out, on the same device. Nothing here knows what the numbers mean.
+The arrays choose the backend: NumPy in, NumPy out; torch in (CPU or CUDA), torch out, on the same device.
 """
 
 from __future__ import annotations
@@ -19,28 +18,14 @@ Array: TypeAlias = Any
 
 Record = TypeVar("Record", bound=Any)
 
-__all__ = [
-    "Array",
-    "count_groups",
-    "count_true",
-    "eigh_descending",
-    "group_max",
-    "group_sum",
-    "in_numpy",
-    "move_like",
-    "namespace",
-    "svd",
-    "to_numpy",
-]
-
 
 def namespace(*arrays: Array) -> Any:
-    """The array API namespace of ``arrays``, which must agree on one backend."""
+    """Return the array API namespace of ``arrays`` (None are skipped), which must share one backend."""
     return array_namespace(*(a for a in arrays if a is not None))
 
 
 def move_like(array: Array, reference: Array, dtype: Any = None) -> Array:
-    """``array`` in the backend and on the device of ``reference``; no copy when it is there already."""
+    """Return ``array`` in the backend and on the device of ``reference``, without a copy if it is there."""
     xp = namespace(reference)
     if not is_numpy_array(reference) and is_numpy_array(array):
         array = np.ascontiguousarray(array)
@@ -50,24 +35,21 @@ def move_like(array: Array, reference: Array, dtype: Any = None) -> Array:
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """``array`` in host memory as NumPy."""
+    """Return ``array`` as NumPy, in host memory."""
     if is_torch_array(array):
         return array.detach().cpu().numpy()  # type: ignore[no-any-return]
     return np.asarray(array)
 
 
-def in_numpy(parts: Record) -> Record:
-    """A dataclass with every array of it in host memory as NumPy."""
-    moved = {
-        each.name: to_numpy(value)
-        for each in fields(parts)
-        if is_torch_array(value := getattr(parts, each.name))
-    }
-    return replace(parts, **moved)
+def fields_to_numpy(record: Record) -> Record:
+    """Return a dataclass with its torch arrays as NumPy, in host memory."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    arrays = {name: to_numpy(value) for name, value in values.items() if is_torch_array(value)}
+    return replace(record, **arrays)
 
 
 def group_sum(values: Array, groups: Array, n_groups: int) -> Array:
-    """Sum the rows of ``values`` that share a group: row g of the result is their sum."""
+    """Sum the rows of ``values`` by group: row g of the result is the sum of the rows of group g."""
     if is_torch_array(values):
         out = values.new_zeros((n_groups, values.shape[1]))
         return out.index_add_(0, groups, values)
@@ -77,7 +59,7 @@ def group_sum(values: Array, groups: Array, n_groups: int) -> Array:
 
 
 def group_max(values: Array, groups: Array, n_groups: int) -> Array:
-    """The largest of the ``values`` (one axis) in each group; −∞ for a group without any."""
+    """Return the largest of the ``values`` (one axis) in each group; −∞ for an empty group."""
     xp = namespace(values)
     out = xp.full((n_groups,), -xp.inf, dtype=values.dtype, device=device(values))
     if is_torch_array(values):
@@ -87,13 +69,12 @@ def group_max(values: Array, groups: Array, n_groups: int) -> Array:
 
 
 def count_groups(groups: Array, n_groups: int) -> Array:
-    """How many entries of ``groups`` name each of the ``n_groups`` groups."""
-    xp = namespace(groups)
-    return xp.bincount(groups, minlength=n_groups)
+    """Count the members of each of ``n_groups`` groups."""
+    return namespace(groups).bincount(groups, minlength=n_groups)
 
 
 def count_true(mask: Array, axis: int) -> Array:
-    """How many entries of a boolean matrix are true along ``axis``."""
+    """Count the true entries of a boolean matrix along ``axis``."""
     if is_numpy_array(mask):
         # Summing the bytes is several times faster than counting booleans along an axis.
         return np.add.reduce(mask.view(np.uint8), axis=axis, dtype=np.uint32).astype(np.int64)
@@ -101,9 +82,9 @@ def count_true(mask: Array, axis: int) -> Array:
 
 
 def eigh_descending(matrix: Array) -> tuple[Array, Array]:
-    """Eigenvalues of a symmetric ``matrix``, largest first, and their eigenvectors as columns."""
+    """Return the eigenvalues of a symmetric ``matrix``, largest first, and its eigenvectors as columns."""
     if is_numpy_array(matrix):
-        # Divide and conquer: on dense spectra several times faster than the other LAPACK drivers.
+        # "evd" is divide and conquer, on dense spectra several times faster than the other LAPACK drivers.
         values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
         return values[::-1].copy(), np.ascontiguousarray(vectors[:, ::-1])
     xp = namespace(matrix)
@@ -112,14 +93,14 @@ def eigh_descending(matrix: Array) -> tuple[Array, Array]:
 
 
 def svd(matrix: Array) -> tuple[Array, Array, Array]:
-    """Thin singular value decomposition: ``P, sigma, Qt`` with ``matrix = P @ diag(sigma) @ Qt``."""
+    """Return the thin SVD ``P, sigma, Qt`` with ``matrix = P @ diag(sigma) @ Qt``."""
     if is_numpy_array(matrix):
         try:
             return scipy.linalg.svd(  # type: ignore[no-any-return]
                 matrix, full_matrices=False, check_finite=False, lapack_driver="gesdd"
             )
         except np.linalg.LinAlgError:
-            # gesdd rarely fails to converge; gesvd is slower and always does.
+            # gesdd fails to converge on rare matrices; gesvd is slower but converges.
             return scipy.linalg.svd(  # type: ignore[no-any-return]
                 matrix, full_matrices=False, check_finite=False, lapack_driver="gesvd"
             )

@@ -1,4 +1,4 @@
-"""The doors: what comes in is checked once, and what is wrong with it is said in one sentence."""
+"""Checks of user input, and the errors and warnings of the package."""
 
 from __future__ import annotations
 
@@ -27,22 +27,34 @@ QUERY_VIEW: dict[Task, Literal["x", "y"]] = {"search": "y", "annotate": "x"}
 
 
 class InputError(ValueError):
-    """Something given by the user is not what was expected; the message, one line, says what to do."""
+    """Wrong input; the message says in one line what happened, what was expected and what to do.
+
+    Examples
+    --------
+    >>> from diptych import AWCCA, InputError
+    >>> try:
+    ...     AWCCA(grid=0).fit([[1.0], [2.0]], [[1.0], [2.0]])
+    ... except InputError as error:
+    ...     print(str(error)[:40])
+    grid=0 is not a number of points; give 1
+    """
 
     def __init__(self, message: object = "") -> None:
-        # What other libraries say, and is quoted, may have line breaks.
+        # Messages of other libraries, quoted in ours, may have line breaks.
         super().__init__(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
 
 
 class DataWarning(UserWarning):
-    """Something about the data that users should know; the message says what it is and what to do."""
+    """The data or the settings may give poor results; the message says why and what to do."""
+
+
+FEW_PAIRS = 50
+"""With fewer training pairs, what is selected is mostly chance; a fit warns, and the model card says so."""
 
 
 def count(n: int, noun: str) -> str:
-    """``n`` with its noun, singular or plural, for messages.
+    """Return ``n`` with its noun, singular or plural, for messages.
 
-    Examples
-    --------
     >>> count(1, "image"), count(1200, "image"), count(2, "query")
     ('1 image', '1,200 images', '2 queries')
     """
@@ -50,55 +62,46 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun if n == 1 else plural}"
 
 
-def not_installed(what: str, extra: str, package: str = "") -> InputError:
-    """The error for ``what`` without the packages of an optional extra: it names the command to install them.
+def missing_package_error(what: str, extra: str, package: str = "") -> InputError:
+    """Return the error for missing packages of an optional extra, with the command that installs them.
 
-    Parameters
-    ----------
-    what
-        What needs them, as the subject of a sentence: "HDF5 files need".
-    extra
-        Name of the extra in this package's metadata.
-    package
-        The only one of its packages that is needed; empty: all of them.
+    ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
+    all.
     """
-    found = [line.partition(";") for line in _requirements() if re.search(rf"extra == .{extra}\b", line)]
-    wanted = [name.strip() for name, *_ in found if name.startswith(package)]
-    names = [re.match(r"[\w.-]+", each).group() for each in wanted]  # type: ignore[union-attr]
-    quoted = " ".join(f'"{each}"' for each in wanted) or package or extra
+    try:
+        lines = requires("diptych") or []
+    except PackageNotFoundError:  # run from a folder of sources, without an installation
+        lines = []
+    needed = [line.partition(";")[0].strip() for line in lines if re.search(rf"extra == .{extra}\b", line)]
+    needed = [requirement for requirement in needed if requirement.startswith(package)]
+    names = [re.match(r"[\w.-]+", requirement).group() for requirement in needed]  # type: ignore[union-attr]
+    quoted = " ".join(f'"{requirement}"' for requirement in needed) or package or extra
     listed = " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
     return InputError(f"{what} {listed or package or extra}; install with: pip install {quoted}")
 
 
-def _requirements() -> list[str]:
-    try:
-        return requires("diptych") or []
-    except PackageNotFoundError:  # run from a folder of sources, without an installation
-        return []
-
-
 def check_choice(value: object, choices: tuple[str, ...], name: str) -> str:
-    """``value`` if it is one of ``choices``."""
+    """Return ``value`` if it is one of ``choices``."""
     if value not in choices:
         raise InputError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
     return str(value)
 
 
 def check_task(task: object) -> Task:
-    """``task`` if it is the name of one."""
+    """Return ``task`` if it is one."""
     return cast(Task, check_choice(task, TASKS, "task"))
 
 
 def check_similarity(similarity: object) -> Similarity:
-    """``similarity`` if it is the name of one."""
+    """Return ``similarity`` if it is one."""
     return cast(Similarity, check_choice(similarity, SIMILARITIES, "similarity"))
 
 
-def check_count(count: object, name: str) -> int:
-    """``count`` if it is a whole number of at least 1."""
-    if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1:
+def check_count(count: object, name: str, minimum: int = 1) -> int:
+    """Return ``count`` if it is a whole number of at least ``minimum``."""
+    if isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= minimum:
         return int(count)
-    raise InputError(f"{name}={count!r}; give a whole number of at least 1.")
+    raise InputError(f"{name}={count!r}; give a whole number of at least {minimum}.")
 
 
 def check_number(value: object, name: str) -> float:
@@ -110,16 +113,12 @@ def check_number(value: object, name: str) -> float:
 
 
 def check_seed(random_state: object) -> int | None:
-    """``random_state`` if it can seed a generator: a whole number of at least 0, or None."""
-    if random_state is None:
-        return None
-    if isinstance(random_state, Integral) and not isinstance(random_state, bool) and int(random_state) >= 0:
-        return int(random_state)
-    raise InputError(f"random_state={random_state!r}; give a whole number of at least 0, or None.")
+    """Return ``random_state`` if it can seed a generator: a whole number of at least 0, or None."""
+    return None if random_state is None else check_count(random_state, "random_state", minimum=0)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether ``text`` can be written as UTF-8; a file name of other bytes, or half a pair, cannot."""
+    """Return whether ``text`` can be written as UTF-8; an unpaired surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -128,12 +127,12 @@ def is_unicode(text: str) -> bool:
 
 
 def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
-    """``view`` as a matrix with rows and columns; its entries are not looked at. Lists become NumPy."""
+    """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy."""
     if scipy.sparse.issparse(view):
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
     if isinstance(view, np.ma.MaskedArray):
         raise InputError(
-            f"{name} is a masked array, and masked values would be used as if they were known; fill them "
+            f"{name} is a masked array, whose mask would be ignored; fill the masked values "
             f"({name}.filled(...)) or leave those rows out."
         )
     if not is_array_api_obj(view):
@@ -156,25 +155,31 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -
             f"{name} has 0 feature(s) (shape={tuple(view.shape)}) while a minimum of 1 is required; "
             "give at least one column."
         )
-    _check_width(view, name, n_features)
+    if n_features is not None and view.shape[1] != n_features:
+        raise InputError(
+            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
+            "give the same features as in fit."
+        )
     return view
 
 
 def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
-    """``view`` as a real floating-point matrix with finite entries.
+    """Return ``view`` as a real floating-point matrix with finite entries.
 
     float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
     and integers float64. Lists and data frames become NumPy.
     """
-    view = _as_real_float(check_matrix(view, name), name)
-    _check_width(view, name, n_features)
+    view = _as_real_float(check_matrix(view, name, n_features=n_features), name)
     if not _all_finite(view):
         raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
     return view
 
 
 def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
-    """``pairing`` as an index array beside ``y``: row j of ``y`` belongs to row ``pairing[j]`` of X."""
+    """Return ``pairing`` as an index array in the backend of ``y``; None pairs row with row.
+
+    Row j of ``y`` belongs to row ``pairing[j]`` of X.
+    """
     n_y = y.shape[0]
     xp = namespace(y)
     if pairing is None:
@@ -196,33 +201,25 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
     low, high = int(xp.min(pairing)), int(xp.max(pairing))
     if low < 0 or high >= n_x:
         raise InputError(
-            f"pairing reaches from {low} to {high}, but X has rows 0 to {n_x - 1}; "
+            f"pairing has entries from {low} to {high}, but X has rows 0 to {n_x - 1}; "
             "every entry must be a row of X."
         )
     return xp.astype(pairing, xp.int64, copy=False)
 
 
 def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Array, Array]:
-    """Both views and their pairing, checked together and in one backend."""
+    """Return both views and their pairing, checked and in one backend."""
     x, y = check_view(x, "X"), check_view(y, "Y")
-    check_together(x, y)
+    check_same_backend(x, y)
     return x, y, check_pairing(pairing, x.shape[0], y)
 
 
-def check_together(x: Array, y: Array) -> None:
-    """Refuse views of two libraries or on two devices."""
+def check_same_backend(x: Array, y: Array) -> None:
+    """Raise an error if the views are of two libraries or on two devices."""
     if is_numpy_array(x) != is_numpy_array(y) or device(x) != device(y):
         raise InputError(
             f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
             f"{device(y)}; give both in the same library and on the same device."
-        )
-
-
-def _check_width(view: Array, name: str, n_features: int | None) -> None:
-    if n_features is not None and view.shape[1] != n_features:
-        raise InputError(
-            f"{name} has {view.shape[1]} features, but is expecting {n_features} features as input: "
-            "give the same features as in fit."
         )
 
 
@@ -232,7 +229,7 @@ def _as_real_float(view: Array, name: str) -> Array:
         try:
             view = view.astype(np.float64)
         except (TypeError, ValueError) as error:
-            raise InputError(f"{name} holds values that are not numbers ({error}); give numbers.") from None
+            raise InputError(f"{name} has values that are not numbers ({error}); give numbers.") from None
     if xp.isdtype(view.dtype, "complex floating"):
         raise InputError(f"{name}: Complex data not supported (dtype {view.dtype}); give real numbers.")
     if view.dtype in (xp.float32, xp.float64):

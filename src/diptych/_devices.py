@@ -1,40 +1,39 @@
-"""Blocks of host arrays carried to another device ahead of their use, and results back, beside computing.
+"""Copies between host memory and a torch device, at the same time as the computation.
 
-A thread takes the blocks (which may mean reading a disk), puts them into page-locked memory and starts their
-copy on a stream of its own, while the caller computes with the blocks before. What arrives keeps its type:
-float16 crosses the bus as float16 and is widened on the card.
+One thread reads the blocks, puts them into page-locked memory and starts their copy on a CUDA stream of its
+own, while the caller computes with earlier blocks. Arrays keep their type: float16 crosses the bus as float16
+and is converted on the device.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Array
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
+from diptych._threads import prefetch
 
 Arrays: TypeAlias = tuple[Array | None, ...]
 
-AHEAD = 2
-"""Blocks that are on their way while one is being computed with: two fill the card's copy engine."""
+BLOCKS_IN_FLIGHT = 2
+"""Blocks being copied while another is computed with; two keep the copy engine of a card busy."""
 
-_COPIERS = 8  # threads that copy within host memory
-_SHARE = 2**24  # bytes below which another of them is not worth starting
+_COPY_THREADS = 8
+_BYTES_PER_THREAD = 2**24  # a smaller share is not worth another thread
 
 
-def torch_device(device: str) -> Any:
-    """The torch device of this name, if there is one here."""
+def check_device(device: str) -> Any:
+    """Return the torch device of this name if there is one here."""
     try:
         import torch
     except ImportError:
-        raise not_installed(f"the device {device!r} needs", "torch") from None
+        raise missing_package_error(f"the device {device!r} needs", "torch") from None
     try:
         torch.empty(0, device=device)
         return torch.device(device)
@@ -42,72 +41,56 @@ def torch_device(device: str) -> Any:
         raise InputError(f"there is no device {device!r} here ({str(error).splitlines()[0]}).") from None
 
 
-def on_device(array: Array, device: str) -> Array:
-    """One array on a torch ``device``."""
-    return next(carried([(array,)], device))[0]
+def copy_to_device(array: Array, device: str) -> Array:
+    """Return one array on a torch ``device``."""
+    return next(copy_blocks([(array,)], device))[0]
 
 
-def carried(blocks: Iterable[Arrays], device: str, ahead: int = AHEAD) -> Iterator[Arrays]:
-    """The arrays of each block on a torch ``device``, in order; None stays None."""
-    carrier = _Carrier(torch_device(device))
-    waiting: queue.Queue[Any] = queue.Queue(maxsize=ahead)
-    stopped = threading.Event()
+def copy_blocks(blocks: Iterable[Arrays], device: str, in_flight: int = BLOCKS_IN_FLIGHT) -> Iterator[Arrays]:
+    """Yield the arrays of each block on a torch ``device``, in order; None stays None."""
+    copier = _Copier(check_device(device))
+    source = iter(blocks)
 
-    def put(thing: Any) -> None:
-        while not stopped.is_set():
-            with suppress(queue.Full):
-                waiting.put(thing, timeout=0.1)
-                return
+    def start(_: int) -> tuple[Arrays, Any, Arrays] | None:
+        # The worker takes the next block itself, so that reading it does not wait for the caller.
+        block = next(source, None)
+        return None if block is None else copier.start(block)
 
-    def carry() -> None:
-        try:
-            for block in blocks:
-                if stopped.is_set():
-                    return
-                put(carrier.sent(block))
-            put(None)
-        except BaseException as error:  # raised where the blocks are used
-            put(error)
-
-    thread = threading.Thread(target=carry, name="carry", daemon=True)
-    thread.start()
     try:
-        while (found := waiting.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            yield carrier.received(found)
+        for copy in prefetch(start, count(), workers=1, window=in_flight + 1):
+            if copy is None:
+                return
+            yield copier.wait(copy)
     finally:
-        stopped.set()
-        thread.join()
-        carrier.close()
+        copier.close()
 
 
-def gathered(parts: Iterable[Array], rows: int) -> np.ndarray[Any, Any]:
-    """``rows`` rows in NumPy, from torch arrays that belong one below the other.
+def collect_rows(parts: Iterable[Array], rows: int) -> np.ndarray[Any, Any]:
+    """Return ``rows`` rows as NumPy from torch arrays that belong below each other.
 
-    Each leaves its device while the next is computed.
+    Each part is copied from its device while the next is computed.
     """
-    found: np.ndarray[Any, Any] | None = None
-    with ThreadPoolExecutor(_COPIERS, "copy") as pool, ThreadPoolExecutor(1, "gather") as one_by_one:
+    result: np.ndarray[Any, Any] | None = None
+    with ThreadPoolExecutor(_COPY_THREADS, "copy") as pool, ThreadPoolExecutor(1, "collect") as in_order:
         waiting: deque[Future[None]] = deque()
         start = 0
         for part in parts:
-            there, arrived = _leaving(part)
-            if found is None:
-                found = np.empty((rows, *there.shape[1:]), there.dtype)
-            stop = start + len(there)
-            waiting.append(one_by_one.submit(_arrive, found[start:stop], there, arrived, pool))
-            if len(waiting) > AHEAD:
+            source, wait = _start_copy_to_host(part)
+            if result is None:
+                result = np.empty((rows, *source.shape[1:]), source.dtype)
+            stop = start + len(source)
+            waiting.append(in_order.submit(_finish_copy, result[start:stop], source, wait, pool))
+            if len(waiting) > BLOCKS_IN_FLIGHT:
                 waiting.popleft().result()
             start = stop
         for future in waiting:
             future.result()
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
-def _leaving(part: Array) -> tuple[np.ndarray[Any, Any], Callable[[], Any]]:
-    """An array's place in host memory, and what to wait for before it is there."""
+def _start_copy_to_host(part: Array) -> tuple[np.ndarray[Any, Any], Callable[[], Any]]:
+    """Return the host array that ``part`` is being copied to, and a function that waits for the copy."""
     if part.device.type != "cuda":
         return part.numpy(), lambda: None
     import torch
@@ -119,43 +102,43 @@ def _leaving(part: Array) -> tuple[np.ndarray[Any, Any], Callable[[], Any]]:
     return locked.numpy(), event.synchronize
 
 
-def _arrive(
+def _finish_copy(
     target: np.ndarray[Any, Any],
-    there: np.ndarray[Any, Any],
-    arrived: Callable[[], Any],
+    source: np.ndarray[Any, Any],
+    wait: Callable[[], Any],
     pool: ThreadPoolExecutor,
 ) -> None:
-    arrived()
-    _fill(target, there, pool)
+    wait()
+    _copy(target, source, pool)
 
 
-def _fill(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], pool: ThreadPoolExecutor) -> None:
-    """Copy by several threads: one alone is slower than the bus."""
-    parts = max(1, min(_COPIERS, source.nbytes // _SHARE))
+def _copy(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], pool: ThreadPoolExecutor) -> None:
+    # Several threads, because one alone copies slower than the bus.
+    parts = max(1, min(_COPY_THREADS, source.nbytes // _BYTES_PER_THREAD))
     bounds = [len(source) * part // parts for part in range(parts + 1)]
 
-    def fill(part: int) -> None:
+    def copy(part: int) -> None:
         target[bounds[part] : bounds[part + 1]] = source[bounds[part] : bounds[part + 1]]
 
-    list(pool.map(fill, range(parts)))
+    list(pool.map(copy, range(parts)))
 
 
-class _Carrier:
-    """Copies to one device; to CUDA on a stream of its own, from page-locked memory."""
+class _Copier:
+    """Copies blocks to one device; to CUDA on a stream of its own, from page-locked memory."""
 
     def __init__(self, device: Any) -> None:
         import torch
 
         self._torch, self._device = torch, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._pool = ThreadPoolExecutor(_COPIERS, thread_name_prefix="copy")
+        self._pool = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="copy")
 
-    def sent(self, block: Arrays) -> tuple[Arrays, Any, Arrays]:
-        """The arrays on the device, the event that says they are there, and what must live until then."""
+    def start(self, block: Arrays) -> tuple[Arrays, Any, Arrays]:
+        """Return the arrays on the device, the event of their arrival, and the sources to keep until then."""
         if self._stream is None:
-            return tuple(self._plain(array) for array in block), None, ()
+            return tuple(self._on_cpu(array) for array in block), None, ()
         with self._torch.cuda.stream(self._stream):
-            locked = tuple(self._locked(array) for array in block)
+            locked = tuple(self._page_locked(array) for array in block)
             there = tuple(
                 None if array is None else array.to(self._device, non_blocking=True) for array in locked
             )
@@ -163,9 +146,9 @@ class _Carrier:
             event.record(self._stream)
         return there, event, locked
 
-    def received(self, sent: tuple[Arrays, Any, Arrays]) -> Arrays:
-        """The arrays, safe to compute with."""
-        arrays, event, _ = sent
+    def wait(self, copy: tuple[Arrays, Any, Arrays]) -> Arrays:
+        """Return the arrays of a started copy, ready to compute with."""
+        arrays, event, _ = copy
         if event is not None:
             current = self._torch.cuda.current_stream(self._device)
             current.wait_event(event)
@@ -177,16 +160,18 @@ class _Carrier:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _plain(self, array: Array | None) -> Array | None:
-        if array is None or self._torch.is_tensor(array):
-            return None if array is None else array.to(self._device)
-        # A copy: torch cannot promise to leave a read-only array alone.
+    def _on_cpu(self, array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        if self._torch.is_tensor(array):
+            return array.to(self._device)
+        # A copy, because torch cannot promise not to write to a read-only array.
         return self._torch.as_tensor(np.array(array), device=self._device)
 
-    def _locked(self, array: Array | None) -> Array | None:
+    def _page_locked(self, array: Array | None) -> Array | None:
         if array is None or self._torch.is_tensor(array):
             return array
         empty = self._torch.from_numpy(np.empty(0, array.dtype))
         locked = self._torch.empty(array.shape, dtype=empty.dtype, pin_memory=True)
-        _fill(locked.numpy(), array, self._pool)
+        _copy(locked.numpy(), array, self._pool)
         return locked

@@ -233,11 +233,10 @@ class MatrixBlocks:
     dtype: np.dtype[Any]
 
 
-def write_tensors(
-    path: Path,
-    tensors: Mapping[str, np.ndarray[Any, Any] | MatrixBlocks],
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any] | MatrixBlocks]
+
+
+def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | None = None) -> None:
     """Write named arrays to a safetensors file, one block of rows at a time."""
     header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     end = 0
@@ -378,9 +377,9 @@ class ModelFiles:
 
     def check(self, name: str, *, whole: bool = True) -> Path:
         """Return the path of a file that is as it was written; compare only its size unless ``whole``."""
-        path = self._find(name)
-        same = path.stat().st_size == self.entries[name].bytes
-        self._check_same(path, same and (not whole or file_digest(path) == self.entries[name].sha256))
+        path, entry = self._find(name), self.entries[name]
+        same = path.stat().st_size == entry.bytes and (not whole or file_digest(path) == entry.sha256)
+        _check_same(path, same)
         return path
 
     def read_tensors(self, name: str = TENSORS) -> Tensors:
@@ -392,13 +391,13 @@ class ModelFiles:
 
         The file is mapped at once, because it may be removed when a newer version replaces this one.
         """
-        path, mapped = self.folder / name, None
+        mapped = None
         with suppress(OSError, ValueError):  # reported when the file is read
             mapped = np.memmap(self._find(name), np.uint8, "r")
 
         def read() -> bytes:
             raw = self._find(name).read_bytes() if mapped is None else mapped.tobytes()
-            self._check_same(path, hashlib.sha256(raw).hexdigest() == self.entries[name].sha256)
+            _check_same(self.folder / name, hashlib.sha256(raw).hexdigest() == self.entries[name].sha256)
             return raw
 
         return read
@@ -408,11 +407,10 @@ class ModelFiles:
             raise InputError(f"{self.folder / CONFIG} does not list {name}; save the model again.")
         return check_plain_file(self.folder / name)
 
-    def _check_same(self, path: Path, same: bool) -> None:
-        if not same:
-            raise InputError(
-                f"{path} is not as it was written (its checksum differs); restore it or save again."
-            )
+
+def _check_same(path: Path, same: bool) -> None:
+    if not same:
+        raise InputError(f"{path} is not as it was written (its checksum differs); restore it or save again.")
 
 
 def check_format(header: Mapping[str, Any], kind: str, path: Path) -> None:
@@ -465,20 +463,13 @@ def read_config(folder: Path, kind: str, schema: type[S]) -> tuple[S, ModelFiles
     return convert(content, schema, path), ModelFiles(folder, header.files)
 
 
-def write_model_folder(
-    folder: str | os.PathLike[str],
-    kind: str,
-    config: Schema,
-    tensors: Mapping[str, np.ndarray[Any, Any] | MatrixBlocks],
-) -> None:
+def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
     """Write a model that is a config and arrays; a crash leaves the folder as it was."""
     with new_version(folder, kind) as draft:
         write_model_files(draft.path, kind, config, tensors)
 
 
-def write_model_files(
-    folder: Path, kind: str, config: Schema, tensors: Mapping[str, np.ndarray[Any, Any] | MatrixBlocks]
-) -> None:
+def write_model_files(folder: Path, kind: str, config: Schema, tensors: Arrays) -> None:
     """Write the files of a model that is a config and arrays."""
     write_tensors(folder / TENSORS, tensors, {"format": f"diptych-{kind}"})
     write_config(folder, kind, config)
@@ -642,10 +633,7 @@ def _read_version(version: Version, read: Callable[[Version], T]) -> T:
     if version.path.is_symlink() or version.path.parent.is_symlink():
         raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
     config = check_plain_file(version.path / CONFIG)
-    if file_digest(config) != version.digest:
-        raise InputError(
-            f"{config} is not as it was written (its checksum differs); restore it or save again."
-        )
+    _check_same(config, file_digest(config) == version.digest)
     return read(version)
 
 

@@ -1,9 +1,4 @@
-"""Work done ahead by threads, in order and within bounds.
-
-Work on the cores of one machine, beside the threads of BLAS.
-
-A progress bar for whoever is watching.
-"""
+"""Threads: work done before its result is needed, work beside BLAS, and a progress bar."""
 
 from __future__ import annotations
 
@@ -24,21 +19,21 @@ from diptych._checks import InputError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 
 
 def thread_count(workers: int | None) -> int:
-    """``workers``, or one thread for each core, 8 at most."""
+    """Return ``workers``, or, for None, one thread per core, at most 8."""
     if workers is not None and workers < 1:
         raise InputError(f"workers={workers} is below 1; give the number of threads.")
-    return workers or min(_MOST_THREADS, os.cpu_count() or 1)
+    return workers or min(_MAX_THREADS, os.cpu_count() or 1)
 
 
-def ahead(
+def prefetch(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, window: int
 ) -> Iterator[Result]:
-    """Results of ``function`` in order, computed by threads up to ``window`` items ahead of their use."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="ahead") as pool:
+    """Yield ``function(item)`` in order, computed by threads up to ``window`` items before it is needed."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="prefetch") as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
@@ -52,41 +47,41 @@ def ahead(
                 future.cancel()
 
 
-T = TypeVar("T")
+def map_parallel(function: Callable[[Any], Result], items: list[Any], like: Array) -> list[Result]:
+    """Return ``function(item)`` for each item, on as many threads as BLAS has, each with one BLAS thread.
 
-
-def in_parallel(function: Callable[[Any], T], items: list[Any], like: Array) -> list[T]:
-    """Apply ``function`` to ``items``, on as many threads as BLAS has, each with one BLAS thread.
-
-    Small tiles stay in a core's cache, and NumPy lets go of the interpreter lock while it computes. Other
-    backends run in turn: they are parallel by themselves.
+    Small tiles then stay in a core's cache; NumPy releases the interpreter lock while it computes. If
+    ``like`` is an array of another backend, the items run one after another: those backends use all cores
+    themselves.
     """
     if not is_numpy_array(like) or len(items) < 2:
         return [function(item) for item in items]
     blas = _blas()
-    threads = min(len(items), max((each["num_threads"] for each in blas.info()), default=os.cpu_count() or 1))
+    threads = min(len(items), _blas_threads(default=os.cpu_count() or 1))
     with blas.limit(limits=1), ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, items))
 
 
+@contextmanager
+def share_blas(callers: int) -> Iterator[None]:
+    """Divide the threads of BLAS among ``callers`` threads that call it at the same time."""
+    with _blas().limit(limits=max(1, _blas_threads() // callers)):
+        yield
+
+
 @cache
 def _blas() -> Any:
-    # Looking for the libraries takes milliseconds, so it is done once.
+    # Finding the libraries takes milliseconds, so it is done once.
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 
-@contextmanager
-def sharing_blas(callers: int) -> Iterator[None]:
-    """BLAS with its threads shared among so many threads that call it at the same time."""
-    blas = _blas()
-    threads = max((each["num_threads"] for each in blas.info()), default=1)
-    with blas.limit(limits=max(1, threads // callers)):
-        yield
+def _blas_threads(default: int = 1) -> int:
+    return max((library["num_threads"] for library in _blas().info()), default=default)
 
 
 @contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[float], None]]:
-    """Give a function to call with the share that is done; the bar goes to standard error."""
+    """Show a progress bar on standard error; yields a function to call with the share that is done."""
     if not shown:
         yield lambda share: None
         return

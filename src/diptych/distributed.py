@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import threadpoolctl
 
-from diptych._checks import DataWarning, InputError, check_count, not_installed
+from diptych._checks import DataWarning, InputError, check_count, missing_package_error
 from diptych._threads import progress_bar
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _import_distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise not_installed("a Dask cluster needs", "dask", "dask") from None
+        raise missing_package_error("a Dask cluster needs", "dask", "dask") from None
     return distributed
 
 

@@ -16,7 +16,7 @@ def pairs(rng, n=60, captions=3, m_x=12, m_y=9, noise=0.3):
     return x, y, pairing
 
 
-def test_embeddings_are_the_papers(rng):
+def test_transform_gives_the_vectors_of_table_1(rng):
     x, y, pairing = pairs(rng)
     model = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
     fitted = model.models_["search"]
@@ -29,7 +29,7 @@ def test_embeddings_are_the_papers(rng):
     np.testing.assert_allclose(annotate[1], centred_y @ v * sigma, atol=1e-12)
 
 
-def test_one_view_alone(rng):
+def test_transform_takes_one_view_alone(rng):
     x, y, pairing = pairs(rng)
     model = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
     both = model.transform(x, y)
@@ -39,7 +39,7 @@ def test_one_view_alone(rng):
         model.transform()
 
 
-def test_one_model_per_task(rng):
+def test_each_task_has_its_own_model(rng):
     x, y, pairing = pairs(rng)
     model = AWCCA(filter="tsvd", params={"search": (4, 5), "annotate": (6, 3)}).fit(x, y, pairing)
     assert model.models_["search"].filter_x == TruncatedSVD(4)
@@ -61,8 +61,8 @@ def test_score_is_the_metric_of_the_ranks(rng, weighting, similarity):
     model.fit(x, y, pairing)
     by_task = []
     for task in ("search", "annotate"):
-        found = ranks(*model.transform(x, y, task=task), pairing, task=task, similarity=similarity)
-        by_task.append(recall_at_k(found, 5))
+        result = ranks(*model.transform(x, y, task=task), pairing, task=task, similarity=similarity)
+        by_task.append(recall_at_k(result, 5))
         assert model.score(x, y, pairing, task=task) == by_task[-1]
     assert model.score(x, y, pairing) == pytest.approx(np.mean(by_task))
 
@@ -72,14 +72,14 @@ def test_score_of_ranks_is_negated(rng):
     assert AWCCA(params=(1.0, 1.0), metric="mean_rank").fit(x, y, pairing).score(x, y, pairing) < 0
 
 
-def test_it_learns(rng):
+def test_a_fitted_model_retrieves_better_than_chance(rng):
     x, y, pairing = pairs(rng, n=300)
     train, test = pairing < 200, pairing >= 200
     model = AWCCA(params=(1.0, 1.0), metric="r@10").fit(x[:200], y[train], pairing[train])
     assert model.score(x[200:], y[test], pairing[test] - 200) > 90
 
 
-def test_torch_in_torch_out(rng):
+def test_torch_views_give_torch_vectors(rng):
     torch = pytest.importorskip("torch")
     x, y, pairing = pairs(rng)
     ours = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
@@ -151,7 +151,7 @@ def test_float32_moments_are_close(rng):
         ({"normalize": ("unit", "long")}, "'none', 'unit', 'signed-sqrt', 'sqrt-unit'"),
     ],
 )
-def test_bad_parameters_are_one_sentence(rng, parameters, words):
+def test_wrong_parameters_are_refused(rng, parameters, words):
     with pytest.raises(InputError, match=words) as caught:
         AWCCA(**{"params": (1.0, 1.0), **parameters}).fit(*pairs(rng))
     assert "\n" not in str(caught.value)
@@ -177,7 +177,7 @@ def test_bad_parameters_are_one_sentence(rng, parameters, words):
         (lambda x, y, p: (x, y * 1e160, p), "Y has values so large"),
     ],
 )
-def test_bad_data_is_one_sentence(rng, spoil, words):
+def test_wrong_data_is_refused(rng, spoil, words):
     with pytest.raises(InputError, match=words) as caught:
         AWCCA(params=(1.0, 1.0)).fit(*spoil(*pairs(rng)))
     assert "\n" not in str(caught.value)
@@ -208,20 +208,20 @@ def test_normalisation_is_part_of_the_model(rng, tmp_path):
     np.testing.assert_array_equal(loaded.transform(x), given.transform(x))
 
 
-def test_unknown_task(rng):
+def test_an_unknown_task_is_refused(rng):
     model = AWCCA(params=(1.0, 1.0)).fit(*pairs(rng))
     with pytest.raises(InputError, match="task='find'"):
         model.transform(np.ones((1, 12)), task="find")
 
 
-def test_mixed_backends(rng):
+def test_views_of_two_libraries_are_refused(rng):
     torch = pytest.importorskip("torch")
     x, y, pairing = pairs(rng)
     with pytest.raises(InputError, match="same library"):
         AWCCA(params=(1.0, 1.0)).fit(x, torch.as_tensor(y), pairing)
 
 
-def test_the_fit_is_that_of_its_moments(rng):
+def test_fitting_moments_equals_fitting_rows(rng):
     x, y, pairing = pairs(rng)
     model = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing)
     moments = Moments.of(x, y, pairing)
@@ -229,7 +229,7 @@ def test_the_fit_is_that_of_its_moments(rng):
 
 
 @pytest.mark.parametrize("filter", ["tikhonov", "tsvd", "guided"])
-def test_moments_select_what_rows_select(rng, filter):
+def test_moments_and_rows_select_the_same(rng, filter):
     x, y, pairing = pairs(rng, n=300)
     validation = pairs(rng, n=60)
     rows = AWCCA(filter=filter, grid=5, solver="gram").fit(x, y, pairing, validation=validation)
@@ -245,7 +245,7 @@ def test_moments_select_what_rows_select(rng, filter):
 
 @pytest.mark.parametrize("n_components", [None, 4, "auto"])
 @pytest.mark.parametrize("filter", ["tikhonov", "tsvd", "guided"])
-def test_a_refit_keeps_what_was_selected(rng, tmp_path, filter, n_components):
+def test_a_refit_keeps_the_selected_parameters(rng, tmp_path, filter, n_components):
     x, y, pairing = pairs(rng, n=300)
     x2, y2, pairing2 = pairs(rng, n=100)
     whole = Moments.of(x, y, pairing) + Moments.of(x2, y2, pairing2)

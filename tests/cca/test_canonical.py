@@ -71,7 +71,7 @@ def test_truncated_svd_is_cca_of_the_truncated_views():
     np.testing.assert_allclose(u, other.x_weights, atol=1e-8)
 
 
-def test_the_generalised_eigenvalue_property():
+def test_weights_solve_the_generalised_eigenvalue_problem():
     x, y = views()
     u, v, sigma = weights(bjorck_golub(spectra(x, y)))
     np.testing.assert_allclose(x.T @ y @ v, x.T @ x @ u * sigma, atol=1e-9)
@@ -95,8 +95,8 @@ def test_regularised_cross_view_maps_are_ridge_regression():
 def test_truncated_svd_at_full_rank_is_cca():
     x, y = views()
     full = regularized_cca(spectra(x, y), TruncatedSVD(7), TruncatedSVD(5))
-    for found, expected in zip(weights(full), weights(bjorck_golub(spectra(x, y))), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+    for result, expected in zip(weights(full), weights(bjorck_golub(spectra(x, y))), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
 def test_tikhonov_tends_to_cca():
@@ -161,9 +161,9 @@ def test_equals_scikit_learn():
     model = bjorck_golub(spectra(x, y), n_components=2)
     theirs = cross_decomposition.CCA(n_components=2, scale=False, tol=1e-15, max_iter=20000).fit(x, y)
     their_x, their_y = theirs.transform(x, y)
-    for ours, found in ((x @ model.x_weights, their_x), (y @ model.y_weights, their_y)):
+    for ours, result in ((x @ model.x_weights, their_x), (y @ model.y_weights, their_y)):
         for i in range(2):
-            assert abs(np.corrcoef(ours[:, i], found[:, i])[0, 1]) == pytest.approx(1.0, abs=1e-8)
+            assert abs(np.corrcoef(ours[:, i], result[:, i])[0, 1]) == pytest.approx(1.0, abs=1e-8)
 
 
 def test_equals_cca_zoo():
@@ -195,7 +195,7 @@ def test_components_within_rounding_error_are_not_kept(rng, solver):
     assert model.correlations.shape == (2,)
 
 
-def test_n_components():
+def test_n_components_keeps_the_first_components():
     x, y = views()
     three = bjorck_golub(spectra(x, y), n_components=3)
     assert three.x_weights.shape == (7, 3)
@@ -204,7 +204,7 @@ def test_n_components():
         bjorck_golub(spectra(x, y), n_components=6)
 
 
-def test_uncorrelated_views():
+def test_uncorrelated_views_are_refused():
     x = np.array([[1.0], [-1.0], [1.0], [-1.0]])
     y = np.array([[1.0], [1.0], [-1.0], [-1.0]])
     with pytest.raises(InputError, match="not correlated at all"):

@@ -24,7 +24,7 @@ def measured(model, x, y, pairing, task="search"):
 
 @pytest.mark.parametrize("filter", ["tikhonov", "tsvd", "guided"])
 @pytest.mark.parametrize("solver", ["gram", "svd"])
-def test_they_are_those_of_the_variates(backend, filter, solver):
+def test_train_and_validation_correlations_are_those_of_the_variates(backend, filter, solver):
     training, validation = make_pairs(0, n=120)
     model = AWCCA(filter=filter, solver=solver, grid=5, normalize=("unit", "none"))
     model.fit(*(backend(v) for v in training), validation=tuple(backend(v) for v in validation))
@@ -32,12 +32,12 @@ def test_they_are_those_of_the_variates(backend, filter, solver):
         own = model.models_[task]
         # The last components of a truncated SVD may be all but constant.
         kept = to_numpy(own.correlations) > 1e-6
-        for found, pairs in ((own.train_correlations, training), (own.validation_correlations, validation)):
+        for result, pairs in ((own.train_correlations, training), (own.validation_correlations, validation)):
             expected = measured(model, *(backend(v) for v in pairs), task=task)
-            np.testing.assert_allclose(to_numpy(found)[kept], expected[kept], rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(to_numpy(result)[kept], expected[kept], rtol=1e-6, atol=1e-7)
 
 
-def test_held_out_pairs_are_those_that_the_measured_model_has_not_seen():
+def test_validation_correlations_are_measured_on_unseen_pairs():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 20)), rng.normal(size=(200, 20))
     model = AWCCA(grid=5).fit(x, y)
@@ -48,7 +48,7 @@ def test_held_out_pairs_are_those_that_the_measured_model_has_not_seen():
     np.testing.assert_allclose(own.train_correlations, measured(model, x, y, np.arange(200)), atol=1e-8)
 
 
-def test_regularisation_shrinks_the_ones_and_not_the_others():
+def test_regularisation_lowers_sigma_but_not_the_validation_correlations():
     rng = np.random.default_rng(0)
     cause = rng.normal(size=(400, 1))
     x, y = (cause + 0.1 * rng.normal(size=(400, 6)) for _ in range(2))
@@ -75,7 +75,7 @@ def test_more_features_than_pairs_without_regularisation_warn():
     assert np.abs(again.validation_correlations).max() < 0.25
 
 
-def test_they_are_saved_and_absent_where_nothing_was_measured(tmp_path):
+def test_measured_correlations_are_saved(tmp_path):
     training, validation = make_pairs(0)
     model = AWCCA(grid=4).fit(*training, validation=validation)
     model.save(tmp_path / "one")

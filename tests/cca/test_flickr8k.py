@@ -43,19 +43,19 @@ def test_pairs(features):
     return x[7000:], y[35000:], PAIRING[:5000]
 
 
-def test_sentence_vectors_have_directions_in_which_nothing_varies(training):
-    found = spectra(*training)
+def test_text_features_have_directions_without_variance(training):
+    result = spectra(*training)
     singular = np.linalg.svd(training[1] - training[1].mean(0), compute_uv=False)
     # A Gram matrix tells singular values apart down to the square root of rounding.
     visible = np.count_nonzero(singular > np.sqrt(384 * np.finfo(float).eps) * singular[0])
     assert visible < 384
-    assert found.ranks == (768, visible)
-    assert np.isfinite(found.t0).all()
+    assert result.ranks == (768, visible)
+    assert np.isfinite(result.t0).all()
 
 
 def test_the_papers_order_of_weightings_holds(training, test_pairs):
-    found = spectra(*training)
-    gammas = float(0.01 * found.s_x[0] ** 2), float(0.01 * found.s_y[0] ** 2)
+    result = spectra(*training)
+    gammas = float(0.01 * result.s_x[0] ** 2), float(0.01 * result.s_y[0] ** 2)
     recalls = {}
     for weighting in ("asymmetric", "none", "symmetric", "search-generation"):
         model = AWCCA(params=gammas, weighting=weighting).fit(*training)
@@ -86,7 +86,7 @@ def test_all_routes_select_the_same_point(training, validation, kind):
 
 
 @pytest.mark.slow
-def test_selected_models_are_as_good_as_they_should_be(training, validation, test_pairs):
+def test_selected_models_reach_the_expected_recall(training, validation, test_pairs):
     recalls = {}
     for name in ("tikhonov", "tsvd", "guided"):
         model = AWCCA(filter=name).fit(*training, validation=validation)

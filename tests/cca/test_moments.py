@@ -21,8 +21,8 @@ def repeated(x, y, pairing):
 
 def assert_equal(moments, expected, tolerance):
     for name, value in zip(PARTS, expected, strict=True):
-        found = to_numpy(getattr(moments, name))
-        np.testing.assert_allclose(found, value, atol=tolerance * max(1.0, np.abs(value).max()), rtol=0)
+        result = to_numpy(getattr(moments, name))
+        np.testing.assert_allclose(result, value, atol=tolerance * max(1.0, np.abs(value).max()), rtol=0)
 
 
 def problem(rng, n_x=30, n_y=90, m_x=5, m_y=4):
@@ -33,12 +33,14 @@ def problem(rng, n_x=30, n_y=90, m_x=5, m_y=4):
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 @pytest.mark.parametrize("block_bytes", [100, 2000, 10**7])
-def test_equals_repeating_every_image(rng, backend, precision, tolerance, block_bytes):
+def test_moments_equal_those_of_repeated_images(rng, backend, precision, tolerance, block_bytes):
     x, y, pairing = problem(rng)
-    found = Moments.of(backend(x), backend(y), backend(pairing), precision=precision, block_bytes=block_bytes)
-    assert found.count == 90
-    assert type(found.xx) is type(backend(x))
-    assert_equal(found, repeated(x, y, pairing), tolerance)
+    result = Moments.of(
+        backend(x), backend(y), backend(pairing), precision=precision, block_bytes=block_bytes
+    )
+    assert result.count == 90
+    assert type(result.xx) is type(backend(x))
+    assert_equal(result, repeated(x, y, pairing), tolerance)
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +59,7 @@ def test_merging_in_any_order_equals_one_pass(seed, sizes, reverse):
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(8, 2000))
-def test_blocks_hold_every_pair_once(seed, block_bytes):
+def test_blocks_contain_every_pair_once(seed, block_bytes):
     rng = np.random.default_rng(seed)
     x, y, pairing = problem(rng)
     x, y = np.arange(30.0)[:, None], np.arange(90.0)[:, None]
@@ -72,12 +74,12 @@ def test_blocks_hold_every_pair_once(seed, block_bytes):
 @pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
 def test_a_large_mean_keeps_its_covariance(rng, precision, tolerance):
     x = rng.normal(size=(4000, 3)) @ np.array([[1, 0.9, 0], [0, 0.1, 0], [0, 0, 1]]) + 1e4
-    found = Moments.of(x, x[:, :2], precision=precision, block_bytes=4000)
-    np.testing.assert_allclose(found.xx, np.cov(x.T) * 3999, atol=tolerance * 4000)
-    np.testing.assert_allclose(found.x_mean, x.mean(0), rtol=1e-6)
+    result = Moments.of(x, x[:, :2], precision=precision, block_bytes=4000)
+    np.testing.assert_allclose(result.xx, np.cov(x.T) * 3999, atol=tolerance * 4000)
+    np.testing.assert_allclose(result.x_mean, x.mean(0), rtol=1e-6)
 
 
-def test_the_sum_promises_the_weaker_precision(rng):
+def test_a_sum_has_the_weaker_precision(rng):
     x, y, pairing = problem(rng)
     total = Moments.of(x, y, pairing) + Moments.of(x, y, pairing, precision="float32")
     assert total.precision == "float32"
@@ -92,18 +94,18 @@ def test_adding_changes_neither_part(rng):
     np.testing.assert_array_equal(b.xx, before[1])
 
 
-def test_save_and_load(rng, tmp_path, backend):
+def test_saved_moments_load_unchanged(rng, tmp_path, backend):
     x, y, pairing = problem(rng)
     saved = Moments.of(backend(x), backend(y), backend(pairing), precision="float32")
     saved.save(tmp_path / "m.safetensors")
-    found = Moments.load(tmp_path / "m.safetensors")
-    assert (found.count, found.precision) == (90, "float32")
-    assert_equal(found, [to_numpy(getattr(saved, name)) for name in PARTS], 0.0)
+    result = Moments.load(tmp_path / "m.safetensors")
+    assert (result.count, result.precision) == (90, "float32")
+    assert_equal(result, [to_numpy(getattr(saved, name)) for name in PARTS], 0.0)
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:40], lambda b: b"", lambda b: b"\xff" * 64 + b[64:]])
-def test_a_damaged_file_is_one_sentence(rng, tmp_path, damage):
+def test_a_damaged_file_is_refused(rng, tmp_path, damage):
     path = tmp_path / "m.safetensors"
     Moments.of(*problem(rng)).save(path)
     path.write_bytes(damage(path.read_bytes()))
@@ -111,8 +113,8 @@ def test_a_damaged_file_is_one_sentence(rng, tmp_path, damage):
         Moments.load(path)
 
 
-def test_bad_input(rng):
-    with pytest.raises(InputError, match="cannot join"):
+def test_wrong_blocks_are_refused(rng):
+    with pytest.raises(InputError, match="but the moments have"):
         Moments.zero(3, 2).update(np.eye(4), np.eye(4))
     with pytest.raises(InputError, match="'float64', 'float32'"):
         Moments.zero(3, 2, precision="float16")

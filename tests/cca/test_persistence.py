@@ -28,10 +28,10 @@ def test_loaded_equals_saved(model, data, tmp_path):
     loaded = AWCCA.load(tmp_path / "model")
     assert loaded.get_params() == model.get_params()
     for task in ("search", "annotate"):
-        for found, expected in zip(
+        for result, expected in zip(
             loaded.transform(*data, task=task), model.transform(*data, task=task), strict=True
         ):
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(result, expected)
         assert loaded.models_[task].filter_y == model.models_[task].filter_y
     assert sorted(p.name for p in files_of(tmp_path / "model").iterdir()) == [
         "config.json",

@@ -33,18 +33,18 @@ def test_dtype_is_preserved(rng, dtype):
         assert embedded.dtype == dtype
 
 
-def test_read_only_input_is_left_alone(rng):
+def test_read_only_input_is_not_changed(rng):
     x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 3))
     x.flags.writeable = y.flags.writeable = False
     AWCCA(params=(1.0, 1.0)).fit(x, y).transform(x, y)
 
 
-def test_words_are_not_a_view(rng):
+def test_a_view_of_strings_is_refused(rng):
     with pytest.raises(ValueError, match="not numbers"):
         AWCCA(params=(1.0, 1.0)).fit(rng.normal(size=(2, 4)), ["a", "b"])
 
 
-def test_clone_and_params():
+def test_clone_keeps_the_parameters():
     model = AWCCA(filter="tsvd", params=(3, 2), weighting=(0.5, 0.5))
     copy = clone(model)
     assert copy.get_params() == model.get_params()

@@ -15,16 +15,16 @@ def centred(x, y, pairing):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_they_are_those_of_the_repeated_data(rng, backend, solver):
+def test_spectra_are_those_of_the_repeated_data(rng, backend, solver):
     x, y, pairing = rng.normal(size=(30, 6)), rng.normal(size=(80, 4)), rng.integers(0, 25, 80)
-    found = spectra(backend(x), backend(y), backend(pairing), solver=solver)
+    result = spectra(backend(x), backend(y), backend(pairing), solver=solver)
     xc, yc = centred(x, y, pairing)
-    np.testing.assert_allclose(to_numpy(found.s_x), np.linalg.svd(xc, compute_uv=False), rtol=1e-10)
-    np.testing.assert_allclose(to_numpy(found.s_y), np.linalg.svd(yc, compute_uv=False), rtol=1e-10)
-    v_x, v_y = to_numpy(found.v_x), to_numpy(found.v_y)
-    np.testing.assert_allclose(to_numpy(found.t0), v_x.T @ xc.T @ yc @ v_y, atol=1e-10)
-    np.testing.assert_allclose(v_x * to_numpy(found.s_x) ** 2 @ v_x.T, xc.T @ xc, atol=1e-10)
-    np.testing.assert_allclose(to_numpy(found.x_mean), x[pairing].mean(0), atol=1e-13)
+    np.testing.assert_allclose(to_numpy(result.s_x), np.linalg.svd(xc, compute_uv=False), rtol=1e-10)
+    np.testing.assert_allclose(to_numpy(result.s_y), np.linalg.svd(yc, compute_uv=False), rtol=1e-10)
+    v_x, v_y = to_numpy(result.v_x), to_numpy(result.v_y)
+    np.testing.assert_allclose(to_numpy(result.t0), v_x.T @ xc.T @ yc @ v_y, atol=1e-10)
+    np.testing.assert_allclose(v_x * to_numpy(result.s_x) ** 2 @ v_x.T, xc.T @ xc, atol=1e-10)
+    np.testing.assert_allclose(to_numpy(result.x_mean), x[pairing].mean(0), atol=1e-13)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -38,19 +38,19 @@ def test_they_are_those_of_the_repeated_data(rng, backend, solver):
     ],
     ids=["constant", "duplicated", "dependent", "n<m"],
 )
-def test_what_does_not_vary_is_left_out(rng, solver, spoil, rank):
+def test_directions_without_variance_are_left_out(rng, solver, spoil, rank):
     x = spoil(rng.normal(size=(40, 5)))
     y = rng.normal(size=(len(x), 3))
-    found = spectra(x, y, solver=solver)
-    assert found.ranks[0] == rank
-    model = bjorck_golub(found)
+    result = spectra(x, y, solver=solver)
+    assert result.ranks[0] == rank
+    model = bjorck_golub(result)
     assert np.isfinite(model.x_weights).all()
     xc = x - x.mean(0)
     identity = model.x_weights.T @ xc.T @ xc @ model.x_weights
     np.testing.assert_allclose(identity, np.eye(len(identity)), atol=1e-6)
 
 
-def test_the_svd_sees_below_the_square_root_of_rounding(rng):
+def test_the_svd_solver_resolves_small_singular_values(rng):
     q = np.linalg.qr(rng.normal(size=(50, 3)))[0]
     q = np.linalg.qr(q - q.mean(0))[0]
     x = q * np.array([1.0, 1e-4, 1e-10])
@@ -58,14 +58,14 @@ def test_the_svd_sees_below_the_square_root_of_rounding(rng):
     assert spectra(x, x, solver="gram").ranks == (2, 2)
 
 
-def test_the_solver_follows_the_shape():
+def test_auto_chooses_the_solver_by_shape():
     assert resolve_solver("auto", (100, 50), (200, 50)) == "svd"
     assert resolve_solver("auto", (1000, 2048), (5000, 300)) == "svd"
     assert resolve_solver("auto", (6000, 2048), (30000, 300)) == "gram"
     assert resolve_solver("svd", (6000, 2048), (30000, 300)) == "svd"
 
 
-def test_moments_are_all_it_takes(rng):
+def test_spectra_from_moments_equal_those_from_views(rng):
     x, y = rng.normal(size=(40, 5)), rng.normal(size=(40, 3))
     one = spectra(x, y, solver="gram")
     other = spectra_from_moments(Moments.of(x[:9], y[:9]) + Moments.of(x[9:], y[9:]))
@@ -73,18 +73,18 @@ def test_moments_are_all_it_takes(rng):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_constant_view(rng, solver):
+def test_a_constant_view_is_refused(rng, solver):
     with pytest.raises(InputError, match="every row of Y is the same"):
         spectra(rng.normal(size=(9, 2)), np.full((9, 2), 0.1), solver=solver)
 
 
-def test_no_pairs():
+def test_moments_without_pairs_are_refused():
     with pytest.raises(InputError, match="no pairs"):
         spectra_from_moments(Moments.zero(2, 2))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_moments_come_back_from_spectra(rng, backend, solver):
+def test_moments_from_spectra_equal_the_original(rng, backend, solver):
     x, y, pairing = rng.normal(size=(30, 6)) + 5, rng.normal(size=(80, 4)), rng.integers(0, 25, 80)
     moments = Moments.of(x, y, pairing)
     back = moments_from_spectra(spectra(backend(x), backend(y), backend(pairing), solver=solver))

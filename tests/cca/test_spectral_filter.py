@@ -30,7 +30,7 @@ def band(squares, first):
 EARLY = SpectralFilter(landweber, grid=lambda squares, points: 2.0 ** np.arange(points))
 
 
-def test_tikhonov_as_a_function_is_tikhonov():
+def test_a_custom_tikhonov_filter_equals_tikhonov():
     training, validation = make_pairs(0)
     named = AWCCA(grid=([1.0, 10.0, 100.0, 1e3, 1e4], [2.0, 20.0, 200.0, 2e3, 2e4]))
     for how in (ridge, SpectralFilter(ridge, per_pair=True)):
@@ -52,7 +52,7 @@ def test_tikhonov_as_a_function_is_tikhonov():
                 )
 
 
-def test_landweber_is_the_iteration():
+def test_the_landweber_filter_equals_the_iteration():
     (x, y, pairing), _ = make_pairs(1)
     fitted = spectra(x, y, pairing)
     xc, yc = x[pairing] - x[pairing].mean(0), y - y.mean(0)
@@ -99,7 +99,7 @@ def test_every_route_agrees(backend, weights):
             )
 
 
-def test_values_are_ordered_by_what_they_let_through(trained_early):
+def test_custom_values_are_ordered_by_how_much_they_keep(trained_early):
     grid = trained_early.path_.grid
     assert grid.x.tolist() == sorted(grid.x.tolist())  # few steps are strong regularisation
     training, _ = make_pairs(0)
@@ -150,13 +150,13 @@ def test_refitting_keeps_the_parameter_unless_it_is_per_pair():
         (lambda squares, p: squares[:2], "one weight for each"),
     ],
 )
-def test_what_is_no_filter_is_refused(weights, words):
+def test_wrong_weights_are_refused(weights, words):
     training, _ = make_pairs(0)
     with pytest.raises(InputError, match=words):
         AWCCA(filter=weights, params=(1.0, 1.0)).fit(*training)
 
 
-def test_what_cannot_be_selected_is_refused():
+def test_a_custom_filter_without_a_grid_is_refused():
     training, validation = make_pairs(0)
     with pytest.raises(InputError, match="one array of parameters for each view"):
         AWCCA(filter=ridge).fit(*training, validation=validation)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
 from diptych.cca import Moments
-from diptych.cca._streaming import ArrayBlocks, Checkpoint, Preparation, are_blocks, moments_of_blocks
+from diptych.cca._streaming import ArrayBlocks, Checkpoint, Preparation, are_blocks, sum_blocks
 from tolerance import assert_close
 
 
@@ -40,12 +40,12 @@ class Lazy:
 
 def cut(x, y, pairing, ends):
     """Blocks of whole images."""
-    found = []
+    result = []
     for first, last in zip([0, *ends], [*ends, len(x)], strict=True):
         rows = (pairing >= first) & (pairing < last)
         if rows.any():
-            found.append((x[first:last], y[rows], pairing[rows] - first))
-    return found
+            result.append((x[first:last], y[rows], pairing[rows] - first))
+    return result
 
 
 @settings(deadline=None, max_examples=25)
@@ -53,11 +53,11 @@ def cut(x, y, pairing, ends):
 def test_any_cut_into_blocks_gives_the_moments_of_the_whole(ends, lazy):
     x, y, pairing = pairs()
     blocks = cut(x, y, pairing, ends)
-    found = moments_of_blocks([Lazy(b) for b in blocks] if lazy else iter(blocks), Preparation())
+    result = sum_blocks([Lazy(b) for b in blocks] if lazy else iter(blocks), Preparation())
     whole = Moments.of(x, y, pairing)
-    assert found.count == whole.count
+    assert result.count == whole.count
     for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
-        mine, its = getattr(found, name), getattr(whole, name)
+        mine, its = getattr(result, name), getattr(whole, name)
         np.testing.assert_allclose(mine, its, atol=1e-10 * np.abs(its).max())
 
 
@@ -79,10 +79,10 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", rows.astype(np.float16))
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy"]
     monkeypatch.setattr("diptych.cca._moments.CPU_BLOCK_BYTES", 2**14)
-    monkeypatch.setattr("diptych.cca.selection._grids.MOST", 50)
+    monkeypatch.setattr("diptych.cca.selection._grids.MAX_HELD_OUT", 50)
     largest, merge = [], Moments.merge
     monkeypatch.setattr(
-        Moments, "merge", lambda self, block: (largest.append(block.count), merge(self, block))
+        Moments, "merge", lambda self, block: (largest.append(block.sums.count), merge(self, block))
     )
     model = AWCCA(grid=4, solver="gram").fit(*mapped, pairing)
     assert len(largest) > 10
@@ -93,7 +93,7 @@ def test_views_on_disk_are_never_read_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_what_was_written_to_a_map_stays(tmp_path, mode):
+def test_changes_to_a_mapped_array_are_kept(tmp_path, mode):
     x, y, pairing = pairs(n=500)
     np.save(tmp_path / "x.npy", np.zeros_like(x))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r+" if mode == "r" else mode)
@@ -102,10 +102,10 @@ def test_what_was_written_to_a_map_stays(tmp_path, mode):
         mapped.flush()
         mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
-    found = AWCCA(params=(2.0, 3.0), solver="gram").fit(mapped, y, pairing)
+    result = AWCCA(params=(2.0, 3.0), solver="gram").fit(mapped, y, pairing)
     np.testing.assert_array_equal(mapped, x)
     # Another way to read may sum in other blocks; singular vectors enlarge what that rounds.
-    mine, its = found.models_["search"].x_weights, whole.models_["search"].x_weights
+    mine, its = result.models_["search"].x_weights, whole.models_["search"].x_weights
     assert_close(mine, its, len(y), condition=1e4)
 
 
@@ -120,10 +120,10 @@ def test_holding_out_in_one_pass_equals_two_fits():
     )
 
 
-def test_a_checkpoint_is_gone_after_the_fit_and_holds_the_rest_to_the_bit(tmp_path):
+def test_a_resumed_pass_gives_the_same_numbers_and_removes_its_checkpoint(tmp_path):
     x, y, pairing = pairs()
     blocks, file = cut(x, y, pairing, [50, 100, 150, 200]), tmp_path / "sum"
-    whole = moments_of_blocks(blocks, Preparation())
+    whole = sum_blocks(blocks, Preparation())
 
     class StoppedError(Exception):
         pass
@@ -133,32 +133,32 @@ def test_a_checkpoint_is_gone_after_the_fit_and_holds_the_rest_to_the_bit(tmp_pa
         raise StoppedError
 
     with pytest.raises(StoppedError):
-        moments_of_blocks(interrupted(), Preparation(), checkpoint=Checkpoint(file, "these", every=0))
-    done = Checkpoint(file, "these").resumed()[1]
+        sum_blocks(interrupted(), Preparation(), checkpoint=Checkpoint(file, "these", every=0))
+    done = Checkpoint(file, "these").read()[1]
     assert 0 < done <= 3
     read = []
     lazy = [Lazy(block, read) for block in blocks]
-    again = moments_of_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "these", every=0))
+    again = sum_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "these", every=0))
     assert len(read) == len(blocks) - done  # what was summed before is not read again
     for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     broken = [*blocks, (x[:2] * np.nan, y[:2])]  # what comes later is named by its place in the whole
     with pytest.raises(InputError, match="block 5: X contains NaN"):
-        moments_of_blocks(broken, Preparation(), checkpoint=Checkpoint(file, "these", every=0))
+        sum_blocks(broken, Preparation(), checkpoint=Checkpoint(file, "these", every=0))
     with pytest.raises(InputError, match="checkpoint of other data"):
-        moments_of_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "those"))
+        sum_blocks(lazy, Preparation(), checkpoint=Checkpoint(file, "those"))
     AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing, checkpoint=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
-def test_a_checkpoint_of_arrays_knows_its_arrays(tmp_path):
+def test_a_checkpoint_of_other_arrays_is_refused(tmp_path):
     x, y, pairing = pairs()
     file = tmp_path / "sum"
     mine = ArrayBlocks(x, y, pairing)
     assert mine.fingerprint == ArrayBlocks(x.copy(), y.copy(), pairing).fingerprint
     assert mine.fingerprint != ArrayBlocks(x + 1, y, pairing).fingerprint
-    moments_of_blocks(mine, Preparation(), checkpoint=Checkpoint(file, f"{mine.fingerprint}", every=0))
-    with pytest.raises(InputError, match="remove it to begin anew"):
+    sum_blocks(mine, Preparation(), checkpoint=Checkpoint(file, f"{mine.fingerprint}", every=0))
+    with pytest.raises(InputError, match="remove it to start again"):
         AWCCA(params=(1.0, 1.0), solver="gram").fit(x + 1, y, pairing, checkpoint=file)
 
 
@@ -229,34 +229,34 @@ def test_a_device_gives_the_same_model_in_numpy(device):
     assert isinstance(small.models_["search"].x_weights, np.ndarray)
 
 
-def test_views_of_two_libraries_meet_on_a_device():
+def test_validation_of_another_library_is_copied_to_the_device():
     torch = pytest.importorskip("torch")
     x, y, pairing = pairs()
     mixed = [(bx, torch.as_tensor(by), p) for bx, by, p in cut(x, y, pairing, [100, 200])]
-    found = AWCCA(params=(2.0, 3.0)).fit(mixed, device="cpu")
+    result = AWCCA(params=(2.0, 3.0)).fit(mixed, device="cpu")
     whole = AWCCA(params=(2.0, 3.0), solver="gram").fit(x, y, pairing)
-    np.testing.assert_allclose(found.x_mean_, whole.x_mean_)
+    np.testing.assert_allclose(result.x_mean_, whole.x_mean_)
     np.testing.assert_allclose(
-        found.models_["search"].correlations, whole.models_["search"].correlations, atol=1e-9
+        result.models_["search"].correlations, whole.models_["search"].correlations, atol=1e-9
     )
 
 
-def test_blocks_reach_a_device_in_order_and_errors_too():
+def test_blocks_are_copied_in_order_and_errors_are_raised():
     pytest.importorskip("torch")
-    from diptych._devices import carried
+    from diptych._devices import copy_blocks
 
     blocks = [(np.full((3, 2), i, np.float16), None) for i in range(20)]
-    found = [(block[0][0, 0].item(), block[1]) for block in carried(iter(blocks), "cpu")]
-    assert found == [(float(i), None) for i in range(20)]
+    result = [(block[0][0, 0].item(), block[1]) for block in copy_blocks(iter(blocks), "cpu")]
+    assert result == [(float(i), None) for i in range(20)]
 
     def failing():
         yield blocks[0]
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        list(carried(failing(), "cpu"))
+        list(copy_blocks(failing(), "cpu"))
     # Stopping early leaves no thread behind that would wait forever.
-    for _ in carried(iter(blocks), "cpu"):
+    for _ in copy_blocks(iter(blocks), "cpu"):
         break
     with pytest.raises(InputError, match="there is no device"):
         AWCCA(params=(1.0, 1.0)).fit(*pairs(), device="cuda:99")
@@ -272,9 +272,9 @@ class Copies:
         import pickle
 
         sent = pickle.dumps(function)
-        found = [pickle.loads(pickle.dumps(pickle.loads(sent)(item))) for item in items]
-        self.mapped += len(found)
-        return found
+        result = [pickle.loads(pickle.dumps(pickle.loads(sent)(item))) for item in items]
+        self.mapped += len(result)
+        return result
 
     def reduce(self, function, mapped):
         total = mapped[0]
@@ -286,7 +286,7 @@ class Copies:
 @pytest.mark.parametrize(
     "options", [{}, {"filter": "tsvd"}, {"weighting": "symmetric"}, {"metric": "median_rank"}]
 )
-def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
+def test_an_engine_scores_the_grid_alike(options):
     x, y, pairing = pairs()
     held, engine = pairs(n=60, seed=1), Copies()
     here = AWCCA(grid=7, solver="gram", path_metrics="all", **options).fit(x, y, pairing, validation=held)
@@ -300,8 +300,8 @@ def test_rows_of_the_grid_on_an_engine_are_scored_alike(options):
             np.testing.assert_allclose(there.path_.scores[task][name], scores, atol=0.5)
 
 
-def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
-    monkeypatch.setattr("diptych.cca._streaming.WAVE", 2)
+def test_an_engine_with_a_checkpoint_resumes(tmp_path, monkeypatch):
+    monkeypatch.setattr("diptych.cca._streaming.BLOCKS_PER_CHECKPOINT", 2)
     x, y, pairing = pairs()
     blocks, read = cut(x, y, pairing, [50, 100, 150, 200]), []
     lazy, file = [Lazy(block, read) for block in blocks], tmp_path / "sum"
@@ -313,11 +313,11 @@ def test_an_engine_with_a_checkpoint_works_in_waves(tmp_path, monkeypatch):
             return super().map(function, items)
 
     with pytest.raises(OSError, match="cluster"):
-        moments_of_blocks(lazy, Preparation(), engine=Fails(), checkpoint=Checkpoint(file, "a", every=0))
+        sum_blocks(lazy, Preparation(), engine=Fails(), checkpoint=Checkpoint(file, "a", every=0))
     before = len(read)
-    found = moments_of_blocks(lazy, Preparation(), engine=Copies(), checkpoint=Checkpoint(file, "a", every=0))
+    result = sum_blocks(lazy, Preparation(), engine=Copies(), checkpoint=Checkpoint(file, "a", every=0))
     assert len(read) - before == 1
-    np.testing.assert_allclose(found.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
+    np.testing.assert_allclose(result.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
 
 
 def test_blocks_are_read_one_at_a_time():
@@ -335,12 +335,12 @@ def test_blocks_are_read_one_at_a_time():
             inside.pop()
             return self.content
 
-    moments_of_blocks([Shared(b) for b in cut(x, y, pairing, range(20, 300, 20))], Preparation())
+    sum_blocks([Shared(b) for b in cut(x, y, pairing, range(20, 300, 20))], Preparation())
     assert len(most) == 15
     assert max(most) == 1
 
 
-def test_what_is_no_stream_is_said_in_a_sentence(rng):
+def test_wrong_blocks_are_refused(rng):
     x, y, pairing = pairs()
     good = cut(x, y, pairing, [100])
     model = AWCCA(params=(1.0, 1.0))
@@ -351,7 +351,7 @@ def test_what_is_no_stream_is_said_in_a_sentence(rng):
         (iter([]), "there are no blocks"),
         (iter([x]), "expected \\(x, y\\)"),
         (cut(bad, y, pairing, [100]), "block 1: X contains NaN"),
-        ([good[0], (x[:, :3], y, pairing)], "cannot join moments"),
+        ([good[0], (x[:, :3], y, pairing)], "but the moments have"),
         ([(x, y)], "block 0: X has 300 rows and Y has"),
         (iter([(x[:1], y[:1])]), "found 1 pair"),
     ):

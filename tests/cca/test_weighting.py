@@ -17,18 +17,18 @@ from diptych.cca._weighting import weight_factors
         ([2, 2], (2, 2), (2, 2)),
     ],
 )
-def test_powers(weighting, search, annotate):
+def test_powers_of_each_weighting(weighting, search, annotate):
     assert powers(weighting, "search") == search
     assert powers(weighting, "annotate") == annotate
 
 
 @pytest.mark.parametrize("weighting", ["both", (1,), (1, 2, 3), (-1, 0), (np.nan, 0), 2, None])
-def test_unknown(weighting):
+def test_an_unknown_weighting_is_refused(weighting):
     with pytest.raises(InputError, match="weighting"):
         powers(weighting, "search")
 
 
-def test_maps(rng):
+def test_maps_contain_the_powers(rng):
     x = rng.normal(size=(50, 4))
     model = bjorck_golub(spectra(x, x[:, :3] + rng.normal(size=(50, 3))))
     for_x, for_y = maps(model, "asymmetric", "search")
@@ -39,7 +39,7 @@ def test_maps(rng):
     np.testing.assert_allclose(for_y, model.y_weights @ np.diag(model.correlations**0.5))
 
 
-def test_residual_is_the_cosine_in_units_of_what_is_left_open(rng):
+def test_residual_divides_by_the_unexplained_variance(rng):
     x = rng.normal(size=(80, 6))
     y = x[:, :4] + rng.normal(size=(80, 4))
     model = AWCCA(params=(3.0, 2.0), weighting="residual").fit(x, y)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych._threads import ahead
+from diptych._threads import prefetch
 from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs
 from diptych.data._feature_store import Job, StoreWriter
 from diptych.image import FunctionEncoder, NetworkEncoder, PyramidDescriptor, Recipe
@@ -324,7 +324,7 @@ def test_no_more_than_the_window_is_loaded():
         most = max(most, alive)
         return item
 
-    for number, item in enumerate(ahead(load, range(200), 4, 10)):
+    for number, item in enumerate(prefetch(load, range(200), 4, 10)):
         assert item == number
         alive -= 1
     assert most <= 10
@@ -335,7 +335,7 @@ def test_an_error_in_a_thread_is_raised():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        list(ahead(load, range(5), 2, 3))
+        list(prefetch(load, range(5), 2, 3))
 
 
 class Letters:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych.paper import Cache, Options, Reproduction, Setting, gather
+from diptych.paper import Options, Reproduction, find_data
 
 
 @pytest.fixture(scope="session")
@@ -13,13 +13,9 @@ def scenes_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def reproduced(scenes_folder):
     """Every experiment, run and written."""
-    setting = Setting(
-        gather("scenes", quick=True),
-        Options.for_dataset("scenes", quick=True),
-        Cache(scenes_folder / "cache"),
-    )
-    found = Reproduction(setting)
-    steps = list(found.run())
+    data = find_data("scenes", quick=True)
+    reproduction = Reproduction(data, Options.for_dataset("scenes", quick=True), scenes_folder)
+    steps = list(reproduction.run())
     assert [step.done for step in steps] == list(range(steps[0].total))
-    found.write(scenes_folder, "diptych reproduce scenes --quick")
-    return found
+    reproduction.write("diptych reproduce scenes --quick")
+    return reproduction

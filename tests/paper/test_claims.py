@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych.paper import _claims as claims
-from diptych.paper._bootstrap import Answers, Interval
+from diptych.paper._statistics import Answers, Interval
 
 N = 1000
 DIFFICULTY = np.random.default_rng(5).permutation(N) / N
@@ -28,8 +28,8 @@ def weighting(asymmetric, cca, other, generation):
     }
 
 
-def verdicts(found):
-    return [each.verdict for each in found]
+def verdicts(results):
+    return [each.verdict for each in results]
 
 
 def test_both_tasks_decide():
@@ -41,10 +41,10 @@ def test_both_tasks_decide():
 
 
 def test_every_symmetric_weighting_is_compared():
-    given = weighting(method(30, 40), method(20, 25), method(25, 30), method(20, 20))
-    found = claims.weighting_claims(given)[1]
-    assert {each.against for each in found.differences} == {"symmetric α = 0 (CCA)", "symmetric α = 1"}
-    assert {(each.task, each.metric) for each in found.differences} == {
+    methods = weighting(method(30, 40), method(20, 25), method(25, 30), method(20, 20))
+    result = claims.weighting_claims(methods)[1]
+    assert {each.against for each in result.differences} == {"symmetric α = 0 (CCA)", "symmetric α = 1"}
+    assert {(each.task, each.metric) for each in result.differences} == {
         (task, f"r@{k}") for task in ("search", "annotate") for k in (1, 5, 10)
     }
 
@@ -56,11 +56,11 @@ def noisy(share, seed, n=N):
 
 def test_a_difference_within_its_error_is_undecided():
     first, second = noisy(0.30, 1), noisy(0.29, 2)
-    found = claims.better("It is better.", first, {"the other": second})
-    assert found.verdict == "undecided"
-    assert all(each.interval.low < 0 < each.interval.high for each in found.differences)
+    result = claims.compare("It is better.", first, {"the other": second})
+    assert result.verdict == "undecided"
+    assert all(each.interval.low < 0 < each.interval.high for each in result.differences)
     # A larger one is decided where the images are many.
-    many = claims.better("It is better.", noisy(0.35, 1, 4000), {"the other": noisy(0.29, 2, 4000)})
+    many = claims.compare("It is better.", noisy(0.35, 1, 4000), {"the other": noisy(0.29, 2, 4000)})
     assert many.verdict == "holds"
 
 
@@ -70,22 +70,22 @@ def test_all_recalls_decide():
         return {task: {"test": answers} for task in ("search", "annotate")}
 
     # Better at 1, worse at 5.
-    found = claims.better("It is better.", at(1, 7, 7, 7), {"the other": at(4, 4, 7, 7)})
-    assert {each.metric: each.interval.value for each in found.differences} == {
+    result = claims.compare("It is better.", at(1, 7, 7, 7), {"the other": at(4, 4, 7, 7)})
+    assert {each.metric: each.interval.value for each in result.differences} == {
         "r@1": 25.0,
         "r@5": -25.0,
         "r@10": 0.0,
     }
-    assert found.verdict == "does not hold"
+    assert result.verdict == "does not hold"
 
 
 def test_numbers_and_intervals_stand_in_the_evidence():
-    given = weighting(method(30, 40), method(20, 25), method(25, 30), method(20, 20))
-    found = claims.weighting_claims(given)
-    assert found[0].evidence.startswith("search: r@1 30.0 against 20.0, +10.0 [+8.")
-    assert "annotate: r@1 40.0 against 25.0, +15.0 [+12." in found[0].evidence
+    methods = weighting(method(30, 40), method(20, 25), method(25, 30), method(20, 20))
+    result = claims.weighting_claims(methods)
+    assert result[0].evidence.startswith("search: r@1 30.0 against 20.0, +10.0 [+8.")
+    assert "annotate: r@1 40.0 against 25.0, +15.0 [+12." in result[0].evidence
     # Of several, the nearest is named.
-    assert "25.0 (symmetric α = 1), +5.0" in found[1].evidence
+    assert "25.0 (symmetric α = 1), +5.0" in result[1].evidence
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_numbers_and_intervals_stand_in_the_evidence():
 )
 def test_alpha_claims(search, annotate, expected):
     methods = [method(s, a) for s, a in zip(search, annotate, strict=True)]
-    found = claims.generation_claims([0.0, 0.5, 1.0], methods)
-    assert verdicts(found) == expected
-    assert {each.task for each in found[0].differences} == {"search"}
-    assert {each.against for each in found[0].differences} == {"α = 0", "α = 0.5"}
+    result = claims.generation_claims([0.0, 0.5, 1.0], methods)
+    assert verdicts(result) == expected
+    assert {each.task for each in result[0].differences} == {"search"}
+    assert {each.against for each in result[0].differences} == {"α = 0", "α = 0.5"}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_on_par_means_a_loss_below_two_points(guided, expected):
 def test_timing():
     fast = {"T-SVD": {"textbook": 10.0}, "Tikhonov": {"textbook": 65.0}}
     slow = {"T-SVD": {"textbook": 10.0}, "Tikhonov": {"textbook": 9.0}}
-    assert claims.timing_claim({"timing: a": fast}).verdict == "holds"
-    found = claims.timing_claim({"timing: a": fast, "timing: b": slow})
-    assert found.verdict == "does not hold"
-    assert "6.5× with a" in found.evidence
+    assert claims.timing_claim({"a": fast}).verdict == "holds"
+    result = claims.timing_claim({"a": fast, "b": slow})
+    assert result.verdict == "does not hold"
+    assert "6.5× with a" in result.evidence
 
 
 def test_region():
@@ -135,15 +135,15 @@ def place(text, images="ResNet-50"):
 
 def test_features():
     methods = {place("HKSE(lin, lin)"): method(20, 30), place("HKSE(rbf, rbf)"): method(24, 36)}
-    found = {each.claim: each.verdict for each in claims.feature_claims(methods)}
-    assert found["HKSE(rbf, rbf) outperforms the mean word vector (ResNet-50, guided, flickr8k)."] == "holds"
-    assert found["HKSE(rbf, rbf) outperforms skip-thoughts."] == "not measured"
-    assert found["ResNet-101 features outperform VGG-19 features."] == "not measured"
+    result = {each.claim: each.verdict for each in claims.feature_claims(methods)}
+    assert result["HKSE(rbf, rbf) outperforms the mean word vector (ResNet-50, guided, flickr8k)."] == "holds"
+    assert result["HKSE(rbf, rbf) outperforms skip-thoughts."] == "not measured"
+    assert result["ResNet-101 features outperform VGG-19 features."] == "not measured"
     methods[place("HKSE(rbf, rbf)", "VGG-16 (vgg_feats.mat)")] = method(1, 1)
     methods[place("HKSE(rbf, rbf)", "ResNet-101")] = method(27, 39)
-    found = {each.claim: each.verdict for each in claims.feature_claims(methods)}
-    # One crop of VGG-16 does not stand for the paper's VGG-19.
-    assert found["ResNet-101 features outperform VGG-19 features."] == "not measured"
+    result = {each.claim: each.verdict for each in claims.feature_claims(methods)}
+    # One crop of VGG-16 is not the paper's VGG-19.
+    assert result["ResNet-101 features outperform VGG-19 features."] == "not measured"
     methods[place("HKSE(rbf, rbf)", "VGG-19")] = method(19, 25)
     measured = [each for each in claims.feature_claims(methods) if "VGG-19 features" in each.claim]
     assert verdicts(measured) == ["holds"]
@@ -159,13 +159,13 @@ def test_approximation():
         counts = [(125, 0.08), (500, 0.04), (2000, 0.02)]
         return [{"features": m, "rms": rms, "violations": violations} for m, rms in counts]
 
-    found = {
+    result = {
         "words": level({"paper": 30, "hoeffding": 0}),
         "sentences": level({"paper": 1, "hoeffding": 0}),
         "draws": 30,
     }
     expected = ["does not hold", "holds", "undecided", "holds", "holds"]
-    assert verdicts(claims.approximation_claims(found)) == expected
+    assert verdicts(claims.approximation_claims(result)) == expected
     # No violation in a few draws does not show that one in twenty is rare enough.
-    found["draws"], found["words"] = 5, level({"paper": 5, "hoeffding": 0})
-    assert verdicts(claims.approximation_claims(found))[:2] == ["does not hold", "undecided"]
+    result["draws"], result["words"] = 5, level({"paper": 5, "hoeffding": 0})
+    assert verdicts(claims.approximation_claims(result))[:2] == ["does not hold", "undecided"]

@@ -27,7 +27,7 @@ def test_blocks_are_replaced_and_the_rest_stays(script, tmp_path):
 @pytest.mark.slow
 def test_a_run_writes_what_the_document_asks_for(script, reproduced, scenes_folder):
     document = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
-    asked = {name for _, name, _ in script["BLOCK"].findall(document)}
-    assert len(asked) > 5
-    for name in asked:
+    names = {name for _, name, _ in script["BLOCK"].findall(document)}
+    assert len(names) > 5
+    for name in names:
         assert (scenes_folder / name.replace("flickr8k", "scenes")).is_file(), name

@@ -24,12 +24,12 @@ TABLE = ReportTable(
 
 
 def test_latex_escapes_and_marks():
-    found = TABLE.latex()
-    check_latex(found)
-    assert r"50 \% of \{k\_x\} \& more" in found
-    assert r"$\Sigma$\textasciicircum{}$\alpha$, a$|$b \#1 \textasciitilde{} \textbackslash{} \$5" in found
-    assert r"\textbf{2.5}" in found
-    assert r"\textit{``published''}" in found
+    latex = TABLE.latex()
+    check_latex(latex)
+    assert r"50 \% of \{k\_x\} \& more" in latex
+    assert r"$\Sigma$\textasciicircum{}$\alpha$, a$|$b \#1 \textasciitilde{} \textbackslash{} \$5" in latex
+    assert r"\textbf{2.5}" in latex
+    assert r"\textit{``published''}" in latex
 
 
 @pytest.mark.parametrize("broken", ["a & b \\\\", "{", "$", "Σ"])

@@ -53,30 +53,30 @@ def make_card(**changes):
             "annotate": TaskFacts("k = 12", "k = 40", 3, np.array([0.5, 0.25, 0.125]), (0.8, 0.7, 0.6)),
         },
         params={"filter": "tikhonov", "normalize": ("unit", "none"), "metric": "r@1"},
-        selected_on="the given validation pairs",
+        selected_on="the validation pairs",
         seconds=12.34,
         metrics={"test": {"search": NUMBERS, "annotate": BEST}},
-        index=IndexFacts({"images": 8000, "sentences": 40000}, "HNSW", "float16", 0.987),
+        index=IndexFacts({"images": 8000, "texts": 40000}, "HNSW", "float16", 0.987),
         files={"config.json": "parameters"},
-        has_picture=True,
+        has_figure=True,
     )
     return dataclasses.replace(card, **changes)
 
 
 def tables(text):
     """Every table as rows of the text that a reader sees."""
-    found, cell = [], False
+    parsed, cell = [], False
     for token in MARKDOWN.parse(text):
         if token.type == "table_open":
-            found.append([])
+            parsed.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
+            parsed[-1].append([])
         elif token.type in ("td_open", "th_open"):
             cell = True
         elif token.type == "inline" and cell:
-            found[-1][-1].append(seen(token))
+            parsed[-1][-1].append(seen(token))
             cell = False
-    return found
+    return parsed
 
 
 def seen(inline):
@@ -97,12 +97,12 @@ def test_the_tables_hold_the_numbers():
     assert pairs[1:] == [["train", "6,000", "30,000"], ["test", "1,000", "5,000"]]
     assert views[1:] == [
         ["images", "ResNet-50", "onnx:1f2e", "2,048"],
-        ["sentences", "HKSE(rbf, rbf)", "hkse:77", "2,000"],
+        ["texts", "HKSE(rbf, rbf)", "hkse:77", "2,000"],
     ]
     assert recalls == [
         ["pairs", "task", "r@1", "r@5", "r@10", "median rank", "mean rank"],
-        ["test", "search: sentence → images", "21.6", "49.5", "63.0", "6", "31.3"],
-        ["test", "annotate: image → sentences", "30.7", "57.2", "70.6", "4", "18.0"],
+        ["test", "search: text → images", "21.6", "49.5", "63.0", "6", "31.3"],
+        ["test", "annotate: image → texts", "30.7", "57.2", "70.6", "4", "18.0"],
     ]
     assert selected[1][1:] == ["γ = 12.3", "γ = 0.45", "1,999"]
     assert selected[2][1:] == ["k = 12", "k = 40", "3"]
@@ -121,7 +121,7 @@ def test_it_says_what_is_not_known():
         make_card(
             metrics=None,
             index=None,
-            has_picture=False,
+            has_figure=False,
             selected_on=None,
             quality=describe_quality({}),
             text_encoder=None,
@@ -131,15 +131,15 @@ def test_it_says_what_is_not_known():
     )
     assert "Not measured" in card
     assert "Nothing is indexed" in card
-    assert "given, not selected" in card
-    assert "features that were given" in card
+    assert "set by the user, not selected" in card
+    assert "features were passed" in card
     assert "regularization.png" not in card
     assert "None" not in card
 
 
 def test_a_missing_or_failed_number_is_a_dash():
     card = model_card(make_card(metrics={"test": {"annotate": {"r@1": float("nan"), "r@5": 7.0}}}))
-    assert tables(card)[2][1:] == [["test", "annotate: image → sentences", "–", "7.0", "–", "–", "–"]]
+    assert tables(card)[2][1:] == [["test", "annotate: image → texts", "–", "7.0", "–", "–", "–"]]
 
 
 def test_numbers_that_chose_are_called_optimistic():
@@ -148,7 +148,7 @@ def test_numbers_that_chose_are_called_optimistic():
     both = describe_quality({"selection": chosen, "metrics": test})
     assert "r@1 there: search 30.0, annotate 40.0." in both
     assert "slightly optimistic" in both
-    assert "test split, which had no part in it: r@1 search 21.6" in both
+    assert "test split, which fitting did not use: r@1 search 21.6" in both
     assert "Not measured on pairs" in describe_quality({"selection": chosen})
     assert "optimistic" not in describe_quality({"metrics": test})
     assert "from theory (oas), not selected" in describe_quality({"theory": "oas"})
@@ -219,7 +219,7 @@ def test_the_commands_name_the_folder_and_nothing_else(folder):
     search, annotate = (shlex.split(line) for line in shell.splitlines())
     place = "./-rf" if folder == "-rf" else folder
     assert search == ["diptych", "search", place, "a dog"]
-    assert annotate == ["diptych", "annotate", place, "photo.jpg"]
+    assert annotate == ["diptych", "annotate", place, "image.jpg"]
 
 
 def test_the_commands_ask_with_features_where_no_encoder_is_kept():
@@ -229,12 +229,12 @@ def test_the_commands_ask_with_features_where_no_encoder_is_kept():
     )
     assert 'model.search("a dog")' in python
     assert "--features images.npy" in shell
-    assert "photo.jpg" not in shell
+    assert "image.jpg" not in shell
     one_of_my_own = EncoderFacts("mine", "mine:1", 7, kept=False)
     card = model_card(make_card(image_encoder=one_of_my_own, text_encoder=one_of_my_own))
     assert "--features texts.npy" in card
     assert 'search("a dog")' not in card
-    assert "photo.jpg" not in card
+    assert "image.jpg" not in card
 
 
 def test_a_folder_that_no_line_can_hold_is_not_named():

@@ -1,21 +1,25 @@
-"""The page: everything within it, everything escaped, numbers to the right and the best in bold."""
+"""The page: it contains everything, text is escaped, numbers are aligned right and the best is bold."""
 
+import base64
+import io
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from diptych.report._page import (
     Html,
-    Picture,
     Row,
+    ShownHit,
     bullets,
     code,
     figure,
-    number,
+    format_cell,
     page,
     paragraph,
-    pictures,
     section,
+    show_hits,
     table,
     verdict,
 )
@@ -44,45 +48,43 @@ def whole():
                 table([NASTY, "r@1"], [[NASTY, 1.0], Row([NASTY], "head")], caption=NASTY, note=NASTY),
             ),
             section("Figure", figure(drawing(), NASTY, NASTY), figure(drawing(), "twice", "twice")),
-            section(
-                "Pictures", pictures([(NASTY, [Picture(b"\x89PNG", NASTY, True)])]), verdict(True, NASTY)
-            ),
+            section("Hits", show_hits(NASTY, [ShownHit(NASTY, 0.5, True)]), verdict(True, NASTY)),
         ],
         footer=NASTY,
     )
 
 
 def test_everything_is_escaped():
-    found = whole()
-    assert "<script" not in found
-    assert 'alert("x")' not in found
-    assert "&lt;script&gt;" in found
+    html = whole()
+    assert "<script" not in html
+    assert 'alert("x")' not in html
+    assert "&lt;script&gt;" in html
 
 
-def test_a_page_needs_nothing_from_elsewhere():
-    found = whole()
-    assert not re.search(r"https?://", found)
-    linked = re.findall(r'(?:src|href)="([^"]*)"', found)
+def test_a_page_loads_nothing_from_the_network():
+    html = whole()
+    assert not re.search(r"https?://", html)
+    linked = re.findall(r'(?:src|href)="([^"]*)"', html)
     assert linked
     assert all(each.startswith(("#", "data:image/")) for each in linked)
-    assert "@import" not in found
-    assert "url(http" not in found
+    assert "@import" not in html
+    assert "url(http" not in html
 
 
-def test_inner_links_lead_somewhere_and_names_do_not_meet():
-    found = whole()
-    names = re.findall(r'\bid="([^"]*)"', found)
+def test_inner_links_have_targets_and_ids_are_unique():
+    html = whole()
+    names = re.findall(r'\bid="([^"]*)"', html)
     assert len(names) == len(set(names))
-    targets = {each[1:] for each in re.findall(r'href="(#[^"]*)"', found)}
+    targets = {each[1:] for each in re.findall(r'href="(#[^"]*)"', html)}
     assert targets <= set(names)
 
 
-def test_the_best_of_a_column_is_bold_and_published_rows_take_no_part():
+def test_the_best_of_a_column_is_bold_and_published_rows_are_not_compared():
     rows = [["a", 10.0, 3], ["b", 20.0, 5], Row(["published", 99.0, 1], "quiet"), Row(["Group"], "head")]
-    found = table(["model", "r@1", "median"], rows, best={1: "high", 2: "low"})
-    assert re.findall(r'class="best">([^<]*)<', found) == ["3", "20.0"]
-    assert '<tr class="quiet">' in found
-    assert 'colspan="3">Group' in found
+    html = table(["model", "r@1", "median"], rows, best={1: "high", 2: "low"})
+    assert re.findall(r'class="best">([^<]*)<', html) == ["3", "20.0"]
+    assert '<tr class="quiet">' in html
+    assert 'colspan="3">Group' in html
 
 
 def test_equal_numbers_are_all_best_and_a_single_row_is_not():
@@ -96,18 +98,18 @@ def test_equal_numbers_are_all_best_and_a_single_row_is_not():
         (["guided", "Tikhonov"], True),
         (["28.1 ± 0.3", "≈ 0.5"], False),
         (["3 of 10", "9 s"], False),
-        (["500 pictures drawn here", "2 more"], True),
+        (["500 images drawn here", "2 more"], True),
         ([1.0, "–"], False),
     ],
 )
 def test_words_are_set_to_the_left_and_numbers_to_the_right(cells, left):
-    found = table(["column"], [[cell] for cell in cells])
-    assert ('class="words"' in found) is left
+    html = table(["column"], [[cell] for cell in cells])
+    assert ('class="words"' in html) is left
 
 
 def test_headings_over_several_columns():
-    found = table(["model", "r@1", "r@5"], [["a", 1.0, 2.0]], groups=[("", 1), ("search", 2)])
-    assert '<th class="group" colspan="2">search</th>' in found
+    html = table(["model", "r@1", "r@5"], [["a", 1.0, 2.0]], groups=[("", 1), ("search", 2)])
+    assert '<th class="group" colspan="2">search</th>' in html
 
 
 @pytest.mark.parametrize(
@@ -115,21 +117,62 @@ def test_headings_over_several_columns():
     [(None, "–"), (21.66, "21.7"), (0.0123, "0.0123"), (0.0, "0.0"), (12345, "12,345"), ("a<b", "a&lt;b")],
 )
 def test_cells(value, shown):
-    assert number(value) == shown
+    assert format_cell(value) == shown
 
 
-def test_what_is_markup_already_is_left_alone():
+def test_markup_is_not_escaped_again():
     assert paragraph(Html("<b>bold</b>")) == "<p><b>bold</b></p>"
 
 
-def test_verdicts_are_told_by_word_not_by_colour_alone():
-    assert "holds here" in verdict(True)
-    assert "does not hold here" in verdict(False)
-    assert verdict(None) == "not measured"
+def test_verdicts_are_visible_without_colour():
+    assert verdict(True, "holds") == '<span class="holds">holds</span>'
+    assert verdict(False, "does not hold") == '<span class="fails">does not hold</span>'
+    assert verdict(None, "not measured") == "not measured"
 
 
 def test_light_and_dark_print_and_phone():
-    found = whole()
-    assert "prefers-color-scheme: dark" in found
-    assert "@media print" in found
-    assert 'name="viewport"' in found
+    html = whole()
+    assert "prefers-color-scheme: dark" in html
+    assert "@media print" in html
+    assert 'name="viewport"' in html
+
+
+def decode_images(markup):
+    coded = re.findall(r'src="data:image/jpeg;base64,([^"]*)"', markup)
+    return [Image.open(io.BytesIO(base64.b64decode(each))) for each in coded]
+
+
+def test_right_hits_are_marked_in_words_and_by_class():
+    image = Image.new("RGB", (40, 30), "navy")
+    images = show_hits("a dog", [ShownHit(image, 0.8), ShownHit(image, -0.1, True)])
+    assert images.startswith('<div class="strip"><p>a dog</p><ul><li><img')
+    assert re.findall(r">(✓ )?([−\d.]+)</li>", images) == [("", "0.80"), ("✓ ", "−0.10")]
+    assert images.count('<li class="right">') == 1
+    texts = show_hits(image, [ShownHit("a dog", 0.7, True), ShownHit("a cat", 0.6)])
+    assert texts.endswith(
+        '<ul class="texts"><li class="right">✓ 0.70: a dog</li><li>0.60: a cat</li></ul></div>'
+    )
+    assert len(decode_images(texts)) == 1
+
+
+@pytest.mark.parametrize("size", [(4000, 3000), (3000, 4000), (2000, 2), (1, 1), (224, 224)])
+def test_thumbnails_are_small_and_keep_their_shape(size):
+    image = Image.new("RGB", size, "red")
+    (small,) = decode_images(show_hits("red", [ShownHit(image, 1.0)]))
+    assert max(small.size) == min(224, max(size))
+    assert (
+        abs(small.width / small.height - size[0] / size[1]) <= 0.02 * size[0] / size[1]
+        or min(small.size) == 1
+    )
+    assert image.size == size
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_images_of_any_mode_are_shown(mode):
+    (small,) = decode_images(show_hits(Image.new(mode, (30, 20)), []))
+    assert (small.mode, small.size) == ("RGB", (30, 20))
+
+
+def test_transparent_images_are_shown_on_white():
+    (small,) = decode_images(show_hits(Image.new("RGBA", (8, 8), (255, 0, 0, 0)), []))
+    assert (np.asarray(small) == 255).all()

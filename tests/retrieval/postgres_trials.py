@@ -1,7 +1,7 @@
-"""Processes that share a database, and a server that is killed under them; run as a program.
+"""Trials with processes that share a database and a server that is killed; run as a program.
 
 Arguments: ``loads``, ``refits`` or ``shares``; a folder; how often, or for how many seconds; a seed. Prints
-JSON: what was seen.
+counts as JSON.
 """
 
 import functools
@@ -23,12 +23,12 @@ from diptych import AWCCA, Retriever
 WIDTHS = {"image": 12, "text": 9}
 MODEL = {"params": (1.0, 1.0)}
 SIZES = {"two": 4000, "one": 60}
-"""Of the loads that replace each other."""
+"""Numbers of images of the two data sets that replace each other."""
 
 
 @functools.cache
 def features(name, view):
-    """The features of an item, known to every process by its name."""
+    """Return the features of an item, which follow from its name."""
     seed = [*name.partition("#")[0].encode()]
     cause = np.random.default_rng(seed).normal(size=WIDTHS["image"])
     noise = np.random.default_rng([*seed, ord(view[0])]).normal(size=WIDTHS[view])
@@ -39,16 +39,16 @@ def rows(names, view):
     return np.stack([features(name, view) for name in names])
 
 
-def fitted(name, n, address):
+def fit(name, n, address):
     names = [f"{name} {i}" for i in range(n)]
     options = {"ids": names, "model": AWCCA(**MODEL), "index": address}
     return Retriever.from_features(rows(names, "image"), rows(names, "text"), **options)
 
 
 def check(retriever, query):
-    """All that is found is named, kept and embedded by one model; returns the ids of the pictures."""
+    """Check that all hits have vectors of one model; return the ids of the images."""
     hits = retriever.search(query, k=10**6)
-    embedding = retriever.collection._follower.version.embedding  # what that search was answered with
+    embedding = retriever._searcher.embedding  # of the model that this search used
     names = [hit.id for hit in hits]
     expected = (
         embedding.items(rows(names, "image"), "search")[0] @ embedding.queries(query[None], "search")[0]
@@ -58,20 +58,18 @@ def check(retriever, query):
 
 
 def check_whole(retriever, query):
-    """When nobody writes: every item has a vector, features and, here, its caption."""
+    """Check, while nobody writes, that every item has a vector, features and its caption."""
     names = check(retriever, query)
     texts = [hit.id for hit in retriever.annotate(np.ones(WIDTHS["image"]), k=10**6)]
-    assert sorted(texts) == sorted(item.id for item in retriever.store.items() if item.view == "text")
-    assert sorted(names) == sorted(item.id for item in retriever.store.items() if item.view == "image")
     assert {text.rpartition("#")[0] for text in texts} == set(names)
-    for view, found in (("image", names), ("text", texts)):
-        kept = retriever.store.features(view, found)
-        np.testing.assert_allclose(kept, rows(found, view), rtol=1e-5)
+    for view, own in (("image", names), ("text", texts)):
+        assert sorted(own) == sorted(item.id for item in retriever.store.items(view))
+        np.testing.assert_allclose(retriever.store.features(view, own), rows(own, view), rtol=1e-5)
     return names
 
 
-def forked(action, *args):
-    """A process that does something and ends; its exit code tells how."""
+def fork(action, *args):
+    """Start a process that calls ``action``; its exit code is 0 if that succeeds."""
     child = os.fork()
     if child:
         return child
@@ -85,37 +83,37 @@ def forked(action, *args):
     os._exit(code)
 
 
-def load_forever(address, said):
+def load_forever(address, pipe):
     while True:
         for name, n in SIZES.items():
-            fitted(name, n, address)
-            os.write(said, f"{name}\n".encode())
+            fit(name, n, address)
+            os.write(pipe, f"{name}\n".encode())
 
 
-def refit_forever(address, said, number):
+def refit_forever(address, pipe, number):
     retriever = Retriever.connect(address)
     for i in range(10**6):
         name = f"new {number} {i}"
         retriever.add(rows([name], "image"), rows([name], "text"), ids=[name])
-        os.write(said, f"{name}\n".encode())
+        os.write(pipe, f"{name}\n".encode())
         retriever.refit()
 
 
-def killed(times, seed, loads):
-    """The server is killed while a process loads or refits; what it then holds is checked."""
+def kill_while_writing(times, seed, loads):
+    """Kill the server while a process loads or refits, and check the items afterwards."""
     database, rng = Database(), random.Random(seed)
     address, query = database.address(schema="trial"), np.ones(WIDTHS["text"])
-    reader = fitted("one", 60, address)
-    for view in WIDTHS:  # remembered, so that it is the loading that takes time
+    reader = fit("one", 60, address)
+    for view in WIDTHS:  # cached, so that most of the time is spent loading
         rows([f"two {i}" for i in range(SIZES["two"])], view)
     seen, acknowledged, staged = {"one": 0, "two": 0, "more": 0}, set(), 0
     for number in range(times):
-        out, said = os.pipe()
-        child = forked(load_forever, address, said) if loads else forked(refit_forever, address, said, number)
-        os.close(said)
-        heard = os.read(out, 2**16)  # it is at work
-        if loads and number % 2 == 0:  # in the middle of a load, for certain
-            while not database.ask("SELECT FROM trial.versions WHERE NOT ready"):
+        out, pipe = os.pipe()
+        child = fork(load_forever, address, pipe) if loads else fork(refit_forever, address, pipe, number)
+        os.close(pipe)
+        output = os.read(out, 2**16)  # the child has finished one round
+        if loads and number % 2 == 0:  # kill it in the middle of a load
+            while not database.ask("SELECT FROM trial.versions WHERE first_new_key IS NULL"):
                 time.sleep(0.005)
         else:
             time.sleep(rng.uniform(0, 1.0 if loads else 0.3))
@@ -123,25 +121,25 @@ def killed(times, seed, loads):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         while more := os.read(out, 2**16):
-            heard += more
+            output += more
         os.close(out)
         database.start()
-        names = set(check_whole(reader, query))  # the client that was connected before goes on by itself
+        names = set(check_whole(reader, query))  # a client that was connected before reconnects by itself
         if loads:
             own, *others = {name.split()[0] for name in names}
             assert not others, "a mixture of two loads"
             assert len(names) == SIZES[own]
             seen[own] += 1
         else:
-            acknowledged |= set(heard.decode().splitlines())
+            acknowledged |= set(output.decode().splitlines())
             assert acknowledged <= names, "an acknowledged item is gone"
             extra = names - acknowledged - {f"one {i}" for i in range(60)}
             assert len(extra) <= number + 1, "more than one item for each kill that nobody acknowledged"
             seen["more"] += 1
         tables = database.tables("trial")
         staged += len([name for name in tables if name.startswith("search_")]) > 2
-    fitted("one", 60, address)
-    fitted("one", 60, address)
+    fit("one", 60, address)
+    fit("one", 60, address)
     after = [name for name in database.tables("trial") if name.startswith(("search_", "items_"))]
     return {"seen": seen, "staged": staged, "acknowledged": len(acknowledged), "after": len(after)}
 
@@ -158,20 +156,20 @@ def change(address, number, until):
         assert set(names) <= set(check(retriever, np.ones(WIDTHS["text"])))
         own += names
         if i % 2:
-            gone = own.pop(rng.randrange(len(own)))
-            assert retriever.remove(gone) == 2
-            assert retriever.item(gone) is None
+            removed = own.pop(rng.randrange(len(own)))
+            assert retriever.remove(removed) == 2
+            assert not list(retriever.store.items(ids=[removed]))
     Path(os.environ["TRIAL"], f"left {number}").write_text("\n".join(own))
 
 
 def look(address, number, until):
-    """Search; every answer is one of a single model."""
+    """Search, and check that every result comes from a single model."""
     retriever, rng = Retriever.connect(address), np.random.default_rng(number)
     models, searches = set(), 0
     while time.monotonic() < until:
         check(retriever, rng.normal(size=WIDTHS["text"]))
         retriever.annotate(rng.normal(size=WIDTHS["image"]), k=5, packs=searches % 7 == 0)
-        models.add(retriever.version)
+        models.add(retriever._searcher.version)
         searches += 1
     Path(os.environ["TRIAL"], f"seen {number}").write_text(f"{len(models)} {searches}")
 
@@ -183,26 +181,26 @@ def learn(address, until):
         retriever.refit()
 
 
-def shared(place, seconds):
-    """Processes add, remove, search and refit at the same time; then it is counted."""
+def share(place, seconds):
+    """Let processes add, remove, search and refit at the same time, then count the items."""
     database = Database()
     os.environ["TRIAL"] = str(place)
     address = database.address(schema="trial")
-    first = fitted("one", 60, address)
+    first = fit("one", 60, address)
     until = time.monotonic() + seconds
     jobs = [(change, address, n, until) for n in range(2)] + [(look, address, n, until) for n in (7, 8)]
-    children = [forked(*job) for job in (*jobs, (learn, address, until))]
+    children = [fork(*job) for job in (*jobs, (learn, address, until))]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert codes == [0] * len(children), codes
     left = [name for n in range(2) for name in (place / f"left {n}").read_text().splitlines()]
     names = check_whole(first, np.ones(WIDTHS["text"]))
     assert sorted(names) == sorted([*left, *(f"one {i}" for i in range(60))])
-    told = [(place / f"seen {n}").read_text().split() for n in (7, 8)]
-    return {"items": len(names), "models": [int(m) for m, _ in told], "searches": [int(s) for _, s in told]}
+    counts = np.array([(place / f"seen {n}").read_text().split() for n in (7, 8)], int)
+    return {"items": len(names), "models": counts[:, 0].tolist(), "searches": counts[:, 1].tolist()}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     what, place, amount, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    result = shared(place, amount) if what == "shares" else killed(amount, seed, what == "loads")
+    result = share(place, amount) if what == "shares" else kill_while_writing(amount, seed, what == "loads")
     print(json.dumps(result))

@@ -163,7 +163,7 @@ def test_an_unfitted_retriever_says_so(action):
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"device": "nowhere"}, "no device 'nowhere'"),
         ({"pairing": [0, 1]}, "pairing has shape"),
-        ({"pairing": np.arange(120)}, "reaches from 0 to 119"),
+        ({"pairing": np.arange(120)}, "has entries from 0 to 119"),
         ({"pairing": np.full(120, 0.5)}, "expected integers"),
         ({"X": np.ones((60, 3)) * np.nan}, "contains NaN"),
         ({"X": np.ones((60, 3))}, "every row of X is the same"),

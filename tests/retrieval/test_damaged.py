@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from saved_files import files_of
+from saved_files import files_of, places, seal_config
 
 WORDS = (
     ["red", "green", "blue"],
@@ -51,6 +53,46 @@ def damaged(folder, count, seed):
     )
     assert found.returncode == 0, found.stderr[-2000:]
     return json.loads(found.stdout.splitlines()[-1])
+
+
+def replace_at(tree, place, value):
+    """Return a copy of a JSON tree with another value at one place."""
+    if not place:
+        return value
+    copy = tree.copy()
+    copy[place[0]] = replace_at(tree[place[0]], place[1:], value)
+    return copy
+
+
+def test_a_wrong_type_anywhere_in_a_config_is_refused_when_it_is_read(views, tmp_path):
+    x, y, pairing = views(n=60)
+    splits = ["train"] * 40 + ["val"] * 10 + ["test"] * 10
+    retriever = Retriever.from_features(x, y, pairing, splits=splits, model=AWCCA(grid=3))
+    retriever.save(tmp_path / "model")
+    path = files_of(tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    leaves = [
+        place for place in places(config) if not isinstance(reduce(getitem, place, config), (dict, list))
+    ]
+    assert len(leaves) > 100
+    for place in leaves:
+        path.write_text(json.dumps(replace_at(config, place, {"unexpected": []})), "utf-8")
+        seal_config(tmp_path / "model")
+        with pytest.raises(InputError, match=r"config\.json") as caught:
+            Retriever.load(tmp_path / "model")
+        assert "\n" not in str(caught.value), place
+
+
+def test_an_unknown_key_is_refused_when_it_is_read(make_here, tmp_path):
+    make_here().retriever.save(tmp_path / "model")
+    path = files_of(tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    for place in ((), ("model",), ("model", "encoders", "text"), ("model", "facts"), ("items",)):
+        inner = reduce(getitem, place, config)
+        path.write_text(json.dumps(replace_at(config, place, {**inner, "colour": "red"})), "utf-8")
+        seal_config(tmp_path / "model")
+        with pytest.raises(InputError, match=r"config\.json.*unknown (field|key) .colour"):
+            Retriever.load(tmp_path / "model")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 from diptych import AWCCA, Retriever, retrieval_scores
 from diptych.data import open_features, read_pairs
-from diptych.retrieval import VectorIndex
+from diptych.retrieval.stores._faiss import VectorIndex
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 NORMALIZE = ("unit", "unit")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from diptych import InputError, Retriever
-from diptych.retrieval import VectorIndex
-from diptych.retrieval.stores._faiss import Graph
+from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from saved_files import files_of
 from tolerance import assert_same_hits, rounding
 
@@ -183,7 +182,7 @@ class TestOnDisk:
         with pytest.raises(InputError, match="expected 299 of"):
             Graph.read(tmp_path / "graph", graph.keys[1:], graph.index.d, 1.0)
         (tmp_path / "graph").write_bytes(b"nothing of the kind")
-        with pytest.raises(InputError, match="is no FAISS file"):
+        with pytest.raises(InputError, match="is not a FAISS file"):
             Graph.read(tmp_path / "graph", graph.keys, graph.index.d, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What docs/postgresql.md shows works as it stands there."""
+"""The examples in docs/postgresql.md work as printed."""
 
 import re
 import shlex
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from commands import run
-from diptych.retrieval.stores.postgres._connection import _SETTINGS, Address
+from diptych.retrieval.stores.postgres._connection import SETTINGS, Address
 from example_files import write_photos
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")
-SAID = "postgresql://me@db.example.org/pictures"
+ADDRESS = "postgresql://me@db.example.org/pictures"
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, views):
-    """A folder with what the page's examples expect to find."""
+    """A folder with the files that the page's examples use."""
     monkeypatch.chdir(tmp_path)
     drawn = write_photos(tmp_path, 80, size=48)
     drawn.images[3].save(tmp_path / "new.jpg")
@@ -28,18 +28,18 @@ def place(tmp_path, monkeypatch, views):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+@pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 def test_the_examples_run(place, fresh):
     address, names = fresh(), {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:
-        code = block.replace(f'"{SAID}"', repr(address))
+        code = block.replace(f'"{ADDRESS}"', repr(address))
         exec(code.replace('address + "?schema=mine"', repr(fresh())), names)
     assert len(names["other"].search("a star", k=5)) == 5
     assert names["filled"].store.count() == 2 * len(names["x"])
     for line in re.findall(r"^diptych .*$", PAGE, re.MULTILINE):
-        words = shlex.split(line.replace(SAID, fresh()))[1:]
+        words = shlex.split(line.replace(ADDRESS, fresh()))[1:]
         small = ["--grid", "4", "--word-features", "60", "--sentence-features", "60"]
         result = run(*words, *(small if words[0] == "fit" else []))
         assert result.exit_code == 0, f"{line}: {result.output}"
@@ -47,24 +47,24 @@ def test_the_examples_run(place, fresh):
 
 def test_every_setting_is_described_with_its_default():
     rows = dict(re.findall(r"^\| (.+?) \| .*? \| (.+?) \|$", PAGE, re.MULTILINE))
-    told = {
+    described = {
         name: value
         for names, values in rows.items()
         if "`" in names
         for name, value in zip(re.findall(r"`(\w+)`", names), values.split(", "), strict=False)
     }
-    assert set(told) == set(_SETTINGS)
+    assert set(described) == set(SETTINGS)
     defaults = Address({})
-    for name, value in told.items():
+    for name, value in described.items():
         if name not in ("index", "schema"):
             assert int(value) == getattr(defaults, name), name
-    assert told["schema"] == f"`{defaults.schema}`"
+    assert described["schema"] == f"`{defaults.schema}`"
 
 
-def test_settings_of_the_server_are_taken_as_they_are_written():
+def test_settings_of_the_server_are_passed_on_as_written():
     examples = re.findall(r"`(\?\w+=[^`]+)`", PAGE)
     assert len(examples) >= 2
     for example in examples:
         name, value = example[1:].split("=", 1)
-        found = Address.parse(SAID + example)
-        assert found.server[name].replace(" ", "%20").replace("=", "%3D") == value
+        address = Address.parse(ADDRESS + example)
+        assert address.server[name].replace(" ", "%20").replace("=", "%3D") == value

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from diptych import Retriever
-from diptych.retrieval import VectorIndex
+from diptych.retrieval.stores._faiss import VectorIndex
 
 
 class Busy:

@@ -1,4 +1,4 @@
-"""A model's folder that points to a database, served and used from the shell."""
+"""A model folder that points to a database, served over HTTP and used from the command line."""
 
 import io
 import time
@@ -14,12 +14,12 @@ from diptych.retrieval.stores._base import RefusedError
 from diptych.service._schemas import as_problem
 from saved_files import files_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::diptych.checks.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 
 
 @pytest.fixture
 def pointing(drawn, fresh, tmp_path):
-    """A folder that points to a database, and the address of that."""
+    """A model folder that points to a database, and the address of the database."""
     address = fresh(retry_seconds=2)
     encoder = HKSE(word_features=60, sentence_features=60)
     pairs = read_pairs(drawn / "scenes")
@@ -27,58 +27,58 @@ def pointing(drawn, fresh, tmp_path):
     return tmp_path / "model", address
 
 
-def picture(colour="red"):
+def make_image(colour="red"):
     file = io.BytesIO()
     Image.new("RGB", (48, 48), colour).save(file, "PNG")
     return file.getvalue()
 
 
-def ids(answer):
-    assert answer.status_code == 200, answer.text
-    return [hit["id"] for hit in answer.json()["results"][0]["hits"]]
+def ids(response):
+    assert response.status_code == 200, response.text
+    return [hit["id"] for hit in response.json()["results"][0]["hits"]]
 
 
-def test_every_route_answers_as_the_retriever_does(pointing, served):
+def test_every_route_returns_the_results_of_the_retriever(pointing, served):
     folder, address = pointing
     client, retriever = served(folder, writable=True), Retriever.connect(address)
-    told = client.get("/v1/model").json()
-    assert told["items"] == {"image": 160, "text": retriever.store.count("text")}
-    assert told["index"]["kind"] == "postgresql"
-    assert address.partition("host=")[2][:8] not in str(told)
-    asked = {"text": "a red star", "k": 5}
-    assert ids(client.post("/v1/search", json=asked)) == [h.id for h in retriever.search("a red star", k=5)]
-    filtered = client.post("/v1/search", json=asked | {"where": {"split": ["test"]}})
+    model = client.get("/v1/model").json()
+    assert model["items"] == {"image": 160, "text": retriever.store.count("text")}
+    assert model["index"]["kind"] == "postgresql"
+    assert address.partition("host=")[2][:8] not in str(model)
+    query = {"text": "a red star", "k": 5}
+    assert ids(client.post("/v1/search", json=query)) == [h.id for h in retriever.search("a red star", k=5)]
+    filtered = client.post("/v1/search", json=query | {"where": {"split": ["test"]}})
     assert ids(filtered) == [h.id for h in retriever.search("a red star", k=5, where={"split": "test"})]
-    shown = told["examples"]["image"][0]["id"]
+    shown = model["examples"]["image"][0]["id"]
     assert len(ids(client.post("/v1/annotate", json={"id": shown}))) == 12
     packs = client.post("/v1/annotate", json={"id": shown, "packs": True}).json()["results"][0]["packs"]
     assert packs[0]["captions"]
     assert ids(client.post("/v1/similar", json={"id": shown}))[0] == shown
-    assert ids(client.post("/v1/search", json=asked | {"weighting": "none"}))
+    assert ids(client.post("/v1/search", json=query | {"weighting": "none"}))
     assert client.get(f"/v1/items/{shown}").json()["captions"]
     assert client.get(f"/v1/items/{shown}/thumbnail").status_code == 200
     assert "diptych_items" in client.get("/metrics").text
 
 
-def test_what_is_added_is_in_the_database_and_in_no_journal(pointing, served):
+def test_additions_are_stored_in_the_database_and_not_in_the_journal(pointing, served):
     folder, address = pointing
     client, other = served(folder, writable=True), Retriever.connect(address)
-    said = {"id": "mine", "captions": ["a scarlet star"]}
-    assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 201
+    form = {"id": "mine", "captions": ["a scarlet star"]}
+    assert client.post("/v1/items", files={"image": make_image()}, data=form).status_code == 201
     assert other.item("mine#0") is not None
-    assert client.post("/v1/items", files={"image": picture()}, data=said).status_code == 409
+    assert client.post("/v1/items", files={"image": make_image()}, data=form).status_code == 409
     assert (folder / "journal.jsonl").stat().st_size == 0
     other.remove("mine")
     assert client.get("/v1/items/mine").status_code == 404
     assert client.delete("/v1/items/mine").status_code == 404
     served.stop()
     assert not list(folder.glob("uploads/*"))
-    # What another process removed does not come back with the next start.
+    # Items that another process removed do not come back when the server starts again.
     again = served(folder, writable=True)
     assert again.get("/v1/items/mine").status_code == 404
 
 
-def test_a_refit_elsewhere_is_served_as_a_new_version(pointing, served):
+def test_a_refit_of_another_process_is_served_as_a_new_version(pointing, served):
     folder, address = pointing
     client = served(folder)
     before = client.get("/healthz").json()["version"]
@@ -93,51 +93,51 @@ def test_a_refit_elsewhere_is_served_as_a_new_version(pointing, served):
     assert client.service.shelf.reloads == {"loaded": 1, "failed": 0}
 
 
-def test_a_model_of_other_encoders_is_served_after_a_moment(pointing, served, drawn):
+def test_a_model_with_other_encoders_is_served_once_it_is_loaded(pointing, served, drawn):
     folder, address = pointing
     client = served(folder)
     encoder = HKSE(word="lin", sentence="lin")
     newer = Retriever(text_encoder=encoder, index=address).fit(read_pairs(drawn / "scenes"))
-    asked, until = {"text": "a red star", "k": 5}, time.monotonic() + 20
-    while (answer := client.post("/v1/search", json=asked)).status_code == 503:
+    query, until = {"text": "a red star", "k": 5}, time.monotonic() + 20
+    while (response := client.post("/v1/search", json=query)).status_code == 503:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert ids(answer) == [hit.id for hit in newer.search("a red star", k=5)]
+    assert ids(response) == [hit.id for hit in newer.search("a red star", k=5)]
 
 
-def test_what_the_database_refuses_does_not_name_it(pointing, served, caplog):
+def test_errors_of_the_database_do_not_reveal_its_address(pointing, served, caplog):
     from diptych.retrieval.stores.postgres._connection import Address, Connections
 
     folder, address = pointing
     client = served(folder, writable=True)
     for where in ('{"split": NaN}', '{"split": [1, Infinity]}'):
         body = f'{{"text": "a red star", "where": {where}}}'
-        answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
-        assert answer.status_code == 422, answer.text
-        assert "postgres" not in answer.text
-    # Whatever else it may refuse: the sentence for whoever runs the server is logged, not sent.
-    with pytest.raises(RefusedError, match="postgresql://") as refused:
-        Connections(Address.parse(address), lambda one: None).run(lambda one: one.execute("SELECT nothing"))
-    told = as_problem(refused.value)
-    assert (told.status_code, "postgres" in told.detail) == (422, False)
+        response = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
+        assert response.status_code == 422, response.text
+        assert "postgres" not in response.text
+    # The full message is logged for the operator of the server, and not sent.
+    with pytest.raises(RefusedError, match="postgresql://") as caught:
+        Connections(Address.parse(address), lambda _: None).run(lambda c: c.execute("SELECT nothing"))
+    problem = as_problem(caught.value)
+    assert (problem.status_code, "postgres" in problem.detail) == (422, False)
     assert "the database postgresql://" in caplog.text
     with pytest.raises(InputError, match="finite"):
         Retriever.connect(address).search("a red star", where={"split": float("nan")})
 
 
 @pytest.mark.slow
-def test_a_database_that_is_away_is_a_503_and_comes_back(pointing, served, database):
+def test_an_unreachable_database_is_a_503_until_it_is_back(pointing, served, database):
     client = served(pointing[0])
     assert ids(client.post("/v1/search", json={"text": "a star"}))
     database.kill()
     try:
-        answer = client.post("/v1/search", json={"text": "a star"})
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert "postgresql" not in answer.text
+        response = client.post("/v1/search", json={"text": "a star"})
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert "postgresql" not in response.text
         assert client.get("/healthz").status_code == 200
         start = time.monotonic()
         assert "diptych_items NaN" in client.get("/metrics").text
-        assert time.monotonic() - start < 1.9  # less than the database is given to come back
+        assert time.monotonic() - start < 1.9  # less than retry_seconds
     finally:
         database.start()
     assert ids(client.post("/v1/search", json={"text": "a star"}))
@@ -152,11 +152,11 @@ class TestCommands:
             rows = hidden @ rng.normal(size=(4, width)) + 0.1 * rng.normal(size=(90, width))
             np.save(f"{name}.npy", rows.astype(np.float32))
         address = fresh().replace("postgres:@", "postgres:s3cret@")
-        made = run("fit", "x.npy", "y.npy", "--out", "model", "--grid", "4", "--index", address)
-        assert made.exit_code == 0, made.output
-        assert "s3cret" not in made.output
-        found = run_json("search", "model", "--features", "y.npy", "-k", "1")["answers"]
-        assert sum(answer["hits"][0]["id"] == str(i) for i, answer in enumerate(found)) > 70
+        result = run("fit", "x.npy", "y.npy", "--out", "model", "--grid", "4", "--index", address)
+        assert result.exit_code == 0, result.output
+        assert "s3cret" not in result.output
+        answers = run_json("search", "model", "--features", "y.npy", "-k", "1")["answers"]
+        assert sum(answer["hits"][0]["id"] == str(i) for i, answer in enumerate(answers)) > 70
         assert run("remove", "model", "0", "4").exit_code == 0
         info = run("info", "model")
         assert "index: postgresql, float32; 88 images and 88 texts" in info.stdout
@@ -173,17 +173,17 @@ class TestCommands:
     @pytest.mark.parametrize(
         "address", ["postgresql://user:s3cret@127.0.0.1:1/db", "postgresql://user:s3cret@nowhere.invalid/db"]
     )
-    def test_a_server_that_is_not_there_is_one_sentence_before_any_work(self, tmp_path, monkeypatch, address):
+    def test_an_unreachable_server_is_one_sentence_before_any_work(self, tmp_path, monkeypatch, address):
         monkeypatch.chdir(tmp_path)
         for name in "xy":
             np.save(f"{name}.npy", np.eye(60, dtype=np.float32))
-        said = refused("fit", "x.npy", "y.npy", "--out", "model", "--index", address)
-        assert "cannot reach the database postgresql://user@" in said
-        assert "s3cret" not in said
+        message = refused("fit", "x.npy", "y.npy", "--out", "model", "--index", address)
+        assert "cannot reach the database postgresql://user@" in message
+        assert "s3cret" not in message
         assert not (tmp_path / "model").exists()
 
     def test_a_wrong_password_is_one_sentence(self, tmp_path, monkeypatch, database):
-        """The server of the tests trusts everyone on its socket; for one user it is told to ask."""
+        """The tests' server trusts all local users; here it asks one of them for a password."""
         monkeypatch.chdir(tmp_path)
         for name in "xy":
             np.save(f"{name}.npy", np.eye(60, dtype=np.float32))
@@ -195,9 +195,9 @@ class TestCommands:
         try:
             database.ask("SELECT pg_reload_conf()")
             address = database.server.replace("postgres:@", "careful:wrong@", 1)
-            said = refused("fit", "x.npy", "y.npy", "--out", "model", "--index", address)
-            assert 'password authentication failed for user "careful"' in said
-            assert "wrong" not in said
+            message = refused("fit", "x.npy", "y.npy", "--out", "model", "--index", address)
+            assert 'password authentication failed for user "careful"' in message
+            assert "wrong" not in message
         finally:
             rules.write_text(before)
             database.ask("SELECT pg_reload_conf()")

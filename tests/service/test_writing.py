@@ -17,7 +17,7 @@ from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import lock_for_serving, current_version
+from diptych._persistence import current_version, lock_for_serving
 from diptych.service._model import Shelf
 from diptych.service._writes import Journal, Writer, read_entries
 from saved_files import files_of
@@ -448,7 +448,11 @@ def test_images_stay_when_the_folder_moves(served, own_folder):
 
 def test_two_servers_do_not_write_to_one_model_through_a_link(own_folder, tmp_path):
     (tmp_path / "link").symlink_to(own_folder)
-    with lock_for_serving(own_folder), pytest.raises(InputError, match="being changed"), lock_for_serving(tmp_path / "link"):
+    with (
+        lock_for_serving(own_folder),
+        pytest.raises(InputError, match="being changed"),
+        lock_for_serving(tmp_path / "link"),
+    ):
         pass
 
 

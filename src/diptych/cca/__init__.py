@@ -8,7 +8,6 @@ from diptych.cca._spectra import (
     Spectra,
     moments_from_spectra,
     spectra,
-    spectra_from_arrays,
     spectra_from_moments,
 )
 from diptych.cca._streaming import Engine
@@ -31,6 +30,5 @@ __all__ = [
     "powers",
     "regularized_cca",
     "spectra",
-    "spectra_from_arrays",
     "spectra_from_moments",
 ]

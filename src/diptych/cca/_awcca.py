@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from diptych._arrays import Array, in_numpy, to_numpy
+from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -41,24 +41,23 @@ from diptych.cca._filters import (
     Tikhonov,
     TruncatedSVD,
     check_filter,
-    named_filters,
+    make_filters,
 )
 from diptych.cca._fit import (
+    SELECTIONS,
     ByTask,
-    Fitting,
-    Selected,
+    Fit,
+    FitResult,
+    Params,
     Selection,
-    Unseen,
-    check_alone,
     check_selection,
-    grown,
-    grows_with_pairs,
     params_by_task,
-    params_in_use,
+    params_of_models,
+    scale_params,
 )
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
-from diptych.cca._streaming import Engine, are_blocks
+from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
 from diptych.cca.selection import Grid, Path
 from diptych.cca.selection._grids import Kind as GridKind
@@ -241,81 +240,78 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
 
 
 class AWCCA(BaseEstimator):  # type: ignore[misc]
-    """Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
+    r"""Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
 
-    One model per task: ``"search"`` finds rows of X (pictures) for a row of Y (a sentence),
-    ``"annotate"`` finds rows of Y for a row of X. Items that are searched are mapped into the space of
-    the query by weighting their canonical weights with the canonical correlations.
+    One model per task: ``"search"`` finds rows of X (images) for a row of Y (a caption), ``"annotate"`` finds
+    rows of Y for a row of X. Each solves
+
+    .. math:: \max_{U, V} \mathrm{tr}(U^\top X^\top Y V) \quad \text{subject to} \quad
+              U^\top (X^\top X + \gamma_x I) U = I, \; V^\top (Y^\top Y + \gamma_y I) V = I
+
+    with its own regularisation. The canonical correlations Σ weight the view that is searched: a search
+    compares :math:`\Sigma U^\top x` with :math:`V^\top y` by cosine (Table 1).
 
     Parameters
     ----------
     filter : {"tikhonov", "tsvd", "guided"}, SpectralFilter or callable
         Regularisation: Tikhonov (γ added to the squared singular values), truncated SVD (the first k
-        directions), Tikhonov with γ = σ²_k at a truncated SVD's k, or a spectral filter of your own; see
-        ``diptych.cca.SpectralFilter``.
+        directions), Tikhonov with γ = σ²_k at the k of a truncated SVD, or your own ``SpectralFilter``.
     params : pair, dict or None
         ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
         ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
-        selects them for each task, by exhaustive search unless ``selection`` says otherwise.
+        selects them for each task.
     selection : {"validation", "leave-one-out", "ledoit-wolf", "oas"}
-        What selects ``params``: retrieval on validation pairs; retrieval among training images that are
-        each left out in turn (Tikhonov, asymmetric weighting); or no search at all but shrinkage from
-        theory (Tikhonov), for when there is too little to select on. The last three take no validation.
+        How ``params`` are selected: by retrieval on validation pairs; by retrieval among training images that
+        are each left out in turn (Tikhonov, asymmetric weighting); or, if there is too little data for
+        either, from theory by shrinkage (Tikhonov). The last three take no validation pairs.
     grid : int, pair
-        Where the search looks: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ²
-        or in rank; or one array of parameters for each view. A plain number means ``"log"``. Where the best
-        point lies on the edge, a grid that was not given as arrays is extended; see ``path_.extended``.
+        The parameters to try: points per side; ``("log", n)`` or ``("rank", n)``, evenly spaced in log σ² or
+        in rank; or one array of parameters for each view. A number means ``"log"``. If the best point is on
+        the edge, a grid that was not given as arrays is extended; see ``path_.extended``.
     metric : str or callable
-        What the search maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
+        What the selection maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
         ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
     weighting : str or pair
-        ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y;
-        or ``"residual"``; see ``diptych.cca.powers`` and ``diptych.cca.weight_factors``.
+        ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y (see
+        ``diptych.cca.powers``), or ``"residual"`` (in units of the variance that the item does not explain).
     similarity : {"cosine", "l2"}
-        How embeddings are compared.
+        How vectors are compared.
     n_components : int, "auto" or None
-        Dimension of the embeddings; None keeps every component above rounding error, ``"auto"`` takes the
+        Dimension of the vectors; None keeps every component above rounding error, ``"auto"`` takes the
         dimension that is best on the validation pairs, per task.
     validation_fraction : float
-        Without validation pairs, the share of X's rows that is held out to select on, 5,000 at most. The
-        final model is then refitted on everything, with γ scaled by the number of pairs. Where that leaves
-        too few to choose on, γ is taken from theory (Ledoit-Wolf), with a ``DataWarning``.
+        Without validation pairs, the share of X's rows that is held out to select on, at most 5,000 rows. The
+        final model is then refitted on everything, with γ scaled by the number of pairs. If that leaves too
+        few to choose on, γ comes from theory (Ledoit-Wolf), with a ``DataWarning``.
     random_state : int or None
         Seeds the choice of the held-out rows.
     solver : {"auto", "gram", "svd"}
-        How the spectra are computed; see ``diptych.cca._spectra``.
+        How the spectra are computed; see ``diptych.cca.spectra``.
     precision : {"float64", "float32"}
         Of the products in the pass over the data; see ``diptych.cca.Moments``.
     path_metrics : {"metric", "all"}
-        What ``path_`` keeps of every grid point: the metric, or r@1, r@5, r@10 and median rank as well.
+        What ``path_`` keeps of every grid point: the metric, or also r@1, r@5, r@10 and the median rank.
     normalize : pair of str
-        How the rows of X and of Y are normalised before anything else: ``"none"``, ``"unit"``,
-        ``"signed-sqrt"`` or ``"sqrt-unit"``; see ``diptych._normalize``. Saved and applied with the model.
+        Normalisation of the rows of X and of Y: ``"none"``, ``"unit"`` (to length 1), ``"signed-sqrt"`` or
+        ``"sqrt-unit"`` (both). It is saved with the model and applied to queries.
     verbose : bool
         Show a progress bar while selecting.
 
     Attributes
     ----------
     models_ : dict
-        ``CanonicalModel`` of each task: correlations (of the regularised model, which weigh the search),
-        train_correlations and validation_correlations (of its variates), x_weights, y_weights, filter_x,
-        filter_y.
+        ``CanonicalModel`` of each task.
     x_mean_, y_mean_ : array
         Means over training pairs.
     spectra_ : Spectra
-        All that is kept of the training data; not saved with the model.
+        What the fit keeps of the training data; not saved with the model.
     path_ : Path or None
-        Grids, scores of every grid point, the choices and the time they took; None when ``params`` were
-        given.
+        Grid, scores, choices and time of the selection; None if ``params`` were given.
 
-    Notes
-    -----
-    A view is an array of features. What comes before, a scikit-learn ``Pipeline`` or any other
-    transformer, is fitted and applied to its own view first, and AWCCA takes what comes out::
-
-        images, texts = make_pipeline(Normalizer(), StandardScaler()), HKSE()
-        model = AWCCA().fit(images.fit_transform(photos), texts.fit_transform(captions), pairing)
-        found = model.transform(Y=texts.transform(["a dog in the snow"]))
+    References
+    ----------
+    Mroueh, Marcheret and Goel (2016), "Asymmetric Regularized CCA and Hierarchical Kernel Sentence Embedding
+    for Image & Text Retrieval".
 
     Examples
     --------
@@ -326,16 +322,16 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     >>> x = hidden @ rng.normal(size=(4, 10)) + 0.1 * rng.normal(size=(200, 10))
     >>> y = hidden @ rng.normal(size=(4, 8)) + 0.1 * rng.normal(size=(200, 8))
     >>> model = AWCCA().fit(x[:150], y[:150])
-    >>> images, sentences = model.transform(x[150:], y[150:], task="search")
+    >>> images, captions = model.transform(x[150:], y[150:], task="search")
     >>> model.score(x[150:], y[150:]) > 50
     True
     """
 
     def __init__(
         self,
-        filter: str | SpectralFilter | Callable[[Any, float], Any] = "tikhonov",
-        params: Any = None,
-        grid: Any = 20,
+        filter: str | SpectralFilter | Callable[[Array, float], Array] = "tikhonov",
+        params: Params | None = None,
+        grid: int | tuple[str, int] | tuple[Sequence[float], Sequence[float]] = 20,
         metric: str | Callable[[Array], float] = "r@1",
         weighting: Weighting = "asymmetric",
         similarity: Similarity = "cosine",
@@ -367,11 +363,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def fit(
         self,
-        X: Any,
-        Y: Any = None,
-        pairing: Any = None,
+        X: Array | Iterable[Block],
+        Y: Array | None = None,
+        pairing: Array | None = None,
         *,
-        validation: tuple[Any, ...] | None = None,
+        validation: tuple[Array, ...] | None = None,
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -382,87 +378,102 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         ----------
         X, Y
             The two views, rows × features, in memory or mapped from disk: where there are more rows than
-            columns they are read, widened and normalised a block at a time. A one-dimensional Y is one
-            feature, as in scikit-learn. Or, as X alone, an iterable of *blocks*, each ``(x, y)``,
-            ``(x, y, pairing)``, or an object whose ``load()`` gives that; each is looked at once.
+            columns they are read and normalised one block at a time. A one-dimensional Y is one feature, as
+            in scikit-learn. Or, as X alone, an iterable of *blocks*, each ``(x, y)``, ``(x, y, pairing)``, or
+            an object whose ``load()`` returns that; each is read once.
         pairing
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
-            ``(X, Y)`` or ``(X, Y, pairing)`` to select on; nothing is fitted on them. None holds out a
-            share of the training rows. Not needed when ``params`` are given; then they serve to measure
+            ``(X, Y)`` or ``(X, Y, pairing)`` to select on; the model is not fitted on them. None holds out a
+            share of the training rows. If ``params`` are given, they only measure
             ``validation_correlations``.
         engine
-            What sums the blocks, and scores the rows of the grid where screening does not serve (see
-            ``docs/selection.md``); None is this process.
+            Sums the blocks and scores the rows of the grid (except on the screened route); None: this
+            process.
         device
-            A torch device, such as ``"cuda"``, to compute on, whatever the arrays are; blocks are copied to
-            it while it computes with those before. The model comes back in NumPy.
+            A torch device to compute on, such as ``"cuda"``; blocks are copied to it during the computation.
+            The model is returned in NumPy.
         checkpoint
-            File to keep the sum in while it grows: run the same fit again after an interruption, and it goes
-            on from there and ends with the same numbers. It is removed when the fit is done. Blocks without
-            a ``fingerprint`` are trusted to be the same as before. Views so small or wide that they are
-            decomposed as a whole need none.
+            File for the sum of the blocks: after an interruption, run the same fit again, and it resumes and
+            ends with the same numbers. The file is removed after the fit. Blocks without a ``fingerprint``
+            are trusted to be the same as before. Views that are decomposed as a whole use none.
         """
         self.check_parameters()
-        fitting = Fitting(self, engine, device, checkpoint)
+        fit = Fit(self, engine, device, checkpoint)
         if Y is None and are_blocks(X):
             if pairing is not None:
-                raise InputError("blocks carry their own pairing; leave it out.")
-            self._take(fitting.of_blocks(X, validation), device)
+                raise InputError("blocks contain their own pairing; leave it out.")
+            result = fit.fit_blocks(X, validation)
         else:
             second = _second_view(Y)
             validate_data(self, X, skip_check_array=True)
-            self._take(fitting.of_views(X, second, pairing, validation), device)
+            result = fit.fit_views(X, second, pairing, validation)
+        self.path_ = result.path
+        self._set_models(result, as_numpy=device is not None)
+        _warn_of_ones(self.models_, self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
         return self
 
-    def fit_moments(self, moments: Moments, *, validation: tuple[Any, ...] | None = None) -> AWCCA:
-        """Fit from ``Moments`` of views that were normalised already, wherever they were computed.
+    def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
+        """Fit the ``Moments`` of normalised training pairs.
 
-        Parameters
-        ----------
-        moments
-            Of the training pairs.
-        validation
-            As in ``fit``, as the views are before normalisation; needed unless ``params`` are given.
+        ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given.
         """
         self.check_parameters()
-        self._take(Fitting(self).of_moments(moments, validation))
+        result = Fit(self).fit_moments(moments, validation)
+        self.path_ = result.path
+        self._set_models(result)
+        _warn_of_ones(self.models_, self.spectra_)
         return self
 
     def refit_moments(self, moments: Moments, count: int) -> AWCCA:
-        """Fit again from other moments with what was selected; ``count`` pairs were fitted on before.
+        """Fit other moments with the selected parameters; ``count`` pairs were fitted before.
 
-        γ grows with the number of pairs; k stays; a guided γ is read again from the new spectra.
+        γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra.
         """
         check_is_fitted(self, "models_")
-        if self.filter == "guided":
-            given = params_by_task(self.params) if self.params is not None else None
-            chosen = given or {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
-        elif grows_with_pairs(self.filter):
-            chosen = grown(params_in_use(self.models_), moments.count / count)
+        if self.filter == "guided" and self.params is None:
+            params: ByTask = {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
+        elif self.filter == "guided":
+            params = params_by_task(self.params)
         else:
-            chosen = params_in_use(self.models_)
+            params = scale_params(params_of_models(self.models_), self.filter, moments.count / count)
         limited = self.n_components is not None
-        kept = {t: int(self.models_[t].correlations.shape[0]) if limited else None for t in TASKS}
-        self._keep(spectra_from_moments(moments), chosen, kept)
+        sizes = {t: int(self.models_[t].correlations.shape[0]) if limited else None for t in TASKS}
+        self._set_models(FitResult(spectra_from_moments(moments), params, sizes))
         return self
 
+    @overload
     def transform(
-        self, X: Any = None, Y: Any = None, *, task: str = "search", device: str | None = None
-    ) -> Any:
-        """Embed one view, or both as a pair, for a task; cosine between embeddings ranks.
+        self, X: Array, Y: None = None, *, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: None = None, *, Y: Array, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: Array, Y: Array, *, task: Task = "search", device: str | None = None
+    ) -> tuple[Array, Array]: ...
+    def transform(
+        self,
+        X: Array | None = None,
+        Y: Array | None = None,
+        *,
+        task: Task = "search",
+        device: str | None = None,
+    ) -> Array | tuple[Array, Array]:
+        """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
 
-        (With ``similarity="l2"``, the distance between them ranks.) The given array chooses where the
-        arithmetic runs and its precision. With a ``device``, rows are carried to it a block at a time and
-        their embeddings come back in NumPy, so that a view may be larger than the device's memory.
+        The arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
+        time and the vectors are NumPy, so that a view may be larger than the memory of the device.
         """
         check_is_fitted(self, "models_")
         task = check_task(task)
         if X is None and Y is None:
-            raise InputError("transform was given neither X nor Y; give at least one view.")
-        embedded = []
+            raise InputError("transform got neither X nor Y; give at least one view.")
+        vectors = []
         for view, name in ((X, "X"), (None if Y is None else _second_view(Y), "Y")):
             if view is None:
                 continue
@@ -470,21 +481,18 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             if name == "X":
                 validate_data(self, X, reset=False, skip_check_array=True)
             projection = self._projection(task, name)
-            embedded.append(projection(view) if device is None else projection.on_device(device, view))
-        return embedded[0] if len(embedded) == 1 else tuple(embedded)
+            vectors.append(projection(view) if device is None else projection.on_device(device, view))
+        return vectors[0] if len(vectors) == 1 else tuple(vectors)
 
-    def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
-        """``metric`` on the given pairs; the mean of both tasks when ``task`` is None.
-
-        Greater is better, as scikit-learn expects: ranks are negated.
-        """
+    def score(self, X: Array, Y: Array, pairing: Array | None = None, *, task: Task | None = None) -> float:
+        """Return the ``metric`` of a task, or the mean of both, with ranks negated: greater is better."""
         check_is_fitted(self, "models_")
         chosen = metric(self.metric)
         tasks = TASKS if task is None else (check_task(task),)
         values = []
         for each in tasks:
             x, y = self.transform(X, Y, task=each)
-            values.append(chosen.of(ranks(x, y, pairing, task=each, similarity=self.similarity)))
+            values.append(chosen(ranks(x, y, pairing, task=each, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -551,7 +559,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return model
 
     def __sklearn_tags__(self) -> Tags:
-        """Two views: the second is required, and is a matrix."""
+        """Declare a required second view, which is a matrix."""
         tags = super().__sklearn_tags__()
         tags.transformer_tags = TransformerTags(preserves_dtype=["float64", "float32"])
         tags.target_tags.required = True
@@ -560,7 +568,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def check_parameters(self) -> None:
-        """Refuse wrong settings before any data is looked at; ``fit`` begins with this."""
+        """Raise an error for wrong settings; ``fit`` calls this first."""
         self._check_parameters()
         if self.params is None:
             check_grid(self.grid)
@@ -577,9 +585,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         check_similarity(self.similarity)
         check_choice(self.path_metrics, ("metric", "all"), "path_metrics")
         check_weighting(self.weighting)
-        check_selection(self.selection)
-        if self.selection != "validation" and self.params is None:
-            check_alone(self.selection, self.filter, self.weighting, self.n_components)
+        check_choice(self.selection, SELECTIONS, "selection")
+        if self.params is None:
+            check_selection(self.selection, self.filter, self.weighting, self.n_components)
         metric(self.metric)
         check_seed(self.random_state)
         if self.n_components not in (None, "auto"):
@@ -591,11 +599,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         for name in self.normalize:
             check_normalization(name)
 
-    def _take(self, found: Selected, device: str | None = None) -> None:
-        self.path_ = found.path
-        self._keep(found.spectra, found.params, found.dimensions, found.unseen, home=device is not None)
-        _warn_of_ones(self.models_, self.spectra_)
-
     def _projection(self, task: Task, view: str) -> Projection:
         model = self.models_[task]
         for_x, for_y = weight_factors(model.correlations, self.weighting, task)
@@ -603,43 +606,36 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             return Projection(view, self.normalize[0], self.x_mean_, model.x_weights, for_x)
         return Projection(view, self.normalize[1], self.y_mean_, model.y_weights, for_y)
 
-    def _keep(
-        self,
-        spectra: Spectra,
-        params: ByTask,
-        dimensions: Mapping[Task, int | None],
-        unseen: Unseen | None = None,
-        *,
-        home: bool = False,
-    ) -> None:
-        def fitted(where: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
-            filters = named_filters(self.filter, params[task], where.s_x, where.s_y)
-            return regularized_cca(where, *filters, dimension)
+    def _set_models(self, result: FitResult, *, as_numpy: bool = False) -> None:
+        def fit(spectra: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
+            filters = make_filters(self.filter, params[task], spectra.s_x, spectra.s_y)
+            return regularized_cca(spectra, *filters, dimension)
 
+        spectra, params, sizes, unseen = result.spectra, result.params, result.dimensions, result.unseen
         models: dict[Task, CanonicalModel] = {}
         for task in TASKS:
-            same = [t for t in models if (params[t], dimensions[t]) == (params[task], dimensions[task])]
+            same = [t for t in models if (params[t], sizes[t]) == (params[task], sizes[task])]
             if same:
                 models[task] = models[same[0]]
                 continue
-            model = fitted(spectra, params, dimensions[task])
+            model = fit(spectra, params, sizes[task])
             if unseen is not None:
-                # The pairs may be among those that the model is fitted on in the end.
-                other = unseen.spectra is not spectra
-                without = fitted(unseen.spectra, unseen.params, None) if other else model
+                # Held-out pairs are among those of the final model: measure the model without them.
+                refitted = unseen.spectra is not spectra
+                without = fit(unseen.spectra, unseen.params, None) if refitted else model
                 measured = variate_correlations(without, unseen.spectra, *unseen.pairs)
-                kept = int(model.correlations.shape[0])
-                model = replace(model, validation_correlations=measured[:kept])
+                model = replace(model, validation_correlations=measured[: int(model.correlations.shape[0])])
             models[task] = model
-        if home:
-            spectra, models = in_numpy(spectra), {task: in_numpy(model) for task, model in models.items()}
+        if as_numpy:
+            spectra = fields_to_numpy(spectra)
+            models = {task: fields_to_numpy(model) for task, model in models.items()}
         self.spectra_, self.models_ = spectra, models
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
 
 
 def _warn_of_ones(models: Mapping[Task, CanonicalModel], spectra: Spectra) -> None:
-    """Warn of correlations that are 1 because there are more directions than pairs."""
+    """Warn about correlations that are 1 because there are more directions than pairs."""
     for model in models.values():
         directions = [
             min(rank, getattr(own, "k", rank))

@@ -36,8 +36,6 @@ class CanonicalModel:
         pairs were held out of the training pairs, they are those of the model fitted without them, before it
         was refitted on all pairs. None without validation pairs.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import bjorck_golub, spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -57,8 +55,6 @@ class CanonicalModel:
 def bjorck_golub(spectra: Spectra, n_components: int | None = None) -> CanonicalModel:
     """Return the plain CCA model (Algorithm 1): ``regularized_cca`` with every direction kept as it is.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import bjorck_golub, spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -139,8 +135,6 @@ def regularized_cca(
         Compute the first ``n_components`` alone, which is several times faster where they are few; see
         ``decompose_t``.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import Tikhonov, regularized_cca, spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))

@@ -1,7 +1,4 @@
-"""The parameters of both tasks: as given, what may select them, and as more data would have them.
-
-One fit: from views, blocks or moments to spectra and to what was selected for each task.
-"""
+"""One fit of AWCCA: from views, blocks or moments to the spectra and the parameters of each task."""
 
 from __future__ import annotations
 
@@ -19,115 +16,108 @@ from diptych._checks import (
     DataWarning,
     InputError,
     Task,
-    check_choice,
     check_matrix,
     check_number,
     check_pair_of_views,
     check_pairing,
-    check_together,
+    check_same_backend,
 )
-from diptych._devices import on_device
+from diptych._devices import copy_to_device
 from diptych._normalize import normalize
 from diptych._threads import progress_bar
 from diptych.cca._canonical import CanonicalModel, regularized_cca
-from diptych.cca._filters import AnyFilter, CustomFilter, Tikhonov, custom_filter, named_filters
-from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca._spectra import (
+from diptych.cca._filters import (
     SHRINKAGES,
+    AnyFilter,
+    CustomFilter,
     Shrinkage,
-    Spectra,
-    resolve_solver,
-    shrunk_gammas,
-    spectra,
-    spectra_from_moments,
+    Tikhonov,
+    custom_filter,
+    make_filters,
+    shrinkage_gammas,
 )
-from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, moments_of_blocks
-from diptych.cca.selection import (
-    Kind,
-    Path,
-    best_dimension,
-    check_widths,
-    held_out_size,
-    hold_out,
-    leave_one_out_path,
-    left_out,
-    make_grid,
-    make_problem,
-    regularization_path,
-)
+from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
+from diptych.cca._spectra import Spectra, resolve_solver, spectra, spectra_from_moments
+from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
+from diptych.cca.selection._grids import Kind, hold_out, holdout_size, make_grid
+from diptych.cca.selection._leave_one_out import left_out
+from diptych.cca.selection._path import Path, leave_one_out_path, regularization_path
+from diptych.cca.selection._problem import check_validation, check_widths, make_problem
+from diptych.cca.selection._textbook import best_dimension
 from diptych.ranking import metric
 
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
 
-
 ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
+Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
+Dimensions: TypeAlias = dict[Task, int | None]
+Pairs: TypeAlias = tuple[Array, Array, Array]
 Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
 SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
 
-
-def check_selection(selection: Any) -> None:
-    """Refuse what is no way of selecting."""
-    check_choice(selection, SELECTIONS, "selection")
+FEW = 20
+"""With fewer images than this, there may be too few to hold some out."""
 
 
-def check_alone(selection: str, filter: Any, weighting: Any, n_components: Any) -> None:
-    """Refuse what cannot be selected without validation pairs."""
+def check_selection(selection: str, filter: Any, weighting: Any, n_components: Any) -> None:
+    """Raise an error for settings that cannot be selected without validation pairs."""
+    if selection == "validation":
+        return
     if filter != "tikhonov" or n_components == "auto":
         raise InputError(
-            f"selection={selection!r} selects Tikhonov's γ and no dimension; take filter='tikhonov' and a "
+            f"selection={selection!r} selects Tikhonov's γ and no dimension; use filter='tikhonov' and a "
             "number for n_components, or selection='validation'."
         )
     if selection == "leave-one-out" and (weighting != "asymmetric" or n_components is not None):
         raise InputError(
-            "selection='leave-one-out' knows the asymmetric weighting at full dimension only; take "
+            "selection='leave-one-out' supports the asymmetric weighting at full dimension only; use "
             "selection='validation' for others."
         )
 
 
 def params_by_task(params: Any) -> ByTask:
-    """One pair of parameters for each task, whichever way they were given."""
-    given = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
-    if set(given) != set(TASKS):
-        raise InputError(f"params has the keys {sorted(map(str, given))}; expected 'search' and 'annotate'.")
-    for pair in given.values():
+    """Return ``AWCCA(params=…)``, one pair or one pair for each task, as one pair for each task."""
+    pairs = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
+    if set(pairs) != set(TASKS):
+        raise InputError(f"params has the keys {sorted(map(str, pairs))}; expected 'search' and 'annotate'.")
+    for pair in pairs.values():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
-    return {task: tuple(given[task]) for task in TASKS}
+    return {task: tuple(pairs[task]) for task in TASKS}
 
 
-def grows_with_pairs(filter: Any) -> bool:
-    """Whether the parameters of ``AWCCA(filter=…)`` are in units of a sum over pairs."""
+def scale_params(params: ByTask, filter: Any, factor: float) -> ByTask:
+    """Return ``params`` for ``factor`` times as many pairs: γ is in units of a sum over pairs, k is not."""
     custom = custom_filter(filter)
-    return filter == "tikhonov" if custom is None else custom.per_pair
-
-
-def grown(params: ByTask, factor: float) -> ByTask:
-    """γ's for ``factor`` times as many pairs: γ is in units of a sum over pairs."""
+    if not (filter == "tikhonov" if custom is None else custom.per_pair):
+        return params
     return {task: (params[task][0] * factor, params[task][1] * factor) for task in TASKS}
 
 
-def params_in_use(models: Mapping[Task, CanonicalModel]) -> ByTask:
-    """What the filters of fitted models hold: γ's, k's or parameters of a filter of one's own."""
-    return {task: (_value(models[task].filter_x), _value(models[task].filter_y)) for task in TASKS}
+def params_of_models(models: Mapping[Task, CanonicalModel]) -> ByTask:
+    """Return the parameters of the filters of fitted models."""
 
+    def value(filter: AnyFilter) -> float:
+        if isinstance(filter, CustomFilter):
+            return filter.parameter
+        return filter.gamma if isinstance(filter, Tikhonov) else filter.k
 
-def _value(chosen: AnyFilter) -> float:
-    if isinstance(chosen, CustomFilter):
-        return chosen.parameter
-    return chosen.gamma if isinstance(chosen, Tikhonov) else chosen.k
-
-
-FEW = 20
-"""Images below which there may be too few to hold some out, whatever share is asked for."""
-
-Pairs: TypeAlias = tuple[Array, Array, Array]
-Dimensions: TypeAlias = dict[Task, int | None]
+    return {task: (value(models[task].filter_x), value(models[task].filter_y)) for task in TASKS}
 
 
 @dataclass(frozen=True, eq=False)
-class Selected:
-    """What a fit leaves behind for the models to be made from."""
+class Unseen:
+    """Normalised pairs that were not used to compute ``spectra``, which have their own ``params``."""
+
+    pairs: Pairs
+    spectra: Spectra
+    params: ByTask
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """Spectra, parameters and dimensions of the models to make; the path and the pairs that chose them."""
 
     spectra: Spectra
     params: ByTask
@@ -137,58 +127,37 @@ class Selected:
 
 
 @dataclass(frozen=True, eq=False)
-class Unseen:
-    """Pairs that nothing was fitted on, as far as ``spectra`` and ``params`` go; normalised already."""
-
-    pairs: Pairs
-    spectra: Spectra
-    params: ByTask
-
-
-@dataclass(frozen=True, eq=False)
-class Fitting:
-    """Where one fit of an estimator runs.
-
-    Attributes
-    ----------
-    settings
-        The estimator, for its parameters.
-    engine
-        What sums blocks and scores rows of the grid; None: this process.
-    device
-        A torch device for all arithmetic; None: where the arrays are.
-    checkpoint
-        File that keeps the sum of a pass, where there is one; None: an interrupted pass begins anew.
-    """
+class Fit:
+    """One fit with the parameters of an estimator; see ``AWCCA.fit`` for the other attributes."""
 
     settings: AWCCA
     engine: Engine | None = None
     device: str | None = None
     checkpoint: str | os.PathLike[str] | None = None
 
-    def of_blocks(self, blocks: Iterable[Block], validation: tuple[Any, ...] | None) -> Selected:
-        """Fit on blocks, which are seen once."""
+    def fit_blocks(self, blocks: Iterable[Block], validation: tuple[Any, ...] | None) -> FitResult:
+        """Fit blocks, in one pass."""
         if self.settings.selection != "validation" and self.settings.params is None:
             raise InputError(
-                f"selection={self.settings.selection!r} looks at all pairs again, which blocks do not allow; "
-                "give validation pairs, or params."
+                f"selection={self.settings.selection!r} needs a second pass over the pairs, which blocks do "
+                "not allow; give validation pairs, or params."
             )
-        self._refuse_svd("blocks")
-        self._check_selectable(validation, "blocks are seen once, and none is kept")
-        return self.of_moments(self._moments(blocks), validation)
+        self._check_solver("blocks")
+        self._check_selectable(validation, "blocks are read once, so none can be held out")
+        return self.fit_moments(self._sum(blocks), validation)
 
-    def of_moments(self, moments: Moments, validation: tuple[Any, ...] | None) -> Selected:
-        """Fit on what is left of pairs after a pass over them."""
-        self._check_selectable(validation, "moments hold no pairs")
+    def fit_moments(self, moments: Moments, validation: tuple[Any, ...] | None) -> FitResult:
+        """Fit the moments of pairs."""
+        self._check_selectable(validation, "moments contain no pairs")
         if moments.count < 2:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
-        return self._selected(spectra_from_moments(moments), validation)
+        return self._select(spectra_from_moments(moments), validation)
 
-    def of_views(self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None) -> Selected:
-        """Fit on whole views. Where Gram matrices serve, rows are read and normalised a block at a time."""
+    def fit_views(self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None) -> FitResult:
+        """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
         settings = self.settings
         x, y = check_matrix(X, "X"), check_matrix(Y, "Y")
-        check_together(x, y)
+        check_same_backend(x, y)
         pairing = check_pairing(pairing, x.shape[0], y)
         if y.shape[0] < 2:
             raise InputError(
@@ -198,141 +167,118 @@ class Fitting:
             raise InputError(f"selection={settings.selection!r} takes no validation pairs; leave them out.")
         solver = resolve_solver(settings.solver, tuple(x.shape), tuple(y.shape))
         if self.engine is not None:
-            self._refuse_svd("an engine")
+            self._check_solver("an engine")
             solver = "gram"
-        alone = self._alone(pairing, validation)
-        if solver == "svd" or alone is not None:
-            return self._of_whole(*self._prepared((x, y, pairing)), validation, alone)
+        substitute = self._substitute(pairing, validation)
+        in_memory = solver == "svd" or substitute is not None
+        if in_memory:
+            x, y, pairing = self._prepare((x, y, pairing))
+        if substitute is not None:
+            whole = self._decompose(x, y, pairing)
+            params, path = self._select_without_validation(whole, x, y, pairing, substitute)
+            return FitResult(whole, params, self._fixed_dimensions(), path)
         if not self._selects() or validation is not None:
-            return self.of_moments(self._moments(self._blocks(x, y, pairing)), validation)
+            if in_memory:
+                return self._select(self._decompose(x, y, pairing), validation)
+            return self._select(spectra_from_moments(self._sum(self._blocks(x, y, pairing))), validation)
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
-        moments = self._moments(self._blocks(x, y, pairing, train.captions))
-        pairs = self._prepared((x[held.images, :], y[held.captions, :], held.pairing))
-        total = moments + Moments.of(*pairs, precision=settings.precision)
-        return self._after_holding_out(
-            spectra_from_moments(moments), pairs, spectra_from_moments(total), x.shape[0]
-        )
+        pairs = x[held.images, :], y[held.captions, :], held.pairing
+        if in_memory:
+            part = self._decompose(x[train.images, :], y[train.captions, :], train.pairing)
+            whole = self._decompose(x, y, pairing)
+        else:
+            moments = self._sum(self._blocks(x, y, pairing, train.captions))
+            pairs = self._prepare(pairs)
+            part = spectra_from_moments(moments)
+            whole = spectra_from_moments(moments + Moments.of(*pairs, precision=settings.precision))
+        return self._select_and_refit(part, pairs, whole, int(x.shape[0]))
 
-    def _of_whole(
-        self,
-        x: Array,
-        y: Array,
-        pairing: Array,
-        validation: tuple[Any, ...] | None,
-        alone: Selection | None,
-    ) -> Selected:
-        """Fit on prepared views that are in memory."""
-        settings = self.settings
-
-        def decomposed(*pairs: Array) -> Spectra:
-            if self.engine is not None:
-                return spectra_from_moments(self._moments(self._blocks(*pairs), as_they_are=True))
-            return spectra(*pairs, solver=settings.solver, precision=settings.precision)
-
-        if alone is not None:
-            whole = decomposed(x, y, pairing)
-            params, path = self._select_alone(whole, x, y, pairing, alone)
-            return Selected(whole, params, dict.fromkeys(TASKS, settings.n_components), path)  # type: ignore[arg-type]
-        if not self._selects() or validation is not None:
-            return self._selected(decomposed(x, y, pairing), validation)
-        train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
-        parts = [(x[p.images, :], y[p.captions, :], p.pairing) for p in (train, held)]
-        return self._after_holding_out(decomposed(*parts[0]), parts[1], decomposed(x, y, pairing), x.shape[0])
-
-    def _after_holding_out(self, part: Spectra, held: Pairs, whole: Spectra, n_images: int) -> Selected:
-        """Select on pairs that were held out; the model is that of all pairs, with γ grown as they did."""
-        found = self._select(part, held)
-        params = found.params
-        if found.path is not None:
-            found.path.held_out = (
+    def _select_and_refit(self, part: Spectra, held: Pairs, whole: Spectra, n_images: int) -> FitResult:
+        """Select on held-out pairs; return the result for all pairs, with γ scaled by their number."""
+        chosen = self._select_on(part, held)
+        params = chosen.params
+        if chosen.path is not None:
+            chosen.path.held_out = (
                 f"{int(held[0].shape[0])} of {n_images} rows of X with their rows of Y "
                 f"(random_state={self.settings.random_state}); the model was refitted on all"
             )
-            if grows_with_pairs(self.settings.filter):
-                params = grown(params, whole.count / part.count)
-        return Selected(whole, params, found.dimensions, found.path, found.unseen)
+            params = scale_params(params, self.settings.filter, whole.count / part.count)
+        return FitResult(whole, params, chosen.dimensions, chosen.path, chosen.unseen)
 
-    def _selected(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> Selected:
-        if not self._selects():
-            params = params_by_task(self.settings.params)
-            dimensions = dict.fromkeys(TASKS, self.settings.n_components)
-            unseen = None
-            if validation is not None:
-                unseen = Unseen(self._validation(validation, spectra), spectra, params)
-            return Selected(spectra, params, dimensions, None, unseen)  # type: ignore[arg-type]
-        assert validation is not None
-        return self._select(spectra, self._validation(validation, spectra))
+    def _select(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> FitResult:
+        """Select what the settings leave open, on the given validation pairs."""
+        pairs = None
+        if validation is not None:
+            pairs = self._prepare(check_validation(validation))
+            check_widths(spectra, *pairs[:2])
+        if self._selects():
+            assert pairs is not None
+            return self._select_on(spectra, pairs)
+        params = params_by_task(self.settings.params)
+        unseen = None if pairs is None else Unseen(pairs, spectra, params)
+        return FitResult(spectra, params, self._fixed_dimensions(), None, unseen)
 
-    def _select(self, spectra: Spectra, validation: Pairs) -> Selected:
-        """Parameters, unless they are given, and dimensions, on validation pairs."""
+    def _select_on(self, spectra: Spectra, validation: Pairs) -> FitResult:
+        """Select parameters (Algorithms 2 to 4) and dimensions, unless they are given."""
         settings = self.settings
         problem = make_problem(spectra, validation, settings.similarity)
         by = metric(settings.metric)
-        fixed = settings.n_components if settings.n_components != "auto" else None
-        chosen, path = None if settings.params is None else params_by_task(settings.params), None
-        if chosen is None:
+        dimensions, path = self._fixed_dimensions(), None
+        if settings.params is not None:
+            params = params_by_task(settings.params)
+        else:
             kind: Kind = "tikhonov" if settings.filter == "tikhonov" else "tsvd"
-            grid = make_grid(kind, settings.grid, spectra, custom_filter(settings.filter))
             with progress_bar(f"selecting {settings.filter}", settings.verbose) as progress:
                 path = regularization_path(
                     problem,
                     spectra,
-                    grid,
+                    make_grid(kind, settings.grid, spectra, custom_filter(settings.filter)),
                     by,
                     weighting=settings.weighting,
-                    n_components=fixed,
+                    n_components=dimensions["search"],
                     path_metrics=settings.path_metrics,
                     engine=self.engine,
                     extend=True,
                     progress=progress,
                 )
-            chosen = {task: path.params(task) for task in TASKS}
-        dimensions: Dimensions = dict.fromkeys(TASKS, fixed)
+            params = {task: path.params(task) for task in TASKS}
         if settings.n_components == "auto":
             for task in TASKS:
-                filters = named_filters(settings.filter, chosen[task], spectra.s_x, spectra.s_y)
+                filters = make_filters(settings.filter, params[task], spectra.s_x, spectra.s_y)
                 model = regularized_cca(spectra, *filters)
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
-        return Selected(spectra, chosen, dimensions, path, Unseen(validation, spectra, chosen))
+        return FitResult(spectra, params, dimensions, path, Unseen(validation, spectra, params))
 
-    def _validation(self, validation: tuple[Any, ...], spectra: Spectra) -> Pairs:
-        """Validation pairs as given, checked and prepared."""
-        if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
-            raise InputError(
-                "validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that."
-            )
-        pairs = self._prepared(tuple(validation))
-        check_widths(spectra, *pairs[:2])
-        return pairs
-
-    def _alone(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
-        """What takes the place of validation pairs; None if there are some, or nothing is selected."""
+    def _substitute(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
+        """Return the selection that replaces validation pairs; None if there are some or none are needed."""
         settings = self.settings
-        if settings.params is not None or settings.selection != "validation":
-            return None if settings.params is not None else settings.selection
+        if settings.params is not None:
+            return None
+        if settings.selection != "validation":
+            return settings.selection
         if validation is not None or settings.filter != "tikhonov" or settings.n_components == "auto":
             return None
         images = len(np.unique(to_numpy(pairing)))
         share = check_number(settings.validation_fraction, "validation_fraction")
-        if images >= FEW or not 0.0 < share < 1.0 or held_out_size(images, share) is not None:
+        if images >= FEW or not 0.0 < share < 1.0 or holdout_size(images, share) is not None:
             return None
         warnings.warn(
-            f"{images} items are too few to hold some out: γ was taken from theory (Ledoit-Wolf), which "
+            f"{images} items are too few to hold some out, so γ comes from theory (Ledoit-Wolf), which "
             "retrieves worse; give params, validation pairs, or more data.",
             DataWarning,
             stacklevel=4,
         )
         return "ledoit-wolf"
 
-    def _select_alone(
-        self, spectra: Spectra, x: Array, y: Array, pairing: Array, kind: Selection
+    def _select_without_validation(
+        self, spectra: Spectra, x: Array, y: Array, pairing: Array, selection: Selection
     ) -> tuple[ByTask, Path | None]:
-        """Parameters with no validation pairs; the spectra are those of the given views."""
         settings = self.settings
-        if kind != "leave-one-out":
-            return params_by_task(shrunk_gammas(x, y, pairing, kind)), None
-        seeded = {"random_state": settings.random_state, "similarity": settings.similarity}
-        rows = left_out(spectra, x, y, pairing, **seeded)  # type: ignore[arg-type]
+        if selection != "leave-one-out":
+            return params_by_task(shrinkage_gammas(x, y, pairing, selection)), None
+        rows = left_out(
+            spectra, x, y, pairing, random_state=settings.random_state, similarity=settings.similarity
+        )
         grid = make_grid("tikhonov", settings.grid, spectra)
         with progress_bar("leaving one out", settings.verbose) as progress:
             path = leave_one_out_path(
@@ -340,30 +286,39 @@ class Fitting:
             )
         return {task: path.params(task) for task in TASKS}, path
 
-    def _moments(self, blocks: Iterable[Block], *, as_they_are: bool = False) -> Moments:
+    def _decompose(self, x: Array, y: Array, pairing: Array) -> Spectra:
+        if self.engine is not None:
+            return spectra_from_moments(self._sum(self._blocks(x, y, pairing), normalized=True))
+        return spectra(x, y, pairing, solver=self.settings.solver, precision=self.settings.precision)
+
+    def _sum(self, blocks: Iterable[Block], *, normalized: bool = False) -> Moments:
         settings = self.settings
-        how = ("none", "none") if as_they_are else (str(settings.normalize[0]), str(settings.normalize[1]))
+        how = ("none", "none") if normalized else (str(settings.normalize[0]), str(settings.normalize[1]))
         prepare = Preparation(how, settings.precision, self.device)
-        kept = None
+        checkpoint = None
         if self.checkpoint is not None:
-            named = getattr(blocks, "fingerprint", "")
-            kept = Checkpoint(self.checkpoint, f"{named} {how} {settings.precision}")
+            identity = f"{getattr(blocks, 'fingerprint', '')} {how} {settings.precision}"
+            checkpoint = Checkpoint(self.checkpoint, identity)
         with progress_bar("summing", settings.verbose) as progress:
-            return moments_of_blocks(blocks, prepare, engine=self.engine, checkpoint=kept, progress=progress)
+            return sum_blocks(blocks, prepare, engine=self.engine, checkpoint=checkpoint, progress=progress)
 
     def _blocks(self, x: Array, y: Array, pairing: Array, captions: Array | None = None) -> ArrayBlocks:
-        size = None if self.device is None else DEVICE_BLOCK_BYTES
-        return ArrayBlocks(x, y, pairing, captions, size)
+        return ArrayBlocks(x, y, pairing, captions, None if self.device is None else DEVICE_BLOCK_BYTES)
 
-    def _prepared(self, pairs: tuple[Any, ...]) -> Pairs:
-        """Pairs that are looked at as a whole: on the device, checked and normalised."""
-        how = self.settings.normalize
-        x, y = check_matrix(pairs[0], "X"), check_matrix(_as_matrix(pairs[1]), "Y")
+    def _prepare(self, pairs: tuple[Any, ...]) -> Pairs:
+        """Return whole pairs on the device, checked and normalised; a Y of one axis is one feature."""
+        y = pairs[1][:, None] if getattr(pairs[1], "ndim", 2) == 1 else pairs[1]
+        x, y = check_matrix(pairs[0], "X"), check_matrix(y, "Y")
         pairing = check_pairing(pairs[2] if len(pairs) == 3 else None, x.shape[0], y)
         if self.device is not None:
-            x, y, pairing = (on_device(each, self.device) for each in (x, y, pairing))
+            x, y, pairing = (copy_to_device(array, self.device) for array in (x, y, pairing))
         x, y, pairing = check_pair_of_views(x, y, pairing)
+        how = self.settings.normalize
         return normalize(x, how[0]), normalize(y, how[1]), pairing
+
+    def _fixed_dimensions(self) -> Dimensions:
+        fixed = self.settings.n_components
+        return dict.fromkeys(TASKS, None if isinstance(fixed, str) else fixed)
 
     def _selects(self) -> bool:
         return self.settings.params is None or self.settings.n_components == "auto"
@@ -372,11 +327,6 @@ class Fitting:
         if self._selects() and validation is None:
             raise InputError(f"{why} to select on; give validation pairs, or params.")
 
-    def _refuse_svd(self, what: str) -> None:
+    def _check_solver(self, source: str) -> None:
         if self.settings.solver == "svd":
-            raise InputError(f"solver='svd' takes both views in memory, not {what}; give solver='gram'.")
-
-
-def _as_matrix(view: Any) -> Any:
-    """One feature given as a plain column of numbers, as scikit-learn allows it for Y."""
-    return view[:, None] if getattr(view, "ndim", 2) == 1 else view
+            raise InputError(f"solver='svd' needs both views in memory, not {source}; give solver='gram'.")

@@ -1,4 +1,4 @@
-"""One pass over paired data: count, means and the three Gram matrices, in any order, in any pieces."""
+"""Moments: count, means and Gram matrices of paired views, summed in any order and in any pieces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Moments:
               X^\top Y = \sum_i (x_i-\mu_x) \Big(\sum_{p(j)=i} (y_j-\mu_y)\Big)^{\!\top}
 
     so an image is never repeated, and one without captions has weight 0. Pieces merge by the
-    shifted-mean update of Chan, Golub and LeVeque, which keeps a small covariance beside a large mean.
+    shifted-mean update of Chan, Golub and LeVeque, which keeps a small covariance exact beside a large mean.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Moments:
         Centred sums of products over pairs (not divided by ``count``), float64.
     precision
         ``"float64"``: products and sums in float64. ``"float32"``: products in float32 of blocks
-        shifted by their mean, sums in float64; about twice as fast, good to about 1e-5.
+        shifted by their mean, sums in float64; about twice as fast, with a relative error of about 1e-5.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class Moments:
 
     @classmethod
     def zero(cls, n_x: int, n_y: int, *, precision: Precision = "float64", like: Array = None) -> Moments:
-        """The moments of no pairs at all, in the backend and on the device of ``like``."""
+        """Return the moments of no pairs, in the backend and on the device of ``like``."""
         check_choice(precision, PRECISIONS, "precision")
         reference = np.empty(0) if like is None else like
         xp = namespace(reference)
@@ -98,46 +98,40 @@ class Moments:
         precision: Precision = "float64",
         block_bytes: int | None = None,
     ) -> Moments:
-        """The moments of whole views, in blocks of about ``block_bytes`` (None: as suits the backend)."""
+        """Return the moments of whole views, in blocks of ``block_bytes`` (None: chosen for the backend)."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes):
-            total.accumulate(*block)
+            total.merge(products(*block, precision))
         return total
 
     def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
-        """Add a block of pairs in place; ``pairing`` counts the rows of this block's ``x``."""
+        """Add a block of pairs in place and return self; ``pairing`` refers to rows of this ``x``."""
         x, y, pairing = check_pair_of_views(x, y, pairing)
-        self.accumulate(x, y, pairing)
+        self.merge(products(x, y, pairing, self.precision))
         return self
 
     def __add__(self, other: Moments) -> Moments:
-        """The moments of both together."""
+        """Return the moments of the pairs of both."""
         if not isinstance(other, Moments):
             return NotImplemented
-        # The weaker precision is the one the sum can promise.
+        # The sum is as exact as the less exact part.
         precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
-        total = Moments(
-            self.count,
-            self.x_mean + 0.0,
-            self.y_mean + 0.0,
-            self.xx + 0.0,
-            self.yy + 0.0,
-            self.xy + 0.0,
-            precision,
-        )
-        means, grams = (other.x_mean, other.y_mean), (other.xx, other.yy, other.xy)
-        total.merge(Products(other.count, *means, *grams, other.x_mean * 0.0, other.y_mean * 0.0))
+        copies = {name: array + 0.0 for name, array in self._arrays().items()}
+        total = Moments(self.count, **copies, precision=precision)
+        total.merge(Products(other, other.x_mean * 0.0, other.y_mean * 0.0))
         return total
 
-    def moved(self, like: Array) -> Moments:
-        """The same in the backend and on the device of ``like``."""
-        names = ("x_mean", "y_mean", "xx", "yy", "xy")
-        return replace(self, **{name: move_like(getattr(self, name), like) for name in names})
+    def to_backend_of(self, reference: Array) -> Moments:
+        """Return the moments in the backend and on the device of ``reference``."""
+        return replace(self, **{name: move_like(array, reference) for name, array in self._arrays().items()})
+
+    def _arrays(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in ("x_mean", "y_mean", "xx", "yy", "xy")}
 
     def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
-        """Write to one safetensors file, atomically; ``notes`` go into its metadata."""
-        tensors = {name: to_numpy(getattr(self, name)) for name in ("x_mean", "y_mean", "xx", "yy", "xy")}
+        """Write one safetensors file, atomically; ``notes`` are added to its metadata."""
+        tensors = {name: to_numpy(array) for name, array in self._arrays().items()}
         metadata = {
             "format": "diptych-moments",
             "version": str(FORMAT_VERSION),
@@ -176,38 +170,31 @@ class Moments:
             precision,
         )
 
-    def check_widths(self, n_x: int, n_y: int) -> None:
-        """Refuse blocks of other widths."""
-        mine = (self.x_mean.shape[0], self.y_mean.shape[0])
-        if (n_x, n_y) != mine:
-            raise InputError(
-                f"a block of {n_x} and {n_y} features cannot join moments of {mine[0]} and {mine[1]}."
-            )
-
-    def accumulate(self, x: Array, y: Array, pairing: Array) -> None:
-        """``update`` by a block that is known to be right."""
-        self.merge(products(x, y, pairing, self.precision))
-
     @np.errstate(over="ignore", invalid="ignore")
     def merge(self, block: Products) -> None:
         """Add the products of a block, in place."""
-        self.check_widths(block.x_mean.shape[0], block.y_mean.shape[0])
-        if block.count == 0:
+        sums, (n_x, n_y) = block.sums, self.xy.shape
+        if tuple(sums.xy.shape) != (n_x, n_y):
+            raise InputError(
+                f"a block has {sums.xy.shape[0]} and {sums.xy.shape[1]} features, but the moments have {n_x} "
+                f"and {n_y}; give blocks with the same features."
+            )
+        if sums.count == 0:
             return
         xp = namespace(self.xx)
         x_mean, y_mean, x_rest, y_rest = (
-            move_like(v, self.xx) for v in (block.x_mean, block.y_mean, block.x_rest, block.y_rest)
+            move_like(v, self.xx) for v in (sums.x_mean, sums.y_mean, block.x_rest, block.y_rest)
         )
-        count, total = block.count, self.count + block.count
+        count, total = sums.count, self.count + sums.count
         dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
-        # What lies between the means comes in and what the shift missed goes out: both are of rank one, so
-        # one thin product makes them in a single pass over each matrix.
+        # The distance of the means is added and the rest of the shift subtracted. Both are of rank one, so
+        # one thin product does it in a single pass over each matrix.
         scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
         x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
         for target, gram, left, right in (
-            (self.xx, block.xx, x_sides, x_sides),
-            (self.yy, block.yy, y_sides, y_sides),
-            (self.xy, block.xy, x_sides, y_sides),
+            (self.xx, sums.xx, x_sides, x_sides),
+            (self.yy, sums.yy, y_sides, y_sides),
+            (self.xy, sums.xy, x_sides, y_sides),
         ):
             target += (left.T * scale) @ right
             target += move_like(gram, target)
@@ -218,27 +205,22 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Of one block: count, means, and products about a shift that misses the means by ``rest``."""
+    """Moments of one block, but with products about a shift; rest = true mean − shift."""
 
-    count: int
-    x_mean: Array
-    y_mean: Array
-    xx: Array
-    yy: Array
-    xy: Array
+    sums: Moments
     x_rest: Array
     y_rest: Array
 
 
-@np.errstate(over="ignore", invalid="ignore")  # the spectra refuse sums that overflowed
+@np.errstate(over="ignore", invalid="ignore")  # spectra_from_moments raises the error for an overflow
 def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Products:
-    """The products of a checked block; a float64 view of float32 data is never made for ``"float32"``."""
+    """Return the products of a checked block; ``"float32"`` makes no float64 copy of the views."""
     xp = namespace(x, y)
     work, wide = getattr(xp, precision), xp.float64
     x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
     n_images, n = x.shape[0], y.shape[0]
     weights = xp.astype(count_groups(pairing, n_images), work)
-    # Any shift near the mean keeps the products small; what it misses of the mean is put back exactly.
+    # Any shift near the mean keeps the products small; ``merge`` corrects for its distance from the mean.
     x_shift, y_shift = (weights @ x) / n, xp.mean(y, axis=0)
     x, y = x - x_shift, y - y_shift
     row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
@@ -248,11 +230,11 @@ def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Produc
     xy = x.T @ sums
     x *= xp.sqrt(weights)[:, None]
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-    return Products(n, *means, x.T @ x, y.T @ y, xy, x_rest, y_rest)
+    return Products(Moments(n, *means, x.T @ x, y.T @ y, xy, precision), x_rest, y_rest)
 
 
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:
-    """How many pairs make a block of about ``block_bytes``; None: as suits the backend."""
+    """Return the number of pairs in a block of about ``block_bytes`` (None: chosen for the backend)."""
     if block_bytes is None:
         block_bytes = CPU_BLOCK_BYTES if is_numpy_array(x) else DEVICE_BLOCK_BYTES
     return max(1, block_bytes // (8 * int(x.shape[1] + y.shape[1])))
@@ -261,11 +243,11 @@ def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:
 def paired_blocks(
     x: Array, y: Array, pairing: Array, block_bytes: int | None = None, captions: Array | None = None
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Cut views with a checked pairing into blocks of pairs, each with a pairing of its own.
+    """Yield the views, with a checked pairing, as blocks of pairs with a pairing of their own.
 
-    Captions (all, or some rows of ``y``, ascending) are taken in the order of their images, so a block holds
-    each of its images once. An image whose captions fall into two blocks is in both: moments are sums over
-    pairs, so that changes nothing.
+    ``captions`` are the rows of ``y`` to use, ascending; None: all. They are taken in the order of their
+    images, so a block has each of its images once. An image whose captions fall into two blocks is in both,
+    which changes nothing: moments are sums over pairs.
     """
     xp = namespace(pairing)
     rows = block_rows(x, y, block_bytes)

@@ -1,17 +1,4 @@
-r"""Regularisation from theory, for when nothing can be selected: covariances shrunk towards a sphere.
-
-Shrinkage estimates the covariance of p features from n rows as :math:`(1-\delta) S + \delta\mu I`, with S the
-empirical covariance (divided by n) and :math:`\mu = \mathrm{tr}\,S / p`. Up to a factor, which changes no
-correlation, that is Tikhonov with
-
-.. math:: \gamma = N \mu \frac{\delta}{1-\delta}
-
-in units of a sum over N pairs. Theory gives δ from the data alone: Ledoit and Wolf (2004) for any
-distribution, Chen, Wiesel and Hero (2010) better still for a Gaussian (OAS). Both aim at a covariance that is
-near the true one, not at retrieval.
-
-The spectra: all that anyone needs of the training data after the one pass over it.
-"""
+"""Spectra of two paired views: all that selection and models need of the training data."""
 
 from __future__ import annotations
 
@@ -22,70 +9,10 @@ from diptych._arrays import Array, count_groups, eigh_descending, group_sum, nam
 from diptych._checks import InputError, check_choice, check_pair_of_views
 from diptych.cca._moments import Moments, Precision
 
-Shrinkage: TypeAlias = Literal["ledoit-wolf", "oas"]
-SHRINKAGES: tuple[Shrinkage, ...] = ("ledoit-wolf", "oas")
-
-
-def ledoit_wolf(rows: Array) -> float:
-    r"""Ledoit and Wolf's δ of ``rows``.
-
-    .. math:: \delta = \min\Big(1, \frac{\tfrac1{n^2}\sum_i \|x_i x_i^\top - S\|^2}{\|S - \mu I\|^2}\Big)
-    """
-    xp = namespace(rows)
-    n, p = rows.shape
-    centred = rows - xp.mean(rows, axis=0)
-    squares = xp.sum(centred * centred, axis=1)
-    trace = float(xp.sum(squares)) / n
-    frobenius = _gram_square(centred) / n**2
-    distance = frobenius - trace**2 / p
-    noise = (float(xp.sum(squares * squares)) / n - frobenius) / n
-    return 0.0 if noise <= 0 else min(1.0, noise / distance) if distance > 0 else 1.0
-
-
-def oas(trace: float, square: float, n: int, p: int) -> float:
-    r"""The oracle-approximating δ, from ``trace`` = tr S and ``square`` = tr S² alone.
-
-    .. math:: \delta = \min\Big(1, \frac{\alpha + \mu^2}{(n+1)(\alpha - \mu^2/p)}\Big),
-              \qquad \alpha = \mathrm{tr}S^2/p^2, \quad \mu = \mathrm{tr}S/p
-    """
-    alpha, mu = square / p**2, trace / p
-    denominator = (n + 1.0) * (alpha - mu**2 / p)
-    return min(1.0, (alpha + mu**2) / denominator) if denominator > 0 else 1.0
-
-
-def shrunk_gammas(x: Array, y: Array, pairing: Array, kind: str) -> tuple[float, float]:
-    """γ's of both views by shrinkage; δ is that of the rows of each view, an image counting once."""
-    check_choice(kind, SHRINKAGES, "selection")
-    xp = namespace(x, y)
-    described = count_groups(pairing, x.shape[0]) > 0
-    pairs = int(y.shape[0])
-    return _gamma(x[xp.nonzero(described)[0], :], pairs, kind), _gamma(y, pairs, kind)
-
-
-def _gamma(rows: Array, pairs: int, kind: str) -> float:
-    xp = namespace(rows)
-    n, p = (int(size) for size in rows.shape)
-    rows = xp.astype(rows, xp.float64, copy=False)
-    centred = rows - xp.mean(rows, axis=0)
-    trace = float(xp.sum(centred * centred)) / n
-    square = _gram_square(centred) / n**2
-    delta = oas(trace, square, n, p) if kind == "oas" else ledoit_wolf(rows)
-    # δ = 1 is a sphere and γ = ∞; from here on a larger γ ranks no differently.
-    delta = min(delta, 1.0 - 1e-6)
-    return pairs * trace / p * delta / (1.0 - delta)
-
-
-def _gram_square(centred: Array) -> float:
-    """‖XᵀX‖², through whichever of XᵀX and XXᵀ is the smaller: their norms are equal."""
-    xp = namespace(centred)
-    gram = centred.T @ centred if centred.shape[1] <= centred.shape[0] else centred @ centred.T
-    return float(xp.sum(gram * gram))
-
-
 Solver: TypeAlias = Literal["auto", "gram", "svd"]
 SOLVERS: tuple[Solver, ...] = ("auto", "gram", "svd")
 
-_SMALL = 2**20  # entries of a view below which the SVD costs nothing worth saving
+_SMALL = 2**20  # entries of a view up to which the SVD is as good as free
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,15 +23,15 @@ class Spectra:
 
     .. math:: T_0 = V_x^\top X^\top Y V_y = S_x U_x^\top U_y S_y .
 
-    Directions in which a view does not vary (constant or repeated columns, fewer pairs than columns)
-    are left out: they carry no weight in any model.
+    Directions in which a view does not vary (constant or repeated columns, fewer pairs than columns) are
+    left out: they have no weight in any model.
 
     Attributes
     ----------
     count
         Number of pairs.
     x_mean, y_mean
-        Means over pairs; they centre validation data and queries too.
+        Means over pairs; they also centre validation data and queries.
     s_x, s_y
         Singular values, descending, one per kept direction.
     v_x, v_y
@@ -112,8 +39,14 @@ class Spectra:
     t0
         The cross product :math:`T_0`, directions of X × directions of Y.
     resolution
-        Relative rounding error of ``t0``; 0 where each of its rows and columns is as exact as its own
-        scale (the SVD solver).
+        Relative rounding error of ``t0``; 0 for the SVD solver, whose rows and columns are each exact
+        relative to their own scale.
+
+    >>> import numpy as np
+    >>> from diptych.cca import spectra
+    >>> x = np.random.default_rng(0).normal(size=(50, 3))
+    >>> spectra(x, np.hstack([x, x])).ranks
+    (3, 3)
     """
 
     count: int
@@ -128,29 +61,42 @@ class Spectra:
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """Number of directions in which each view varies."""
+        """The number of directions in which each view varies."""
         return int(self.s_x.shape[0]), int(self.s_y.shape[0])
 
 
 def spectra(
     x: Any, y: Any, pairing: Any = None, *, solver: Solver = "auto", precision: Precision = "float64"
 ) -> Spectra:
-    """Spectra of two paired views.
+    """Return the spectra of two paired views (lines 1 to 3 of Algorithm 2).
 
-    ``solver="gram"`` accumulates ``Moments`` and takes two eigendecompositions: one pass, memory bounded
-    by the dimensions. ``"svd"`` decomposes the views themselves, which keeps singular values below
-    1e-8 of the largest and costs more time and memory. ``"auto"`` takes the SVD when a view has fewer
-    rows than columns, or when both have under a million entries, and the Gram matrices otherwise.
+    Parameters
+    ----------
+    x, y, pairing
+        Row j of ``y`` belongs to row ``pairing[j]`` of ``x``; None pairs row with row.
+    solver
+        ``"gram"`` accumulates ``Moments`` and decomposes two Gram matrices: one pass, and memory that depends
+        on the number of features only. ``"svd"`` decomposes the views themselves, which resolves singular
+        values below 1e-8 of the largest and costs more time and memory. ``"auto"`` takes ``"svd"`` if a view
+        has fewer rows than columns or both have under a million entries, and ``"gram"`` otherwise.
+    precision
+        Of the moments; see ``Moments``.
+
+    >>> import numpy as np
+    >>> from diptych.cca import spectra
+    >>> x = np.random.default_rng(0).normal(size=(50, 3))
+    >>> bool(np.allclose(spectra(x, x).s_x, spectra(x, x, solver="gram").s_x))
+    True
     """
     check_choice(solver, SOLVERS, "solver")
     x, y, pairing = check_pair_of_views(x, y, pairing)
     if resolve_solver(solver, tuple(x.shape), tuple(y.shape)) == "svd":
-        return spectra_from_arrays(x, y, pairing)
+        return _spectra_from_views(x, y, pairing)
     return spectra_from_moments(Moments.of(x, y, pairing, precision=precision))
 
 
 def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int, int]) -> Solver:
-    """The solver that ``"auto"`` stands for at these shapes."""
+    """Return the solver that ``"auto"`` stands for at these shapes."""
     if solver != "auto":
         return solver
     wide = any(rows < columns for rows, columns in (x_shape, y_shape))
@@ -159,9 +105,16 @@ def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int,
 
 
 def spectra_from_moments(moments: Moments) -> Spectra:
-    """Spectra by two eigendecompositions of Gram matrices, in the precision of the moments."""
+    """Return spectra by two eigendecompositions of Gram matrices, in the precision of the moments.
+
+    >>> import numpy as np
+    >>> from diptych.cca import Moments, spectra_from_moments
+    >>> x = np.random.default_rng(0).normal(size=(50, 3))
+    >>> spectra_from_moments(Moments.of(x, x[:, :2])).t0.shape
+    (3, 2)
+    """
     if moments.count == 0:
-        raise InputError("the moments hold no pairs; update them with data first.")
+        raise InputError("the moments contain no pairs; update them with data first.")
     xp = namespace(moments.xx)
     dtype = getattr(xp, moments.precision)
     epsilon = float(xp.finfo(dtype).eps)
@@ -175,23 +128,28 @@ def spectra_from_moments(moments: Moments) -> Spectra:
 
 
 def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> Moments:
-    r"""The moments that ``spectra`` came from, to rounding: :math:`X^\top X = V_x S_x^2 V_x^\top`.
+    r"""Return the moments of ``spectra``, up to rounding: :math:`X^\top X = V_x S_x^2 V_x^\top`.
 
-    Directions without variance contribute nothing, so a model of these can be merged with new pairs.
+    Directions without variance contribute nothing, so the result can be merged with the moments of new pairs.
+
+    >>> import numpy as np
+    >>> from diptych.cca import Moments, moments_from_spectra, spectra
+    >>> x = np.random.default_rng(0).normal(size=(50, 3))
+    >>> bool(np.allclose(moments_from_spectra(spectra(x, x)).xx, Moments.of(x, x).xx))
+    True
     """
     xp = namespace(spectra.t0)
     v_x, v_y, s_x, s_y, t0 = (
         xp.astype(part, xp.float64)
         for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
     )
-    wide = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
+    means = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
     grams = (v_x * s_x**2) @ v_x.T, (v_y * s_y**2) @ v_y.T, v_x @ t0 @ v_y.T
-    return Moments(spectra.count, *wide, *grams, precision)
+    return Moments(spectra.count, *means, *grams, precision)
 
 
-def spectra_from_arrays(x: Any, y: Any, pairing: Any = None) -> Spectra:
-    """Spectra by singular value decompositions of the views themselves (float64)."""
-    x, y, pairing = check_pair_of_views(x, y, pairing)
+def _spectra_from_views(x: Array, y: Array, pairing: Array) -> Spectra:
+    """Return spectra by singular value decompositions of the views themselves, in float64."""
     xp = namespace(x, y)
     x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
     n_images, n = x.shape[0], y.shape[0]
@@ -200,14 +158,14 @@ def spectra_from_arrays(x: Any, y: Any, pairing: Any = None) -> Spectra:
     weights = xp.astype(count_groups(pairing, n_images), xp.float64)
     described = weights > 0
     x_mean, y_mean = (weights @ x) / n, xp.mean(y, axis=0)
-    # A second subtraction takes away what rounding left of a large mean.
+    # A second subtraction removes what rounding left of a large mean.
     x, y = x - x_mean, y - y_mean
     x_rest, y_rest = (weights @ x) / n, xp.mean(y, axis=0)
     x, y, x_mean, y_mean = x - x_rest, y - y_rest, x_mean + x_rest, y_mean + y_rest
     root = xp.sqrt(weights)[:, None]
     u_x, s_x, v_x = _from_view(x * root, x_mean, "X")
     u_y, s_y, v_y = _from_view(y, y_mean, "Y")
-    # Row i of √C·U_x stands for c_i equal rows of U over pairs, each 1/√c_i of it.
+    # Row i of √C·U_x stands for c_i equal rows over pairs, each of them 1/√c_i of it.
     u_x = xp.where(described[:, None], u_x / xp.where(described[:, None], root, 1.0), 0.0)
     t0 = s_x[:, None] * (u_x.T @ group_sum(u_y, pairing, n_images)) * s_y
     return Spectra(n, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0)
@@ -217,7 +175,7 @@ def _from_gram(gram: Array, epsilon: float, name: str) -> tuple[Array, Array]:
     xp = namespace(gram)
     values, vectors = eigh_descending(gram)
     _check_varies(float(values[0]), name)
-    # In float32 only rounding of whole sums is at stake, which grows far slower than the dimension.
+    # float32 moments are rounded once per sum, so their error grows far slower than the dimension.
     slack = gram.shape[0] if epsilon < 1e-10 else 16
     rank = int(xp.count_nonzero(values > slack * epsilon * values[0]))
     return xp.sqrt(values[:rank]), vectors[:, :rank]
@@ -236,7 +194,7 @@ def _from_view(view: Array, mean: Array, name: str) -> tuple[Array, Array, Array
 
 
 def _check_range(largest: float, like: Array, name: str) -> None:
-    # Singular values are squared, multiplied with the other view's and divided by: leave them room.
+    # Singular values are squared, multiplied by those of the other view and divided by: leave room for that.
     limit = 1e-8 * float(namespace(like).finfo(like.dtype).max) ** 0.5
     if not largest < limit:
         raise InputError(
@@ -248,5 +206,5 @@ def _check_range(largest: float, like: Array, name: str) -> None:
 def _check_varies(top: float, name: str) -> None:
     if not top > 0.0:
         raise InputError(
-            f"every row of {name} is the same, so nothing can correlate with it; give rows that vary."
+            f"every row of {name} is the same, so nothing can correlate with it; give rows that differ."
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from diptych._arrays import Array, move_like, namespace
 from diptych._checks import InputError, check_matrix, check_number, check_task, check_view
-from diptych._devices import carried, gathered
+from diptych._devices import collect_rows, copy_blocks
 from diptych._normalize import normalize
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def powers(weighting: Weighting, task: str) -> tuple[float, float]:
                                                                     path between the two generations
     ===================== ==================== ==================== =================================
 
-    Examples
-    --------
     >>> powers("asymmetric", "annotate")
     (0.0, 1.0)
     """
@@ -114,8 +112,6 @@ def apply_factors(columns: Array, factors: Array | None) -> Array:
 def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array, Array]:
     """Return the linear maps of a task for X and Y, features × components, for centred features.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from diptych.cca import bjorck_golub, maps, spectra
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -129,18 +125,10 @@ def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array,
 
 
 def project(features: Array, mean: Array, weights: Array, factors: Array | None = None) -> Array:
-    r"""Return the vectors of ``features`` of one view, such as :math:`\Sigma U^\top(x - \mu_x)` (Table 1).
+    r"""Return the vectors of normalised ``features`` of one view, such as :math:`\Sigma U^\top(x - \mu_x)`.
 
-    Parameters
-    ----------
-    features
-        Normalised features, rows × features. They decide backend, device and precision of the result.
-    mean
-        Mean of the training features.
-    weights
-        Canonical weights U or V, features × components, or the ``maps`` of a task.
-    factors
-        ``weight_factors`` of the view; None where the weights contain them or there are none.
+    These are the embeddings of Table 1. ``weights`` are U or V with the ``weight_factors`` of the view, or
+    the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``.
     """
     mean, weights = (move_like(part, features, dtype=features.dtype) for part in (mean, weights))
     vectors = (features - mean) @ weights
@@ -149,19 +137,9 @@ def project(features: Array, mean: Array, weights: Array, factors: Array | None 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The steps from the features of one view to the vectors of a task: check, normalise, ``project``.
+    """The steps from the features of one view to the vectors of a task: check, normalise, ``project``."""
 
-    Attributes
-    ----------
-    name
-        ``"X"`` or ``"Y"``, for messages.
-    normalize
-        Name of the normalisation of the rows.
-    mean, weights, factors
-        See ``project``.
-    """
-
-    name: str
+    name: str  # "X" or "Y", for messages
     normalize: str
     mean: Array
     weights: Array
@@ -181,7 +159,7 @@ class Projection:
         def parts() -> Iterator[Array]:
             there: Projection | None = None
             blocks = ((matrix[start : start + step],) for start in range(0, n, step))
-            for (raw,) in carried(blocks, device):
+            for (raw,) in copy_blocks(blocks, device):
                 features = check_view(raw, self.name)
                 if there is None:
                     # Copied once: the weights stay on the device for all blocks.
@@ -193,4 +171,4 @@ class Projection:
                     there = replace(self, **moved)
                 yield there(features)
 
-        return gathered(parts(), n)
+        return collect_rows(parts(), n)

@@ -109,7 +109,7 @@ class Commands(LazyGroup):
         "reproduce": (
             "diptych.cli._reproduce",
             "reproduce",
-            "Run every table and figure of the paper, and set the numbers beside the published ones.",
+            "Compute every table and figure of the paper, and compare the numbers with the published ones.",
         ),
     }
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from diptych._checks import not_installed
+from diptych._checks import missing_package_error
 from diptych.cli._options import (
     ImageEncoderName,
     Model,
@@ -65,7 +65,7 @@ def serve(
             from diptych.service._serve import Settings
             from diptych.service._serve import serve as run
         except ModuleNotFoundError:
-            raise not_installed("serving needs", "serve") from None
+            raise missing_package_error("serving needs", "serve") from None
         limits = Limits(
             upload_bytes=int(max_upload_mb * 2**20),
             pixels=max_pixels,

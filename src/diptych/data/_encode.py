@@ -19,7 +19,7 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_choice
-from diptych._threads import ahead, thread_count
+from diptych._threads import prefetch, thread_count
 from diptych.data._feature_store import (
     DTYPES,
     Features,
@@ -178,7 +178,7 @@ class Pipeline:
     def run(self, inputs: Sequence[Any], start: int = 0) -> Generator[EncodedBatch, None, None]:
         """Yield the batches of ``inputs`` from number ``start`` on."""
         window = self.batch_size + 2 * self.workers
-        loaded = ahead(self.load, inputs[start:], self.workers, window)
+        loaded = prefetch(self.load, inputs[start:], self.workers, window)
         try:
             for first in range(start, len(inputs), self.batch_size):
                 size = min(self.batch_size, len(inputs) - first)

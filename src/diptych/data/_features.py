@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 from diptych._persistence import READ_ERRORS, map_npy, map_tensors
 from diptych.data._feature_store import Features, FeatureStore
 from diptych.data._files import check_file, read_npy_header
@@ -114,7 +114,7 @@ def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
     try:
         import h5py
     except ImportError:
-        raise not_installed("HDF5 files need", "hdf5") from None
+        raise missing_package_error("HDF5 files need", "hdf5") from None
     with h5py.File(path, "r") as file:
         shapes: dict[str, tuple[int, ...]] = {}
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 
 MAX_TEXT_BYTES = 2 * 2**30
 """The largest text file that is read; the largest published file of pairs has 0.15 GiB."""
@@ -174,7 +174,7 @@ def _find_filesystem(name: str, options: StorageOptions) -> tuple[Any, str]:
     try:
         core = importlib.import_module("fsspec.core")
     except ImportError:
-        raise not_installed(f"{name} needs", "zarr", "fsspec") from None
+        raise missing_package_error(f"{name} needs", "zarr", "fsspec") from None
     try:
         return core.url_to_fs(name, **(options or {}))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:  # an unknown protocol, or one whose library is missing

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from diptych._checks import InputError, count
-from diptych._threads import ahead, thread_count
+from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
@@ -138,7 +138,7 @@ def inspect_pairs(
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
     threads = thread_count(workers)
-    for row, result in enumerate(ahead(digest, pairs.paths or (), threads, 4 * threads)):
+    for row, result in enumerate(prefetch(digest, pairs.paths or (), threads, 4 * threads)):
         if result is None:
             missing.append(pairs.image_ids[row])
         elif isinstance(result, UnreadableImage):

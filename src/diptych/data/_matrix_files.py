@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 from diptych.data._feature_store import Features
 from diptych.data._features import open_features
 from diptych.data._files import (
@@ -203,7 +203,7 @@ def _parquet_file(name: str, options: StorageOptions) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise not_installed("Parquet files need", "parquet") from None
+        raise missing_package_error("Parquet files need", "parquet") from None
     with open_file(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
         yield table
 
@@ -312,5 +312,5 @@ def _import_zarr(name: str) -> Any:
     try:
         import zarr
     except ImportError:
-        raise not_installed(f"{name} needs", "zarr") from None
+        raise missing_package_error(f"{name} needs", "zarr") from None
     return zarr

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych._checks import InputError, check_choice, check_seed, count, is_unicode
-from diptych._normalize import unit_length
+from diptych._normalize import to_unit_length
 
 RowNumbers: TypeAlias = NDArray[np.int64]
 T = TypeVar("T")
@@ -373,9 +373,9 @@ def find_near_duplicates(
     if len(rows) > _SAMPLE:
         rows = np.sort(np.random.default_rng(random_state).choice(rows, _SAMPLE, replace=False))
     mean = np.asarray(training[:_BLOCK], np.float32).mean(axis=0)
-    queries = unit_length(np.asarray(held_out[rows], np.float32) - mean)
+    queries = to_unit_length(np.asarray(held_out[rows], np.float32) - mean)
     nearest = np.full(len(rows), -1.0, np.float32)
     for start in range(0, len(training), _BLOCK):
-        block = unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
+        block = to_unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
         nearest = np.maximum(nearest, np.max(queries @ block.T, axis=1))
     return rows[nearest > _SAME_COSINE]

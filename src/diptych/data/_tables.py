@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from diptych._checks import InputError, not_installed
+from diptych._checks import InputError, missing_package_error
 from diptych.data._files import explain_errors, read_lines
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -99,7 +99,7 @@ def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Rows]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise not_installed("Parquet files need", "parquet") from None
+        raise missing_package_error("Parquet files need", "parquet") from None
     with explain_errors(str(path)):
         # Repeated texts stay codes of a dictionary, so that their size is known before they are unpacked.
         file = pyarrow.parquet.ParquetFile(path)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 import numpy as np
@@ -90,38 +90,34 @@ PRESETS: dict[str, dict[str, Any]] = {
 """``"best"``: every ingredient that helped (``docs/accuracy.md``). ``"plain"``: AW-CCA as in the paper."""
 
 
-class UseReport(TypedDict):
-    """A use of a part that was tried."""
+_CorrectionReport: TypeAlias = dict[str, str | int | float]
+_Recall: TypeAlias = dict[str, float]
 
+
+class _UseReport(TypedDict):
     weighting: str
     relaxation: float
-    recall: dict[str, float]
-    corrected: dict[str, float]
-    correction: dict[str, str | int | float]
+    recall: _Recall
+    corrected: _Recall
+    correction: _CorrectionReport
 
 
-class PartReport(TypedDict):
-    """The uses of a part that were tried for a task."""
-
+class _PartReport(TypedDict):
     part: str
     value: float
     best: dict[str, str | float]
-    tried: list[UseReport]
+    tried: list[_UseReport]
 
 
-class TaskReport(TypedDict):
-    """What was chosen for a task."""
-
-    parts: list[PartReport]
+class _TaskReport(TypedDict):
+    parts: list[_PartReport]
     weights: list[float]
-    correction: dict[str, str | int | float]
+    correction: _CorrectionReport
     value: float
-    recall: dict[str, float]
+    recall: _Recall
 
 
-class FitReport(TypedDict):
-    """How a part was fitted."""
-
+class _FitReport(TypedDict):
     x: dict[str, float]
     y: dict[str, float]
     params: dict[Task, list[float]]
@@ -135,9 +131,9 @@ class SelectionReport(TypedDict):
     criterion: str
     validation: str
     refitted: bool
-    geometry: dict[str, dict[str, str | int | dict[str, float]]]
-    parts: list[FitReport]
-    tasks: dict[Task, TaskReport]
+    geometry: dict[str, dict[str, str | int | _Recall]]
+    parts: list[_FitReport]
+    tasks: dict[Task, _TaskReport]
     seconds: float
 
 
@@ -319,7 +315,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.members_: dict[Task, list[Member]] = {}
         self.corrections_: dict[Task, Correction] = {}
         self.banks_: dict[Task, Floats] = {}
-        reports: dict[Task, TaskReport] = {}
+        reports: dict[Task, _TaskReport] = {}
         refits = self.refits(validation)
         all_spectra: dict[int, Spectra] = {}
         for task in TASKS:
@@ -390,7 +386,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
         """Return recall at 1 in percent; the mean of both tasks when ``task`` is None."""
         tasks = TASKS if task is None else (check_task(task),)
-        return sum(metric("r@1").of(self.ranks(X, Y, pairing, task=t)) for t in tasks) / len(tasks)
+        return sum(metric("r@1")(self.ranks(X, Y, pairing, task=t)) for t in tasks) / len(tasks)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
@@ -501,7 +497,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
 
     def _choose(
         self, task: Task, fitted: list[FittedPart], training: Pairs, sample: Pairs, settings: dict[str, Any]
-    ) -> tuple[list[Use], TaskChoice, TaskReport]:
+    ) -> tuple[list[Use], TaskChoice, _TaskReport]:
         """Return the best use of every part, weights and a correction for all of them, and a report."""
         dimension = max(min(one.spectra.ranks) for one in fitted)
         evaluator = Evaluator(task, sample[2], count_rows(sample[0]), dimension)
@@ -512,8 +508,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
         best = [choose_use(one, trial, uses, settings["n_components"], kinds) for one in fitted]
         choice = choose_weights(evaluator, [scores for _, scores, _ in best], kinds, self.search_weights)
-        report: TaskReport = {
-            "parts": [cast(PartReport, each) for _, _, each in best],
+        report: _TaskReport = {
+            "parts": [cast(_PartReport, each) for _, _, each in best],
             "weights": list(choice.weights),
             "correction": msgspec.structs.asdict(choice.correction),
             "value": choice.value,
@@ -552,7 +548,7 @@ def _sample_images(pairs: Pairs, random_state: int | None) -> Pairs:
     return take_rows(x, part.images), take_rows(y, part.captions), part.pairing
 
 
-def _report_fit(one: FittedPart) -> FitReport:
+def _report_fit(one: FittedPart) -> _FitReport:
     return {
         "x": dict(zip(one.part.x, one.part.x_scales, strict=True)),
         "y": dict(zip(one.part.y, one.part.y_scales, strict=True)),

@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task
-from diptych._normalize import unit_length
+from diptych._normalize import to_unit_length
 from diptych._persistence import Schema
 from diptych.cca import (
     CanonicalModel,
@@ -105,7 +105,7 @@ class LinearMaps:
     def embed(self, features: Floats, view: str) -> Floats:
         """Return vectors of unit length for features of ``"x"`` or ``"y"``."""
         mean, weights = (self.x_mean, self.x_map) if view == "x" else (self.y_mean, self.y_map)
-        return np.asarray(unit_length(project(np.asarray(features, dtype=np.float32), mean, weights)))
+        return np.asarray(to_unit_length(project(np.asarray(features, dtype=np.float32), mean, weights)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych._checks import DataWarning, InputError, not_installed
+from diptych._checks import DataWarning, InputError, missing_package_error
 from diptych._persistence import file_digest
 from diptych.image._encoders import DEFAULT_RUN_PIXELS, Network, NetworkEncoder, recipe_fingerprint
 from diptych.image._preprocessing import (
@@ -161,7 +161,7 @@ def _session(path: Path, threads: int | None) -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise not_installed("ONNX models need", "onnx") from None
+        raise missing_package_error("ONNX models need", "onnx") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # Interrupted encoding must resume with the same bits.

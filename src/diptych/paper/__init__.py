@@ -1,24 +1,18 @@
-"""The paper's experiments: what was published beside what comes out here."""
+"""Reproduce the paper's experiments on your data, and compare the results with the published ones."""
 
-from diptych.paper._cache import Cache, Options
-from diptych.paper._claims import VERDICTS, Claim, published
-from diptych.paper._materials import Materials, gather
-from diptych.paper._runner import CACHE, EXPERIMENTS, REPORT, Reproduction, Step, chosen_names
-from diptych.paper._setting import Setting
+from diptych.paper._claims import Claim
+from diptych.paper._data import PaperData, find_data
+from diptych.paper._runner import EXPERIMENTS, Reproduction
+from diptych.paper._setting import Options
+from diptych.paper._tables import PublishedTable, published
 
 __all__ = [
-    "CACHE",
     "EXPERIMENTS",
-    "REPORT",
-    "VERDICTS",
-    "Cache",
     "Claim",
-    "Materials",
     "Options",
+    "PaperData",
+    "PublishedTable",
     "Reproduction",
-    "Setting",
-    "Step",
-    "chosen_names",
-    "gather",
+    "find_data",
     "published",
 ]

@@ -1,62 +1,64 @@
-"""Experiment 10: how near HKSE's random features come to its kernels, and Proposition 1's bound."""
+"""Experiment 10: the error of HKSE's random features, and the bound of Proposition 1."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from diptych.paper._cache import Result
-from diptych.paper._experiment import Experiment, Job, Part, Results, Table
+from diptych.paper._experiment import Experiment, Part, Results
+from diptych.paper._features import Floats
 from diptych.paper._figures import draw_approximation
 from diptych.paper._setting import Setting
-from diptych.paper._sources import Floats
 from diptych.paper._tables import ReportTable
 from diptych.report._page import figure
 from diptych.text import hkse_dimensions, hkse_factor, sentence_kernel, tokenize, word_kernel
 from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma
 from diptych.text._words import Corpus, mean_rows
 
-VERSION = 1
 CONSTANTS = ("paper", "hoeffding")
 EPSILON, ETA = 0.05, 0.01
 LEVELS = {"words": "words: k against m", "sentences": "sentences: K against m′ (m = m′)"}
 
 
 def bound(features: int, vocabulary: int, length: int, level: str, constants: str) -> float:
-    """The δ that Proposition 1 promises for so many features.
+    """Return the δ of Proposition 1 for a number of random features.
+
+    The proposition gives the number of features for a δ, which falls with δ² and is rounded up; a small δ
+    makes the rounding negligible.
 
     >>> round(bound(16725, 7745, 38, "words", "hoeffding"), 3)
     0.1
     """
-    # The number falls with δ² and is rounded up; at a small δ the rounding is nothing.
-    scale = 1e-3
-    needed = hkse_dimensions(vocabulary, length, scale, EPSILON, constants)  # type: ignore[arg-type]
-    count = needed.word_features if level == "words" else needed.sentence_features
-    return math.sqrt(count * scale**2 / features)
+    delta = 1e-3
+    needed = hkse_dimensions(vocabulary, length, delta, EPSILON, constants)  # type: ignore[arg-type]
+    number = needed.word_features if level == "words" else needed.sentence_features
+    return math.sqrt(number * delta**2 / features)
 
 
-def _approximated(setting: Setting) -> Result:
+def _measure(setting: Setting) -> Result:
     options = setting.options
 
     def compute() -> Result:
         vectors = setting.words.vectors
         rng = make_generator(setting.seed, 7)
-        known = [[w for w in tokenize(c) if w in vectors] for c in setting.words.training_captions]
-        known = [words for words in known if words]
-        length = max(map(len, known))
-        picked = rng.choice(len(known), min(options.sampled_captions, len(known)), replace=False)
-        sentences = [known[i] for i in picked]
+        captions = [[w for w in tokenize(c) if w in vectors] for c in setting.words.training_captions]
+        captions = [words for words in captions if words]
+        length = max(map(len, captions))
+        sample = rng.choice(len(captions), min(options.sampled_captions, len(captions)), replace=False)
+        sentences = [captions[i] for i in sample]
         matrix = np.asarray(vectors.matrix, dtype=np.float32)
         gamma = median_gamma(matrix, make_generator(setting.seed, 0))
         sample = rng.choice(len(matrix), min(options.sampled_words, len(matrix)), replace=False)
         words = matrix[np.sort(sample)]
         exact_words = word_kernel(words, words, gamma=gamma)
-        exact = sentence_kernel(
+        exact_sentences = sentence_kernel(
             [matrix[[vectors.index[w] for w in s]] for s in sentences], gamma=gamma, eta=ETA
         )
-        found: Result = {level: [] for level in LEVELS}
+        rows, ends = Corpus.of(sentences).lookup(vectors.index)
+        result: Result = {level: [] for level in LEVELS}
         for m in options.feature_counts:
             bounds = {
                 level: {name: bound(m, len(vectors), length, level, name) for name in CONSTANTS}
@@ -64,18 +66,17 @@ def _approximated(setting: Setting) -> Result:
             }
             errors: dict[str, list[Result]] = {level: [] for level in LEVELS}
             for draw in range(options.draws):
-                first = draw_fourier(matrix.shape[1], m, gamma, make_generator(setting.seed, 8, draw, m))
-                features = fourier_features(words, *first)
+                word_layer = draw_fourier(matrix.shape[1], m, gamma, make_generator(setting.seed, 8, draw, m))
+                features = fourier_features(words, *word_layer)
                 errors["words"].append(_errors(features, exact_words, 0.0, bounds["words"]))
-                rows, ends = Corpus.of(sentences).lookup(vectors.index)
-                means = mean_rows(fourier_features(matrix, *first), rows, ends, lambda _: None)
-                second = draw_fourier(m, m, ETA, make_generator(setting.seed, 9, draw, m))
-                features = fourier_features(means, *second)
-                errors["sentences"].append(_errors(features, exact, ETA, bounds["sentences"]))
-            for level, each in errors.items():
-                found[level].append({"features": m, **_together(each), **bounds[level]})
+                means = mean_rows(fourier_features(matrix, *word_layer), rows, ends, lambda _: None)
+                sentence_layer = draw_fourier(m, m, ETA, make_generator(setting.seed, 9, draw, m))
+                features = fourier_features(means, *sentence_layer)
+                errors["sentences"].append(_errors(features, exact_sentences, ETA, bounds["sentences"]))
+            for level, draws in errors.items():
+                result[level].append({"features": m, **_summarise(draws), **bounds[level]})
         facts = {"vocabulary": len(vectors), "length": length, "gamma": gamma, "draws": options.draws}
-        return {**found, **facts, "words_sampled": len(words), "captions_sampled": len(sentences)}
+        return {**result, **facts, "words_sampled": len(words), "captions_sampled": len(sentences)}
 
     inputs = {
         "words": setting.words.fingerprint,
@@ -84,83 +85,63 @@ def _approximated(setting: Setting) -> Result:
         "sample": [options.sampled_words, options.sampled_captions],
         "seed": setting.seed,
     }
-    return setting.remember("approximation", VERSION, (), inputs, compute)
+    return setting.fetch("approximation", (), inputs, compute)
 
 
 def _errors(features: Floats, exact: Floats, eta: float, bounds: dict[str, float]) -> Result:
-    """Errors of one draw, and whether any value leaves the bounds; at η > 0 a factor of K is allowed too."""
+    """Return the errors of one draw, and whether a value violates a bound (which has a factor for η > 0)."""
     values = features.astype(np.float64) @ features.astype(np.float64).T
     size = np.abs(values - exact)
-    beyond = {}
+    violated = {}
     for name, delta in bounds.items():
         factor = hkse_factor(eta, delta, name)  # type: ignore[arg-type]
-        beyond[name] = bool(np.any((values > factor * exact + delta) | (values < exact / factor - delta)))
-    return {"squares": float(np.mean(size**2)), "largest": float(size.max()), "beyond": beyond}
+        violated[name] = bool(np.any((values > factor * exact + delta) | (values < exact / factor - delta)))
+    return {"squares": float(np.mean(size**2)), "largest": float(size.max()), "violated": violated}
 
 
-def _together(draws: list[Result]) -> Result:
+def _summarise(draws: list[Result]) -> Result:
     return {
         "rms": float(np.sqrt(np.mean([draw["squares"] for draw in draws]))),
         "largest": max(draw["largest"] for draw in draws),
-        "violations": {name: sum(draw["beyond"][name] for draw in draws) for name in CONSTANTS},
+        "violations": {name: sum(draw["violated"][name] for draw in draws) for name in CONSTANTS},
     }
 
 
 def slope(rows: list[Result]) -> float:
-    """Exponent of the rms error in the number of features; −½ is what theory says."""
+    """Fit the exponent of the rms error in the number of features; in theory it is −½."""
     counts, errors = np.log([r["features"] for r in rows]), np.log([r["rms"] for r in rows])
     return float(np.polyfit(counts, errors, 1)[0])
 
 
 def _show(setting: Setting, results: Results) -> list[Part]:
-    found = results["approximation: errors"]
-    body: list[list[Any]] = [
-        [
-            LEVELS[level].split(":")[0],
-            row["features"],
-            f"{row['rms']:.4f}",
-            f"{row['largest']:.3f}",
-            f"{row['paper']:.3f}",
-            f"{row['violations']['paper']} of {found['draws']}",
-            f"{row['hoeffding']:.3f}",
-            f"{row['violations']['hoeffding']} of {found['draws']}",
-        ]
+    result = results["errors"]
+    draws = result["draws"]
+    body = [
+        [level, row["features"], row["rms"], row["largest"]]
+        + [cell for name in CONSTANTS for cell in (row[name], f"{row['violations'][name]} of {draws}")]
         for level in LEVELS
-        for row in found[level]
+        for row in result[level]
     ]
-    columns = ["level", "features", "rms error", "largest error", "δ (paper)", "draws beyond it"]
-    columns += ["δ (Hoeffding)", "draws beyond it"]
+    columns = ["level", "features", "rms error", "largest error", "δ (paper)", "draws that violate it"]
+    columns += ["δ (Hoeffding)", "draws that violate it"]
     return [
-        f"Errors of kernel values over all pairs of {found['words_sampled']:,} words (of "
-        f"{found['vocabulary']:,}) and of {found['captions_sampled']:,} captions, {found['draws']} draws; "
-        f"γ = {found['gamma']:.3f}, η = {ETA}. The bound is the δ that Proposition 1 promises for all words "
-        f"and all sentences of at most {found['length']} words at once (ε = {EPSILON}), with the constants "
-        "as published and with those that Hoeffding's inequality gives.",
+        f"Errors of kernel values over all pairs of {result['words_sampled']:,} words (of "
+        f"{result['vocabulary']:,}) and of {result['captions_sampled']:,} captions, {draws} draws; "
+        f"γ = {result['gamma']:.3f}, η = {ETA}. The bound is the δ that Proposition 1 promises for all words "
+        f"and all captions of at most {result['length']} words at once (ε = {EPSILON}), with the published "
+        "constants and with those of Hoeffding's inequality.",
         figure(
-            draw_approximation({LEVELS[level]: found[level] for level in LEVELS}),
-            "A bound that lies below the largest error does not hold.",
+            draw_approximation({LEVELS[level]: result[level] for level in LEVELS}),
+            "A bound below the largest error is violated.",
             "Errors of random features against their number, with bounds",
         ),
         ReportTable("approximation", columns, body),
     ]
 
 
-def _tables(results: Results) -> dict[str, Table]:
-    found = results["approximation: errors"]
-    return {
-        "approximation": [
-            {"level": level, **{k: v for k, v in row.items() if k != "violations"}}
-            | {f"draws beyond {name}": count for name, count in row["violations"].items()}
-            for level in LEVELS
-            for row in found[level]
-        ]
-    }
-
-
 APPROXIMATION = Experiment(
     "approximation",
     "HKSE: how good the approximation is",
-    lambda setting: [Job("approximation: errors", lambda: _approximated(setting))],
+    lambda setting: {"errors": partial(_measure, setting)},
     _show,
-    _tables,
 )

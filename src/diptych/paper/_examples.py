@@ -1,174 +1,280 @@
-"""Experiment 9: single answers, right ones and wrong ones, and packs for images outside training."""
+"""Experiments 8 and 9: a caption among its nearest images in the plane, and queries with their hits."""
 
 from __future__ import annotations
 
-import io
+from functools import partial
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from diptych._checks import TASKS
-from diptych.paper._cache import Result, digest
-from diptych.paper._embedding import Embedder, embedder, first
-from diptych.paper._experiment import Experiment, Job, Part, Results, Table
+from diptych._checks import TASKS, Task
+from diptych._normalize import to_unit_length
+from diptych.cca import regularized_cca
+from diptych.cca._filters import make_filters
+from diptych.cca._weighting import project
+from diptych.paper._cache import Result
+from diptych.paper._experiment import Experiment, Part, Records, Results, select
+from diptych.paper._features import Floats, Rows
+from diptych.paper._figures import draw_planes
 from diptych.paper._setting import Setting
-from diptych.report._page import Html, Picture, bullets, heading, join, paragraph, pictures, text
+from diptych.paper._weighting import ASYMMETRIC, Powers, sweep
+from diptych.report._page import ShownHit, figure, heading, show_hits
 
-VERSION = 1
+WEIGHTINGS: dict[str, Powers] = {
+    "query generation (ΣUᵀx, Vᵀy)": (1.0, 0.0),
+    "CCA (Uᵀx, Vᵀy)": (0.0, 0.0),
+    "search generation (Uᵀx, ΣVᵀy)": (0.0, 1.0),
+}
+PLANE_GRID = 5
 SHOWN, EXAMPLES, PACKS = 6, 3, 3
-THUMBNAIL = 224
 
 
-def _examples(setting: Setting) -> Result:
-    choices = {task: embedder(setting, task) for task in TASKS}
+class _Embedder:
+    """Guided Tikhonov at ``params`` (k of either view), on the features of the single experiments."""
+
+    def __init__(self, setting: Setting, params: tuple[int, int], powers: Powers) -> None:
+        self._setting, self._powers = setting, powers
+        self._spectra = setting.spectra(setting.image, setting.hkse)
+        filters = make_filters("guided", (params[0], params[1]), self._spectra.s_x, self._spectra.s_y)
+        self._model = regularized_cca(self._spectra, *filters)
+
+    def embed(self, rows: Rows, *, packs: bool = False) -> tuple[Floats, Floats, Rows]:
+        """Return unit vectors of some images and of their captions (or packs), and their pairing."""
+        setting, spectra, model = self._setting, self._spectra, self._model
+        x, y, pairing = (setting.packs if packs else setting.views)(setting.image, setting.hkse, rows)
+        u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
+        a, b = (model.correlations**power for power in self._powers)
+        return to_unit_length(u * a), to_unit_length(v * b), pairing
+
+
+def largest(scores: Floats, number: int) -> Floats:
+    """Return the places of the ``number`` largest scores, the largest first.
+
+    >>> largest(np.array([0.1, 0.9, 0.5]), 2)
+    array([1, 2])
+    """
+    return np.argsort(-scores, kind="stable")[:number]
+
+
+def _lay_out(setting: Setting) -> Result:
+    weightings = tuple(WEIGHTINGS.values())
+    grid = ("log", PLANE_GRID)
+    best = sweep(setting, setting.image, setting.hkse, setting.run.validation, weightings, grid)["search 1"]
 
     def compute() -> Result:
-        dataset, rows = setting.materials.dataset, setting.run.test
+        rows = setting.run.test
+        vectors = {
+            name: _Embedder(setting, each["params"], powers).embed(rows)
+            for each, (name, powers) in zip(best, WEIGHTINGS.items(), strict=True)
+        }
+        count = min(setting.options.neighbours, len(rows))
+        query = _choose_caption(list(vectors.values()), count, setting.seed)
+        captions = setting.data.dataset.caption_rows(rows)
+        panels = {}
+        for name, (x, y, pairing) in vectors.items():
+            order = largest(x @ y[query], len(x))
+            nearest, truth = order[:count], pairing[query]
+            places = reduce_to_plane(np.vstack([x[nearest], y[query : query + 1]]), setting.seed)
+            panels[name] = {
+                "rows": rows[nearest],
+                "places": places[:-1].round(3),
+                "query": places[-1].round(3),
+                "truth": int(rows[truth]),
+                "rank": int(np.flatnonzero(order == truth)[0]) + 1,
+            }
+        return {"panels": panels, "caption": setting.data.dataset.captions[int(captions[query])]}
+
+    inputs = {"best": best, "neighbours": setting.options.neighbours, "seed": setting.seed}
+    return setting.fetch("plane", (setting.image, setting.hkse), inputs, compute)
+
+
+def _choose_caption(vectors: list[tuple[Floats, Floats, Rows]], count: int, seed: int) -> int:
+    """Return the first caption, in random order, whose image is among the nearest under every weighting."""
+    pairing = vectors[0][2]
+    order = np.random.default_rng(seed).permutation(len(pairing))
+    for query in order:
+        if all(pairing[query] in largest(x @ y[query], count) for x, y, _ in vectors):
+            return int(query)
+    return int(order[0])
+
+
+def _perplexity(points: int) -> float:
+    return min(12.0, max(2.0, (points - 1) / 4))
+
+
+def reduce_to_plane(points: Floats, seed: int) -> Floats:
+    """Lay out unit vectors in the plane by t-SNE on cosines."""
+    from sklearn.manifold import TSNE
+
+    options = {"metric": "cosine", "init": "random", "random_state": seed, "n_jobs": 1}
+    tsne = TSNE(2, perplexity=_perplexity(len(points)), **options)
+    return np.asarray(tsne.fit_transform(points.astype(np.float64)), dtype=np.float64)
+
+
+def _show_plane(setting: Setting, results: Results) -> list[Part]:
+    result = results["t-SNE"]
+    count = len(next(iter(result["panels"].values()))["rows"])
+    return [
+        f"“{result['caption']}” (★) and the {count} nearest test images under three weightings, laid out by "
+        f"t-SNE on cosines ({setting.image.name}, {setting.hkse.name}). Each weighting has its own best "
+        f"truncated SVD by r@1 on the validation images over a {PLANE_GRID} × {PLANE_GRID} grid even in log "
+        f"σ², and the model is guided Tikhonov there. Perplexity {_perplexity(count + 1):g}, random start, "
+        f"seed {setting.seed}. The caption is the first of a random order whose image, framed in blue, is "
+        "among the nearest under all three.",
+        figure(
+            draw_planes(result["panels"], setting.data.load_image),
+            "t-SNE keeps near neighbours near; distances in the plane have no other meaning.",
+            "Images around a caption under three weightings",
+            raster=True,
+        ),
+    ]
+
+
+def _plane_tables(results: Results) -> dict[str, Records]:
+    return {
+        "plane": [
+            {
+                "embedding": name,
+                "image row": row,
+                "x": place[0],
+                "y": place[1],
+                "right": row == panel["truth"],
+            }
+            for name, panel in results["t-SNE"]["panels"].items()
+            for row, place in zip(panel["rows"], panel["places"], strict=True)
+        ]
+    }
+
+
+def _find_examples(setting: Setting) -> Result:
+    choice = select(setting, setting.image, setting.hkse, setting.run.validation, "tsvd", "rank")
+    params = {task: choice[task]["params"] for task in TASKS}
+
+    def compute() -> Result:
+        dataset, rows = setting.data.dataset, setting.run.test
         captions = dataset.caption_rows(rows)
+        embedders: dict[Task, _Embedder] = {
+            task: _Embedder(setting, params[task], ASYMMETRIC[task]) for task in TASKS
+        }
         rng = np.random.default_rng(setting.seed)
-        x, y, pairing = choices["search"].views(rows)
+        x, y, pairing = embedders["search"].embed(rows)
         search = []
-        for query in _right_and_wrong(np.array([np.argmax(x @ v) for v in y]) == pairing, rng):
+        for query in _draw_examples(np.array([np.argmax(x @ v) for v in y]) == pairing, rng):
             scores = x @ y[query]
             search.append(
                 {
-                    "sentence": dataset.captions[int(captions[query])],
+                    "caption": dataset.captions[int(captions[query])],
                     "truth": int(rows[pairing[query]]),
                     "rank": int(np.sum(scores > scores[pairing[query]])) + 1,
-                    "found": [{"row": int(rows[i]), "score": scores[i]} for i in first(scores, SHOWN)],
+                    "hits": [{"row": int(rows[i]), "score": scores[i]} for i in largest(scores, SHOWN)],
                 }
             )
-        x, y, pairing = choices["annotate"].views(rows)
+        x, y, pairing = embedders["annotate"].embed(rows)
         annotate = []
-        for query in _right_and_wrong(
-            pairing[np.array([np.argmax(y @ u) for u in x])] == np.arange(len(x)), rng
-        ):
+        is_right = pairing[np.array([np.argmax(y @ u) for u in x])] == np.arange(len(x))
+        for query in _draw_examples(is_right, rng):
             scores = y @ x[query]
-            annotate.append(
+            hits = [
                 {
-                    "row": int(rows[query]),
-                    "found": [
-                        {
-                            "sentence": dataset.captions[int(captions[j])],
-                            "score": scores[j],
-                            "right": bool(pairing[j] == query),
-                        }
-                        for j in first(scores, SHOWN)
-                    ],
+                    "caption": dataset.captions[int(captions[j])],
+                    "score": scores[j],
+                    "right": bool(pairing[j] == query),
                 }
-            )
-        return {"search": search, "annotate": annotate, "packs": _packs(setting, choices["annotate"], rng)}
+                for j in largest(scores, SHOWN)
+            ]
+            annotate.append({"row": int(rows[query]), "hits": hits})
+        return {
+            "search": search,
+            "annotate": annotate,
+            "packs": _find_packs(setting, embedders["annotate"], rng),
+        }
 
-    inputs = {"params": [each.params for each in choices.values()], "seed": setting.seed}
-    inputs |= {"test": digest(setting.run.test)}
-    return setting.remember("examples", VERSION, (setting.image, setting.hkse), inputs, compute)
-
-
-def _right_and_wrong(right: Any, rng: np.random.Generator) -> list[int]:
-    """Some queries that were answered right and as many that were not, at random."""
-    chosen = []
-    for wanted in (True, False):
-        places = np.flatnonzero(right == wanted)
-        chosen += [int(i) for i in rng.permutation(places)[:EXAMPLES]]
-    return chosen
+    inputs = {"params": params, "seed": setting.seed}
+    return setting.fetch("examples", (setting.image, setting.hkse), inputs, compute)
 
 
-def _packs(setting: Setting, annotator: Embedder, rng: np.random.Generator) -> list[Result]:
-    """Images outside the training set, described by the packs of captions of training images."""
-    dataset = setting.materials.dataset
-    asked = np.sort(rng.permutation(setting.run.test)[:EXAMPLES])
-    x, _, _ = annotator.views(asked)
-    _, packs, _ = annotator.views(setting.train, packs=True)
+def _draw_examples(is_right: Any, rng: np.random.Generator) -> list[int]:
+    """Draw ``EXAMPLES`` queries whose first hit is right and as many whose first hit is wrong."""
+    return [
+        int(i)
+        for wanted in (True, False)
+        for i in rng.permutation(np.flatnonzero(is_right == wanted))[:EXAMPLES]
+    ]
+
+
+def _find_packs(setting: Setting, embedder: _Embedder, rng: np.random.Generator) -> list[Result]:
+    """Describe some test images by the nearest packs of captions of training images."""
+    dataset = setting.data.dataset
+    queries = np.sort(rng.permutation(setting.run.test)[:EXAMPLES])
+    x, _, _ = embedder.embed(queries)
+    _, packs, _ = embedder.embed(setting.train, packs=True)
     described = np.array([row for row in setting.train if len(dataset.caption_rows([row]))])
-    found = []
-    for row, query in zip(asked, x, strict=True):
+    examples = []
+    for row, query in zip(queries, x, strict=True):
         scores = packs @ query
-        found.append(
+        hits = [
             {
-                "row": int(row),
-                "packs": [
-                    {
-                        "score": scores[i],
-                        "captions": [dataset.captions[j] for j in dataset.caption_rows([int(described[i])])],
-                    }
-                    for i in first(scores, PACKS)
-                ],
+                "score": scores[i],
+                "captions": [dataset.captions[j] for j in dataset.caption_rows([int(described[i])])],
             }
-        )
-    return found
-
-
-def thumbnail(setting: Setting, row: int) -> bytes | None:
-    """A small JPEG of an image row's picture, or None where there is none."""
-    picture = setting.materials.picture(row)
-    if picture is None:
-        return None
-    small = picture.convert("RGB")
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    stream = io.BytesIO()
-    small.save(stream, "JPEG", quality=82)
-    return stream.getvalue()
-
-
-def _strip(setting: Setting, words: str | Html, items: list[tuple[int, str, bool]]) -> Html:
-    """Pictures under a line of words; image names where there are no pictures."""
-    shown = [(thumbnail(setting, row), caption, right, row) for row, caption, right in items]
-    if any(data is None for data, *_ in shown):
-        names = [f"{setting.materials.dataset.image_ids[row]}: {caption}" for _, caption, _, row in shown]
-        return join(paragraph(words), bullets(names))
-    return pictures([(words, [Picture(data, caption, right) for data, caption, right, _ in shown if data])])
+            for i in largest(scores, PACKS)
+        ]
+        examples.append({"row": int(row), "packs": hits})
+    return examples
 
 
 def _show_examples(setting: Setting, results: Results) -> list[Part]:
-    found = results["examples: answers"]
+    result = results["queries"]
+
+    def image(row: int) -> Image.Image | str:
+        return setting.data.load_image(row) or setting.data.dataset.image_ids[row]
+
     parts: list[Part] = [
-        f"Test queries drawn at random: {EXAMPLES} that are answered right and {EXAMPLES} that are not "
-        f"({setting.image.name}, {setting.hkse.name}, guided). Numbers are cosines, not probabilities.",
-        heading("Search: a sentence, and the first pictures for it"),
+        f"Test queries drawn at random: {EXAMPLES} whose first hit is right and {EXAMPLES} whose first hit "
+        f"is wrong ({setting.image.name}, {setting.hkse.name}, guided). Numbers are cosines.",
+        heading("Search: a caption and the images found for it"),
     ]
-    for each in found["search"]:
-        words = f"“{each['sentence']}” The right picture is number {each['rank']}."
-        items = [(hit["row"], f"{hit['score']:.2f}", hit["row"] == each["truth"]) for hit in each["found"]]
-        parts.append(_strip(setting, words, items))
-    parts.append(heading("Annotation: a picture, and the first sentences for it"))
-    for each in found["annotate"]:
-        parts.append(_strip(setting, "", [(each["row"], "", False)]))
-        parts.append(bullets(_sentence_line(hit) for hit in each["found"]))
-    parts.append(
-        heading("Packs: a picture outside the training set, and the nearest packs of training captions")
-    )
-    for each in found["packs"]:
-        parts.append(_strip(setting, "", [(each["row"], "", False)]))
-        parts.append(
-            bullets(f"{pack['score']:.2f}: {' / '.join(pack['captions'])}" for pack in each["packs"])
-        )
+    for each in result["search"]:
+        query = f"“{each['caption']}” The right image has rank {each['rank']}."
+        hits = [ShownHit(image(h["row"]), h["score"], h["row"] == each["truth"]) for h in each["hits"]]
+        parts.append(show_hits(query, hits))
+    parts.append(heading("Annotation: an image and the captions found for it"))
+    for each in result["annotate"]:
+        hits = [ShownHit(hit["caption"], hit["score"], hit["right"]) for hit in each["hits"]]
+        parts.append(show_hits(image(each["row"]), hits))
+    parts.append(heading("Packs: a test image and the nearest packs of training captions"))
+    for each in result["packs"]:
+        hits = [ShownHit(" / ".join(pack["captions"]), pack["score"]) for pack in each["packs"]]
+        parts.append(show_hits(image(each["row"]), hits))
     return parts
 
 
-def _sentence_line(hit: Result) -> Html:
-    line = text(f"{hit['score']:.2f}: {hit['sentence']}")
-    return Html(f'<span class="holds">✓ {line}</span>') if hit["right"] else line
-
-
-def _example_tables(results: Results) -> dict[str, Table]:
-    found = results["examples: answers"]
+def _example_tables(results: Results) -> dict[str, Records]:
+    result = results["queries"]
     return {
         "examples_search": [
-            {"sentence": each["sentence"], "rank of the right picture": each["rank"], "row": hit["row"]}
-            | {"score": hit["score"]}
-            for each in found["search"]
-            for hit in each["found"]
+            {"caption": each["caption"], "rank of the right image": each["rank"], **hit}
+            for each in result["search"]
+            for hit in each["hits"]
         ],
         "examples_annotate": [
-            {"image row": each["row"], **hit} for each in found["annotate"] for hit in each["found"]
+            {"image row": each["row"], **hit} for each in result["annotate"] for hit in each["hits"]
         ],
     }
 
 
+PLANE = Experiment(
+    "plane",
+    "The space around a caption",
+    lambda setting: {"t-SNE": partial(_lay_out, setting)},
+    _show_plane,
+    _plane_tables,
+)
 EXAMPLES_SHOWN = Experiment(
     "examples",
     "Examples",
-    lambda setting: [Job("examples: answers", lambda: _examples(setting))],
+    lambda setting: {"queries": partial(_find_examples, setting)},
     _show_examples,
     _example_tables,
 )

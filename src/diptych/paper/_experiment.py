@@ -1,32 +1,34 @@
-"""What an experiment is: jobs that give plain numbers, and how the numbers are shown."""
+"""What an experiment is, and the step that most of them share: select filters, then test them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, Literal, TypeAlias
 
-from diptych._checks import TASKS
-from diptych.paper._cache import Result
+import numpy as np
+import threadpoolctl
+
+from diptych._checks import TASKS, InputError, Task
+from diptych.cca import Spectra, Tikhonov
+from diptych.cca._filters import make_filters
+from diptych.cca.selection import Grid, Problem, make_grid, make_weights, regularization_path
+from diptych.cca.selection._path import exact_points
+from diptych.paper._cache import Result, digest
+from diptych.paper._features import Features, Floats, Rows
 from diptych.paper._setting import Setting
 from diptych.paper._tables import ReportTable
-from diptych.report._page import Best, Html, Row
+from diptych.ranking import metric, summary
+from diptych.report._page import Html
 
+Jobs: TypeAlias = dict[str, Callable[[], Result]]
 Results: TypeAlias = dict[str, Result]
-"""Results of an experiment's jobs, by label."""
-Table: TypeAlias = list[dict[str, Any]]
+"""Result of each job of an experiment."""
+Records: TypeAlias = list[dict[str, Any]]
 Part: TypeAlias = str | Html | ReportTable
-"""What a section of the report is made of; its tables are written as files too."""
-
-RECALL_NAMES = ("r@1", "r@5", "r@10", "med r")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One step: what is computed, under which label; it is finished or not, and never half."""
-
-    label: str
-    compute: Callable[[], Result]
+"""A paragraph, markup or table of a section of the report; tables are written as files too."""
+Kind: TypeAlias = Literal["tikhonov", "tsvd"]
 
 
 @dataclass(frozen=True)
@@ -36,73 +38,94 @@ class Experiment:
     Attributes
     ----------
     name
-        As ``--only`` takes it.
+        Its name on the command line.
     title
         Its heading in the report.
     jobs
-        The steps for a setting.
+        Returns the jobs, each a function that computes a result; results are stored when a job is done.
     show
-        The parts of its section, from the results of the jobs.
+        Returns the parts of its section of the report.
     tables
-        Its numbers as named tables of plain rows, for CSV.
+        Returns further numbers, such as those of figures, as records by table name, for CSV files.
     """
 
     name: str
     title: str
-    jobs: Callable[[Setting], list[Job]]
+    jobs: Callable[[Setting], Jobs]
     show: Callable[[Setting, Results], list[Part]]
-    tables: Callable[[Results], dict[str, Table]]
+    tables: Callable[[Results], dict[str, Records]] = lambda results: {}
 
 
-def recall_table(
+def select(
+    setting: Setting,
+    image: Features,
+    text: Features,
+    validation: Rows,
+    kind: Kind,
+    spacing: str,
+    similarity: str = "cosine",
+) -> Result:
+    """Select for each task the parameters with the best r@1 on validation images, over a square grid."""
+
+    def compute() -> Result:
+        spectra = setting.spectra(image, text)
+        problem = setting.problem(image, text, validation, similarity=similarity)
+        grid = make_grid(kind, (spacing, setting.options.grid), spectra)
+        path = regularization_path(problem, spectra, grid, metric("r@1"))
+        choice: Result = {
+            task: {"params": path.params(task), "place": path.choice[task], "score": path.best(task)}
+            for task in TASKS
+        }
+        return {"seconds": path.seconds, "threads": blas_threads(), "route": path.route, **choice}
+
+    inputs = {
+        "kind": kind,
+        "spacing": spacing,
+        "grid": setting.options.grid,
+        "similarity": similarity,
+        "validation": digest(validation),
+    }
+    return setting.fetch(f"select {kind} {spacing}", (image, text), inputs, compute)
+
+
+def blas_threads() -> int:
+    """Return how many threads matrix products may use."""
+    libraries = threadpoolctl.threadpool_info()
+    return max((each["num_threads"] for each in libraries if each["user_api"] == "blas"), default=1)
+
+
+def rank_queries(problem: Problem, spectra: Spectra, name: str, params: Any) -> dict[Task, Floats]:
+    """Rank every query of both tasks with one filter, exactly and without an SVD."""
+    x, y = make_filters(name, tuple(params), spectra.s_x, spectra.s_y)
+    if isinstance(x, Tikhonov) and isinstance(y, Tikhonov):
+        point = Grid("tikhonov", np.array([x.gamma]), np.array([y.gamma]))
+    else:
+        point = Grid("tsvd", np.array([float(params[0])]), np.array([float(params[1])]))
+    _, _, ranks = next(exact_points(problem, make_weights(problem, spectra, point)))
+    if not ranks:
+        raise InputError(f"{name} at {params} gives numbers that are not finite; check the features.")
+    return ranks
+
+
+def select_and_test(
+    setting: Setting,
+    image: Features,
+    text: Features,
+    validation: Rows,
+    tests: list[Rows],
     name: str,
-    first: Sequence[str],
-    rows: Sequence[Row | Sequence[Any]],
-    *,
-    median: bool = True,
-    bold: bool = True,
-    caption: str = "",
-) -> ReportTable:
-    """A table with ``first`` columns, then the recalls of search and of annotate under their names."""
-    names = RECALL_NAMES if median else RECALL_NAMES[:3]
-    best: dict[int, Best] = {
-        len(first) + i: "low" if name == "med r" else "high" for i, name in enumerate(names * len(TASKS))
-    }
-    groups = [*(("", 1) for _ in first), *((task, len(names)) for task in TASKS)]
-    columns = [*first, *(names * len(TASKS))]
-    return ReportTable(name, columns, rows, caption=caption, best=best if bold else None, groups=groups)
-
-
-def recall_cells(scores: Mapping[str, Any], *, median: bool = True) -> list[float | None]:
-    """The cells of a row: r@1, r@5, r@10 and the median rank of search, then of annotate."""
-    names = ("r@1", "r@5", "r@10", "median_rank") if median else ("r@1", "r@5", "r@10")
-    return [scores[task][name] if task in scores else None for task in TASKS for name in names]
-
-
-def recall_record(scores: Mapping[str, Any]) -> dict[str, float]:
-    """The same for a file of numbers."""
-    return {f"{task} {name}": value for task in TASKS for name, value in scores.get(task, {}).items()}
-
-
-def mean_scores(runs: Sequence[Mapping[str, Any]]) -> Result:
-    """The mean of every metric of both tasks over runs."""
-    return {
-        task: {name: sum(run[task][name] for run in runs) / len(runs) for name in runs[0][task]}
-        for task in TASKS
-    }
-
-
-def mean_runs(runs: Sequence[Mapping[str, Any]]) -> Result:
-    """The mean scores of runs, and the ranks of each run's queries for comparisons."""
-    ranks = {task: [run["query_ranks"][task] for run in runs] for task in TASKS}
-    return {**mean_scores(runs), "query_ranks": ranks}
-
-
-def published_row(names: Sequence[str], values: Sequence[float | None]) -> Row:
-    """A row of published figures, with the digits they were published with."""
-    return Row([*names, *(None if value is None else f"{value}" for value in values)], "quiet")
-
-
-def head_row(words: str) -> Row:
-    """A row that names those below it."""
-    return Row([words], "head")
+    spacing: str,
+    similarity: str = "cosine",
+) -> list[Result]:
+    """Select a filter for each task on validation images, and score it on each set of test images."""
+    kind: Kind = "tikhonov" if name == "tikhonov" else "tsvd"
+    choice = select(setting, image, text, validation, kind, spacing, similarity)
+    spectra = setting.spectra(image, text)
+    results = []
+    for rows in tests:
+        problem = setting.problem(image, text, rows, similarity=similarity)
+        ranks_at = cache(lambda *params, problem=problem: rank_queries(problem, spectra, name, params))
+        ranks = {task: ranks_at(*choice[task]["params"])[task] for task in TASKS}
+        scores: Result = {task: summary(ranks[task]) for task in TASKS}
+        results.append({**scores, "query_ranks": ranks})
+    return results

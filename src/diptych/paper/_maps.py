@@ -1,47 +1,51 @@
-"""Experiment 6: maps of r@1 over dense grids, for truncated SVD and for Tikhonov."""
+"""Experiments 6 and 7: maps of r@1 over dense grids, and the selected filters on the real spectra."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
 from diptych._checks import TASKS, Task
-from diptych.cca import Spectra
+from diptych.cca import Spectra, Tikhonov
+from diptych.cca._filters import make_filters
 from diptych.cca.selection import Grid, Problem, make_grid, make_weights
 from diptych.cca.selection._path import exact_points
-from diptych.paper._bootstrap import Interval, draw_images, interval
-from diptych.paper._cache import Result, digest
-from diptych.paper._experiment import Experiment, Job, Part, Results, Table
+from diptych.paper._cache import Result
+from diptych.paper._experiment import Experiment, Jobs, Kind, Part, Records, Results, select
+from diptych.paper._features import Floats
+from diptych.paper._figures import draw_filter_shapes, draw_maps, draw_selected_filters
 from diptych.paper._setting import Setting
-from diptych.paper._sources import Floats
+from diptych.paper._statistics import Interval, draw_images, percentile_interval
 from diptych.paper._tables import ReportTable
 from diptych.ranking import mean_recall
-from diptych.report._figures import draw_regularization_maps
 from diptych.report._page import figure
 
-VERSION = 2
-WORDS = {"search": "search", "annotate": "annotate", "packs": "annotate with packs of captions"}
-
-
+TITLES = {"search": "search", "annotate": "annotate", "packs": "annotate with packs of captions"}
 PAPER_RANKS = ((400, 4000, 100), (200, 2000, 20))
-"""First and last rank and the step of the paper's maps, for images (VGG-19, 4096) and texts (HKSE, 2000)."""
-FEWEST = 4
-"""With fewer of the paper's ranks than these within reach, the map takes shares of the rank instead."""
+"""First rank, last rank and step of the paper's maps, for images (VGG-19, 4096) and texts (HKSE, 2000)."""
+FEWEST_RANKS = 4
+"""If the features reach fewer of the paper's ranks, the map uses fractions of their rank instead."""
+THRESHOLD = 20.0
+"""The threshold α at which the paper draws its two filters."""
+SINGULAR_VALUES = 400
+"""So many singular values are stored and drawn, evenly spaced in rank."""
 
 
 def dense_grids(spectra: Spectra, shape: tuple[int, int]) -> tuple[Grid, Grid]:
-    """Ranks k of both sides, and Tikhonov's γ = σ²_k at the same places."""
+    """Return a grid of ranks k for truncated SVD, and Tikhonov's grid γ = σ²_k at the same places."""
     ks = [
-        map_ranks(rank, points, *values)
-        for rank, points, values in zip(spectra.ranks, shape, PAPER_RANKS, strict=True)
+        map_ranks(rank, points, *ranks)
+        for rank, points, ranks in zip(spectra.ranks, shape, PAPER_RANKS, strict=True)
     ]
     gammas = [s[k.astype(int) - 1] ** 2 for s, k in zip((spectra.s_x, spectra.s_y), ks, strict=True)]
     return make_grid("tsvd", tuple(ks), spectra), make_grid("tikhonov", tuple(gammas), spectra)
 
 
 def map_ranks(rank: int, points: int, first: int, last: int, step: int) -> Floats:
-    """The paper's ranks that the features reach, or shares of the rank; at most ``points`` of them.
+    """Return at most ``points`` of the paper's ranks that the features reach, or fractions of their rank.
 
     >>> map_ranks(2048, 37, 400, 4000, 100)[[0, -1]]
     array([ 400., 2000.])
@@ -49,60 +53,43 @@ def map_ranks(rank: int, points: int, first: int, last: int, step: int) -> Float
     array([ 30., 120., 210., 300.])
     """
     values = np.arange(first, min(last, rank) + 1, step, dtype=float)
-    if len(values) < FEWEST:
+    if len(values) < FEWEST_RANKS:
         values = np.linspace(max(1.0, rank / 10), rank, points)
     places = np.linspace(0, len(values) - 1, min(points, len(values))).round().astype(int)
     return np.unique(values[places].round())
 
 
-def _mapped(setting: Setting, packs: bool) -> Result:
-    image, text = setting.image, setting.hkse
+def _compute_maps(setting: Setting, packs: bool) -> Result:
+    image, text, shape = setting.image, setting.hkse, setting.options.map_shape
 
     def compute() -> Result:
         spectra = setting.spectra(image, text)
         problem = setting.problem(image, text, setting.run.validation, packs=packs)
         tasks: tuple[Task, ...] = ("annotate",) if packs else TASKS
-        maps = _maps(problem, spectra, setting.options.map_shape, tasks)
-        return {"packs" if packs else task: maps[task] for task in tasks}
-
-    inputs = {"shape": setting.options.map_shape, "packs": packs, "rows": digest(setting.run.validation)}
-    return setting.remember(f"maps packs {packs}", VERSION, (image, text), inputs, compute)
-
-
-def _maps(
-    problem: Problem, spectra: Spectra, shape: tuple[int, int], tasks: tuple[Task, ...]
-) -> dict[Task, Result]:
-    hard, soft = dense_grids(spectra, shape)
-    scored = {
-        "tsvd": _score(problem, spectra, hard, tasks),
-        "tikhonov": _score(problem, spectra, soft, tasks),
-    }
-    return {
-        task: {
-            "k_x": hard.x,
-            "k_y": hard.y,
-            "gamma_x": soft.x,
-            "gamma_y": soft.y,
-            **{name: each[task].recall.round(3) for name, each in scored.items()},
-            "choice": {name: each[task].best for name, each in scored.items()},
-            "above": asdict(_resampled_share(scored["tsvd"][task], scored["tikhonov"][task])),
+        tsvd, tikhonov = dense_grids(spectra, shape)
+        hard, soft = (_score_grid(problem, spectra, grid, tasks) for grid in (tsvd, tikhonov))
+        return {
+            "packs" if packs else task: {
+                "k_x": tsvd.x,
+                "k_y": tsvd.y,
+                "gamma_x": tikhonov.x,
+                "gamma_y": tikhonov.y,
+                "tsvd": hard[task].recall.round(3),
+                "tikhonov": soft[task].recall.round(3),
+                "choice": {"tsvd": hard[task].best, "tikhonov": soft[task].best},
+                "above": asdict(_share_below(hard[task], soft[task])),
+            }
+            for task in tasks
         }
-        for task in tasks
-    }
+
+    return setting.fetch(f"maps packs {packs}", (image, text), {"shape": shape, "packs": packs}, compute)
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """r@1 over a grid, the best point, and what each image adds to it.
+class _GridScores:
+    """Scores of a grid: ``recall`` (r@1) over x × y, the ``best`` point, and ``hits``, points × images.
 
-    Attributes
-    ----------
-    recall
-        x values × y values.
-    best
-        The point of the highest r@1; ties go to the higher mean recall, then to the stronger regularisation.
-    hits
-        Points × images: the share of an image's queries that are answered right.
+    Ties for the best go to the higher mean recall, then to the stronger regularisation.
     """
 
     recall: Floats
@@ -110,7 +97,9 @@ class Scored:
     hits: Floats
 
 
-def _score(problem: Problem, spectra: Spectra, grid: Grid, tasks: tuple[Task, ...]) -> dict[Task, Scored]:
+def _score_grid(
+    problem: Problem, spectra: Spectra, grid: Grid, tasks: tuple[Task, ...]
+) -> dict[Task, _GridScores]:
     """Score every point of a grid exactly, for each task."""
     n = len(problem.a)
     owners = {"search": problem.truth.pairing, "annotate": problem.truth.described}
@@ -123,34 +112,34 @@ def _score(problem: Problem, spectra: Spectra, grid: Grid, tasks: tuple[Task, ..
             recall[task][i, j] = 100.0 * right.mean()
             tie[task][i, j] = mean_recall(ranks[task])
             hits[task][i, j] = np.bincount(owners[task], right, n)
-    found = {}
+    scores = {}
     for task in tasks:
         order = np.lexsort((np.arange(recall[task].size)[::-1], tie[task].ravel(), recall[task].ravel()))
-        best = np.unravel_index(order[-1], grid.shape)
-        found[task] = Scored(recall[task], (int(best[0]), int(best[1])), hits[task].reshape(-1, n))
-    return found
+        i, j = np.unravel_index(order[-1], grid.shape)
+        scores[task] = _GridScores(recall[task], (int(i), int(j)), hits[task].reshape(-1, n))
+    return scores
 
 
-def _resampled_share(hard: Scored, soft: Scored) -> Interval:
-    """Percent of Tikhonov's map below T-SVD's choice; both maps and the choice anew in each resample."""
+def _share_below(hard: _GridScores, soft: _GridScores) -> Interval:
+    """Return the percentage of Tikhonov's map below T-SVD's choice; each resample chooses again."""
     value = 100.0 * np.mean(soft.recall < soft.recall[hard.best])
     shares = []
     for weights in np.array_split(draw_images(hard.hits.shape[1]), 20):
         hard_sums, soft_sums = (weights.astype(np.float32) @ each.hits.T for each in (hard, soft))
         at = np.take_along_axis(soft_sums, hard_sums.argmax(axis=1)[:, None], axis=1)
-        # Whole numbers of hits, summed in float32.
+        # The sums are whole numbers of hits; half a hit is more than the rounding of float32.
         shares.append(100.0 * np.mean(soft_sums < at - 0.5, axis=1))
-    return interval(float(value), np.concatenate(shares))
+    return percentile_interval(float(value), np.concatenate(shares))
 
 
-def agreement(found: Result) -> dict[str, float]:
-    """Where the truncated SVD's choice stands on Tikhonov's map.
+def agreement(maps: Result) -> dict[str, float]:
+    """Compare the two maps of a task.
 
-    ``above`` is the share of Tikhonov's map that is below it (percent), ``loss`` what it gives away in r@1,
-    ``correlation`` that of the two maps.
+    ``above`` is the percentage of Tikhonov's map below T-SVD's choice, ``loss`` what this choice costs in
+    r@1, ``correlation`` that of the two maps.
     """
-    soft, hard = np.array(found["tikhonov"], dtype=float), np.array(found["tsvd"], dtype=float)
-    at = soft[tuple(found["choice"]["tsvd"])]
+    soft, hard = np.array(maps["tikhonov"], dtype=float), np.array(maps["tsvd"], dtype=float)
+    at = soft[tuple(maps["choice"]["tsvd"])]
     correlation = np.corrcoef(soft.ravel(), hard.ravel())[0, 1] if soft.std() and hard.std() else 0.0
     return {
         "above": float(100 * np.mean(soft < at)),
@@ -159,91 +148,156 @@ def agreement(found: Result) -> dict[str, float]:
     }
 
 
-def _jobs(setting: Setting) -> list[Job]:
-    return [
-        Job("maps: search and annotate", lambda: _mapped(setting, packs=False)),
-        Job("maps: packs", lambda: _mapped(setting, packs=True)),
-    ]
+def _map_jobs(setting: Setting) -> Jobs:
+    return {
+        "search and annotate": partial(_compute_maps, setting, packs=False),
+        "packs": partial(_compute_maps, setting, packs=True),
+    }
 
 
-def all_maps(results: Results) -> dict[str, Result]:
-    """The maps by task, packs last."""
-    return {name: found for result in results.values() for name, found in result.items()}
+def maps_by_task(results: Results) -> dict[str, Result]:
+    """Return the maps of search, annotate and packs."""
+    return {task: maps for result in results.values() for task, maps in result.items()}
 
 
-def _show(setting: Setting, results: Results) -> list[Part]:
-    maps = all_maps(results)
-    first = next(iter(maps.values()))
+def _show_maps(setting: Setting, results: Results) -> list[Part]:
+    by_task = maps_by_task(results)
+    first = next(iter(by_task.values()))
     shape = " × ".join(map(str, np.shape(first["tsvd"])))
     parts: list[Part] = [
         f"r@1 on the validation images over a {shape} grid ({setting.image.name}, {setting.hkse.name}), for "
-        "truncated SVD at (k_x, k_y) and for Tikhonov at (γ_x, γ_y) = (σ²_kx, σ²_ky), so that both maps "
-        f"share their places. {_range_words(first)} Every point is exact. A pack is all captions of one "
-        "image, represented by their mean; the models are trained on single captions.",
+        "truncated SVD at (k_x, k_y) and for Tikhonov at (γ_x, γ_y) = (σ²_kx, σ²_ky), so that both maps have "
+        f"the same axes. {_describe_ranks(first)} Every point is exact. A pack is all captions of one image, "
+        "represented by their mean; the models are trained on single captions.",
     ]
-    for name, found in maps.items():
+    rows = []
+    for task, maps in by_task.items():
         parts.append(
             figure(
-                draw_regularization_maps(found),
-                f"{WORDS[name].capitalize()}. ○ the best of each map; × on Tikhonov's, the choice of "
-                f"truncated SVD.{_edge_words(found)}",
-                f"Heat maps of r@1 for {WORDS[name]}",
+                draw_maps(maps),
+                f"{TITLES[task].capitalize()}. ○ is the best point of each map; × on Tikhonov's map is the "
+                f"choice of truncated SVD.{_describe_edges(maps)}",
+                f"Heat maps of r@1 for {TITLES[task]}",
                 raster=True,
             )
         )
-    rows = []
-    for name, found in maps.items():
-        above = found["above"]
-        between = f"{above['value']:.0f} [{above['low']:.0f}, {above['high']:.0f}]"
-        rows.append([WORDS[name], between, *list(agreement(found).values())[1:]])
-    columns = ["task", "Tikhonov's map below T-SVD's choice, %", "r@1 given away", "correlation of the maps"]
-    note = "In brackets, 95 % of the resamples of the validation images, T-SVD's choice made anew in each."
+        above = maps["above"]
+        share = f"{above['value']:.0f} [{above['low']:.0f}, {above['high']:.0f}]"
+        rows.append([TITLES[task], share, *list(agreement(maps).values())[1:]])
+    columns = ["task", "Tikhonov's map below T-SVD's choice, %", "r@1 lost", "correlation of the maps"]
+    note = (
+        "In brackets, 95 % of the resamples of the validation images; T-SVD's choice is made again in each."
+    )
     return [*parts, ReportTable("maps_agreement", columns, rows, note=note)]
 
 
-def _edge_words(found: Result) -> str:
-    """Which of the best points lie at the edge of the map, where a better one may lie beyond it."""
-    last = [size - 1 for size in np.shape(found["tsvd"])]
-    names = {"tsvd": "T-SVD's", "tikhonov": "Tikhonov's"}
+def _describe_edges(maps: Result) -> str:
+    """Say which of the best points are at the edge of the map, so that a better one may be outside."""
+    last = [size - 1 for size in np.shape(maps["tsvd"])]
     at_edge = [
         name
-        for kind, name in names.items()
-        if any(place in (0, end) for place, end in zip(found["choice"][kind], last, strict=True))
+        for kind, name in (("tsvd", "T-SVD's"), ("tikhonov", "Tikhonov's"))
+        if any(place in (0, end) for place, end in zip(maps["choice"][kind], last, strict=True))
     ]
-    return f" The best of {' and of '.join(at_edge)} map lies at its edge." if at_edge else ""
+    return f" The best point of {' and of '.join(at_edge)} map is at its edge." if at_edge else ""
 
 
-def _range_words(found: Result) -> str:
-    parts, short = [], []
+def _describe_ranks(maps: Result) -> str:
+    ranges, missing = [], []
     for side, view, (first, last, step) in zip("xy", ("images", "texts"), PAPER_RANKS, strict=True):
-        ks = found[f"k_{side}"]
-        parts.append(f"k_{side} runs from {ks[0]:.0f} to {ks[-1]:.0f} in {len(ks)} steps")
+        ks = maps[f"k_{side}"]
+        ranges.append(f"k_{side} runs from {ks[0]:.0f} to {ks[-1]:.0f} in {len(ks)} steps")
         if ks[0] != first or ks[-1] != last or len(ks) != (last - first) // step + 1:
-            short.append(f"{first} to {last} by {step} for {view}")
-    words = " and ".join(parts) + ". "
-    if not short:
+            missing.append(f"{first} to {last} by {step} for {view}")
+    words = " and ".join(ranges) + ". "
+    if not missing:
         return words + "These are the paper's values."
     return words + (
-        f"The paper's run from {' and from '.join(short)}: values beyond the rank of these features are left "
-        "out, and where hardly any are left (or --quick thins them), others take their place."
+        f"The paper's run from {' and from '.join(missing)}: values above the rank of these features are "
+        "left out, and where hardly any remain (or --quick uses fewer), fractions of the rank replace them."
     )
 
 
-def _tables(results: Results) -> dict[str, Table]:
+def _map_tables(results: Results) -> dict[str, Records]:
     return {
         "maps": [
             {
-                "task": name,
+                "task": task,
                 "k_x": int(k_x),
                 "k_y": int(k_y),
-                "T-SVD r@1": found["tsvd"][i][j],
-                "Tikhonov r@1": found["tikhonov"][i][j],
+                "T-SVD r@1": maps["tsvd"][i][j],
+                "Tikhonov r@1": maps["tikhonov"][i][j],
             }
-            for name, found in all_maps(results).items()
-            for i, k_x in enumerate(found["k_x"])
-            for j, k_y in enumerate(found["k_y"])
+            for task, maps in maps_by_task(results).items()
+            for i, k_x in enumerate(maps["k_x"])
+            for j, k_y in enumerate(maps["k_y"])
         ]
     }
 
 
-MAPS = Experiment("maps", "Regularisation paths", _jobs, _show, _tables)
+def _select_filters(setting: Setting) -> Result:
+    image, text = setting.image, setting.hkse
+    kinds: tuple[Kind, ...] = ("tsvd", "tikhonov")
+    choice = {kind: select(setting, image, text, setting.run.validation, kind, "rank") for kind in kinds}
+
+    def compute() -> Result:
+        spectra = setting.spectra(image, text)
+        ks: dict[Task, Sequence[int]] = {task: choice["tsvd"][task]["params"] for task in TASKS}
+        s_x, s_y = spectra.s_x, spectra.s_y
+        guided = {task: make_filters("guided", (ks[task][0], ks[task][1]), s_x, s_y) for task in TASKS}
+        result: Result = {}
+        for side, (view, singular) in enumerate((("images", s_x), ("texts", s_y))):
+            number = min(len(singular), SINGULAR_VALUES)
+            places = np.unique(np.linspace(0, len(singular) - 1, number).round().astype(int))
+            result[view] = {"ranks": places + 1, "values": singular[places]}
+            for task in TASKS:
+                chosen = guided[task][side]
+                assert isinstance(chosen, Tikhonov)
+                gamma = choice["tikhonov"][task]["params"][side]
+                result[view][task] = {"k": ks[task][side], "guided": chosen.gamma, "tikhonov": gamma}
+        return result
+
+    return setting.fetch("filters", (image, text), {"choice": choice}, compute)
+
+
+def _show_filters(setting: Setting, results: Results) -> list[Part]:
+    views = results["selected"]
+    rows = [
+        [view, task, *(views[view][task][name] for name in ("k", "guided", "tikhonov"))]
+        for view in views
+        for task in TASKS
+    ]
+    return [
+        figure(
+            draw_filter_shapes(THRESHOLD),
+            f"g_hard (truncated SVD) and g_soft (Tikhonov) at α = {THRESHOLD:g}, as in the paper.",
+            "The two spectral filters",
+        ),
+        figure(
+            draw_selected_filters(views),
+            f"How much the filters selected for search keep of each direction ({setting.image.name}, "
+            f"{setting.hkse.name}); in grey, the singular values relative to the largest.",
+            "Singular values and the selected filters",
+        ),
+        ReportTable("filters", ["view", "task", "k (T-SVD)", "γ (guided)", "γ (Tikhonov)"], rows),
+    ]
+
+
+def _filter_tables(results: Results) -> dict[str, Records]:
+    return {
+        "singular_values": [
+            {"view": view, "rank": rank, "value": value}
+            for view, each in results["selected"].items()
+            for rank, value in zip(each["ranks"], each["values"], strict=True)
+        ],
+    }
+
+
+MAPS = Experiment("maps", "Regularisation paths", _map_jobs, _show_maps, _map_tables)
+FILTERS = Experiment(
+    "filters",
+    "Spectral filters",
+    lambda setting: {"selected": partial(_select_filters, setting)},
+    _show_filters,
+    _filter_tables,
+)

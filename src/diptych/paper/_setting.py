@@ -1,12 +1,12 @@
-"""The prepared problem: views of every split, their spectra, and the memory of what was computed."""
+"""What an experiment runs on: the data, how much to run, the features of every split and their spectra."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,10 +14,9 @@ from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
 from diptych.data import ProtocolRun, ProtocolSplits, split_by_protocol
-from diptych.paper._cache import Cache, Options, Result, digest
-from diptych.paper._discovery import YOURS
-from diptych.paper._materials import Materials
-from diptych.paper._sources import Embedded, Floats, Rows, Source, Stored, Words
+from diptych.paper._cache import Cache, Result, digest
+from diptych.paper._data import YOURS, PaperData
+from diptych.paper._features import CaptionWords, Features, Floats, HKSEFeatures, Rows, StoredFeatures
 from diptych.ranking import Truth
 
 VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -28,25 +27,98 @@ VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
     "[HKSE(lin, rbf) || HKSE(rbf, rbf)]": (("lin", "rbf"), ("rbf", "rbf")),
 }
 BLOCK_IMAGES = 2000
-SPECTRA_KEPT, HALVES_KEPT, EMBEDDED_KEPT, PROBLEMS_KEPT = 2, 10, 2, 3
-"""So many are held in memory; the others are computed again when they are asked for."""
-OURS = "square root, unit length"
+EMBEDDED_KEPT = 2
+"""Embeddings of so many texts stay in memory."""
+AS_PUBLISHED, OURS = "as they are", "square root, unit length"
+"""How features are normalised in the main tables: as in the paper, and as this library recommends."""
 
-
-@dataclass(frozen=True, eq=False)
-class Half:
-    """One view's part of the spectra."""
-
-    count: int
-    mean: Floats
-    values: Floats
-    vectors: Floats
-    resolution: float
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class _Numbered:
-    """One column that varies, in the place of the view that is not looked at."""
+class Options:
+    """How much of each experiment is run.
+
+    Attributes
+    ----------
+    grid, map_shape, alphas, timed_points
+        Points per side of the grids, points of the dense maps, points of the curve over (Σ^α, Σ^(1−α)), and
+        grid points per side on which the textbook route is timed.
+    word_features, sentence_features
+        m and m' of HKSE.
+    all_images, seeds
+        Whether the main tables use every image feature, or only the first and the user's own; their seeds.
+    draws, sampled_words, sampled_captions, feature_counts
+        Of the approximation of HKSE.
+    neighbours
+        Images in a panel of the t-SNE figure.
+    quick
+        Whether this is the small version, whose verdicts are indicative.
+
+    Examples
+    --------
+    >>> Options.for_dataset("coco").sentence_features, Options.for_dataset("coco", quick=True).grid
+    (3000, 7)
+    """
+
+    grid: int = 20
+    map_shape: tuple[int, int] = (37, 91)
+    word_features: int = 2000
+    sentence_features: int = 2000
+    alphas: int = 11
+    timed_points: int = 4
+    all_images: bool = True
+    draws: int = 10
+    sampled_words: int = 1500
+    sampled_captions: int = 400
+    feature_counts: tuple[int, ...] = (125, 250, 500, 1000, 2000, 4000, 8000)
+    neighbours: int = 40
+    seeds: int = 1
+    quick: bool = False
+
+    @classmethod
+    def for_dataset(cls, name: str, *, quick: bool = False, seeds: int = 1) -> Options:
+        """Return the paper's options (m' = 3000 on COCO, 2000 elsewhere), or those of a small version."""
+        if quick:
+            return cls(
+                grid=7,
+                map_shape=(10, 13),
+                word_features=300,
+                sentence_features=300,
+                alphas=5,
+                timed_points=2,
+                all_images=False,
+                draws=6,
+                sampled_words=600,
+                sampled_captions=150,
+                feature_counts=(125, 500, 2000),
+                neighbours=24,
+                seeds=seeds,
+                quick=True,
+            )
+        return cls(sentence_features=3000 if name == "coco" else 2000, seeds=seeds)
+
+
+class _Recent(Generic[V]):
+    """Keeps the ``size`` values that were used last; others are computed again when they are needed."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[Hashable, V] = OrderedDict()
+
+    def fetch(self, key: Hashable, compute: Callable[[], V]) -> V:
+        if key not in self._values:
+            value = compute()
+            while len(self._values) >= self._size:
+                self._values.popitem(last=False)
+            self._values[key] = value
+        self._values.move_to_end(key)
+        return self._values[key]
+
+
+@dataclass(frozen=True)
+class _RowNumbers:
+    """A varying column in the place of the other view, when only one view is decomposed."""
 
     rows: int
     name: str = "row numbers"
@@ -60,50 +132,48 @@ class _Numbered:
 
 @dataclass(eq=False)
 class Setting:
-    """Everything an experiment asks for.
+    """What every experiment uses.
 
     Attributes
     ----------
-    materials
-        What there is.
+    data
+        Pairs, features, word vectors and images.
     options
         How much to run.
     cache
-        What was computed before.
+        Results that were computed before.
     seed
         Of the random features, and of the splits where a protocol draws them.
     """
 
-    materials: Materials
+    data: PaperData
     options: Options = field(default_factory=Options)
     cache: Cache = field(default_factory=Cache)
     seed: int = 0
-    _spectra: OrderedDict[tuple[str, str], Spectra] = field(default_factory=OrderedDict, repr=False)
-    _halves: OrderedDict[str, Half] = field(default_factory=OrderedDict, repr=False)
-    _problems: OrderedDict[tuple[Any, ...], Problem] = field(default_factory=OrderedDict, repr=False)
-    _embedded: list[Embedded] = field(default_factory=list, repr=False)
-    _seeded: dict[int, Setting] = field(default_factory=dict, repr=False)
+    _spectra: _Recent[Spectra] = field(default_factory=lambda: _Recent(2), repr=False)
+    _view_spectra: _Recent[Spectra] = field(default_factory=lambda: _Recent(10), repr=False)
+    _problems: _Recent[Problem] = field(default_factory=lambda: _Recent(3), repr=False)
+    _embedded: list[HKSEFeatures] = field(default_factory=list, repr=False)
+    _by_seed: dict[int, Setting] = field(default_factory=dict, repr=False)
 
     def with_seed(self, seed: int) -> Setting:
-        """The same with another seed; results are shared, features and spectra are not."""
+        """Return this setting with another seed; results are shared, features and spectra are not."""
         if seed == self.seed:
             return self
-        if seed not in self._seeded:
-            self._seeded[seed] = Setting(self.materials, self.options, self.cache, seed)
-        return self._seeded[seed]
+        if seed not in self._by_seed:
+            self._by_seed[seed] = Setting(self.data, self.options, self.cache, seed)
+        return self._by_seed[seed]
 
     @cached_property
     def plans(self) -> dict[str, ProtocolSplits]:
         """Training, validation and test images of each protocol."""
-        found = {}
-        for name in self.materials.protocols:
-            if name == "scenes":
-                rows = (self.materials.dataset.image_rows(split) for split in ("train", "val", "test"))
-                train, validation, test = rows
-                found[name] = ProtocolSplits(name, train, (ProtocolRun(validation, test),))
-            else:
-                found[name] = split_by_protocol(name, self.materials.dataset, random_state=self.seed)
-        return found
+        if self.data.name == "scenes":
+            train, validation, test = map(self.data.dataset.image_rows, ("train", "val", "test"))
+            return {"scenes": ProtocolSplits("scenes", train, (ProtocolRun(validation, test),))}
+        return {
+            name: split_by_protocol(name, self.data.dataset, random_state=self.seed)
+            for name in self.data.protocols
+        }
 
     @property
     def train(self) -> Rows:
@@ -111,165 +181,163 @@ class Setting:
         return next(iter(self.plans.values())).train
 
     @property
+    def single_plan(self) -> ProtocolSplits:
+        """The protocol of the single experiments: the one with the largest test set."""
+        return max(self.plans.values(), key=lambda each: len(each.runs[0].test))
+
+    @property
     def run(self) -> ProtocolRun:
-        """The run that single experiments use: the first of the protocol with the largest test set."""
-        return max((p.runs[0] for p in self.plans.values()), key=lambda run: len(run.test))
+        """Validation and test images of the single experiments: the first run of ``single_plan``."""
+        return self.single_plan.runs[0]
 
     @cached_property
-    def words(self) -> Words:
-        """Captions and vectors of their words."""
-        dataset = self.materials.dataset
-        captions = dataset.caption_rows(self.train)
-        return Words(dataset.captions, captions, self.materials.read_vectors, self.materials.vectors_kind)
+    def words(self) -> CaptionWords:
+        """Captions and the vectors of their words."""
+        dataset = self.data.dataset
+        return CaptionWords(dataset.captions, dataset.caption_rows(self.train), self.data.read_vectors)
 
     @cached_property
-    def texts(self) -> dict[str, Source]:
-        """HKSE in all its variants, and the sentence encoders that were given."""
-        made: dict[str, Source] = {
-            name: Embedded(
-                name, self.words, kinds, self.options.word_features, self.options.sentence_features, self.seed
-            )
-            for name, kinds in VARIANTS.items()
+    def texts(self) -> dict[str, Features]:
+        """Text features by name: the variants of HKSE, and those of sentence encoders."""
+        sizes = self.options.word_features, self.options.sentence_features
+        variants: dict[str, Features] = {
+            name: HKSEFeatures(name, self.words, kinds, *sizes, self.seed) for name, kinds in VARIANTS.items()
         }
-        return made | {text.name: text for text in self.materials.texts}
+        return variants | {text.name: text for text in self.data.texts}
 
     @property
-    def image(self) -> Stored:
-        """The image features of the single experiments."""
-        return self.materials.images[0]
+    def image(self) -> StoredFeatures:
+        """Image features of the single experiments."""
+        return self.data.images[0]
 
     @property
-    def mean_words(self) -> Source:
+    def mean_words(self) -> Features:
         """Mean word vectors, the text of experiments 2, 3 and 4."""
         return self.texts["HKSE(lin, lin)"]
 
     @property
-    def hkse(self) -> Source:
+    def hkse(self) -> Features:
         """HKSE(rbf, rbf), the text of the paper's maps and examples."""
         return self.texts["HKSE(rbf, rbf)"]
 
-    def pairs_of_features(self) -> list[tuple[str, Source, Source]]:
-        """(kind, image, text) of the main tables; texts outermost, so that each is embedded once."""
-        every, images = self.materials.images, self.materials.images
-        if not self.options.all_images:
-            images = [*every[:1], *(each for each in every[1:] if each.name.endswith(YOURS))]
-        found: list[tuple[str, Source, Source]] = []
+    def feature_pairs(self) -> list[tuple[str, Features, Features]]:
+        """List (normalisation, image, text) of the main tables, grouped by text: each is embedded once."""
+        images = [
+            each
+            for i, each in enumerate(self.data.images)
+            if self.options.all_images or i == 0 or each.name.endswith(YOURS)
+        ]
+        pairs: list[tuple[str, Features, Features]] = []
         for text in self.texts.values():
-            found += [("as they are", image, text) for image in images]
-            # Ours: bursty image features are tamed, and sentence encoders brought to unit length.
-            scaled = replace(text, normalization="unit") if isinstance(text, Stored) else text
-            found += [(OURS, replace(image, normalization="sqrt-unit"), scaled) for image in images]
-        return found
+            pairs += [(AS_PUBLISHED, image, text) for image in images]
+            # A square root evens out a few large image features; sentence encoders get unit length.
+            scaled = replace(text, normalization="unit") if isinstance(text, StoredFeatures) else text
+            pairs += [(OURS, replace(image, normalization="sqrt-unit"), scaled) for image in images]
+        return pairs
 
-    def views(self, image: Source, text: Source, rows: Rows) -> tuple[Floats, Floats, Rows]:
-        """``X, Y, pairing`` of some images and their captions."""
-        images, captions, pairing = self.materials.dataset.paired_rows(rows)
-        if isinstance(text, Embedded):
+    def views(self, image: Features, text: Features, rows: Rows) -> tuple[Floats, Floats, Rows]:
+        """Return ``X, Y, pairing`` of some images and their captions."""
+        dataset = self.data.dataset
+        captions = dataset.caption_rows(rows)
+        positions = np.full(dataset.n_images, -1)
+        positions[rows] = np.arange(len(rows))
+        if isinstance(text, HKSEFeatures):
             self._embedded = [*(each for each in self._embedded if each is not text), text]
             for older in self._embedded[:-EMBEDDED_KEPT]:
-                older.forget()
-        return image.take(images), text.take(captions), pairing
+                older.release()
+        return image.take(rows), text.take(captions), positions[dataset.pairing[captions]]
 
-    def packs(self, image: Source, text: Source, rows: Rows) -> tuple[Floats, Floats, Rows]:
-        """``X``, the mean of each image's captions, and the pairing that pairs row with row.
+    def packs(self, image: Features, text: Features, rows: Rows) -> tuple[Floats, Floats, Rows]:
+        """Return ``X``, the mean of each image's captions, and the pairing row by row.
 
-        Embeddings are linear, so a pack's mean embedding is the embedding of its mean.
+        The model is linear, so the mean of a pack's vectors is the vector of its mean.
         """
         x, y, pairing = self.views(image, text, rows)
         return *mean_captions(x, y, pairing), np.arange(len(np.unique(pairing)))
 
-    def spectra(self, image: Source, text: Source) -> Spectra:
-        """Of the training pairs; each view is decomposed once, and only T0 is made for each pair of views."""
-        key = image.fingerprint, text.fingerprint
-        if key not in self._spectra:
-            x, y = self._half(image, "x"), self._half(text, "y")
+    def spectra(self, image: Features, text: Features) -> Spectra:
+        """Return the spectra of the training pairs.
+
+        Each view is decomposed once; only T0 = V_xᵀ (XᵀY) V_y is computed for each pair of views.
+        """
+
+        def compute() -> Spectra:
+            blank = _RowNumbers(len(self.data.dataset.pairing))
+            x = self._view_spectra.fetch(image.fingerprint, lambda: self._decompose(image, blank))
+            y = self._view_spectra.fetch(text.fingerprint, lambda: self._decompose(blank, text))
             cross = np.zeros((image.dimension, text.dimension))
             for start in range(0, len(self.train), BLOCK_IMAGES):
                 rows, captions, pairing = self.views(image, text, self.train[start : start + BLOCK_IMAGES])
-                sums = group_sum(captions - y.mean, pairing, len(rows))
-                cross += (rows - x.mean).T @ sums
-            t0 = (x.vectors.T @ cross) @ y.vectors
-            while len(self._spectra) >= SPECTRA_KEPT:
-                self._spectra.popitem(last=False)
-            views = x.mean, y.mean, x.values, x.vectors, y.values, y.vectors
-            self._spectra[key] = Spectra(x.count, *views, t0, max(x.resolution, y.resolution))
-        self._spectra.move_to_end(key)
-        return self._spectra[key]
+                cross += (rows - x.x_mean).T @ group_sum(captions - y.y_mean, pairing, len(rows))
+            t0 = (x.v_x.T @ cross) @ y.v_y
+            views = x.x_mean, y.y_mean, x.s_x, x.v_x, y.s_y, y.v_y
+            return Spectra(x.count, *views, t0, max(x.resolution, y.resolution))
 
-    def _half(self, source: Source, side: str) -> Half:
-        """Mean, singular values and vectors of one view over the training pairs."""
-        if source.fingerprint not in self._halves:
-            blank = _Numbered(len(self.materials.dataset.pairing))
-            image: Source = source if side == "x" else blank
-            text: Source = blank if side == "x" else source
-            moments = Moments.zero(image.dimension, text.dimension)
-            for start in range(0, len(self.train), BLOCK_IMAGES):
-                moments.update(*self.views(image, text, self.train[start : start + BLOCK_IMAGES]))
-            found = spectra_from_moments(moments)
-            parts = (getattr(found, f"{side}_mean"), getattr(found, f"s_{side}"), getattr(found, f"v_{side}"))
-            while len(self._halves) >= HALVES_KEPT:
-                self._halves.popitem(last=False)
-            self._halves[source.fingerprint] = Half(found.count, *parts, found.resolution)
-        self._halves.move_to_end(source.fingerprint)
-        return self._halves[source.fingerprint]
+        return self._spectra.fetch((image.fingerprint, text.fingerprint), compute)
+
+    def _decompose(self, image: Features, text: Features) -> Spectra:
+        moments = Moments.zero(image.dimension, text.dimension)
+        for start in range(0, len(self.train), BLOCK_IMAGES):
+            moments.update(*self.views(image, text, self.train[start : start + BLOCK_IMAGES]))
+        return spectra_from_moments(moments)
 
     def problem(
         self,
-        image: Source,
-        text: Source,
+        image: Features,
+        text: Features,
         rows: Rows,
         *,
         similarity: str = "cosine",
         packs: bool = False,
     ) -> Problem:
-        """Some images and their captions, or packs of captions, in the eigenbases of the training pairs."""
-        key = image.fingerprint, text.fingerprint, digest(rows), packs
-        if key not in self._problems:
-            views = (self.packs if packs else self.views)(image, text, rows)
-            while len(self._problems) >= PROBLEMS_KEPT:
-                self._problems.popitem(last=False)
-            self._problems[key] = make_problem(self.spectra(image, text), views)
-        self._problems.move_to_end(key)
-        return replace(self._problems[key], similarity=similarity)
+        """Return some images and their captions, or packs, in the eigenbases of the training pairs."""
 
-    def remember(
+        def compute() -> Problem:
+            views = (self.packs if packs else self.views)(image, text, rows)
+            return make_problem(self.spectra(image, text), views)
+
+        key = image.fingerprint, text.fingerprint, digest(rows), packs
+        return replace(self._problems.fetch(key, compute), similarity=similarity)
+
+    def fetch(
         self,
         name: str,
-        version: int,
-        sources: tuple[Source, ...],
+        features: tuple[Features, ...],
         inputs: Mapping[str, Any],
         compute: Callable[[], Result],
     ) -> Result:
-        """``compute()``, unless features, splits, options and version are those of a result that is there."""
-        follows_from = {
-            "version": version,
-            "features": [source.fingerprint for source in sources],
+        """Return a stored result, or compute it.
+
+        It is computed again when the features, the splits, ``inputs`` or the library's code have changed.
+        """
+        dependencies = {
+            "features": [each.fingerprint for each in features],
             "splits": self._splits,
-            "seed": self.seed if any(source.seeded for source in sources) else 0,
+            "seed": self.seed if any(each.seeded for each in features) else 0,
             **inputs,
         }
-        return self.cache.remember(name, follows_from, compute)
+        return self.cache.fetch(name, dependencies, compute)
 
     @cached_property
     def _splits(self) -> str:
         runs = [[p.name, p.train, [[r.validation, r.test] for r in p.runs]] for p in self.plans.values()]
-        return digest([runs, self.materials.dataset.pairing])
+        return digest([runs, self.data.dataset.pairing])
 
-    def described(self) -> dict[str, Any]:
-        """Options and features in plain words and numbers, for the files that are written."""
+    def describe(self) -> dict[str, Any]:
+        """Return options and features as plain data, for ``results.json``."""
         return {
-            "dataset": self.materials.title,
+            "dataset": self.data.title,
             "protocols": list(self.plans),
             "options": asdict(self.options),
-            "images": [source.name for source in self.materials.images],
+            "images": [features.name for features in self.data.images],
             "texts": list(self.texts),
-            "word vectors": self.materials.vectors_kind,
-            "found": [asdict(each) for each in self.materials.found],
+            "word vectors": self.data.vectors_origin,
+            "files": [each._asdict() for each in self.data.files],
         }
 
 
 def mean_captions(x: Floats, y: Floats, pairing: Rows) -> tuple[Floats, Floats]:
-    """Images that have captions, and the mean of each one's captions.
+    """Return the images that have captions, and the mean of each one's captions.
 
     >>> import numpy as np
     >>> mean_captions(np.eye(2), np.array([[1.0], [3.0], [5.0]]), np.array([0, 0, 1]))[1]

@@ -1,21 +1,26 @@
-"""Tables of the report: shown on its page, and written as CSV, LaTeX and Markdown."""
+"""Tables of the report, as HTML, CSV, LaTeX and Markdown, and the tables that the paper published."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import unescape
+from importlib.resources import files
 from typing import Any
 
-from diptych.report._page import Best, Html, Row, best_cells, number, table
+from diptych._checks import TASKS, InputError
+from diptych.report._page import Best, Html, Row, best_cells, format_cell, table
 
 LONG_CELL = 45
 """A LaTeX column with a longer cell is a paragraph column."""
+METRICS = ("r@1", "r@5", "r@10", "median_rank")
 
-# pdfLaTeX knows ASCII and accented Latin letters; other signs of the tables are set as mathematics.
+# pdfLaTeX reads ASCII and accented Latin letters; other signs of the tables are set as mathematics.
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -24,31 +29,15 @@ _LATEX = {
     **{"α": r"$\alpha$", "γ": r"$\gamma$", "δ": r"$\delta$", "ε": r"$\varepsilon$", "η": r"$\eta$"},
     **{"σ": r"$\sigma$", "Σ": r"$\Sigma$", "ℓ": r"$\ell$", "√": r"$\surd$", "′": r"$'$", "²": r"$^2$"},
     **{"×": r"$\times$", "÷": r"$\div$", "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\le$", "≥": r"$\ge$"},
-    **{
-        "−": r"$-$",
-        "–": "--",
-        "—": "---",
-        "…": r"\ldots{}",
-        "½": r"$\frac12$",
-        "→": r"$\to$",
-        "ᵀ": r"$^\top$",
-    },
+    **{"−": r"$-$", "–": "--", "—": "---", "…": r"\ldots{}", "½": r"$\frac12$", "→": r"$\to$"},
     **{"“": "``", "”": "''", "‘": "`", "’": "'", "○": r"$\circ$", "‖": r"$\|$", "|": r"$|$"},
-    **{"<": r"$<$", ">": r"$>$", "✓": r"$\surd$", "∞": r"$\infty$"},
+    **{"<": r"$<$", ">": r"$>$", "✓": r"$\surd$", "∞": r"$\infty$", "ᵀ": r"$^\top$"},
 }
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table of the report; columns, rows, ``best`` and ``groups`` as in ``diptych.report._page.table``.
-
-    Attributes
-    ----------
-    name
-        Of its files.
-    caption, note
-        Above and below it.
-    """
+    """A table of the report; ``name`` is the name of its files, the rest is as in ``report._page.table``."""
 
     name: str
     columns: Sequence[str]
@@ -59,32 +48,26 @@ class ReportTable:
     groups: Sequence[tuple[str, int]] = ()
 
     def html(self) -> Html:
-        """The table for the page."""
-        return table(
-            self.columns,
-            self.rows,
-            caption=self.caption,
-            note=self.note,
-            best=self.best,
-            groups=self.groups,
-        )
+        """Return the table for the page."""
+        shown = {"caption": self.caption, "note": self.note}
+        return table(self.columns, self.rows, **shown, best=self.best, groups=self.groups)
 
     def csv(self) -> str:
-        """Its cells as they are shown; a row that names those below it becomes their first column."""
+        """Return the cells, numbers at full precision; heading rows become a first column, ``section``."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
-        sections = any(row.kind == "head" for row in self._rows)
+        has_sections = any(row.kind == "head" for row in self._rows)
         section = ""
-        writer.writerow([*(["section"] if sections else []), *self._full_columns()])
+        writer.writerow([*(["section"] if has_sections else []), *self._full_columns()])
         for row in self._rows:
             if row.kind == "head":
                 section = plain_text(row.cells[0])
             else:
-                writer.writerow([*([section] if sections else []), *map(plain_text, row.cells)])
+                writer.writerow([*([section] if has_sections else []), *map(_exact_text, row.cells)])
         return stream.getvalue()
 
     def latex(self) -> str:
-        r"""A ``tabular`` that needs no package; ``\input`` it into a table of your own."""
+        r"""Return a ``tabular`` that needs no package; ``\input`` it into a table of your own."""
         width = len(self.columns)
         lines = [f"% {line}" for line in f"{self.caption}\n{self.note}".splitlines() if line]
         lines += [rf"\begin{{tabular}}{{{''.join(map(self._alignment, range(width)))}}}", r"\hline"]
@@ -104,7 +87,7 @@ class ReportTable:
         return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
 
     def markdown(self) -> str:
-        """A table as GitHub and most others show it."""
+        """Return a table in GitHub's Markdown."""
         lines = [_markdown_row(self._full_columns(first_only=True)), "|" + "---|" * len(self.columns)]
         for row, bold in zip(self._rows, best_cells(self._rows, self.best), strict=True):
             cells = [plain_text(cell) for cell in row.cells]
@@ -122,7 +105,7 @@ class ReportTable:
         return [row if isinstance(row, Row) else Row(row) for row in self.rows]
 
     def _full_columns(self, *, first_only: bool = False) -> list[str]:
-        """Column names with the name of their group, in front of all of them or of the first one."""
+        """Return column names with the name of their group: on all of them, or on the first of each group."""
         names, start = list(self.columns), 0
         for group, span in self.groups:
             for i in range(start, start + (1 if first_only else span)):
@@ -138,23 +121,133 @@ class ReportTable:
 
 
 def plain_text(cell: Any) -> str:
-    """A cell as the page shows it, without markup.
+    """Return a cell as the page shows it, without markup.
 
     >>> plain_text(22.34), plain_text(None), plain_text(Html("a<br>b"))
     ('22.3', '–', 'a; b')
     """
-    shown = cell if isinstance(cell, Html) else number(cell)
+    shown = cell if isinstance(cell, Html) else format_cell(cell)
     return unescape(re.sub(r"<[^>]*>", "", shown.replace("<br>", "; ")))
 
 
-def latex_text(words: str) -> str:
-    r"""Escape ``words`` for LaTeX.
+def _exact_text(cell: Any) -> str:
+    return repr(float(cell)) if isinstance(cell, float) else plain_text(cell)
+
+
+def latex_text(text: str) -> str:
+    r"""Escape ``text`` for LaTeX.
 
     >>> print(latex_text("50 % of k_x, Σ^α"))
     50 \% of k\_x, $\Sigma$\textasciicircum{}$\alpha$
     """
-    return "".join(_LATEX.get(letter, letter) for letter in words)
+    return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def recall_table(
+    name: str,
+    first: Sequence[str],
+    rows: Sequence[Row | Sequence[Any]],
+    *,
+    median: bool = True,
+    bold: bool = True,
+    caption: str = "",
+) -> ReportTable:
+    """Build a table with ``first`` columns, followed by the recalls of search and of annotate."""
+    names = ("r@1", "r@5", "r@10", *(["med r"] if median else []))
+    best: dict[int, Best] = {
+        len(first) + i: "low" if name == "med r" else "high" for i, name in enumerate(names * len(TASKS))
+    }
+    groups = [*(("", 1) for _ in first), *((task, len(names)) for task in TASKS)]
+    columns = [*first, *(names * len(TASKS))]
+    return ReportTable(name, columns, rows, caption=caption, best=best if bold else None, groups=groups)
+
+
+def recall_cells(scores: Mapping[str, Any], *, median: bool = True) -> list[float | None]:
+    """Return the cells of a row: r@1, r@5, r@10 and the median rank of search, then of annotate."""
+    names = METRICS if median else METRICS[:3]
+    return [scores[task][name] if task in scores else None for task in TASKS for name in names]
+
+
+def published_row(names: Sequence[str], values: Sequence[float | None]) -> Row:
+    """Build a row of published figures, with the digits they were published with."""
+    return Row([*names, *(None if value is None else f"{value}" for value in values)], "quiet")
+
+
+def head_row(words: str) -> Row:
+    """Build a row that is the heading of those below it."""
+    return Row([words], "head")
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV; the columns are the union of their keys."""
+    stream = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row of a published table; ``values`` follow the table's columns, None where no number is given."""
+
+    method: str
+    values: tuple[float | None, ...]
+    images: str = ""
+    text: str = ""
+    by: str = "the paper"
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A published table: its columns, its rows, and a description of what was measured."""
+
+    columns: tuple[str, ...]
+    rows: tuple[PublishedRow, ...]
+    setting: str = ""
+
+
+def published(name: str) -> PublishedTable:
+    """Return a table of the paper.
+
+    A table that is commented out in the paper's source was not published, and is refused.
+
+    Parameters
+    ----------
+    name
+        Such as ``"main/flickr8k"``, ``"weighting/coco-5k"`` or ``"timing/coco"``.
+
+    Examples
+    --------
+    >>> published("main/flickr8k").rows[1].values[0]
+    18.62
+    """
+    tables = _publication()["tables"]
+    choices = ", ".join(name for name in tables if tables[name]["published"])
+    if name not in tables:
+        raise InputError(f"the paper has no table {name!r}; choose one of {choices}.")
+    content = tables[name]
+    if not content["published"]:
+        raise InputError(f"the table {name!r} is {content['status']}; choose one of {choices}.")
+    rows = (
+        PublishedRow(**{**row, "values": tuple(row["values"]), "shape": tuple(row.get("shape", ()))})
+        for row in content["rows"]
+    )
+    return PublishedTable(tuple(content["columns"]), tuple(rows), content.get("setting", ""))
+
+
+def citation() -> str:
+    """Return the publication that the published tables are from."""
+    return str(_publication()["source"])
+
+
+@cache
+def _publication() -> dict[str, Any]:
+    content = files("diptych.paper").joinpath("published.json").read_text("utf-8")
+    return dict(json.loads(content))

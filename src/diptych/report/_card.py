@@ -1,7 +1,7 @@
-"""The ``README.md`` of a saved model: what it is, how to use it, what it was fitted on and how good it is.
+"""The model card: ``README.md`` of a model folder, for the people who use the model.
 
-Names and descriptions come from whoever fitted the model. They are escaped wherever they enter, so that
-they can neither break a table nor bring markup of their own.
+Names and descriptions come from the user who fitted the model. They are escaped, so that they can neither
+break a table nor add markup.
 """
 
 from __future__ import annotations
@@ -14,34 +14,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diptych._checks import TASKS, Task, count
+from diptych._checks import FEW_PAIRS, TASKS, Task, count
 from diptych.report._page import TITLES, one_line
 
-FEW_PAIRS = 50
-"""Below so many training pairs a model's choices are mostly chance, and its card says so."""
-
+FIGURE_FILE = "regularization.png"
 SHOWN_CORRELATIONS = 5
-PICTURE = "regularization.png"
-
 CORRELATIONS = {
     "correlations": "of the regularised model (Σ)",
     "train_correlations": "of its variates on the training pairs",
     "validation_correlations": "of its variates on validation pairs",
 }
-COLUMNS = {
-    "r@1": "r@1",
-    "r@5": "r@5",
-    "r@10": "r@10",
-    "median_rank": "median rank",
-    "mean_rank": "mean rank",
-}
+METRICS = ("r@1", "r@5", "r@10", "median_rank", "mean_rank")
 
 
 @dataclass(frozen=True)
 class EncoderFacts:
-    """What made the features of a view: a name for people, a fingerprint for programs, the columns.
+    """The encoder of one view: its name, fingerprint and number of features.
 
-    ``kept`` says that the model has it, or knows where it is; otherwise it must be given with every query.
+    ``kept`` is False if the model has no encoder to apply, so that every query must be features.
+
+    >>> encoder = EncoderFacts("ResNet-50", "onnx:1f2e", 2048)
     """
 
     name: str
@@ -52,10 +44,12 @@ class EncoderFacts:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """One task's model: the filters of both views in words, and its canonical correlations.
+    """The model of one task: the filters of both views, and its canonical correlations.
 
     ``correlations`` are those of the regularised model, the others those of its variates on training and on
-    validation pairs, as far as they were measured. All may be the first few; ``components`` counts them.
+    validation pairs, where measured. Only the first few are needed; ``components`` is their number.
+
+    >>> task = TaskFacts("γ = 12.3", "γ = 0.45", 300, correlations=(0.98, 0.97))
     """
 
     filter_x: str
@@ -68,9 +62,11 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """What can be found: items of each view by its name, and how they are looked up.
+    """The index: the number of items of each view, and how they are searched.
 
-    ``recall`` is the share of true nearest neighbours that an approximate index finds; None: it is exact.
+    ``recall`` is the share of the true nearest neighbours that an approximate index finds; None: it is exact.
+
+    >>> index = IndexFacts({"images": 8000, "texts": 40000}, "HNSW", recall=0.987)
     """
 
     items: Mapping[str, int]
@@ -81,40 +77,38 @@ class IndexFacts:
 
 @dataclass(frozen=True)
 class Card:
-    """Everything a model card says, as plain data.
+    """The content of a model card.
 
     Attributes
     ----------
-    name
-        What the model is called.
-    folder
-        Name of the folder it lies in, for the commands.
-    library
-        Version of the library that fitted it.
-    date
-        When, in words or as a date.
+    name, folder
+        Names of the model and of its folder; the commands use the folder.
+    library, date, seconds
+        Version of the library that fitted the model, when, and how long that took.
     pairs
         For each split, the number of images and of captions.
     image_encoder, text_encoder
-        What made the features; None where features were given.
+        What computed the features; None if features were passed.
     tasks
         The model of each task.
     params
-        Parameters of the estimator that are worth knowing.
+        Parameters of the estimator that users should know.
     selected_on
-        In words, which pairs chose the regularisation; None if it was given.
-    seconds
-        Time that fitting took.
+        Which pairs the regularisation was selected on; None if it was not selected.
     quality
-        In sentences, what it was measured on and what that is worth; see ``describe_quality``.
+        What the model was measured on; see ``describe_quality``.
     metrics
-        For ``"validation"`` and ``"test"``, the five numbers of each task; None if it was not measured.
+        For ``"validation"`` and ``"test"``, the five metrics of each task; None if it was not measured.
     index
-        What can be found; None if nothing is indexed.
+        None if nothing is indexed.
     files
-        What lies beside the card: name and meaning.
-    has_picture
-        Whether ``regularization.png`` lies beside the card.
+        Names and descriptions of the other files of the folder.
+    has_figure
+        Whether ``regularization.png`` is in the folder.
+
+    Examples
+    --------
+    >>> card = Card("beaches", "beaches", "1.0", "2025-01-31", {"train": (100, 500)}, None, None, {})
     """
 
     name: str
@@ -132,11 +126,11 @@ class Card:
     metrics: Mapping[str, Mapping[Task, Mapping[str, float]]] | None = None
     index: IndexFacts | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    has_picture: bool = False
+    has_figure: bool = False
 
 
 def model_card(facts: Card) -> str:
-    """Write ``facts`` as Markdown that a newcomer and a reviewer can both read.
+    """Return the model card as Markdown.
 
     Examples
     --------
@@ -145,74 +139,70 @@ def model_card(facts: Card) -> str:
     >>> print(model_card(card).splitlines()[0])
     # beaches
     """
-    sections = (_what, _use, _trained_on, _recalls, _regularization, _scores, _limits, _files)
+    sections = (_model, _use, _training, _quality, _regularization, _scores, _limits, _files)
     return "\n\n".join(part for section in sections for part in section(facts)) + "\n"
 
 
 def describe_quality(facts: Mapping[str, Any]) -> str:
-    """Say in plain sentences what a model was measured on; command line, card and page all show this.
+    """Describe what a model was selected and measured on; command line, card and page show this.
 
-    Parameters
-    ----------
-    facts
-        What a fit leaves behind; see ``diptych.retrieval._fit``.
+    ``facts`` are those that ``diptych.retrieval._fit`` stores with a model.
 
-    Examples
-    --------
     >>> selection = {"pairs": "the val split", "metric": "r@1", "search": 34.12, "annotate": 45.3}
     >>> print(describe_quality({"selection": selection}).partition(". ")[0])
     Selected on the val split; r@1 there: search 34.1, annotate 45.3
     """
     sentences = []
     if "selection" in facts:
-        found = facts["selection"]
-        scores = ", ".join(f"{task} {found[task]:.1f}" for task in TASKS)
-        sentences.append(f"Selected on {found['pairs']}; {found['metric']} there: {scores}.")
-        if "grid" in found:
-            sentences.append(f"{found['grid'][0].upper()}{found['grid'][1:]}.")
-        sentences.append("Those pairs chose the settings, so the figures are slightly optimistic.")
+        selection = facts["selection"]
+        scores = ", ".join(f"{task} {selection[task]:.1f}" for task in TASKS)
+        sentences.append(f"Selected on {selection['pairs']}; {selection['metric']} there: {scores}.")
+        if "grid" in selection:
+            sentences.append(f"{selection['grid'][0].upper()}{selection['grid'][1:]}.")
+        sentences.append("The settings were selected on those pairs, so the figures are slightly optimistic.")
     elif "theory" in facts:
-        sentences.append(f"The regularisation was taken from theory ({facts['theory']}), not selected.")
+        sentences.append(f"The regularisation is from theory ({facts['theory']}), not selected.")
     else:
-        sentences.append("The regularisation was given, not selected.")
+        sentences.append("The regularisation was set by the user, not selected.")
     if "refitted" in facts:
-        sentences.append(f"Refitted since, on {facts['refitted']['pairs']:,} pairs, and not measured again.")
+        sentences.append(
+            f"Refitted afterwards on {facts['refitted']['pairs']:,} pairs, and not measured again."
+        )
     elif "test" in facts.get("metrics", {}):
         test = facts["metrics"]["test"]
         scores = ", ".join(f"{task} {test[task]['r@1']:.1f}" for task in TASKS)
-        sentences.append(f"Measured on the test split, which had no part in it: r@1 {scores}.")
+        sentences.append(f"Measured on the test split, which fitting did not use: r@1 {scores}.")
     else:
-        sentences.append("Not measured on pairs that had no part in fitting or selection.")
+        sentences.append("Not measured on pairs that fitting and selection did not use.")
     return " ".join(sentences)
 
 
 def escape_markdown(text: object, longest: int = 200) -> str:
-    r"""``text`` as words within a line of Markdown: no markup, no HTML, no end of a table's cell.
+    r"""Escape ``text`` for one line of Markdown: no markup, no HTML, no end of a table's cell.
 
     >>> escape_markdown("a|b <b>*c*</b>")
     'a\\|b &lt;b&gt;\\*c\\*&lt;/b&gt;'
     """
     line = re.sub(r"[\\`*_\[\]|~#$&]", r"\\\g<0>", one_line(str(text), longest))
-    # Entities and not backslashes: they hold even where a reader takes HTML before it takes Markdown.
+    # Entities instead of backslashes: some readers parse HTML before Markdown.
     return line.replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _what(facts: Card) -> Iterator[str]:
+def _model(facts: Card) -> Iterator[str]:
     yield f"# {escape_markdown(facts.name) or 'model'}"
     yield (
-        "A diptych model: it finds pictures for a sentence (search) and "
-        "sentences for a picture (annotate). Both are mapped into one space by regularised canonical "
-        "correlation analysis, one model for each task."
+        "A diptych model: it finds images for a text (search) and texts for an image (annotate). Both are "
+        "mapped into one space by regularised canonical correlation analysis, one model for each task."
     )
-    took = "" if facts.seconds is None else f" in {_duration(facts.seconds)}"
+    duration = "" if facts.seconds is None else f" in {_duration(facts.seconds)}"
     yield (
-        f"Fitted on {escape_markdown(facts.date) or 'an unknown day'}{took}, "
+        f"Fitted on {escape_markdown(facts.date) or 'an unknown day'}{duration}, "
         f"with diptych {escape_markdown(facts.library) or 'of an unknown version'}."
     )
 
 
 def _use(facts: Card) -> Iterator[str]:
-    # A name that cannot stand in a line of code as it is would make commands that do something else.
+    # A name with line breaks or control characters could turn the command into another one.
     folder = facts.folder if facts.folder and facts.folder.isprintable() else "FOLDER"
     argument = shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
     text, image = (one is not None and one.kept for one in (facts.text_encoder, facts.image_encoder))
@@ -224,59 +214,59 @@ def _use(facts: Card) -> Iterator[str]:
         f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
         'model.search("a dog")'
         if text
-        else 'model.search(np.load("texts.npy"))  # features, one row a query',
+        else 'model.search(np.load("texts.npy"))  # features, one row per query',
     )
     yield "or from the shell:"
     yield _code(
         "sh",
         f"diptych search {argument} " + ('"a dog"' if text else "--features texts.npy"),
-        f"diptych annotate {argument} " + ("photo.jpg" if image else "--features images.npy"),
+        f"diptych annotate {argument} " + ("image.jpg" if image else "--features images.npy"),
     )
 
 
-def _trained_on(facts: Card) -> Iterator[str]:
+def _training(facts: Card) -> Iterator[str]:
     yield "## What it was fitted on"
     yield _table(
         ("pairs", "images", "captions"),
-        ((name, _count(images), _count(captions)) for name, (images, captions) in facts.pairs.items()),
+        ((name, f"{images:,}", f"{captions:,}") for name, (images, captions) in facts.pairs.items()),
     )
-    views = (("images", facts.image_encoder), ("sentences", facts.text_encoder))
+    views = (("images", facts.image_encoder), ("texts", facts.text_encoder))
     yield _table(
         ("view", "encoder", "fingerprint", "dimensions"),
         (
-            (view, "features that were given", "", "")
-            if made_by is None
-            else (view, made_by.name, made_by.fingerprint, _count(made_by.dimension))
-            for view, made_by in views
+            (view, "none: features were passed", "", "")
+            if encoder is None
+            else (view, encoder.name, encoder.fingerprint, f"{encoder.dimension:,}")
+            for view, encoder in views
         ),
     )
     if facts.index is None:
-        yield "Nothing is indexed yet: add pictures and sentences before searching."
+        yield "Nothing is indexed yet: add images and texts before searching."
         return
     index = facts.index
     items = ", ".join(escape_markdown(count(number, view)) for view, number in index.items.items())
-    recall = "" if index.recall is None else f", finding {_percent(100 * index.recall)} % of the true nearest"
+    recall = "" if index.recall is None else f", finding {100 * index.recall:.1f} % of the true nearest"
     kind, dtype = escape_markdown(index.kind), escape_markdown(index.dtype)
-    yield f"Indexed: {items or 'nothing'} ({kind}, {dtype}{recall})."
+    yield f"Indexed when this card was written: {items or 'nothing'} ({kind}, {dtype}{recall})."
 
 
-def _recalls(facts: Card) -> Iterator[str]:
+def _quality(facts: Card) -> Iterator[str]:
     yield "## How good it is"
     yield escape_markdown(facts.quality, longest=1000)
     if not facts.metrics:
         return
     yield _table(
-        ("pairs", "task", *COLUMNS.values()),
+        ("pairs", "task", *(name.replace("_", " ") for name in METRICS)),
         (
-            (split, TITLES[task], *(_metric(name, by_task[task].get(name)) for name in COLUMNS))
+            (split, TITLES[task], *(_metric(name, by_task[task].get(name)) for name in METRICS))
             for split, by_task in facts.metrics.items()
             for task in TASKS
             if task in by_task
         ),
     )
     yield (
-        "r@k is the percentage of queries whose right answer is among the first k, more is better; a rank "
-        "of 1 is the best."
+        "r@k is the percentage of queries whose right item is among the first k hits: higher is better. "
+        "The best rank is 1."
     )
 
 
@@ -286,44 +276,42 @@ def _regularization(facts: Card) -> Iterator[str]:
         yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
     tasks = [(TITLES[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
     yield _table(
-        ("task", "images", "sentences", "components"),
-        ((title, of.filter_x, of.filter_y, _count(of.components)) for title, of in tasks),
+        ("task", "images", "texts", "components"),
+        ((title, task.filter_x, task.filter_y, f"{task.components:,}") for title, task in tasks),
     )
-    if any(len(of.correlations) for _, of in tasks):
+    if any(len(task.correlations) for _, task in tasks):
         yield _table(
             ("first canonical correlations", *(title for title, _ in tasks)),
             (
-                (name, *(_correlations(getattr(of, where), of.components) for _, of in tasks))
-                for where, name in CORRELATIONS.items()
+                (name, *(_correlations(getattr(task, attribute), task.components) for _, task in tasks))
+                for attribute, name in CORRELATIONS.items()
             ),
         )
         yield (
-            "Those of the regularised model weigh what is searched; they are shrunk by regularisation and "
-            "raised by chance. Those on validation pairs are the ones to believe."
+            "Those of the regularised model weight the vectors; regularisation lowers them and chance raises "
+            "them. Those on validation pairs are realistic."
         )
     if facts.params:
         yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
-    if facts.has_picture:
-        yield f"![Every point that was tried, for both tasks, and the chosen one]({PICTURE})"
+    if facts.has_figure:
+        yield f"![Scores of every grid point for both tasks, and the selected one]({FIGURE_FILE})"
 
 
 def _scores(facts: Card) -> Iterator[str]:
     yield "## How to read its scores"
     if facts.params.get("similarity", "cosine") == "l2":
         yield (
-            "Answers are ordered by the distance between embeddings, the nearest first. Distances are not "
-            "probabilities, and they compare answers to one query only: from one query to another, or from "
-            "one model to another, they mean nothing."
+            "Hits are ordered by the distance between vectors, the nearest first. Distances are not "
+            "probabilities. Compare them within one query only, not across queries, tasks or models."
         )
         return
     if "preset" in facts.params:
-        meaning = "a weighted sum of cosines, less a correction for items that are near everything"
+        meaning = "a weighted sum of cosines, minus a correction for items that are near every query"
     else:
-        meaning = "the cosine between two embeddings, from -1 to 1"
+        meaning = "the cosine of two vectors, from -1 to 1"
     yield (
-        f"A score is {meaning}. It is not a probability. Scores order "
-        "the answers to one query; compare none across queries, tasks or models. There is always a best "
-        "answer, even if nothing fits."
+        f"A score is {meaning}. It is not a probability. Compare scores within one query only, not across "
+        "queries, tasks or models. There is always a best hit, even if nothing fits the query."
     )
 
 
@@ -331,43 +319,35 @@ def _limits(facts: Card) -> Iterator[str]:
     captions = facts.pairs["train"][1] if "train" in facts.pairs else None
     yield "## Limits"
     lines = [
-        "It knows only what its training pairs show. Things and words that they lack are guessed at, and "
-        "what they say wrongly or unfairly, of people above all, it repeats.",
-        "It holds for pictures and sentences like the training pairs; measure it again on others.",
-        f"With fewer than {FEW_PAIRS} pairs, what was learnt and what was chosen are mostly chance.",
+        "It knows only what its training pairs show. Results for other objects and words are guesses, and it "
+        "repeats what the pairs say wrongly or unfairly, especially about people.",
+        "The figures hold for images and texts like the training pairs; measure the model again on others.",
+        f"With fewer than {FEW_PAIRS} pairs, the model and the selected settings are mostly chance.",
     ]
     if captions is not None and captions < FEW_PAIRS:
         lines.append(
-            f"**This model was fitted on {count(captions, 'pair')}: use it for trying things out only.**"
+            f"**This model was fitted on {count(captions, 'pair')}: use it only to try things out.**"
         )
     yield "\n".join(f"- {line}" for line in lines)
 
 
 def _files(facts: Card) -> Iterator[str]:
     listed = {"README.md": "this card", **facts.files}
-    if facts.has_picture:
-        listed.setdefault(PICTURE, "the picture above")
+    if facts.has_figure:
+        listed.setdefault(FIGURE_FILE, "the figure above")
     yield "## Files"
-    yield _table(("file", "what it holds"), listed.items())
-    yield "Loading the model executes none of them: they are arrays, JSON, text and pictures."
+    yield _table(("file", "content"), listed.items())
+    yield "Loading the model executes no code from these files: they are arrays, JSON, text and figures."
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; every cell is escaped here and nowhere else."""
+    """Return a table; every cell is escaped here and nowhere else."""
     lines = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 def _code(language: str, *lines: str) -> str:
     return "\n".join([f"```{language}", *lines, "```"])
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1f}"
 
 
 def _metric(name: str, value: float | None) -> str:
@@ -384,7 +364,6 @@ def _correlations(values: Sequence[float], components: int) -> str:
 
 
 def _value(value: object) -> str:
-    """A parameter in words; a pair is said without brackets."""
     if isinstance(value, (tuple, list)):
         return ", ".join(_value(each) for each in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

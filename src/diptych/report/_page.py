@@ -1,6 +1,4 @@
-"""Words that pages and figures share: the names of the tasks, and foreign text made harmless to show.
-
-One page of HTML that holds everything it shows: no scripts, no network, light and dark, print and phone.
+"""One HTML page that contains everything it shows: no scripts, no network, light and dark, print and phone.
 
 Parts are built by small functions and put together by ``page``::
 
@@ -10,7 +8,7 @@ Parts are built by small functions and put together by ``page``::
         [section("Recall", paragraph("On 1,000 images."), table(["model", "r@1"], [["CCA", 21.6]]))],
     )
 
-Text is escaped wherever it enters; what the functions return is ``Html`` and is not escaped again.
+Text is escaped where it enters; what the functions return is ``Html`` and is not escaped again.
 """
 
 from __future__ import annotations
@@ -25,39 +23,45 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
+from PIL import Image
+
 from diptych._checks import Task
 
 TITLES: dict[Task, str] = {
-    "search": "search: sentence → images",
-    "annotate": "annotate: image → sentences",
+    "search": "search: text → images",
+    "annotate": "annotate: image → texts",
 }
+"""Titles of the tasks in figures and cards."""
+
+
+THUMBNAIL_SIDE = 224
 
 
 def one_line(text: str, longest: int = 200) -> str:
-    r"""``text`` on one line of at most ``longest`` characters, without characters that are not seen.
+    r"""Return ``text`` on one line of at most ``longest`` characters, without invisible characters.
 
-    Invisible ones can turn the direction of a line or hide a part of it.
+    Those can reverse the direction of a line or hide a part of it.
 
     >>> one_line("a dog\n\tin   the snow")
     'a dog in the snow'
     """
-    # Cut first: nothing that is read here needs a text of megabytes to be walked through.
+    # Cut first, so that a text of megabytes is not processed as a whole.
     words = " ".join(text[: 8 * longest].split())
-    seen = "".join(letter for letter in words if letter.isprintable())
-    return seen if len(seen) <= longest else seen[: longest - 1].rstrip() + "…"
+    visible = "".join(letter for letter in words if letter.isprintable())
+    return visible if len(visible) <= longest else visible[: longest - 1].rstrip() + "…"
 
 
 Best = Literal["high", "low"]
 
 
 class Html(str):
-    """Markup that is ready for a page; any other string is text, and is escaped."""
+    """Markup; any other string is text, and is escaped."""
 
     __slots__ = ()
 
 
 class Section(NamedTuple):
-    """A titled part of a page; the titles make the list of contents."""
+    """A part of a page; the titles are its table of contents."""
 
     title: str
     body: Html
@@ -65,10 +69,10 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table that is not shown like the others.
+    """A row of a table.
 
-    ``head`` spans the table with its first cell; ``quiet`` rows come from elsewhere (a publication) and take
-    no part in ``best``.
+    The first cell of a ``head`` row spans the table; ``quiet`` rows (published figures) are in italics and
+    are never the best.
     """
 
     cells: Sequence[Any]
@@ -76,17 +80,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A thumbnail: JPEG, PNG, GIF or WebP bytes, and the words beneath it."""
+class ShownHit:
+    """One hit of a query: an image or a text, its score, and whether it is right."""
 
-    data: bytes
-    caption: str = ""
+    item: Image.Image | str
+    score: float
     right: bool = False
-    alt: str = ""
 
 
 def page(title: str, lead: str | Html, sections: Iterable[Section], *, footer: str | Html = "") -> str:
-    """A whole HTML document."""
+    """Return a whole HTML document."""
     sections = list(sections)
     links = "".join(
         f'<li><a href="#{_anchor(i, each.title)}">{escape(each.title)}</a></li>'
@@ -110,49 +113,46 @@ def page(title: str, lead: str | Html, sections: Iterable[Section], *, footer: s
 
 
 def section(title: str, *parts: str | Html) -> Section:
-    """A part of the page under a heading; plain strings become paragraphs."""
+    """Return a part of the page with a heading; plain strings become paragraphs."""
     return Section(title, Html("".join(p if isinstance(p, Html) else paragraph(p) for p in parts)))
 
 
 def text(words: str | Html) -> Html:
-    """``words`` as markup: escaped unless they are markup already."""
+    """Return ``words`` as markup, escaped unless they are markup already."""
     return words if isinstance(words, Html) else Html(escape(str(words)))
 
 
 def join(*parts: str | Html) -> Html:
-    """One run of markup from several."""
+    """Concatenate text and markup."""
     return Html("".join(map(text, parts)))
 
 
 def heading(words: str) -> Html:
-    """A small heading within a section."""
+    """Return a small heading within a section."""
     return Html(f"<h3>{escape(words)}</h3>")
 
 
 def paragraph(words: str | Html, *, note: bool = False) -> Html:
-    """A paragraph; ``note`` sets it small and quiet."""
+    """Return a paragraph; a ``note`` is small and grey."""
     return Html(f"<p{_class('note' if note else '')}>{text(words)}</p>")
 
 
 def code(words: str, *, block: bool = False) -> Html:
-    """A command or a name, in fixed-width letters."""
+    """Return a command or a name in fixed-width letters."""
     inner = f"<code>{escape(words)}</code>"
     return Html(f"<pre>{inner}</pre>" if block else inner)
 
 
 def bullets(items: Iterable[str | Html]) -> Html:
-    """A list."""
+    """Return a list."""
     return Html("<ul>" + "".join(f"<li>{text(item)}</li>" for item in items) + "</ul>")
 
 
-def verdict(holds: bool | None, words: str = "") -> Html:
-    """Holds or does not hold, by colour and by word; None: not known."""
+def verdict(holds: bool | None, words: str) -> Html:
+    """Return a verdict in words, and in colour unless ``holds`` is None."""
     if holds is None:
-        return text(words or "not measured")
-    return Html(
-        f'<span class="{"holds" if holds else "fails"}">'
-        f"{escape(words or ('holds here' if holds else 'does not hold here'))}</span>"
-    )
+        return text(words)
+    return Html(f'<span class="{"holds" if holds else "fails"}">{escape(words)}</span>')
 
 
 def table(
@@ -164,27 +164,25 @@ def table(
     best: Mapping[int, Best] | None = None,
     groups: Sequence[tuple[str, int]] = (),
 ) -> Html:
-    """A table with thin rules.
+    """Return a table.
 
-    Cells are text, markup, numbers (floats are shown with the digits ``number`` gives) or None (a dash).
-    A column is set to the left when its cells are words. ``best`` says for which columns, by position, the
-    highest or lowest number is set in bold; quiet rows take no part. ``groups`` are headings over so many
-    columns each.
+    Cells are text, markup, numbers or None; see ``format_cell``. Columns of words are aligned to the left.
+    ``best`` says for which columns, by position, the highest or lowest number is in bold. ``groups`` are
+    headings with the number of columns they span.
     """
-    wanted = [row if isinstance(row, Row) else Row(row) for row in rows]
-    plain = [row for row in wanted if row.kind != "head"]
+    all_rows = [row if isinstance(row, Row) else Row(row) for row in rows]
+    plain = [row for row in all_rows if row.kind != "head"]
     words = [_is_words([row.cells[i] for row in plain if i < len(row.cells)]) for i in range(len(columns))]
-    bold = best_cells(wanted, best)
     head = "".join(
         f"<th{_class('words' if words[i] else '')}>{text(name)}</th>" for i, name in enumerate(columns)
     )
     body = []
-    for row, marked in zip(wanted, bold, strict=True):
+    for row, bold in zip(all_rows, best_cells(all_rows, best), strict=True):
         if row.kind == "head":
             body.append(f'<tr class="head"><td colspan="{len(columns)}">{text(row.cells[0])}</td></tr>')
             continue
         cells = "".join(
-            f"<td{_class('words' if words[i] else '', 'best' if i in marked else '')}>{number(cell)}</td>"
+            f"<td{_class('words' if words[i] else '', 'best' if i in bold else '')}>{format_cell(cell)}</td>"
             for i, cell in enumerate(row.cells)
         )
         body.append(f"<tr{_class('quiet' if row.kind == 'quiet' else '')}>{cells}</tr>")
@@ -199,7 +197,7 @@ def table(
 
 
 def best_cells(rows: Sequence[Row], best: Mapping[int, Best] | None) -> list[set[int]]:
-    """For each row, the columns in which it has the best number; only plain rows are compared."""
+    """Return for each row the columns in which it has the best number; only plain rows are compared."""
     compared = [row for row in rows if row.kind == "plain"]
     top = {c: _extreme([r.cells[c] for r in compared], way) for c, way in (best or {}).items()}
     return [
@@ -207,8 +205,8 @@ def best_cells(rows: Sequence[Row], best: Mapping[int, Best] | None) -> list[set
     ]
 
 
-def number(value: Any) -> Html:
-    """A cell: a dash for None, floats with one digit behind the point or three in all, the rest as it is."""
+def format_cell(value: Any) -> Html:
+    """Format a cell: None as a dash, floats with one decimal place or three digits."""
     if value is None:
         return Html("–")
     if isinstance(value, bool) or not isinstance(value, float):
@@ -217,18 +215,18 @@ def number(value: Any) -> Html:
 
 
 def figure(drawing: Any, caption: str | Html, alt: str, *, raster: bool = False) -> Html:
-    """A matplotlib figure within the page: SVG, or PNG when it holds pictures or very many marks."""
+    """Embed a matplotlib figure as SVG, or as PNG if it contains images or very many marks."""
     stream = io.BytesIO()
     if raster:
         drawing.savefig(stream, format="png", dpi=170)
-        inside = f'<img src="{_data_uri(stream.getvalue())}" alt="{escape(alt)}">'
+        inside = f'<img src="{_data_uri(stream.getvalue(), "png")}" alt="{escape(alt)}">'
     else:
         drawing.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
         drawn = stream.getvalue().decode("utf-8")
         drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
-        # HTML knows what svg and href mean, so that no address of a namespace is needed.
+        # HTML knows svg and href without the addresses of their namespaces.
         drawn = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawn).replace("xlink:href", "href")
-        # Several figures on one page: the names that matplotlib gives its parts must not meet.
+        # Matplotlib uses the same ids in every figure; a prefix makes them unique on the page.
         prefix = f"f{zlib.crc32(stream.getvalue()):08x}-"
         drawn = re.sub(r'\bid="', f'id="{prefix}', drawn)
         drawn = re.sub(r'(href="#|url\(#)', rf"\1{prefix}", drawn)
@@ -236,26 +234,35 @@ def figure(drawing: Any, caption: str | Html, alt: str, *, raster: bool = False)
     return Html(f'<figure><div class="plate">{inside}</div><figcaption>{text(caption)}</figcaption></figure>')
 
 
-def pictures(rows: Iterable[tuple[str | Html, Sequence[Picture]]]) -> Html:
-    """Strips of thumbnails, each under a line of words; pictures that are ``right`` are framed."""
-    strips = []
-    for words, shown in rows:
-        items = "".join(
-            f"<li{_class('right' if each.right else '')}>"
-            f'<img src="{_data_uri(each.data)}" alt="{escape(each.alt or each.caption)}" loading="lazy">'
-            + ('<span class="mark">✓</span> ' if each.right else "")
-            + f"{escape(each.caption)}</li>"
-            for each in shown
-        )
-        strips.append(f'<div class="strip"><p>{text(words)}</p><ul>{items}</ul></div>')
-    return Html("".join(strips))
+def show_hits(query: Image.Image | str, hits: Sequence[ShownHit]) -> Html:
+    """Show a query and its hits below it, images as thumbnails and texts as a list; right hits are marked."""
+    images, texts = "", ""
+    for hit in hits:
+        score = ("✓ " if hit.right else "") + f"{hit.score:.2f}".replace("-", "−")
+        start = f"<li{_class('right' if hit.right else '')}>"
+        if isinstance(hit.item, str):
+            texts += f"{start}{score}: {escape(hit.item)}</li>"
+        else:
+            images += f"{start}{_thumbnail(hit.item, f'hit with score {score}')}{score}</li>"
+    shown = f"<p>{escape(query)}</p>" if isinstance(query, str) else _thumbnail(query, "query")
+    shown += f"<ul>{images}</ul>" if images else ""
+    shown += f'<ul class="texts">{texts}</ul>' if texts else ""
+    return Html(f'<div class="strip">{shown}</div>')
 
 
-KINDS = {b"\xff\xd8\xff": "jpeg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp"}
+def _thumbnail(image: Image.Image, alt: str) -> str:
+    """Return an image in RGB on white, at most ``THUMBNAIL_SIDE`` pixels wide and high, as markup."""
+    if image.mode not in ("RGB", "L"):
+        transparent = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), transparent)
+    small = image.convert("RGB")
+    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    stream = io.BytesIO()
+    small.save(stream, "JPEG", quality=82)
+    return f'<img src="{_data_uri(stream.getvalue(), "jpeg")}" alt="{escape(alt)}" loading="lazy">'
 
 
-def _data_uri(data: bytes) -> str:
-    kind = next((name for start, name in KINDS.items() if data.startswith(start)), "png")
+def _data_uri(data: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
@@ -264,25 +271,22 @@ def _anchor(position: int, title: str) -> str:
 
 
 def _is_words(cells: Sequence[Any]) -> bool:
-    # A number with a sign of what it is (28.1 ± 0.3, 9 s, 3 of 10) still belongs to the right.
-    known = [re.sub(r"<[^>]*>", "", cell) for cell in cells if isinstance(cell, str)]
-    numbers = any(cell is not None and not isinstance(cell, str) for cell in cells)
-    return (
-        bool(known)
-        and not numbers
-        and any(not re.search(r"\d", c) or re.search(r"[^\W\d]{4}", c) for c in known)
-    )
+    if any(cell is not None and not isinstance(cell, str) for cell in cells):
+        return False
+    # A number with a short unit (28.1 ± 0.3, 9 s, 3 of 10) is a number.
+    texts = [re.sub(r"<[^>]*>", "", cell) for cell in cells if cell is not None]
+    return any(not re.search(r"\d", each) or re.search(r"[^\W\d]{4}", each) for each in texts)
 
 
 def _class(*names: str) -> str:
-    named = " ".join(filter(None, names))
-    return f' class="{named}"' if named else ""
+    joined = " ".join(filter(None, names))
+    return f' class="{joined}"' if joined else ""
 
 
 def _value(cell: Any) -> float | None:
     if isinstance(cell, str):
-        found = re.match(r"[\s≈~]*(-?[\d.]+)", re.sub(r"<[^>]*>", "", cell))
-        return float(found.group(1)) if found else None
+        number = re.match(r"[\s≈~]*(-?[\d.]+)", re.sub(r"<[^>]*>", "", cell))
+        return float(number.group(1)) if number else None
     return None if cell is None or isinstance(cell, bool) else float(cell)
 
 

@@ -1,7 +1,6 @@
-"""The product: encoders, models and an index as one object, searched both ways, saved as a folder."""
+"""Search images with texts and texts with images: encoders, a model and a store as one object."""
 
 from diptych.retrieval._items import Hit, Hits, Item, Pack
 from diptych.retrieval._retriever import Retriever
-from diptych.retrieval.stores._faiss import VectorIndex
 
-__all__ = ["Hit", "Hits", "Item", "Pack", "Retriever", "VectorIndex"]
+__all__ = ["Hit", "Hits", "Item", "Pack", "Retriever"]

@@ -1,8 +1,11 @@
-"""From features to the vectors that a store compares by inner product."""
+"""From features to the float32 vectors that a store compares by inner product.
+
+Both kinds of model have the same methods: ``items`` and ``queries`` embed features, ``scores`` turns inner
+products into what users see, ``means`` averages the vectors of packs.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -22,72 +25,18 @@ Layout: TypeAlias = dict[str, int]
 """Feature blocks side by side in one matrix: their names and widths."""
 
 
-class Embedding(ABC):
-    """A fitted model as maps from features to float32 vectors whose inner products rank.
-
-    Attributes
-    ----------
-    weighting
-        How the canonical correlations enter; None for a fusion, whose members differ.
-    """
-
-    weighting: Weighting | None
-
-    @abstractmethod
-    def dimension(self, task: Task) -> int:
-        """Return the number of columns of a task's vectors."""
-
-    @abstractmethod
-    def features(self, view: View) -> int:
-        """Return the number of columns of a view's features."""
-
-    @abstractmethod
-    def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
-        """Return the vectors of items that a task searches, and the length of each before it was scaled."""
-
-    @abstractmethod
-    def queries(self, features: Any, task: Task) -> Floats:
-        """Return the vectors of queries."""
-
-    @abstractmethod
-    def as_queries(self, vectors: Floats) -> Floats:
-        """Return vectors of items as queries for similar items."""
-
-    @abstractmethod
-    def scores(self, inner: Floats, queries: Floats) -> Floats:
-        """Return the scores that users see, from inner products with each query, queries × items."""
-
-    @abstractmethod
-    def means(self, vectors: Floats, norms: Floats, groups: Any, n_groups: int) -> Floats:
-        """Return one vector for each group of items; ``groups`` has the group's number of each item."""
-
-    @abstractmethod
-    def reweight(self, weighting: Weighting) -> Embedding:
-        """Return the embedding of the same model under another weighting."""
-
-    @abstractmethod
-    def convert(self, vectors: Floats, norms: Floats, task: Task, to: Embedding) -> Floats:
-        """Return vectors of items as ``to``, the same model under another weighting, would make them."""
-
-
-class CanonicalEmbedding(Embedding):
+class CanonicalEmbedding:
     """The embedding of an ``AWCCA``.
 
     A cosine is the inner product of vectors of length 1. A distance ranks as an inner product does once an
     item has −‖x‖²/2 as one more coordinate and a query has 1. So one kind of index serves both.
 
-    Parameters
-    ----------
-    model
-        The fitted model.
-    weighting
-        Another weighting than the model's own.
+    ``weighting`` is another than the model's own.
     """
 
     def __init__(self, model: AWCCA, weighting: Weighting | None = None) -> None:
         self._model = model
-        own: Weighting = model.weighting if weighting is None else weighting
-        self.weighting = own
+        self.weighting: Weighting = model.weighting if weighting is None else weighting
         self._euclidean = model.similarity == "l2"
         self._normalize = dict(zip(VIEWS, model.normalize, strict=True))
         means = (to_numpy(mean).astype(np.float32) for mean in (model.x_mean_, model.y_mean_))
@@ -97,7 +46,7 @@ class CanonicalEmbedding(Embedding):
         for task in TASKS:
             canonical = model.models_[task]
             correlations = to_numpy(canonical.correlations).astype(np.float32)
-            factors = weight_factors(correlations, own, task)
+            factors = weight_factors(correlations, self.weighting, task)
             for view, weights, factor in zip(
                 VIEWS, (canonical.x_weights, canonical.y_weights), factors, strict=True
             ):
@@ -105,11 +54,9 @@ class CanonicalEmbedding(Embedding):
                 self._factors[task, view] = None if factor is None else np.asarray(factor, np.float32)
 
     def dimension(self, task: Task) -> int:
-        """Return the number of columns of a task's vectors."""
         return int(self._weights[task, "image"].shape[1]) + self._euclidean
 
     def features(self, view: View) -> int:
-        """Return the number of columns of a view's features."""
         return len(self._mean[view])
 
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
@@ -117,7 +64,6 @@ class CanonicalEmbedding(Embedding):
         return self._scale(self._project(features, task, SEARCHED[task]))
 
     def queries(self, features: Any, task: Task) -> Floats:
-        """Return the vectors of queries."""
         return self.as_queries(self._scale(self._project(features, task, QUERIED[task]))[0])
 
     def as_queries(self, vectors: Floats) -> Floats:
@@ -144,9 +90,8 @@ class CanonicalEmbedding(Embedding):
         """Return the embedding of the same model under another weighting."""
         return CanonicalEmbedding(self._model, weighting)
 
-    def convert(self, vectors: Floats, norms: Floats, task: Task, to: Embedding) -> Floats:
+    def convert(self, vectors: Floats, norms: Floats, task: Task, to: CanonicalEmbedding) -> Floats:
         """Return vectors of items as ``to``, the same model under another weighting, would make them."""
-        assert isinstance(to, CanonicalEmbedding)
         before, after = (each._factors[task, SEARCHED[task]] for each in (self, to))
         scale = np.ones(self._weights[task, "image"].shape[1], np.float32) if after is None else after
         if before is not None:
@@ -174,26 +119,19 @@ class CanonicalEmbedding(Embedding):
         return wide[:, :-1] if self._euclidean else wide * norms[:, None]
 
 
-class FusedEmbedding(Embedding):
-    """The embedding of a ``Fusion``: weighted unit vectors side by side, then the hubness correction.
+class FusedEmbedding:
+    """The embedding of a ``Fusion``: weighted unit vectors side by side, then the hubness correction."""
 
-    Parameters
-    ----------
-    model
-        The fitted model.
-    """
+    weighting = None  # the members differ
 
     def __init__(self, model: Fusion) -> None:
         self._model = model
-        self.weighting: Weighting | None = None
         self._layout = {view: fusion_layout(model, view) for view in VIEWS}
 
     def dimension(self, task: Task) -> int:
-        """Return the number of columns of a task's vectors."""
         return 1 + sum(int(member.linear.x_map.shape[1]) for member in self._model.members_[task])
 
     def features(self, view: View) -> int:
-        """Return the number of columns of a view's features, all blocks together."""
         return sum(self._layout[view].values())
 
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
@@ -202,7 +140,6 @@ class FusedEmbedding(Embedding):
         return vectors, np.ones(len(vectors), np.float32)
 
     def queries(self, features: Any, task: Task) -> Floats:
-        """Return the vectors of queries."""
         return self._embed(self._model.queries, features, task, QUERIED[task])
 
     def as_queries(self, vectors: Floats) -> Floats:
@@ -219,19 +156,14 @@ class FusedEmbedding(Embedding):
         """Return the mean of each group's vectors: a query's score with it is the mean of its scores."""
         return _group_means(np.asarray(vectors, np.float32), groups, n_groups)
 
-    def reweight(self, weighting: Weighting) -> Embedding:
-        """Refuse: the members have weightings of their own."""
-        raise InputError("a fusion chose its weightings itself; compare weightings on an AWCCA model.")
-
-    def convert(self, vectors: Floats, norms: Floats, task: Task, to: Embedding) -> Floats:
-        """Refuse, as ``reweight`` does."""
-        raise InputError("a fusion has no other weighting.")
-
     def _embed(self, embed: Callable[..., Any], features: Any, task: Task, view: View) -> Floats:
         rows = to_numpy(check_view(features, f"{view} features", n_features=self.features(view)))
         with np.errstate(over="ignore", invalid="ignore"):
             vectors = embed(split_blocks(rows, self._layout[view]), task)
             return _check_lengths(np.asarray(vectors, np.float32), view)
+
+
+Embedding: TypeAlias = CanonicalEmbedding | FusedEmbedding
 
 
 def embedding_of(model: AWCCA | Fusion) -> Embedding:

@@ -19,7 +19,7 @@ from sklearn.base import clone
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, count
 from diptych._persistence import Schema
-from diptych._threads import ahead, thread_count
+from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
@@ -401,7 +401,7 @@ def _encode_candidates(
     readable: list[int] = []
     features: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in networks}
     workers = thread_count(None)
-    loaded = ahead(load, [int(row) for row in rows], workers, _BATCH + workers)
+    loaded = prefetch(load, [int(row) for row in rows], workers, _BATCH + workers)
     for first in range(0, len(rows), _BATCH):
         done = min(first + _BATCH, len(rows))
         batch = [image for _ in range(first, done) if (image := next(loaded)) is not None]

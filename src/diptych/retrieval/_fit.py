@@ -17,16 +17,16 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
-from diptych._arrays import in_numpy, to_numpy
-from diptych._checks import TASKS, DataWarning, InputError, Task, check_view, count
-from diptych._devices import on_device
+from diptych._arrays import fields_to_numpy, to_numpy
+from diptych._checks import FEW_PAIRS, TASKS, DataWarning, InputError, Task, check_view, count
+from diptych._devices import copy_to_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
-from diptych.cca.selection import held_out_size
+from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
-from diptych.report._card import FEW_PAIRS, describe_quality
+from diptych.report._card import describe_quality
 from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import Layout, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
@@ -264,7 +264,7 @@ def adopt_model(model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None) ->
     if isinstance(model, AWCCA):
         normalize = model.normalize
         if hasattr(model, "spectra_"):
-            moments = in_numpy(moments_from_spectra(model.spectra_, model.precision))
+            moments = fields_to_numpy(moments_from_spectra(model.spectra_, model.precision))
             facts["moments"], load_moments = {"pairs": moments.count}, lambda: moments
         model = _copy_model(model)
     if sample is not None and len(sample) != 2:
@@ -284,7 +284,7 @@ def adopt_model(model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None) ->
 def measure_recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:
     """Return the recalls of a fitted model for both tasks on some pairs, computed on a device."""
     if device != "cpu" and isinstance(model, AWCCA):
-        part = tuple(on_device(np.asarray(array), device) for array in part)
+        part = tuple(copy_to_device(np.asarray(array), device) for array in part)
     x, y, pairing = part
     if isinstance(model, Fusion):
         x, y = split_blocks(x, fusion_layout(model, "image")), split_blocks(y, fusion_layout(model, "text"))
@@ -406,7 +406,7 @@ def _copy_model(model: AWCCA) -> AWCCA:
     """Return a copy in NumPy without the spectra, which are as large as the moments."""
     copied = copy.copy(model)
     # Both tasks often share one model.
-    models = {id(own): in_numpy(own) for own in model.models_.values()}
+    models = {id(own): fields_to_numpy(own) for own in model.models_.values()}
     copied.models_ = {task: models[id(own)] for task, own in model.models_.items()}
     copied.x_mean_, copied.y_mean_ = to_numpy(model.x_mean_), to_numpy(model.y_mean_)
     copied.__dict__.pop("spectra_", None)
@@ -417,7 +417,7 @@ def _describe_held_out(training: Part, validation: Part | None, fraction: float)
     """Describe the pairs that settings were selected on."""
     if validation is not None:
         return f"the val split ({count(len(validation[0]), 'image')}, {count(len(validation[1]), 'caption')})"
-    size = held_out_size(len(np.unique(training[2])), fraction)
+    size = holdout_size(len(np.unique(training[2])), fraction)
     return (
         f"{size} of {count(len(training[0]), 'training image')}, held out with their captions; the model was "
         "then fitted on all of them"

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import TASKS, InputError
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -45,7 +44,6 @@ from diptych._persistence import (
     Tensors,
     Version,
     find_current,
-    library_version,
     link_files,
     map_tensors,
     new_version,
@@ -60,16 +58,7 @@ from diptych.cca import AWCCA, Moments
 from diptych.cca._awcca import AWCCAConfig
 from diptych.fusion import Fusion
 from diptych.fusion._fusion import FusionConfig
-from diptych.report import draw_regularization_path, model_card
-from diptych.report._card import (
-    CORRELATIONS,
-    PICTURE,
-    SHOWN_CORRELATIONS,
-    Card,
-    EncoderFacts,
-    IndexFacts,
-    TaskFacts,
-)
+from diptych.retrieval._description import write_card
 from diptych.retrieval._drift import OutlierDetector
 from diptych.retrieval._embedding import embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
@@ -87,23 +76,9 @@ if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
 
 KIND, STORED_KIND = "retriever", "stored-model"
-MOMENTS, INDEX, FEATURES, ITEMS, TEXT = (
-    "moments.safetensors",
-    "index.safetensors",
-    "features.safetensors",
-    "items.jsonl",
-    INSIDE,
-)
+MOMENTS, INDEX, FEATURES = "moments.safetensors", "index.safetensors", "features.safetensors"
+ITEMS, TEXT = "items.jsonl", INSIDE
 TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}")
-MEANINGS = {
-    CONFIG: "encoders, filters, regularisation path, recalls and checksums",
-    TENSORS: "the model of each task",
-    MOMENTS: "the moments of the training pairs, for a refit",
-    INDEX: "the vectors of all items",
-    FEATURES: "the features of all items",
-    ITEMS: "the items",
-    TEXT: "the text encoder",
-}
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -166,23 +141,7 @@ class RetrieverConfig(Schema, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that was read from a folder or a database.
-
-    Attributes
-    ----------
-    fitted
-        The model.
-    store
-        Its items and vectors.
-    known
-        What is known of the encoders that its features came from.
-    hkse
-        The text encoder, if that is an HKSE and was read.
-    keep_features
-        Whether the features of added items are kept.
-    version
-        The version of the model in the store.
-    """
+    """A model from a folder or a database, its store, and what is known of the encoders of its features."""
 
     fitted: Fitted
     store: Store
@@ -208,18 +167,8 @@ class LoadedModel:
 class Base:
     """The version that a retriever was loaded from or last saved as, from which its changes are counted.
 
-    Attributes
-    ----------
-    version
-        The version.
-    identity
-        Of the model folder, even when it is moved.
-    first_key
-        Items with this key or a larger one were added since.
-    fitted, hkse
-        Its model and text encoder: while the retriever has these, their files are not written again.
-    journal
-        The last entry of a server's journal that is part of it.
+    ``identity`` is that of the model folder, even when it is moved. Items from ``first_key`` on were added
+    since. While the retriever has the same ``fitted`` and ``hkse``, their files are not written again.
     """
 
     version: Version
@@ -252,17 +201,9 @@ def save(
 ) -> None:
     """Write a retriever as a new version of a folder; a crash leaves the folder as it was.
 
-    Parameters
-    ----------
-    retriever
-        What is saved.
-    folder
-        The model folder.
-    merge
-        Applies the retriever's changes to a version that others have saved since its base, and makes that its
-        base; None: such a version is a ``ChangedError``.
-    journal
-        The last entry of a server's journal that is saved; None: the same as before.
+    ``merge`` applies the retriever's changes to a version that others have saved since its base, and makes
+    that its base; without it, such a version is a ``ChangedError``. ``journal`` is the last entry of a
+    server's journal that is saved; None: the same as before.
     """
     address = retriever.searcher.store.address  # refuses a retriever that is not fitted
     with retriever._writing, new_version(folder, KIND) as draft:
@@ -283,11 +224,9 @@ def save(
         unchanged = base is not None and base.fitted is fitted and base.hkse is hkse
         previous = current if unchanged else None
         if isinstance(store, MemoryStore):
-            model = _write_model(draft.path, fitted, searcher.encoders, previous)
-            described = _describe_model(
-                model, fitted, searcher.encoders, store, retriever.keep_features, place
-            )
-            config = RetrieverConfig(journal, None, described, _write_items(draft.path, store, place))
+            options = (store, retriever.keep_features, place, previous)
+            model = _write_model(draft.path, fitted, searcher.encoders, *options)
+            config = RetrieverConfig(journal, None, model, _write_items(draft.path, store, place))
         else:
             config = RetrieverConfig(journal, store.address)
         if previous is not None and (previous.path / FOR_PEOPLE[0]).is_file():
@@ -295,7 +234,7 @@ def save(
                 if (previous.path / name).is_file():
                     link_files(previous.path / name, draft.path / name)
         else:
-            _write_card(retriever, draft.path, place.name)
+            write_card(retriever, draft.path, place.name)
         write_config(draft.path, KIND, config, previous)
     assert draft.version is not None
     retriever.base = Base.start(draft.version, store, fitted, hkse, journal)
@@ -306,23 +245,9 @@ def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
     _check_base(retriever, find_current(folder), folder)
 
 
-def load(
-    folder: str | os.PathLike[str],
-    *,
-    mmap: bool = False,
-    trust_graph: bool = False,
-    text: bool = True,
-    index: str | None = None,
-) -> tuple[LoadedModel, Base]:
-    """Read the current version of a folder; without ``text``, all but the text encoder.
-
-    ``index`` replaces the address of the database that a folder points to.
-    """
-
-    def read(version: Version) -> tuple[LoadedModel, Base]:
-        return read_version(version, mmap=mmap, trust_graph=trust_graph, text=text, index=index)
-
-    return read_current(folder, read)
+def load(folder: str | os.PathLike[str], **options: Any) -> tuple[LoadedModel, Base]:
+    """Read the current version of a folder with the ``options`` of ``read_version``."""
+    return read_current(folder, partial(read_version, **options))
 
 
 def read_version(
@@ -333,7 +258,10 @@ def read_version(
     text: bool = True,
     index: str | None = None,
 ) -> tuple[LoadedModel, Base]:
-    """Read one version of a folder."""
+    """Read one version of a folder; without ``text``, all but the text encoder.
+
+    ``index`` replaces the address of the database that a folder points to.
+    """
     if read_json(version.path / CONFIG).get("format") == "diptych-awcca":
         raise InputError(
             f"{version.folder} holds a model without items. Load it with AWCCA.load, or create a searchable "
@@ -363,8 +291,7 @@ def write_stored_model(
     folder: Path, fitted: Fitted, encoders: Encoders, store: Store, keep_features: bool
 ) -> None:
     """Write the files of a model that a database keeps."""
-    model = _write_model(folder, fitted, encoders)
-    write_config(folder, STORED_KIND, _describe_model(model, fitted, encoders, store, keep_features))
+    write_config(folder, STORED_KIND, _write_model(folder, fitted, encoders, store, keep_features))
 
 
 def load_from_store(store: Store, *, text: bool = True, before: Encoders | None = None) -> LoadedModel:
@@ -392,53 +319,19 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
         return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
 
 
-def describe(retriever: Retriever) -> dict[str, Any]:
-    """Return what is known of a retriever, as plain data."""
-    searcher = retriever.searcher
-    fitted, store = searcher.fitted, searcher.store
-    encoders = {}
-    for view in VIEWS:
-        record, dimension = searcher.encoders.describe(view), searcher.embedding.features(view)
-        encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
-    return {
-        "library": library_version(),
-        "encoders": encoders,
-        **_describe_tasks(fitted.model),
-        "index": {"kind": store.kind, "dtype": store.dtype},
-        "keep_features": bool(retriever.keep_features),
-        "items": {view: store.count(view) for view in VIEWS},
-        "facts": fitted.facts,
-    }
-
-
-def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
-    """Return filters, components and correlations of each task."""
-    if isinstance(model, Fusion):
-        members = model.members_
-        return {
-            "filters": {
-                t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
-            },
-            "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
-            "corrections": {t: msgspec.structs.asdict(model.corrections_[t]) for t in TASKS},
-        }
-    models = model.models_
-
-    def first(task: Task, name: str) -> list[float] | None:
-        values = getattr(models[task], name)
-        return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
-
-    return {
-        "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
-        "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
-        "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
-    }
-
-
 def _write_model(
-    folder: Path, fitted: Fitted, encoders: Encoders, previous: Version | None = None
-) -> AWCCAConfig | FusionConfig:
-    """Write the files of a model, or link those of the ``previous`` version, which has the same model."""
+    folder: Path,
+    fitted: Fitted,
+    encoders: Encoders,
+    store: Store,
+    keep_features: bool,
+    place: Path | None = None,
+    previous: Version | None = None,
+) -> ModelConfig:
+    """Write the files of a model, or link those of the ``previous`` version, which has the same model.
+
+    ``place`` is the model folder; None: they are for a database.
+    """
     config, tensors = fitted.model.pack()
     if previous is not None:
         for name in (TENSORS, MOMENTS, TEXT):
@@ -454,21 +347,10 @@ def _write_model(
     if encoders.hkse is not None and not (folder / TEXT).exists():
         (folder / TEXT).mkdir()
         write_hkse(encoders.hkse, folder / TEXT)
-    return config
-
-
-def _describe_model(
-    model: AWCCAConfig | FusionConfig,
-    fitted: Fitted,
-    encoders: Encoders,
-    store: Store,
-    keep_features: bool,
-    place: Path | None = None,
-) -> ModelConfig:
     limits = {view: fitted.outliers[view].limit for view in VIEWS}
     dtype: Literal["float32", "float16"] = "float16" if store.dtype == "float16" else "float32"
     return ModelConfig(
-        model,
+        config,
         {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
         {view: _record(encoders, view, place) for view in VIEWS},
         IndexConfig(store.kind, dtype),
@@ -592,7 +474,7 @@ def _read_items(
         if len(index) and trust_graph and f"{task}.hnsw" in files:
             recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))
             graph = files.check(f"{task}.hnsw")
-            index.take_graph(Graph.read(graph, index.keys, index.dimension, float(recall)))
+            index.use_graph(Graph.read(graph, index.keys, index.dimension, float(recall)))
         elif len(index):
             index.build_graph()
     # Images have the smaller keys, so the texts that the model was fitted on come right after them.
@@ -618,73 +500,6 @@ def _take(arrays: Tensors, name: str, shape: tuple[int, ...], path: Path) -> np.
         content = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
         raise InputError(f"{path}: {name!r} is {content}; expected real numbers of shape {list(shape)}.")
     return array
-
-
-def _write_card(retriever: Retriever, folder: Path, name: str) -> None:
-    """Write the model card, with a figure of the regularisation path if matplotlib is installed."""
-    facts, searcher = describe(retriever), retriever.searcher
-    fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
-    if isinstance(model, AWCCA) and model.path_ is not None:
-        with suppress(InputError):
-            draw_regularization_path(model.path_, folder / PICTURE)
-    encoders = [
-        EncoderFacts(
-            **own,
-            kept=(view == "text" and searcher.encoders.hkse is not None)
-            or searcher.encoders.describe(view).can_reopen,
-        )
-        if (own := facts["encoders"][view])["name"]
-        else None
-        for view in VIEWS
-    ]
-    recall = fitted.facts.get("graph_recall", {})
-    card = Card(
-        name=name,
-        folder=name,
-        library=facts["library"],
-        date=str(fitted.facts.get("date", "")),
-        pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
-        image_encoder=encoders[0],
-        text_encoder=encoders[1],
-        tasks=_task_facts(facts, model),
-        params=_shown_params(model),
-        selected_on=fitted.facts.get("selection", {}).get("pairs"),
-        seconds=fitted.facts.get("seconds", {}).get("all"),
-        quality=fitted.facts.get("quality", Card.quality),
-        metrics=fitted.facts.get("metrics") or None,
-        index=IndexFacts(
-            facts["items"],
-            "exact" if store.kind == "flat" else store.kind,
-            store.dtype,
-            min(recall.values()) if recall else None,
-        ),
-        files={each: meaning for each, meaning in MEANINGS.items() if (folder / each).exists()},
-        has_picture=(folder / PICTURE).is_file(),
-    )
-    (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
-
-
-def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
-    filters, components = facts["filters"], facts["components"]
-    if isinstance(model, Fusion):
-        return {t: TaskFacts("; ".join(filters[t]), "the same", components[t]) for t in TASKS}
-    correlations = facts["correlations"]
-    return {
-        t: TaskFacts(
-            filters[t][0],
-            filters[t][1],
-            components[t],
-            *(correlations[t][name] or () for name in CORRELATIONS),
-        )
-        for t in TASKS
-    }
-
-
-def _shown_params(model: AWCCA | Fusion) -> dict[str, object]:
-    if isinstance(model, Fusion):
-        return {"preset": model.preset, **{f"hubness, {t}": model.corrections_[t].kind for t in TASKS}}
-    names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-    return {name: getattr(model, name) for name in names}
 
 
 def _check_base(retriever: Retriever, current: Version | None, folder: str | os.PathLike[str]) -> None:

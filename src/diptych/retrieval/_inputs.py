@@ -1,4 +1,4 @@
-"""What users pass in, as features and items: queries, new items, pairs, named blocks of features, metadata."""
+"""What users pass in as features and items: queries, new items, pairs, named blocks, metadata."""
 
 from __future__ import annotations
 
@@ -57,10 +57,15 @@ class Queries:
     ignored_words: Sequence[tuple[str, ...]] = ()
 
 
-def read_queries(encoders: Encoders, view: View, queries: Any) -> Queries:
+def is_features(things: Any) -> bool:
+    """Return whether the user passed features: an array, a table, or named blocks of these."""
+    return isinstance(things, Mapping) or is_array(things)
+
+
+def read_queries(encoders: Encoders, view: View, queries: Any, layout: Layout) -> Queries:
     """Return the features of queries, which are encoded unless they are features."""
-    if is_array(queries):
-        return Queries(*_as_matrix(queries, view))
+    if is_features(queries):
+        return Queries(*_as_matrix(join_blocks(queries, layout, view), view))
     things, single = as_list(queries)
     if not things:
         raise InputError("there are no queries; give at least one.")
@@ -71,20 +76,19 @@ def read_queries(encoders: Encoders, view: View, queries: Any) -> Queries:
 
 
 def read_new_items(
-    encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, width: int
+    encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, layout: Layout
 ) -> tuple[list[Any], Floats]:
     """Return the texts or paths of new items, None where unknown, and their features.
 
     ``shown`` are the texts or paths of items that are passed as features.
     """
-    if is_array(items):
-        features = check_view(_as_matrix(items, view)[0], f"{view} features", n_features=width)
+    if is_features(items):
+        features = _as_matrix(join_blocks(items, layout, view), view)[0]
         things = list(shown) if shown is not None else [None] * len(features)
         if len(things) != len(features):
-            name = "paths" if view == "image" else "texts"
+            what = f"{len(things)} {'paths' if view == 'image' else 'texts'}"
             raise InputError(
-                f"got {len(things)} {name} for {count(len(features), 'row')} of {view} features; pass one for "
-                "each row."
+                f"got {what} for {count(len(features), 'row')} of {view} features; pass one for each row."
             )
         return things, features
     things, _ = as_list(items)
@@ -92,7 +96,7 @@ def read_new_items(
         raise InputError(f"the list of {view}s is empty; give at least one.")
     encode = encoders.encode_images if view == "image" else encoders.encode_texts
     blocks = [encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)]
-    return things, check_view(np.concatenate(blocks), f"{view} features", n_features=width)
+    return things, np.concatenate(blocks)
 
 
 def encode_items(encoders: Encoders, view: View, items: Sequence[Item]) -> Floats:
@@ -130,54 +134,46 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata) -> dict[View, list
     return {"image": images, "text": texts}
 
 
-def image_items(
-    images: Sequence[Any], ids: Sequence[str] | None, metadata: Metadata, unused: Iterator[str]
-) -> list[Item]:
-    """Return items for new images; their ids are given, or their paths, or come from ``unused``."""
-    paths = [os.fspath(image) if isinstance(image, str | os.PathLike) else None for image in images]
-    names = ids if ids is not None else [path or next(unused) for path in paths]
-    _check_length(len(images), names, "ids")
-    for name in (*names, *(path for path in paths if path is not None)):
-        if not is_unicode(str(name)):
-            raise InputError(f"the name {str(name)!r} is not valid Unicode text; rename the file or the id.")
-    return [
-        Item(
-            str(name),
-            "image",
-            path=None if path is None else os.path.abspath(path),
-            metadata=_plain(metadata.get(str(name), {}), name),
-        )
-        for name, path in zip(names, paths, strict=True)
-    ]
-
-
-def text_items(
-    texts: Sequence[str | None],
-    images: Sequence[Item] | None,
+def new_items(
+    things: Mapping[View, Sequence[Any]],
     pairing: Any,
     ids: Sequence[str] | None,
+    caption_ids: Sequence[str] | None,
     metadata: Metadata,
     unused: Iterator[str],
-) -> list[Item]:
-    """Return items for new texts; their ids are given, or those of their image and a number, or ``unused``."""
-    owners: list[str | None] = [None] * len(texts)
-    if images is not None:
-        rows = check_pairing(pairing, len(images), np.empty((len(texts), 1)))
-        owners = [images[row].id for row in rows.tolist()]
-    names = ids
-    if names is None:
-        names = [f"{owner}#{i}" if owner else next(unused) for i, owner in enumerate(owners)]
-    _check_length(len(texts), names, "caption_ids")
-    return [
-        Item(
-            str(name),
-            "text",
-            text=None if text is None else str(text),
-            image=owner,
-            metadata=_plain(metadata.get(str(name), {}), name),
-        )
-        for name, text, owner in zip(names, texts, owners, strict=True)
-    ]
+) -> dict[View, list[Item]]:
+    """Return the items of ``Retriever.add``; those without an id or a path get one of ``unused``."""
+    items: dict[View, list[Item]] = {}
+
+    def about(item_id: object) -> dict[str, Any]:
+        return _plain(metadata.get(str(item_id), {}), item_id)
+
+    if "image" in things:
+        paths = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things["image"]]
+        if ids is None:
+            ids = [path or next(unused) for path in paths]
+        _check_length(len(paths), ids, "ids")
+        for name in (*ids, *filter(None, paths)):
+            if not is_unicode(str(name)):
+                raise InputError(f"{str(name)!r} is not valid Unicode text; rename the file or the id.")
+        items["image"] = [
+            Item(str(n), "image", path=None if p is None else os.path.abspath(p), metadata=about(n))
+            for n, p in zip(ids, paths, strict=True)
+        ]
+    if "text" in things:
+        texts = things["text"]
+        owners: list[str | None] = [None] * len(texts)
+        if "image" in items:
+            rows = check_pairing(pairing, len(items["image"]), np.empty((len(texts), 1)))
+            owners = [items["image"][row].id for row in rows.tolist()]
+        if caption_ids is None:
+            caption_ids = [f"{owner}#{i}" if owner else next(unused) for i, owner in enumerate(owners)]
+        _check_length(len(texts), caption_ids, "caption_ids")
+        items["text"] = [
+            Item(str(n), "text", text=None if t is None else str(t), image=owner, metadata=about(n))
+            for n, t, owner in zip(caption_ids, texts, owners, strict=True)
+        ]
+    return items
 
 
 def check_metadata(metadata: Metadata | None) -> Metadata:

@@ -210,8 +210,8 @@ class Filter:
             values = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
             if not isinstance(key, str) or not all(map(_is_plain, values)):
                 raise InputError(
-                    f"the filter {key!r}: {value!r} holds values that cannot be compared; give a string, a finite "
-                    "number, true, false or None, or a list of these."
+                    f"the filter {key!r}: {value!r} holds no plain values; give a string, a finite number, "
+                    "true, false or None, or a list of these."
                 )
             metadata[key] = values
         return cls(metadata=metadata)

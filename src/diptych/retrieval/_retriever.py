@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,16 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
-from diptych._devices import torch_device
+from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
 from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import OnnxEncoder
+from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
-from diptych.retrieval._encoders import Encoders, choose_recipe, is_array, warn_of_pyramid
+from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
 from diptych.retrieval._fit import (
     Fitted,
     Recalls,
@@ -38,7 +39,6 @@ from diptych.retrieval._fit import (
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
-    describe,
     load,
     load_from_store,
     read_version,
@@ -49,12 +49,12 @@ from diptych.retrieval._inputs import (
     Metadata,
     check_metadata,
     dataset_items,
-    image_items,
+    is_features,
     join_blocks,
+    new_items,
     read_new_items,
     read_queries,
     stack_blocks,
-    text_items,
     warn_outliers,
 )
 from diptych.retrieval._items import (
@@ -70,7 +70,7 @@ from diptych.retrieval._items import (
 )
 from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
-from diptych.retrieval.stores._base import ModelChanged, Store, TakenError, UnavailableError
+from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
 from diptych.retrieval.stores._memory import MemoryStore
 
 T = TypeVar("T")
@@ -81,23 +81,14 @@ ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
 OneText: TypeAlias = str | Row | Mapping[str, Row]
 ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
 OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
-ManyImages: TypeAlias = (
-    list[str]
-    | list[Path]
-    | list[bytes]
-    | list[Image.Image]
-    | tuple[ImageFile, ...]
-    | Matrix
-    | Mapping[str, Matrix]
-)
+ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
+ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
 
 
 class SupportsArray(Protocol):
     """A tensor or data frame of features."""
 
-    def __array__(self) -> np.ndarray[Any, Any]:
-        """Return it as a NumPy array."""
-        ...
+    def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
 class Retriever:
@@ -139,6 +130,12 @@ class Retriever:
     >>> retriever = Retriever.from_features(x, y, ids=[f"image {i}" for i in range(200)])
     >>> [hit.id for hit in retriever.search(y[7], k=1)]
     ['image 7']
+    >>> [hits[0].id for hits in retriever.search(y[7:9])]
+    ['image 7', 'image 8']
+    >>> retriever.annotate(x[7], k=1, packs=True)[0].image
+    'image 7'
+    >>> retriever.add(x[:1], ids=["another"]), retriever.remove("another")
+    (['another'], 1)
     """
 
     def __init__(
@@ -202,7 +199,7 @@ class Retriever:
     def searcher(self) -> Searcher:
         """The fitted model on its store; of a shared store, the model that is current now."""
         searcher = self._current()
-        if searcher.store.shared and searcher.store.state().version != searcher.version:
+        if searcher.is_outdated():
             self._follow(searcher, encodes=True)
         return self._current()
 
@@ -212,16 +209,7 @@ class Retriever:
         return self.searcher.fitted
 
     def item(self, item_id: str) -> Item | None:
-        """Return the item with an id; None if there is none.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.item("7").view
-        'image'
-        """
+        """Return the item with an id; None if there is none."""
         return next(self.store.items(ids=[item_id]), None)
 
     @overload
@@ -263,40 +251,18 @@ class Retriever:
             only those for which this function of an ``Item`` is true, or only these ids.
         weighting
             Another weighting than the model's, to compare with.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.search(x[7, :3], k=2)[0].id
-        '7'
-        >>> [hits[0].id for hits in retriever.search(x[7:9, :3])]
-        ['7', '8']
         """
         where = _reusable(where)
         return self._answer("text", text, lambda s, rows: s.search("search", rows, k, where, weighting))
 
     @overload
     def annotate(
-        self,
-        image: OneImage,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        packs: Literal[False] = False,
-        weighting: Weighting | None = None,
+        self, image: OneImage, k: int = 5, *, where: Where | None = None, weighting: Weighting | None = None
     ) -> Hits: ...
 
     @overload
     def annotate(
-        self,
-        image: ManyImages,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        packs: Literal[False] = False,
-        weighting: Weighting | None = None,
+        self, image: ManyImages, k: int = 5, *, where: Where | None = None, weighting: Weighting | None = None
     ) -> list[Hits]: ...
 
     @overload
@@ -332,28 +298,14 @@ class Retriever:
         image
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
             matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such.
-        k
-            The number of hits.
-        where
-            As ``search`` takes it.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
-        weighting
-            Another weighting than the model's, to compare with.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.annotate(x[7], k=1)[0].item.image
-        '7'
-        >>> retriever.annotate(x[7], k=1, packs=True)[0].image
-        '7'
+        k, where, weighting
+            As ``search`` takes them.
         """
-        if packs and (where is not None or weighting is not None):
-            raise InputError("packs are ranked among all images; leave out where and weighting.")
         if packs:
+            if where is not None or weighting is not None:
+                raise InputError("packs are ranked among all images; leave out where and weighting.")
             return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
         where = _reusable(where)
         return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
@@ -366,39 +318,16 @@ class Retriever:
         *,
         where: Where | None = None,
     ) -> Hits:
-        """Return the ``k`` images most similar to an image, or texts most similar to a text.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> retriever.similar(image=x[7], k=2)[0].id
-        '7'
-        """
+        """Return the ``k`` images most similar to an image, or texts most similar to a text."""
         if (image is None) == (text is None):
             raise InputError("similar takes an image or a text; give one of them.")
         view: View = "text" if image is None else "image"
-        where = _reusable(where)
-
-        def search(searcher: Searcher, rows: np.ndarray[Any, Any]) -> list[Hits]:
-            return searcher.similar(view, rows, k, where)
-
-        hits: Hits = self._answer(view, text if image is None else image, search, single=True)
+        query, where = text if image is None else image, _reusable(where)
+        hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
         return hits
 
     def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
-        """Return vectors of images for a store of your own; inner products with texts' vectors rank.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(60, 4))
-        >>> retriever = Retriever.from_features(x, x[:, :3])
-        >>> scores = retriever.embed_images(x) @ retriever.embed_texts(x[7, :3]).T
-        >>> int(scores.argmax())
-        7
-        """
+        """Return vectors of images for a store of your own; inner products with texts' vectors rank."""
         return self._embed("image", images, task)
 
     def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
@@ -454,7 +383,7 @@ class Retriever:
         features: str | os.PathLike[str] | None = None,
         watch: Watch | None = None,
     ) -> PairedViews:
-        """Return the features of pairs, by encoders fitted on the training split: the first step of ``fit``."""
+        """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
         self._check_settings()
         if self._guessed:
             warn_of_pyramid()
@@ -509,10 +438,8 @@ class Retriever:
             The image file of each row of X.
         metadata
             For some ids, plain values to filter by later.
-        image_encoder, text_encoder
-            What made the features, to encode queries with.
-        options
-            As the constructor takes them.
+        image_encoder, text_encoder, options
+            As the constructor takes them; the encoders are for queries.
         """
         x, x_layout = stack_blocks(X, "X")
         y, y_layout = stack_blocks(Y, "Y")
@@ -553,11 +480,8 @@ class Retriever:
         model
             The fitted model. An ``AWCCA`` that still has its spectra can be refitted from pairs added later.
         features
-            A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them; None: no
-            warnings.
-        image_encoder, text_encoder
-            What made the features, to encode items and queries with.
-        options
+            A sample ``(X, Y)`` of its training features, to warn of new items that lie far from them.
+        image_encoder, text_encoder, options
             As the constructor takes them.
         """
         fitted = adopt_model(model, features)
@@ -622,43 +546,30 @@ class Retriever:
         if images is None and captions is None:
             raise InputError("add was given neither images nor captions; give at least one.")
         about = check_metadata(metadata)
-        images, captions = self._join("image", images), self._join("text", captions)
-        inputs: dict[View, Any] = {"image": (images, paths), "text": (captions, texts)}
-
-        def name(things: Mapping[View, list[Any]], unused: Iterator[str]) -> dict[View, list[Item]]:
-            items: dict[View, list[Item]] = {}
-            if "image" in things:
-                items["image"] = image_items(things["image"], ids, about, unused)
-            if "text" in things:
-                own = items.get("image")
-                items["text"] = text_items(things["text"], own, pairing, caption_ids, about, unused)
-            return items
+        inputs: dict[View, tuple[Any, Any]] = {"image": (images, paths), "text": (captions, texts)}
 
         def put(searcher: Searcher) -> tuple[dict[View, list[Item]], dict[View, np.ndarray[Any, Any]]]:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
-            for view in VIEWS:
-                if inputs[view][0] is not None:
-                    width = searcher.embedding.features(view)
-                    new, shown = inputs[view]
-                    things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, width)
+            for view, (new, shown) in inputs.items():
+                if new is not None:
+                    layout = searcher.fitted.layout(view)
+                    things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, layout)
             with self._writing:
                 current = self._current()
-                if (
-                    current.encoders is not searcher.encoders
-                ):  # another thread has loaded a new model meanwhile
-                    raise ModelChanged
+                if current.encoders is not searcher.encoders:
+                    raise ModelChanged  # another thread has loaded a new model
+                before = None
                 while True:
-                    automatic = _Recorder(current.unused_ids())
-                    items = name(things, automatic)
+                    items = new_items(things, pairing, ids, caption_ids, about, current.unused_ids())
                     try:
                         current.add(items, features, self.keep_features)
-                    except TakenError as error:
-                        if error.item_id not in automatic.seen:
-                            raise
-                    else:
                         return items, features
+                    except TakenError:
+                        if items == before:
+                            raise
+                        before = items  # another process may have used these numbers: try the next ones
 
-        items, features = self._retry(put, encodes=not (is_array(images) or is_array(captions)))
+        items, features = self._retry(put, encodes=not (is_features(images) or is_features(captions)))
         for view, own in items.items():
             warn_outliers(self._current().fitted.outliers[view], view, features[view], own)
         return [item.id for own in items.values() for item in own]
@@ -747,18 +658,7 @@ class Retriever:
     def connect(
         cls, address: str, image_encoder: Any = None, text_encoder: Any = None, *, device: str = "cpu"
     ) -> Retriever:
-        """Open the model in a database; see ``docs/postgresql.md``.
-
-        Parameters
-        ----------
-        address
-            ``postgresql://user@host/database``.
-        image_encoder, text_encoder
-            The encoders, if they are neither in the database nor where they were when it was filled; they
-            are checked against its fingerprints.
-        device
-            Where evaluation runs.
-        """
+        """Open the model at ``postgresql://user@host/database``; the rest as ``load`` takes it."""
         if not isinstance(address, str) or "://" not in address:
             raise InputError("this is not the address of a database; give postgresql://user@host/database.")
         loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
@@ -790,10 +690,9 @@ class Retriever:
         single: bool = False,
     ) -> Any:
         """Return the result for one query, or a list of results for several."""
-        query = self._join(view, query)
 
         def answer(searcher: Searcher) -> Any:
-            queries = read_queries(searcher.encoders, view, query)
+            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout(view))
             if single and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
             results = search(searcher, queries.features)
@@ -801,20 +700,26 @@ class Retriever:
                 hits.ignored_words = words
             return results[0] if queries.single else results
 
-        return self._retry(answer, encodes=not is_array(query))
+        return self._retry(answer, encodes=not is_features(query))
 
     def _retry(self, action: Callable[[Searcher], T], *, encodes: bool) -> T:
         """Do something with the model; again if another process has put another model in the store.
 
-        If ``encodes``, the action uses the model's encoders. Otherwise it uses features, and a model with other
-        encoders is an error.
+        If ``encodes``, the action uses the model's encoders. Otherwise it uses features, and a model with
+        other encoders is an error.
         """
         while True:
             searcher = self._current()
             try:
                 return action(searcher)
             except ModelChanged:
-                self._follow(searcher, encodes)
+                pass
+            except (UnavailableError, RefusedError):
+                raise
+            except InputError:  # features of another width may be meant for the new model
+                if not searcher.is_outdated():
+                    raise
+            self._follow(searcher, encodes)
 
     def _follow(self, searcher: Searcher, encodes: bool) -> None:
         """Load the model that a shared store holds now in place of the one in ``searcher``."""
@@ -834,13 +739,11 @@ class Retriever:
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        if not isinstance(features, Mapping):
-            return features
         return join_blocks(features, self._current().fitted.layout(view), view)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
-        features = read_queries(searcher.encoders, view, self._join(view, things)).features
+        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout(view)).features
         if SEARCHED[chosen] == view:
             return searcher.embedding.items(features, chosen)[0]
         return searcher.embedding.queries(features, chosen)
@@ -850,7 +753,7 @@ class Retriever:
         self.store.state()
         self.model.check_parameters()
         if self.device != "cpu":
-            torch_device(self.device)
+            check_device(self.device)
         if engine is not None and isinstance(self.model, Fusion):
             raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
 
@@ -897,18 +800,6 @@ class Retriever:
             theirs = Searcher(*theirs.refit(validation, self._write_model), mine.encoders)
         self.store, self._searcher, self.base = theirs.store, theirs, replace(base, hkse=mine.encoders.hkse)
         self.keep_features = loaded.keep_features
-
-
-class _Recorder(Iterator[str]):
-    """An iterator over automatic ids that records those that were used."""
-
-    def __init__(self, ids: Iterator[str]) -> None:
-        self._ids, self.seen = ids, set[str]()
-
-    def __next__(self) -> str:
-        item_id = next(self._ids)
-        self.seen.add(item_id)
-        return item_id
 
 
 def _reusable(where: Where | None) -> Where | None:

@@ -1,4 +1,4 @@
-"""A fitted model on a store: search, similar items, packs, other weightings, additions and refits, for every store."""
+"""A fitted model on a store: everything that is built on the store protocol, for every store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diptych._checks import TASKS, InputError, Task
 from diptych._normalize import normalize
 from diptych.cca import AWCCA, Moments
 from diptych.cca._weighting import Weighting, check_weighting
-from diptych.retrieval._embedding import Embedding, embedding_of
+from diptych.retrieval._embedding import CanonicalEmbedding, embedding_of
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._fit import Fitted, refit_model
 from diptych.retrieval._inputs import encode_items
@@ -80,6 +80,10 @@ class Searcher:
         self.store, self.encoders, self.version = store, encoders, version
         self._derived: dict[Any, tuple[State, Any]] = {}
         self._deriving = threading.Lock()
+
+    def is_outdated(self) -> bool:
+        """Return whether a shared store holds another model now."""
+        return self.store.shared and self.store.state().version != self.version
 
     def search(
         self,
@@ -268,8 +272,12 @@ class Searcher:
             hits.append(Hits(Hit(item, score) for (item, _), score in zip(own, scores, strict=True)))
         return hits
 
-    def _reweight(self, task: Task, weighting: Weighting) -> tuple[Embedding, list[Item], VectorIndex]:
+    def _reweight(
+        self, task: Task, weighting: Weighting
+    ) -> tuple[CanonicalEmbedding, list[Item], VectorIndex]:
         """Return the embedding, items and vectors of a task under another weighting of the model."""
+        if not isinstance(self.embedding, CanonicalEmbedding):
+            raise InputError("a fusion chose its weightings itself; compare weightings on an AWCCA model.")
         other, items = self.embedding.reweight(weighting), list[Item]()
         index = VectorIndex(self.embedding.dimension(task))
         for block in self.store.vectors(task, self.version):
@@ -319,7 +327,7 @@ class Searcher:
     def _rank_captions(
         self, packs: _Packs, query: Floats, places: Sequence[int], scores: Sequence[float]
     ) -> list[Pack]:
-        """Return packs with their captions ranked for one query; those whose captions are gone are left out."""
+        """Rank the captions of some packs for one query; packs whose captions were removed are left out."""
         places = [place for place in places if place >= 0]
         ids = frozenset(item_id for place in places for item_id in packs.captions[place])
         matches = self.store.search("annotate", query, len(ids), Filter(ids), self.version)

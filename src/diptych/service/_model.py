@@ -23,7 +23,7 @@ from diptych._persistence import JOURNAL, ChangedError, find_current, real_folde
 from diptych.cca import AWCCA
 from diptych.cca._weighting import NAMES
 from diptych.fusion import Fusion
-from diptych.report._card import PICTURE
+from diptych.report._card import FIGURE_FILE
 from diptych.retrieval import Hit, Item, Pack, Retriever
 from diptych.retrieval._embedding import fusion_layout
 from diptych.retrieval._items import VIEWS, View
@@ -302,7 +302,7 @@ class Served:
             "facets": _facets(found[:_LOOKED_AT]),
             "features": {view: self.widths(view) for view in VIEWS},
             "can": {"text": self.missing("text"), "image": self.missing("image")},
-            "card": self.card.replace(f"]({PICTURE})", "]()"),
+            "card": self.card.replace(f"]({FIGURE_FILE})", "]()"),
         }
 
     def hit(self, hit: Hit) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from diptych._arrays import Array, namespace
-from diptych._checks import InputError, check_view, not_installed
+from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, map_npy
 from diptych.text._hkse import BLOCK_ROWS, HKSE, hkse_fingerprint
 from diptych.text._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
@@ -158,7 +158,7 @@ class SentenceTransformersEncoder(CallableEncoder):
         try:
             library = importlib.import_module("sentence_transformers")
         except ImportError:
-            raise not_installed(f"the encoder {name!r} needs", "sentence") from None
+            raise missing_package_error(f"the encoder {name!r} needs", "sentence") from None
         model = library.SentenceTransformer(
             name, device=device, trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_choice, check_count, not_installed
+from diptych._checks import InputError, check_choice, check_count, missing_package_error
 from diptych._persistence import (
     Schema,
     Tensors,
@@ -331,7 +331,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         try:
             import torch
         except ImportError:
-            raise not_installed("HKSE.to() needs", "torch") from None
+            raise missing_package_error("HKSE.to() needs", "torch") from None
         moved = copy.copy(self)
         for name in (*_ARRAYS, "word_table_"):
             array = getattr(self, name)

@@ -1,4 +1,4 @@
-"""Grids whose best point lies on the edge, and points that fail."""
+"""Grids whose best point is on the edge, and points that fail."""
 
 import warnings
 
@@ -108,7 +108,7 @@ def test_beyond_the_limit_nothing_changes():
     assert np.mean(ranks(ex, ey)) == pytest.approx(path.scores["search"]["mean_rank"][0, 0], rel=0.01)
 
 
-def test_a_plateau_does_not_carry_the_choice_away():
+def test_an_added_value_is_not_chosen_on_a_tie():
     # Equal scores everywhere: the first grid's own strongest point is chosen, with one extension beyond it.
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
@@ -119,7 +119,7 @@ def test_a_plateau_does_not_carry_the_choice_away():
         assert not path.edges(task)
 
 
-def test_a_given_grid_warns_of_its_edge():
+def test_a_choice_on_the_edge_of_a_given_grid_warns():
     training, validation = few_pairs(0)
     with pytest.warns(DataWarning, match="the strongest of X") as caught:
         model = AWCCA(grid=([1.0, 10.0], [1e6])).fit(*training, validation=validation)
@@ -129,7 +129,7 @@ def test_a_given_grid_warns_of_its_edge():
     assert model.path_.edges("search") == ["strongest of X"]
 
 
-def test_the_rank_is_no_edge_to_warn_of():
+def test_no_warning_at_the_full_rank():
     training, validation = make_pairs(0, noise=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -140,7 +140,7 @@ def test_the_rank_is_no_edge_to_warn_of():
         AWCCA(filter="tsvd", grid=([2, 3], [2, 11])).fit(*training, validation=validation)
 
 
-def test_the_extension_is_saved_and_told(tmp_path):
+def test_the_extension_is_saved_and_described(tmp_path):
     training, validation = few_pairs(0)
     model = AWCCA(grid=6).fit(*training, validation=validation)
     assert any(model.path_.extended["x"] + model.path_.extended["y"])
@@ -191,6 +191,6 @@ def scored(problem, fitted, grid, route):
             path = regularization_path(problem, fitted, grid, metric("r@1"), route=route)
         except InputError:
             return None
-    told = [w for w in caught if w.category is NumericalFailureWarning]
-    assert bool(told) == bool(path.failed)
+    warned = [w for w in caught if w.category is NumericalFailureWarning]
+    assert bool(warned) == bool(path.failed)
     return path

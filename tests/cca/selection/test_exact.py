@@ -60,7 +60,7 @@ def filters_at(grid, i, j):
 
 @settings(max_examples=60, deadline=None)
 @given(shapes, st.sampled_from(["tikhonov", "tsvd"]))
-def test_scores_agree_to_rounding(shape, kind):
+def test_exact_scores_equal_the_textbook_ones(shape, kind):
     training, validation = make_pairs(**shape)
     trained = spectra(*training)
     if (trained.s_x[0] / trained.s_x[-1]) ** 2 > 1e8 or (trained.s_y[0] / trained.s_y[-1]) ** 2 > 1e8:
@@ -72,38 +72,38 @@ def test_scores_agree_to_rounding(shape, kind):
     for i, mapped in products(problem.a, w_x, problem.t0):
         for j, numerator in products(mapped, w_y, problem.b.T):
             image_norms = np.sqrt(mapped**2 @ w_y.rows[j])
-            for task, found in (
+            for task, result in (
                 ("search", (numerator / image_norms[:, None]).T),
                 ("annotate", numerator / np.sqrt(norms[i, j])),
             ):
                 expected = long_way_scores(trained, validation, filters_at(grid, i, j), task)
-                scale = np.abs(expected).max() / np.abs(found).max()
-                np.testing.assert_allclose(found * scale, expected, atol=1e-10 * np.abs(expected).max())
+                scale = np.abs(expected).max() / np.abs(result).max()
+                np.testing.assert_allclose(result * scale, expected, atol=1e-10 * np.abs(expected).max())
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes, st.sampled_from(["tikhonov", "tsvd"]), st.sampled_from(["cosine", "l2"]))
-def test_ranks_agree_where_the_margin_exceeds_rounding(shape, kind, similarity):
+def test_exact_ranks_equal_the_textbook_ones(shape, kind, similarity):
     training, validation = make_pairs(**shape)
     trained = spectra(*training)
     problem = make_problem(trained, validation, similarity)
     grid = make_grid(kind, 4, trained)
     w_x, w_y = make_weights(problem, trained, grid)
-    textbook = {(i, j): found for i, j, found in textbook_path(problem, w_x, w_y)}
+    textbook = {(i, j): result for i, j, result in textbook_path(problem, w_x, w_y)}
     for i, search, annotate, finite in exact_rows(problem, w_x, w_y):
         assert finite.all()
         for j in range(len(finite)):
-            for task, found in (("search", search[j]), ("annotate", annotate[j])):
+            for task, result in (("search", search[j]), ("annotate", annotate[j])):
                 scores = long_way_scores(trained, validation, filters_at(grid, i, j), task, similarity)
                 low, high = rank_interval(scores, validation[2], task, 1e-8 * np.abs(scores).max())
-                for ranked in (found, textbook[i, j][task]):
+                for ranked in (result, textbook[i, j][task]):
                     assert (low <= ranked).all()
                     assert (ranked <= high).all()
 
 
 @pytest.mark.parametrize("kind", ["tikhonov", "tsvd"])
 @pytest.mark.parametrize("similarity", ["cosine", "l2"])
-def test_every_rank_on_every_backend_and_tile(trained, backend, monkeypatch, kind, similarity):
+def test_ranks_are_the_same_on_every_backend_and_tile_size(trained, backend, monkeypatch, kind, similarity):
     fitted, (x, y, pairing) = trained
     monkeypatch.setattr(exact, "CPU_TILE_BYTES", 4000)
     monkeypatch.setattr(exact, "DEVICE_TILE_BYTES", 4000)
@@ -114,19 +114,19 @@ def test_every_rank_on_every_backend_and_tile(trained, backend, monkeypatch, kin
     for i, search, annotate, _ in exact_rows(problem, w_x, w_y):
         for j in range(grid.shape[1]):
             model = regularized_cca(fitted, *filters_at(grid, i, j), tolerance=0.0)
-            for task, found in (("search", search), ("annotate", annotate)):
+            for task, result in (("search", search), ("annotate", annotate)):
                 x_map, y_map = maps(model, "asymmetric", task)
                 embedded = (x - fitted.x_mean) @ x_map, (y - fitted.y_mean) @ y_map
                 scores = long_way_scores(fitted, (x, y, pairing), filters_at(grid, i, j), task, similarity)
                 low, high = rank_interval(scores, pairing, task, 1e-8 * np.abs(scores).max())
                 expected = ranks(*embedded, pairing, task=task, similarity=similarity)
-                for ranked in (to_numpy(found[j]), expected):
+                for ranked in (to_numpy(result[j]), expected):
                     assert (low <= ranked).all()
                     assert (ranked <= high).all()
                 assert np.mean(low == high) > 0.99  # hardly any rank is left to rounding
 
 
-def test_nested_steps_touch_only_what_they_add(trained):
+def test_nested_steps_change_only_the_added_directions(trained):
     fitted, validation = trained
     problem = make_problem(fitted, validation)
     w_x, _ = make_weights(problem, fitted, make_grid("tsvd", [[2, 5, 9, 14], [3]], fitted))
@@ -140,7 +140,7 @@ def test_nested_steps_touch_only_what_they_add(trained):
         np.testing.assert_allclose(product, (problem.a * w_x.rows[index]) @ problem.t0, atol=1e-12)
 
 
-def test_overflow_is_noticed(trained):
+def test_overflow_is_reported_as_not_finite(trained):
     fitted, (x, y, pairing) = trained
     x = x.astype(np.float32)
     x[0] = 1e30

@@ -23,7 +23,7 @@ def test_rank_takes_squared_singular_values(trained):
     assert ks.params(1, 0) == (6, 2)
 
 
-def test_truncation_spaced_in_log(trained):
+def test_truncated_svd_is_spaced_in_log(trained):
     fitted, _ = trained
     grid = make_grid("tsvd", ("log", 8), fitted)
     assert grid.x[-1] == len(fitted.s_x)
@@ -31,7 +31,7 @@ def test_truncation_spaced_in_log(trained):
     assert grid.x[0] == 2
 
 
-def test_explicit(trained):
+def test_a_grid_of_arrays_is_used_as_given(trained):
     fitted, _ = trained
     grid = make_grid("tikhonov", ([1.0, 10.0], [3.0]), fitted)
     np.testing.assert_array_equal(grid.x, [10.0, 1.0])
@@ -42,11 +42,11 @@ def test_explicit(trained):
 @pytest.mark.parametrize(
     "grid", [0, -3, 2.5, "many", ("even", 5), ([], [1]), (["a"], [1.0]), ([-1.0], [1.0])]
 )
-def test_not_a_grid(trained, grid):
+def test_a_wrong_grid_is_refused(trained, grid):
     with pytest.raises(InputError):
         make_grid("tikhonov", grid, trained[0])
 
 
-def test_k_beyond_the_rank(trained):
+def test_k_beyond_the_rank_is_refused(trained):
     with pytest.raises(InputError, match="beyond the rank"):
         make_grid("tsvd", ([99], [2]), trained[0])

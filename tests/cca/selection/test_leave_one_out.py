@@ -29,17 +29,17 @@ def ridge(x, y, gamma):
 )
 def test_closed_form_equals_refits(seed, gamma, captions, m_x, m_y):
     x, y, pairing = make_pairs(seed, n=40, captions=captions, m_x=m_x, m_y=m_y)[0]
-    found = spectra(x, y, pairing, solver="svd")
-    rows = left_out(found, x, y, pairing)
+    result = spectra(x, y, pairing, solver="svd")
+    rows = left_out(result, x, y, pairing)
     problem = rows.problem
-    top_x, top_y = found.s_x[0], found.s_y[0]
-    images = mapped_images(problem, 1 / (found.s_x**2 + gamma) * top_x**2, found.count)
-    texts = mapped_captions(problem, 1 / (found.s_y**2 + gamma) * top_y**2, found.count)
+    top_x, top_y = result.s_x[0], result.s_y[0]
+    images = mapped_images(problem, 1 / (result.s_x**2 + gamma) * top_x**2, result.count)
+    texts = mapped_captions(problem, 1 / (result.s_y**2 + gamma) * top_y**2, result.count)
     described = np.unique(pairing)
     sampled_captions = np.flatnonzero(np.isin(pairing, described))
     # Back to feature space, uncentred, as a plain regression would predict.
-    images = images.rows * top_y @ found.v_y.T + found.y_mean
-    texts = texts.rows * top_x @ found.v_x.T + found.x_mean
+    images = images.rows * top_y @ result.v_y.T + result.y_mean
+    texts = texts.rows * top_x @ result.v_x.T + result.x_mean
     scale = max(np.abs(x).max(), np.abs(y).max())
     for place, image in enumerate(described):
         keep, own = pairing != image, pairing == image
@@ -76,11 +76,13 @@ def test_scores_are_those_of_refits_to_first_order():
     """The query's whitening is exact; its image leaves the rivals' maps to first order."""
     x, y, pairing = make_pairs(3, n=120, m_x=12, m_y=5)[0]
     gammas = 2.0, 5.0
-    found = spectra(x, y, pairing, solver="svd")
-    problem = left_out(found, x, y, pairing).problem
-    w_x = 1 / (found.s_x**2 + gammas[0]) * found.s_x[0] ** 2
-    w_y = 1 / (found.s_y**2 + gammas[1]) * found.s_y[0] ** 2
-    images, captions = (f(problem, w, found.count) for f, w in ((mapped_images, w_x), (mapped_captions, w_y)))
+    result = spectra(x, y, pairing, solver="svd")
+    problem = left_out(result, x, y, pairing).problem
+    w_x = 1 / (result.s_x**2 + gammas[0]) * result.s_x[0] ** 2
+    w_y = 1 / (result.s_y**2 + gammas[1]) * result.s_y[0] ** 2
+    images, captions = (
+        f(problem, w, result.count) for f, w in ((mapped_images, w_x), (mapped_captions, w_y))
+    )
     ours = search_scores(problem, images, captions, w_y)
     exact, half = (refitted_scores(x, y, pairing, *gammas, both=both) for both in (True, False))
     mine = problem.truth.pairing[:, None] == np.arange(problem.truth.n_images)
@@ -88,7 +90,7 @@ def test_scores_are_those_of_refits_to_first_order():
     first, none = np.abs(ours - exact)[~mine], np.abs(half - exact)[~mine]
     assert first.mean() < 0.15 * none.mean()
     # Without the lesson the scores are those of leaving the item out alone, exactly.
-    images.pull[:] = 0.0
+    images.influence[:] = 0.0
     plain = search_scores(problem, images, captions, w_y)
     np.testing.assert_allclose(plain, half, atol=1e-10)
 
@@ -108,7 +110,7 @@ def test_annotation_is_the_mirror_image_of_search():
     assert "left out in turn" in there.path_.held_out
 
 
-def test_it_chooses_about_what_validation_chooses():
+def test_leave_one_out_chooses_nearly_as_validation_does():
     training, validation = make_pairs(5, n=300, captions=2, m_x=40, m_y=30, noise=1.5)
     alone = AWCCA(selection="leave-one-out", grid=10, metric="mean_recall").fit(*training)
     chosen = AWCCA(grid=10, metric="mean_recall").fit(*training, validation=validation)
@@ -122,13 +124,13 @@ def test_a_sample_is_seeded_and_more_features_than_pairs_work(rng):
     with pytest.warns(UserWarning, match="failed"):
         first = AWCCA(selection="leave-one-out", grid=([1e-30, 1.0], [1e-30, 1.0])).fit(x, y)
     assert first.path_.choice == {"search": (0, 0), "annotate": (0, 0)}
-    found = spectra(x, y)
-    a, b = (left_out(found, x, y, np.arange(30), random_state=1, sample=9).problem.a for _ in range(2))
+    result = spectra(x, y)
+    a, b = (left_out(result, x, y, np.arange(30), random_state=1, sample=9).problem.a for _ in range(2))
     assert a.shape[0] == 9
     np.testing.assert_array_equal(a, b)
 
 
-def test_torch_gives_the_same(rng):
+def test_torch_gives_the_same_path(rng):
     torch = pytest.importorskip("torch")
     x, y, pairing = make_pairs(1)[0]
     here = AWCCA(selection="leave-one-out", grid=5).fit(x, y, pairing)
@@ -145,7 +147,7 @@ def test_torch_gives_the_same(rng):
         ({"n_components": "auto"}, "no dimension"),
     ],
 )
-def test_what_it_cannot_select_is_refused(options, message):
+def test_settings_it_cannot_select_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         AWCCA(selection="leave-one-out", **options).fit(*make_pairs(0)[0])
 
@@ -154,7 +156,7 @@ def test_validation_pairs_and_too_few_images_are_refused():
     training, validation = make_pairs(0)
     with pytest.raises(InputError, match="takes no validation"):
         AWCCA(selection="oas").fit(*training, validation=validation)
-    with pytest.raises(InputError, match="too little"):
+    with pytest.raises(InputError, match="too few to choose on"):
         AWCCA(selection="leave-one-out").fit(*(view[:2] for view in training[:2]))
     with pytest.raises(InputError, match="selection="):
         AWCCA(selection="guess").fit(*training)

@@ -50,7 +50,7 @@ def test_screening_selects_what_the_exact_path_selects(seed, kind, name, similar
 
 @pytest.mark.parametrize("kind", ["tikhonov", "tsvd"])
 @pytest.mark.parametrize("name", ["r@1", "r@4", "mean_recall", "median_rank", "mean_rank"])
-def test_the_textbook_selects_the_same(trained, kind, name):
+def test_the_textbook_route_selects_the_same(trained, kind, name):
     # At k = 1 every cosine is 1 or −1, and rounding would decide.
     grid = 8 if kind == "tikhonov" else ([3, 4, 6, 8, 11, 14], [3, 4, 5, 7, 9, 11])
     ours = path_of(trained, kind, name, grid)
@@ -63,22 +63,22 @@ def test_the_textbook_selects_the_same(trained, kind, name):
 
 
 def test_each_task_has_its_own_choice():
-    found = set()
+    result = set()
     for seed in range(20):
         training, validation = make_pairs(seed, noise=2.0)
         path = path_of((spectra(*training), validation))
-        found.add(path.choice["search"] == path.choice["annotate"])
-    assert found == {True, False}
+        result.add(path.choice["search"] == path.choice["annotate"])
+    assert result == {True, False}
 
 
-def test_a_function_as_metric(trained):
+def test_a_metric_may_be_a_function(trained):
     path = path_of(trained, name=lambda ranks: float(np.mean(1.0 / ranks)))
     for task in TASKS:
         scores = path.scores[task]["<lambda>"]
         assert path.best(task) == scores.max()
 
 
-def test_all_metrics(trained):
+def test_path_metrics_all_keeps_four_metrics(trained):
     path = path_of(trained, path_metrics="all")
     assert path.route == "exact"
     assert set(path.scores["search"]) == {"r@1", "r@5", "r@10", "median_rank"}
@@ -96,7 +96,7 @@ def test_torch_selects_the_same(trained):
     assert theirs.choice == path_of(trained).choice
 
 
-def test_the_route_is_chosen_in_one_place(trained):
+def test_choose_route(trained):
     fitted, validation = trained
     problem = make_problem(fitted, validation)
     weights = make_weights(problem, fitted, make_grid("tikhonov", 8, fitted))
@@ -136,7 +136,7 @@ def test_a_point_that_fails_is_reported_and_never_chosen(trained, monkeypatch):
     assert path.choice["search"] != (0, 0)
 
 
-def test_extreme_values_fail_loudly(trained):
+def test_extreme_values_are_an_error(trained):
     fitted, (x, y, pairing) = trained
     x = x.astype(np.float32)
     x[0] = 1e30
@@ -147,7 +147,7 @@ def test_extreme_values_fail_loudly(trained):
         path_of((fitted, (x, y.astype(np.float32), pairing)), name="median_rank")
 
 
-def test_progress_ends_at_one(trained):
+def test_progress_ends_at_1(trained):
     for route in ("screened", "exact", "textbook"):
         seen = []
         path_of(trained, route=route, progress=seen.append)

@@ -69,7 +69,7 @@ def test_routes_choose_alike_where_items_are_duplicated(kind, similarity):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("similarity", ["cosine", "l2"])
 @pytest.mark.parametrize("task", TASKS)
-def test_twins_tie_however_near_zero_the_score(backend, task, similarity, dtype):
+def test_equal_items_tie_however_small_the_score(backend, task, similarity, dtype):
     rng = np.random.default_rng(0)
     for width in (2, 3, 8, 100, 700):
         # Scores of the truths are all but zero; each has a twin, and thirty rivals that score lower.
@@ -82,12 +82,12 @@ def test_twins_tie_however_near_zero_the_score(backend, task, similarity, dtype)
         else:
             x, y = np.concatenate([queries, queries]).astype(dtype), twice[0]
             pairing = np.arange(60)
-        found = ranks(backend(x), backend(y), backend(pairing), task=task, similarity=similarity)
-        found = np.asarray(found)
-        assert (found >= 2).all()
+        result = ranks(backend(x), backend(y), backend(pairing), task=task, similarity=similarity)
+        result = np.asarray(result)
+        assert (result >= 2).all()
         reference = reference_ranks(x, y, pairing, task, similarity)
         # A rival may lie within rounding of the truth by chance, but hardly ever does.
-        assert (found != reference).mean() < 0.1
+        assert (result != reference).mean() < 0.1
 
 
 @pytest.mark.parametrize("width", [2, 3, 5, 8])
@@ -120,28 +120,30 @@ def test_the_slack_covers_the_rounding_of_another_order_of_summation(width):
     scale = 1.0 / np.arange(1, width + 1)
     for shape in (np.ones(width), scale):
         x, y = ((rng.normal(size=(500, width)) * shape).astype(np.float32) for _ in range(2))
-        found = y @ x.T
+        result = y @ x.T
         exact = y.astype(float) @ x.astype(float).T
         lengths = np.outer(*(np.linalg.norm(v, axis=1) for v in (y, x)))
         slack = tie_slack(lengths.astype(np.float32), 1.0, width)
-        assert (np.abs(found - exact) <= slack).all()
+        assert (np.abs(result - exact) <= slack).all()
         # And is not much more than that.
-        assert (np.abs(found - exact) / slack).max() > 0.02
+        assert (np.abs(result - exact) / slack).max() > 0.02
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "l2"])
 @pytest.mark.parametrize("task", TASKS)
-def test_twins_tie_at_every_dimension(task, similarity):
+def test_equal_items_tie_at_every_dimension(task, similarity):
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(20, 40)), rng.normal(size=(40, 40))
     x = np.concatenate([x, x])
     y = np.concatenate([y[:20], y[:20]])
     pairing = np.arange(40)
     dimensions = [2, 7, 40]
-    lowest = components_path(x, y, pairing, task, similarity, lambda found: float(np.min(found)), dimensions)
+    lowest = components_path(
+        x, y, pairing, task, similarity, lambda result: float(np.min(result)), dimensions
+    )
     assert (lowest >= 2).all()
     for d, k in enumerate(dimensions):
-        mean = components_path(x, y, pairing, task, similarity, lambda found: float(np.mean(found)), [k])[0]
+        mean = components_path(x, y, pairing, task, similarity, lambda result: float(np.mean(result)), [k])[0]
         assert mean == reference_ranks(x[:, :k], y[:, :k], pairing, task, similarity).mean(), d
 
 
@@ -163,7 +165,7 @@ def test_sums_of_cosines_tie_up_to_the_rounding_of_their_weights(task):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_twins_of_a_truth_that_scores_zero_tie_on_the_exact_and_the_textbook_route(dtype):
+def test_equal_items_that_score_zero_tie_on_both_routes(dtype):
     from dataclasses import replace
 
     from diptych.cca.selection import make_weights, textbook_ranks
@@ -183,5 +185,5 @@ def test_twins_of_a_truth_that_scores_zero_tie_on_the_exact_and_the_textbook_rou
         twins = replace(problem, a=np.concatenate([a, a]).astype(dtype), b=b.astype(dtype), truth=truth)
         (_, search, _, _), *_ = exact_rows(twins, w_x, w_y)
         assert (search >= 2).all()
-        found = next(textbook_ranks(twins, w_x.rows[0], w_y.rows[0]))
-        assert (found["search"] >= 2).all()
+        result = next(textbook_ranks(twins, w_x.rows[0], w_y.rows[0]))
+        assert (result["search"] >= 2).all()

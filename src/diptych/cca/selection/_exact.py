@@ -1,8 +1,8 @@
-"""The exact path: ranks of every validation query at every grid point, without one SVD.
+"""The exact route: ranks of every validation query at every grid point, without an SVD (see ``_problem``).
 
-Any metric, any backend. The truth's own scores come first, for a whole row of the grid at once; then
-blocks of the numerator are made, what belongs to the truth is taken out, and the others that reach it
-are counted, for both tasks from the same block.
+For any metric and backend. The scores of the true items are computed first, for a whole row of the grid at
+once. Then the numerator is computed tile by tile, the true pairs are taken out, and the other items that
+score at least as high are counted, for both tasks from the same tile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, count_true, group_max, namespace
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 from diptych.ranking import tie_slack
 
@@ -23,24 +23,24 @@ DEVICE_TILE_BYTES = 2**29
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One x value of the grid: what both tasks compare against, for every y value."""
+    """The scales and the true items' scores of both tasks, for one x value of the grid and all y values."""
 
     mapped: Array  # images mapped into the eigenbasis of the captions
     search_scale: Array  # y values × images
     annotate_scale: Array  # y values × captions
-    search_truth: Array  # y values × captions: the truth's score
-    search_slack: Array  # y values × captions: how far below it a score still ties with it
+    search_truth: Array  # y values × captions: the score of the true image
+    search_slack: Array  # y values × captions: its ``tie_slack``
     annotate_truth: Array  # y values × images; +∞ for an image without captions
     annotate_slack: Array  # y values × images
-    finite: Array  # y values: whether all of it is finite
+    finite: Array  # y values: whether all scores are finite
 
 
 def exact_rows(
     problem: Problem, w_x: Weights, w_y: Weights, norms: Array | None = None
 ) -> Iterator[tuple[int, Array, Array, Array]]:
-    """``(x index, search ranks, annotate ranks, finite)`` for each x value.
+    """Yield ``(x index, search ranks, annotate ranks, finite)`` of each x value of the grid.
 
-    Ranks are y values × queries; ``finite`` says for which y values the arithmetic held.
+    Ranks are y values × queries; ``finite`` is False for the y values whose scores are not finite.
     """
     xp = namespace(problem.a)
     norms = annotate_norms(problem, w_x, w_y) if norms is None else norms
@@ -54,9 +54,9 @@ def exact_rows(
 def make_row(
     problem: Problem, mapped: Array, norms: Array, w_y: Weights, lengths: Array, own: Array | None = None
 ) -> Row:
-    """The truth's scores and both tasks' scales, for one x value and every y value.
+    """Return the ``Row`` of one x value.
 
-    ``lengths`` are the ``caption_lengths``; ``own`` the ``own_scores``, where they are known already.
+    ``lengths`` are the ``caption_lengths``; ``own`` the ``own_scores``, if they are known already.
     """
     xp = namespace(problem.a)
     pairing = problem.truth.pairing
@@ -73,29 +73,29 @@ def make_row(
         own_annotate = own - annotate_scale
     own_lengths = xp.sqrt(xp.take(image_norms, pairing, axis=1))
     search_slack = tie_slack(lengths, own_lengths, dimension, problem.similarity)
-    # The same numerator, hence the same rounding, over another length.
+    # The same numerator, and so the same rounding error, divided by another length.
     roots = xp.sqrt(norms)
     queries = own_lengths * lengths / xp.where(roots > 0, roots, xp.ones_like(roots))
     annotate_slack = tie_slack(queries, roots, dimension, problem.similarity)
-    best, slack = (_best(problem, values) for values in (own_annotate, annotate_slack))
-    # By Cauchy-Schwarz finite norms bound every score.
+    best, slack = (_max_by_image(problem, values) for values in (own_annotate, annotate_slack))
+    # By Cauchy-Schwarz every score is finite if the norms are.
     finite = xp.isfinite(xp.sum(own, axis=1) + xp.sum(image_norms, axis=1) + xp.sum(norms, axis=1))
     undescribed = best == -xp.inf
     best, slack = xp.where(undescribed, xp.inf, best), xp.where(undescribed, 0.0, slack)
     return Row(mapped, search_scale, annotate_scale, search_truth, search_slack, best, slack, finite)
 
 
-def _best(problem: Problem, values: Array) -> Array:
-    """The largest value among each image's captions: y values × images."""
-    xp = namespace(values)
+def _max_by_image(problem: Problem, values: Array) -> Array:
+    """Return the largest value among the captions of each image: y values × images."""
     truth = problem.truth
-    return xp.stack([group_max(values[j, :], truth.pairing, truth.n_images) for j in range(values.shape[0])])
+    rows = [group_max(values[j, :], truth.pairing, truth.n_images) for j in range(values.shape[0])]
+    return namespace(values).stack(rows)
 
 
 def caption_lengths(problem: Problem, w_y: Weights) -> Array:
-    """Lengths of the captions as queries, ‖Vᵀy‖: y values × captions."""
+    """Return the lengths of the captions as queries, ‖Vᵀy‖: y values × captions."""
     xp = namespace(problem.b)
-    # Squares of extreme values would be infinite where the values are not.
+    # Dividing by the largest entry first keeps the squares of extreme values finite.
     largest = xp.max(xp.abs(problem.b), axis=1)
     largest = xp.where(largest > 0, largest, xp.ones_like(largest))
     unit = problem.b / largest[:, None]
@@ -103,7 +103,7 @@ def caption_lengths(problem: Problem, w_y: Weights) -> Array:
 
 
 def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:
-    """The numerator of every caption with its own image: y values × captions."""
+    """Return the numerator of every caption with its own image: y values × captions."""
     xp = namespace(problem.a)
     parts = []
     for start in range(0, problem.b.shape[0], rows):
@@ -113,7 +113,10 @@ def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) 
 
 
 def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array]:
-    """How many others reach the truth: y values × captions, and y values × images."""
+    """Count the other items that score at least as high as the truth.
+
+    Returns y values × captions for search and y values × images for annotate.
+    """
     xp = namespace(problem.a)
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
     n_y = w_y.rows.shape[0]
@@ -125,7 +128,7 @@ def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array
         lines = xp.arange(stop - start, device=device(own))
         searched, annotated = [], []
         for j, numerator in products(problem.b[start:stop, :], w_y, row.mapped.T):
-            # Nested products build on this one: minus infinity stays minus infinity.
+            # The true pairs are taken out. Nested products add to this array: −∞ stays −∞.
             numerator[lines, own] = -xp.inf
             scores = rescale(problem, numerator, row.search_scale[j, None, :])
             searched.append(count_true(scores >= search_floor[j, start:stop, None], axis=1))
@@ -136,15 +139,15 @@ def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array
     size = CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES
     width = max(1, size // (n_images * problem.b.dtype.itemsize))
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
-    found = in_parallel(lambda bounds: tile(*bounds), tiles, problem.a)
-    annotate = xp.zeros((n_y, n_images), dtype=found[0][1].dtype, device=device(problem.a))
-    for _, part in found:
+    counts = map_parallel(lambda bounds: tile(*bounds), tiles, problem.a)
+    annotate = xp.zeros((n_y, n_images), dtype=counts[0][1].dtype, device=device(problem.a))
+    for _, part in counts:
         annotate = annotate + part
-    return xp.concat([part for part, _ in found], axis=1), annotate
+    return xp.concat([part for part, _ in counts], axis=1), annotate
 
 
 def rescale(problem: Problem, numerator: Array, scale: Array) -> Array:
-    """Scores from a numerator: cosine but for the query's own norm, or ℓ2 but for a constant per query."""
+    """Return scores from a numerator: the cosine, or ℓ2, up to a constant of the query."""
     return numerator * scale if problem.similarity == "cosine" else numerator - scale
 
 

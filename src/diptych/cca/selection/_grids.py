@@ -1,7 +1,4 @@
-"""Grids of regularisation parameters, drawn from the spectra.
-
-Validation pairs taken from the training pairs, by image: an image's captions are never split.
-"""
+"""Grids of regularisation parameters, and validation pairs held out of the training pairs."""
 
 from __future__ import annotations
 
@@ -20,50 +17,50 @@ Kind: TypeAlias = Literal["tikhonov", "tsvd", "custom"]
 
 SPACINGS = ("log", "rank")
 
-LIMIT = 1e3
-"""γ's beyond σ²₁ or below the smallest σ² by this factor change no direction's weight by more than 0.1 %, but
-for a factor that all directions share."""
+GAMMA_LIMIT = 1e3
+"""A γ this many times above σ²₁ or below the smallest σ² changes no direction's weight by more than 0.1 %, up
+to a factor that all directions share."""
 
-MOST_ADDED = 5
-"""Values that one extension adds to a side at most."""
+MAX_ADDED = 5
+"""Most values that one extension adds to a side."""
+
+MAX_HELD_OUT = 5000
+"""Most images that are held out: the time of scoring grows with their square, and more change little."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The grid of one regularisation: its parameters on both sides, weakest regularisation last.
-
-    ``automatic`` says that the values were drawn from the spectra and not given; ``filter`` is the one of the
-    kind ``"custom"``.
-    """
+    """Parameters to try for X and for Y, strongest regularisation first."""
 
     kind: Kind
     x: Floats
     y: Floats
-    automatic: bool = False
-    filter: SpectralFilter | None = None
+    automatic: bool = False  # computed from the spectra rather than given by the user
+    filter: SpectralFilter | None = None  # for the kind "custom"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Points per side."""
+        """The number of values of X and of Y."""
         return len(self.x), len(self.y)
 
     def params(self, i: int, j: int) -> tuple[float, float] | tuple[int, int]:
-        """The parameters at a point, as ``AWCCA(params=…)`` takes them."""
+        """Return the parameters at a point, as ``AWCCA(params=…)`` takes them."""
         if self.kind == "tsvd":
             return int(self.x[i]), int(self.y[j])
         return float(self.x[i]), float(self.y[j])
 
     def edge(self, side: str, end: str) -> float:
-        """The ``"strongest"`` or ``"weakest"`` value of ``"x"`` or ``"y"``."""
+        """Return the ``"strongest"`` or ``"weakest"`` value of ``"x"`` or ``"y"``."""
         values = self.x if side == "x" else self.y
         return float(values[0 if end == "strongest" else -1])
 
     def beyond(self, side: str, end: str, spectra: Spectra) -> Floats:
-        """Return values to add beyond an end of a side, in their order; none where they could change nothing.
+        """Return values to add beyond an end of a side, in order; none if they would change nothing.
 
-        For Tikhonov one decade, spaced as the values are there, up to ``LIMIT`` times σ²₁, where the model is
-        that of partial least squares but for 0.1 %, and down to the smallest σ² over ``LIMIT``, where it is
-        that of no regularisation. For a truncated SVD everything down to 2 directions, or up to the rank.
+        For Tikhonov one decade, with the spacing of the values there, up to ``GAMMA_LIMIT`` times σ²₁, where
+        the model is that of partial least squares up to 0.1 %, and down to the smallest σ² divided by
+        ``GAMMA_LIMIT``, where it is that of no regularisation. For a truncated SVD down to 2 directions, or
+        up to the rank.
         """
         values, s = (self.x, spectra.s_x) if side == "x" else (self.y, spectra.s_y)
         squares = to_numpy(s).astype(np.float64) ** 2
@@ -72,83 +69,81 @@ class Grid:
             return np.empty(0)
         if self.kind == "tsvd":
             limit = min(2, len(squares)) if strongest else len(squares)
-            ks = np.unique(np.geomspace(last, limit, MOST_ADDED + 1).round())
+            ks = np.unique(np.geomspace(last, limit, MAX_ADDED + 1).round())
             return np.asarray(ks[ks != last])
-        limit = squares[0] * LIMIT if strongest else squares[-1] / LIMIT
+        limit = squares[0] * GAMMA_LIMIT if strongest else squares[-1] / GAMMA_LIMIT
         if (last >= limit * (1 - 1e-9)) if strongest else (last <= limit * (1 + 1e-9)):
             return np.empty(0)
         reached = min(10 * last, limit) if strongest else max(last / 10, limit)
         spacing = abs(np.log(values[0] / values[1] if strongest else values[-1] / values[-2]))
-        count = int(np.clip(np.round(abs(np.log(reached / last)) / spacing), 1, MOST_ADDED))
+        count = int(np.clip(np.round(abs(np.log(reached / last)) / spacing), 1, MAX_ADDED))
         new = np.asarray(np.geomspace(last, reached, count + 1)[1:])
         return new[::-1] if strongest else new
 
     def is_limit(self, side: str, end: str, spectra: Spectra) -> bool:
-        """Whether values beyond that end could change nothing."""
+        """Return whether values beyond that end would change nothing."""
         return self.kind != "custom" and len(self.beyond(side, end, spectra)) == 0
 
 
 def make_grid(kind: Kind, grid: Any, spectra: Spectra, filter: SpectralFilter | None = None) -> Grid:
-    """The grid that ``AWCCA(grid=…)`` asks for.
+    """Return the grid of ``AWCCA(grid=…)``.
 
-    ``grid`` is a number of points per side, a pair ``("log", n)`` or ``("rank", n)`` that says how they
-    are spaced, or a pair of arrays. ``"log"`` spaces σ² evenly on a logarithmic scale between the largest
-    and the smallest, ``"rank"`` takes the σ² of evenly spaced ranks, as the paper does. A plain number
-    means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``). A ``filter``
-    of the kind ``"custom"`` spaces its own values, and orders all by how much they let through.
+    ``grid`` is a number of points per side, a pair ``("log", n)`` or ``("rank", n)`` that says how they are
+    spaced, or a pair of arrays. ``"log"`` spaces σ² evenly on a logarithmic scale between the largest and the
+    smallest, ``"rank"`` takes the σ² of evenly spaced ranks, as the paper does (Algorithms 2 and 3). A plain
+    number means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``). A
+    custom ``filter`` computes its own values, which are ordered by how much variance they keep.
     """
     sides = to_numpy(spectra.s_x), to_numpy(spectra.s_y)
     check_grid(grid)
     if filter is not None:
-        x, y = _custom(filter, grid, sides)
+        x, y = _custom_values(filter, grid, sides)
         return Grid("custom", x, y, filter=filter)
-    if _is_spaced(grid):
-        spacing, points = grid
-        x, y = (_spaced(kind, s, spacing, _points(points)) for s in sides)
-    elif isinstance(grid, (tuple, list)) and len(grid) == 2:
-        x, y = (_explicit(kind, values, s) for values, s in zip(grid, sides, strict=True))
+    if not _is_spaced(grid) and isinstance(grid, (tuple, list)):
+        x, y = (_check_values(kind, values, s) for values, s in zip(grid, sides, strict=True))
         return Grid(kind, x, y)
-    else:
-        x, y = (_spaced(kind, s, "log", _points(grid)) for s in sides)
+    spacing, points = grid if _is_spaced(grid) else ("log", grid)
+    x, y = (_spaced_values(kind, s, spacing, _check_points(points)) for s in sides)
     return Grid(kind, x, y, automatic=True)
 
 
-def _custom(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]) -> tuple[Floats, Floats]:
-    """The parameters of both views, strongest regularisation first: what lets the least through."""
-    filter.function()
+def _custom_values(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]) -> tuple[Floats, Floats]:
+    filter.check_function()
+    squares = [s.astype(np.float64) ** 2 for s in sides]
     if isinstance(grid, (tuple, list)) and len(grid) == 2 and not _is_spaced(grid):
-        given = [_numbers(values) for values in grid]
+        values = [_check_numbers(numbers) for numbers in grid]
     elif filter.grid is None:
         raise InputError(
-            f"grid={grid!r} says nothing about the filter {filter.name!r}; give one array of parameters for "
+            f"grid={grid!r} is not enough for the filter {filter.name!r}; give one array of parameters for "
             "each view, or a SpectralFilter with a grid function."
         )
     else:
-        points = _points(grid)
-        given = [_numbers(filter.grid(s.astype(np.float64) ** 2, points)) for s in sides]
-    found = []
-    for values, s in zip(given, sides, strict=True):
-        squares = s.astype(np.float64) ** 2
-        passed = [float(np.sum(filter.weigh(squares, float(value)) * squares)) for value in values]
-        found.append(values[np.argsort(passed, kind="stable")])
-    return found[0], found[1]
+        points = _check_points(grid)
+        values = [_check_numbers(filter.grid(each, points)) for each in squares]
+
+    def order(numbers: Floats, squares: Floats) -> Floats:
+        # The strongest regularisation is the one that keeps the least variance.
+        kept = [float(np.sum(filter.evaluate(squares, float(number)) * squares)) for number in numbers]
+        return numbers[np.argsort(kept, kind="stable")]
+
+    return order(values[0], squares[0]), order(values[1], squares[1])
 
 
 def check_grid(grid: Any) -> None:
-    """Refuse what is no grid, before there are spectra to lay it over."""
+    """Raise an error unless ``grid`` is one that ``make_grid`` takes."""
     if _is_spaced(grid):
         if grid[0] not in SPACINGS:
             raise InputError(f"grid=({grid[0]!r}, …) is unknown; choose 'log' or 'rank'.")
-        _points(grid[1])
+        _check_points(grid[1])
     elif not (isinstance(grid, (tuple, list)) and len(grid) == 2):
-        _points(grid)
+        _check_points(grid)
 
 
 def _is_spaced(grid: Any) -> bool:
     return isinstance(grid, (tuple, list)) and len(grid) == 2 and isinstance(grid[0], str)
 
 
-def _points(points: Any) -> int:
+def _check_points(points: Any) -> int:
     number = check_number(points, "grid")
     if not 1 <= number <= 10_000 or number != int(number):
         raise InputError(
@@ -158,7 +153,7 @@ def _points(points: Any) -> int:
     return int(number)
 
 
-def _spaced(kind: Kind, s: Array, spacing: str, points: int) -> Floats:
+def _spaced_values(kind: Kind, s: Array, spacing: str, points: int) -> Floats:
     rank = len(s)
     if spacing == "rank":
         first = max(min(2, rank), round(rank / points))
@@ -167,42 +162,38 @@ def _spaced(kind: Kind, s: Array, spacing: str, points: int) -> Floats:
     gammas = np.geomspace(s[0] ** 2, s[-1] ** 2, points) if points > 1 else s[-1:] ** 2
     if kind == "tikhonov":
         return _descending(gammas)
-    # The number of directions above each level; at k = 1 every cosine is 1 or −1, and all is ties.
+    # The number of directions above each level, at least 2: at k = 1 every cosine is 1 or −1, a tie.
     above = np.searchsorted(-(s**2), -gammas * (1 - 1e-9), side="right")
     return np.unique(above.clip(min(2, rank), rank)).astype(np.float64)
 
 
-def _numbers(values: Any) -> Floats:
+def _check_numbers(values: Any) -> Floats:
     try:
-        given = np.unique(np.asarray(values, dtype=np.float64).reshape(-1))
+        numbers = np.unique(np.asarray(values, dtype=np.float64).reshape(-1))
     except (TypeError, ValueError):
-        given = np.empty(0)
-    if given.size == 0:
-        raise InputError(f"grid holds {values!r}; give numbers, one array of parameters for each view.")
-    return given
+        numbers = np.empty(0)
+    if numbers.size == 0:
+        raise InputError(f"grid contains {values!r}; give numbers, one array of parameters for each view.")
+    return numbers
 
 
-def _explicit(kind: Kind, values: Any, s: Array) -> Floats:
-    given = _numbers(values)
-    for value in given:
+def _check_values(kind: Kind, values: Any, s: Array) -> Floats:
+    numbers = _check_numbers(values)
+    for number in numbers:
         if kind == "tikhonov":
-            Tikhonov(float(value))
+            Tikhonov(float(number))
         else:
-            TruncatedSVD(value).denominators(s)
-    return _descending(given) if kind == "tikhonov" else given
+            TruncatedSVD(number).denominators(s)
+    return _descending(numbers) if kind == "tikhonov" else numbers
 
 
 def _descending(values: Array) -> Floats:
     return np.unique(values)[::-1].copy()
 
 
-MOST = 5000
-"""Images that are held out of any number: scoring takes time with their square, and more decide little."""
-
-
 @dataclass(frozen=True, eq=False)
 class HoldOut:
-    """Rows of either part: images and captions, and a pairing that counts the part's own images."""
+    """One part of a split: its images and captions, and the pairing of its captions with its images."""
 
     images: Array
     captions: Array
@@ -212,38 +203,35 @@ class HoldOut:
 def hold_out(
     pairing: Array, n_images: int, fraction: float, random_state: int | None
 ) -> tuple[HoldOut, HoldOut]:
-    """Split images at random into training and validation, at most ``MOST``; returns both parts.
+    """Split images with their captions at random; returns the training part and the validation part.
 
-    Images without captions stay with training, where they weigh nothing.
+    At most ``MAX_HELD_OUT`` images are held out. Images without captions stay with training, where they have
+    no weight.
     """
     share = check_number(fraction, "validation_fraction")
     if not 0.0 < share < 1.0:
         raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
-    host = to_numpy(pairing)
-    described = np.unique(host)
-    size = held_out_size(len(described), share)
+    described = np.unique(to_numpy(pairing))
+    size = holdout_size(len(described), share)
     if size is None:
         raise InputError(
             f"validation_fraction={fraction} of {len(described)} items leaves too few to choose on; "
             "give params, a larger fraction, validation pairs, or more data."
         )
-    chosen = np.random.default_rng(random_state).permutation(described)[:size]
-    is_held = np.zeros(n_images, dtype=bool)
-    is_held[chosen] = True
-
-    return taken_with_captions(pairing, ~is_held), taken_with_captions(pairing, is_held)
+    is_held_out = np.zeros(n_images, dtype=bool)
+    is_held_out[np.random.default_rng(random_state).permutation(described)[:size]] = True
+    return select_images(pairing, ~is_held_out), select_images(pairing, is_held_out)
 
 
-def held_out_size(n: int, share: float) -> int | None:
-    """How many of ``n`` images are held out; None if that leaves too few on either side."""
-    size = min(round(share * n), MOST)
+def holdout_size(n: int, share: float) -> int | None:
+    """Return how many of ``n`` images are held out; None if that leaves too few in either part."""
+    size = min(round(share * n), MAX_HELD_OUT)
     return None if size < 2 or n - size < 2 else size
 
 
-def taken_with_captions(pairing: Array, is_taken: np.ndarray[Any, np.dtype[np.bool_]]) -> HoldOut:
-    """The images that are marked, and all their captions."""
-    host = to_numpy(pairing)
-    images = np.flatnonzero(is_taken)
-    captions = np.flatnonzero(is_taken[host])
-    local = np.searchsorted(images, host[captions])
-    return HoldOut(*(move_like(rows, pairing) for rows in (images, captions, local)))
+def select_images(pairing: Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> HoldOut:
+    """Return the images where ``mask`` is true, with all their captions."""
+    owners = to_numpy(pairing)
+    images, captions = np.flatnonzero(mask), np.flatnonzero(mask[owners])
+    own = np.searchsorted(images, owners[captions])
+    return HoldOut(*(move_like(rows, pairing) for rows in (images, captions, own)))

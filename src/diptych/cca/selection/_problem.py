@@ -1,15 +1,26 @@
-r"""The validation pairs in the eigenbases of the training data: all that scoring a grid point needs.
+r"""Scoring a grid point without an SVD: the identity, and the validation pairs it needs.
 
-For any pair of spectral filters with inverse denominators :math:`w = 1/D` (0 for a dropped direction),
-writing a and b for centred validation rows in the eigenbases,
+Write a, b for centred rows x, y in the eigenbases, :math:`a = V_x^\top x` and :math:`b = V_y^\top y`. By
+Theorem 1, :math:`T = D_x^{-1/2} T_0 D_y^{-1/2} = P_x \Sigma P_y^\top`, :math:`U = V_x D_x^{-1/2} P_x` and
+:math:`V = V_y D_y^{-1/2} P_y`. Search compares :math:`\Sigma U^\top x` with :math:`V^\top y` by cosine
+(equation 4). If T keeps all its components, its factors multiply back to T in the numerator,
 
 .. math::
-    N_{ij} = a_i^\top W_x T_0 W_y b_j, \qquad
-    \|\Sigma U^\top x_i\|^2 = (W_x a_i)^\top T_0 W_y T_0^\top (W_x a_i)
+    N = \langle \Sigma U^\top x, V^\top y \rangle
+      = a^\top D_x^{-1/2} \, P_x \Sigma P_y^\top \, D_y^{-1/2} b = a^\top D_x^{-1} T_0 D_y^{-1} b ,
 
-and the mirror image for :math:`\|\Sigma V^\top y_j\|`. No singular value decomposition appears: a
-search item is mapped into the query space by ridge regression and compared by whitened cosine. The same
-numerator N serves both tasks; only the norms differ.
+and to :math:`T T^\top = P_x \Sigma^2 P_x^\top` in the length of the item,
+
+.. math::
+    \|\Sigma U^\top x\|^2 = a^\top D_x^{-1/2} \, P_x \Sigma^2 P_x^\top \, D_x^{-1/2} a
+      = (D_x^{-1} a)^\top \, T_0 D_y^{-1} T_0^\top \, (D_x^{-1} a) .
+
+The length of the query, :math:`\|V^\top y\|`, is constant for a query and changes no ranking. So no SVD is
+needed for a ranking at full dimension: an item is mapped into the space of the query by ridge regression,
+:math:`T_0^\top D_x^{-1} a`, and compared by a whitened cosine. Annotate is the mirror image (equation 5): it
+has the same numerator and :math:`\|\Sigma V^\top y\|^2 = (D_y^{-1} b)^\top T_0^\top D_x^{-1} T_0 (D_y^{-1}
+b)`. The squared ℓ2 distance is the squared length of the item − 2N + a constant of the query. In the code,
+:math:`w = 1/D`, which is 0 for a direction that is dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +34,9 @@ from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_pair_of_views
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca._spectra import Spectra
+from diptych.cca._weighting import project
 from diptych.cca.selection._grids import Grid
 from diptych.ranking import Truth
 
@@ -34,10 +46,10 @@ DEVICE_BLOCK_BYTES = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Validation images ``a`` and captions ``b`` in the eigenbases, and the spectra they are scored with.
+    """Validation images ``a`` and captions ``b`` in the eigenbases, T0, the truth and the similarity.
 
-    Everything is scaled so that the largest singular value of either view is 1, which changes no ranking
-    and keeps float32 in range.
+    All are scaled so that the largest singular value of each view is 1, which changes no ranking and keeps
+    float32 in range.
     """
 
     a: Array
@@ -49,9 +61,9 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """From one grid value to the next: only directions ``start`` to ``stop`` change, by ``change``.
+    """The change of w from one grid value to the next, in directions ``start`` to ``stop``.
 
-    A ``fresh`` step does not build on the value before: ``change`` is then the weight itself.
+    A ``fresh`` step does not build on the value before: ``change`` is then w itself.
     """
 
     start: int
@@ -62,10 +74,10 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Inverse denominators of every grid value of one view (values × directions), whole and as steps.
+    """w of every grid value of one view (values × directions), as ``rows`` and as steps between them.
 
-    Truncated SVDs are nested, so each step touches only the directions it adds, and a whole row of the
-    grid costs one product. Tikhonov's steps touch every direction.
+    Truncated SVDs are nested, so each step changes only the directions it adds, and a whole row of the grid
+    costs one product. Tikhonov's steps change every direction.
     """
 
     rows: Array
@@ -73,12 +85,12 @@ class Weights:
 
     @classmethod
     def of(cls, rows: np.ndarray[Any, Any], like: Array) -> Weights:
-        """Find the steps of ``rows``; the arrays go where ``like`` is, in its precision."""
+        """Return the weights of ``rows``, with arrays in the backend and precision of ``like``."""
         steps = []
         for index, row in enumerate(rows):
             before = rows[index - 1] if index else np.zeros_like(row)
-            touched = np.flatnonzero(row != before)
-            start, stop = (int(touched[0]), int(touched[-1]) + 1) if touched.size else (0, 0)
+            changed = np.flatnonzero(row != before)
+            start, stop = (int(changed[0]), int(changed[-1]) + 1) if changed.size else (0, 0)
             support = int(np.flatnonzero(row)[-1]) + 1
             fresh = index == 0 or stop - start >= support
             if fresh:
@@ -91,59 +103,61 @@ class Weights:
 def make_problem(
     spectra: Spectra, validation: tuple[Any, ...], similarity: str = "cosine", dtype: Any = None
 ) -> Problem:
-    """Project validation pairs ``(X, Y)`` or ``(X, Y, pairing)`` into the eigenbases.
+    """Return the problem of scoring validation pairs ``(X, Y)`` or ``(X, Y, pairing)``.
 
-    The arithmetic runs in ``dtype``, by default the validation arrays' own.
+    The arithmetic runs in ``dtype``, by default that of the validation arrays.
     """
-    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
-        raise InputError("validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that.")
-    x, y, pairing = check_pair_of_views(*validation)
+    x, y, pairing = check_pair_of_views(*check_validation(validation))
     xp = namespace(x, y)
     check_widths(spectra, x, y)
     dtype = xp.result_type(x.dtype, y.dtype) if dtype is None else dtype
     top_x, top_y = float(spectra.s_x[0]), float(spectra.s_y[0])
-
-    def project(view: Array, mean: Array, vectors: Array, top: float) -> Array:
-        centred = xp.astype(view, dtype, copy=False) - move_like(mean, view, dtype=dtype)
-        return centred @ (move_like(vectors, view, dtype=dtype) / top)
-
+    x, y = xp.astype(x, dtype, copy=False), xp.astype(y, dtype, copy=False)
+    a = project(x, spectra.x_mean, move_like(spectra.v_x, x, dtype=dtype) / top_x)
+    b = project(y, spectra.y_mean, move_like(spectra.v_y, y, dtype=dtype) / top_y)
     t0 = move_like(spectra.t0 / (top_x * top_y), x, dtype=dtype)
-    a = project(x, spectra.x_mean, spectra.v_x, top_x)
-    b = project(y, spectra.y_mean, spectra.v_y, top_y)
     return Problem(a, b, t0, Truth.of(pairing, x.shape[0]), similarity)
 
 
+def check_validation(validation: Any) -> tuple[Any, ...]:
+    """Return ``validation`` if it is ``(X, Y)`` or ``(X, Y, pairing)``."""
+    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+        raise InputError("validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that.")
+    return tuple(validation)
+
+
 def check_widths(spectra: Spectra, x: Array, y: Array) -> None:
-    """Refuse validation views that have other features than the training views."""
+    """Raise an error if validation views have other numbers of features than the training views."""
     for view, mean, name in ((x, spectra.x_mean, "X"), (y, spectra.y_mean, "Y")):
         if view.shape[1] != mean.shape[0]:
             raise InputError(
-                f"validation {name} has {view.shape[1]} features, but training has {int(mean.shape[0])}; "
-                "encode both alike."
+                f"validation {name} has {view.shape[1]} features, but training {name} has "
+                f"{int(mean.shape[0])}; use the same encoder for both."
             )
 
 
 def make_weights(problem: Problem, spectra: Spectra, grid: Grid) -> tuple[Weights, Weights]:
-    """Inverse denominators of a grid, scaled as the problem is."""
+    """Return w of a grid for X and for Y, scaled as the problem is."""
 
-    def side(values: Array, singular: Array) -> Weights:
+    def make(values: Array, singular: Array) -> Weights:
         top = float(singular[0])
         s = to_numpy(singular) / top
         if grid.filter is not None:
             squares = to_numpy(singular).astype(np.float64) ** 2
-            rows = np.stack([grid.filter.weigh(squares, float(value)) for value in values])
-            return Weights.of(rows * top**2, problem.a)
-        if grid.kind == "tikhonov":
-            return Weights.of(1.0 / (s * s + values[:, None] / top**2), problem.a)
-        return Weights.of(np.where(np.arange(len(s)) < values[:, None], 1.0 / (s * s), 0.0), problem.a)
+            rows = np.stack([grid.filter.evaluate(squares, float(value)) for value in values]) * top**2
+        elif grid.kind == "tikhonov":
+            rows = 1.0 / (s * s + values[:, None] / top**2)
+        else:
+            rows = np.where(np.arange(len(s)) < values[:, None], 1.0 / (s * s), 0.0)
+        return Weights.of(rows, problem.a)
 
-    return side(grid.x, spectra.s_x), side(grid.y, spectra.s_y)
+    return make(grid.x, spectra.s_x), make(grid.y, spectra.s_y)
 
 
 def products(left: Array, weights: Weights, right: Array) -> Iterator[tuple[int, Array]]:
-    """``(left · diag(w)) @ right`` for every grid value w in turn, each from the one before where it can.
+    """Yield the index and ``(left · diag(w)) @ right`` of every grid value w.
 
-    A nested step adds to the array it gave before, in place: copy what is to be kept.
+    A nested step adds to the array that was yielded before, in place: copy what you keep.
     """
     current = None
     for index, step in enumerate(weights.steps):
@@ -156,19 +170,18 @@ def products(left: Array, weights: Weights, right: Array) -> Iterator[tuple[int,
 
 
 def annotate_norms(problem: Problem, w_x: Weights, w_y: Weights) -> Array:
-    """Squared norms ‖ΣVᵀy‖² of every caption at every grid point: x values × y values × captions."""
+    """Return ‖ΣVᵀy‖² of every caption at every grid point: x values × y values × captions."""
     xp = namespace(problem.a)
     n, width = problem.b.shape[0], problem.t0.shape[0]
     size = CPU_BLOCK_BYTES if is_numpy_array(problem.a) else DEVICE_BLOCK_BYTES
     rows = max(1, size // (width * problem.b.dtype.itemsize))
-    found = xp.empty(
-        (w_x.rows.shape[0], w_y.rows.shape[0], n), dtype=problem.b.dtype, device=device(problem.b)
-    )
+    shape = (w_x.rows.shape[0], w_y.rows.shape[0], n)
+    norms = xp.empty(shape, dtype=problem.b.dtype, device=device(problem.b))
 
-    def block(start: int) -> None:
+    def fill(start: int) -> None:
         captions = problem.b[start : start + rows, :]
         for j, mapped in products(captions, w_y, problem.t0.T):
-            found[:, j, start : start + rows] = w_x.rows @ (mapped * mapped).T
+            norms[:, j, start : start + rows] = w_x.rows @ (mapped * mapped).T
 
-    in_parallel(block, list(range(0, n, rows)), problem.a)
-    return found
+    map_parallel(fill, list(range(0, n, rows)), problem.a)
+    return norms

@@ -1,11 +1,12 @@
-"""Recall at k over a whole grid from a few rivals per query, and exact where it matters.
+"""Recall at k over a whole grid from a few rivals of each query, verified exactly where it matters.
 
-The images that can beat the truth of a sentence are much the same all over the grid. So the numerator is
-made whole only at a few *anchor* points, where the strongest rivals of every query are noted; those pairs
-alone are then scored at every grid point. A rival that reaches the truth proves that the rank is larger,
-so what comes out is an upper bound on recall, everywhere, and often above recall itself, for truncated SVDs
-above all. Points are then verified in the order of their bounds, with every item counted, until no bound is
-left that reaches the best verified value: what is selected is what the exact path selects.
+The images that can beat the true image of a caption are nearly the same all over the grid. So the whole
+numerator is computed only at a few *anchor* points, where the highest scoring rivals of every query are
+noted; those pairs alone are then scored at every grid point. A rival that scores at least as high as the
+truth proves that the rank is larger, so the result is an upper bound on recall at every point (often well
+above recall itself, above all for truncated SVDs). Points are then verified in the order of their bounds,
+with every item counted, until no other bound reaches the best verified value: the choice is that of the exact
+route.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import TASKS, Task
-from diptych._threads import in_parallel
+from diptych._threads import map_parallel
 from diptych.cca.selection._exact import Row, caption_lengths, count_others, make_row, rescale
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 
@@ -32,32 +33,26 @@ TILE_BYTES = 2**21
 
 @dataclass(frozen=True, eq=False)
 class Screen:
-    """Upper bounds on recall at every grid point, and the means to know it exactly at any.
+    """Upper bounds on recall at every grid point, and what is needed to compute the exact ranks at any.
 
-    A bound is NaN where the arithmetic is not finite; there is nothing to know there.
+    A bound is NaN where scores are not finite.
     """
 
-    problem: Problem
-    w_y: Weights
-    mapped: list[Floats]
-    norms: Floats
-    lengths: Floats
+    table: _Table
     own: Floats
     bounds: dict[Task, Floats]
 
     def exact(self, i: int, j: int) -> dict[Task, Floats]:
-        """Exact ranks of both tasks at one grid point."""
-        alone = Weights.of(np.asarray(self.w_y.rows[j : j + 1, :], dtype=np.float64), self.problem.a)
-        at = slice(j, j + 1)
-        row = make_row(
-            self.problem, self.mapped[i], self.norms[i, at], alone, self.lengths[at], self.own[i, at]
-        )
-        search, annotate = count_others(self.problem, row, alone)
-        return {"search": 1 + search[0], "annotate": 1 + annotate[0, self.problem.truth.described]}
+        """Return the exact ranks of both tasks at one grid point."""
+        table, problem = self.table, self.table.problem
+        alone = Weights.of(np.asarray(table.w_y.rows[j : j + 1, :], dtype=np.float64), problem.a)
+        row = table.row(i, slice(j, j + 1), self.own[i, j : j + 1], alone)
+        search, annotate = count_others(problem, row, alone)
+        return {"search": 1 + search[0], "annotate": 1 + annotate[0, problem.truth.described]}
 
 
 def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
-    """Memory that screening takes beside the problem itself."""
+    """Return the memory that screening takes in addition to the problem."""
     n_x, n_y = w_x.rows.shape[0], w_y.rows.shape[0]
     images, captions = problem.a.shape[0], problem.b.shape[0]
     rivals = (images + captions) * RIVALS * ANCHORS_PER_SIDE**2 // 3 + captions
@@ -68,50 +63,57 @@ def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
 def screen(
     problem: Problem, w_x: Weights, w_y: Weights, cutoff: int, progress: Progress = lambda share: None
 ) -> Screen:
-    """Bound recall at ``cutoff`` over the grid."""
+    """Return upper bounds on recall at ``cutoff`` over the grid."""
     norms = annotate_norms(problem, w_x, w_y)
     progress(0.35)
     mapped = [product.copy() for _, product in products(problem.a, w_x, problem.t0)]
     progress(0.45)
-    lengths = caption_lengths(problem, w_y)
-    images, captions = _candidates(problem, mapped, norms, lengths, w_x, w_y, cutoff)
+    table = _Table(problem, w_y, mapped, norms, caption_lengths(problem, w_y))
+    images, captions = _candidates(table, _anchors(w_x), cutoff)
     progress(0.75)
-    numerators = _pair_numerators(problem, mapped, w_y, images, captions)
+    numerators = _pair_numerators(table, images, captions)
     progress(0.95)
     own = np.swapaxes(numerators[:, _own_pairs(problem, images, captions), :], 1, 2)
-    bounds = _bounds(problem, mapped, norms, lengths, w_y, numerators, own, images, captions, cutoff)
-    return Screen(problem, w_y, mapped, norms, lengths, own, bounds)
+    return Screen(table, own, _bounds(table, numerators, own, images, captions, cutoff))
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The parts of the scores that every step needs."""
+
+    problem: Problem
+    w_y: Weights
+    mapped: list[Floats]  # for each x value, the images in the eigenbasis of the captions
+    norms: Floats  # ``annotate_norms``
+    lengths: Floats  # ``caption_lengths``
+
+    def row(self, i: int, columns: Any, own: Floats, w_y: Weights) -> Row:
+        """Return the ``Row`` of x value ``i`` at the y values ``columns``, whose weights are ``w_y``."""
+        return make_row(self.problem, self.mapped[i], self.norms[i, columns], w_y, self.lengths[columns], own)
 
 
 def _anchors(weights: Weights) -> list[int]:
-    """Grid values about evenly spaced in how much they let through, the first and the last included."""
-    passed = np.log(np.asarray(weights.rows, dtype=np.float64).sum(axis=1))
-    aims = np.linspace(passed[0], passed[-1], ANCHORS_PER_SIDE)
-    return sorted({int(np.argmin(np.abs(passed - aim))) for aim in aims})
+    """Return the first, the last and other grid values, evenly spaced in the logarithm of their weight."""
+    total = np.log(np.asarray(weights.rows, dtype=np.float64).sum(axis=1))
+    targets = np.linspace(total[0], total[-1], ANCHORS_PER_SIDE)
+    return sorted({int(np.argmin(np.abs(total - target))) for target in targets})
 
 
-def _candidates(
-    problem: Problem,
-    mapped: list[Floats],
-    norms: Floats,
-    lengths: Floats,
-    w_x: Weights,
-    w_y: Weights,
-    cutoff: int,
-) -> tuple[Floats, Floats]:
-    """Pairs (image, caption) to score everywhere: every caption with its own image, and rivals."""
+def _candidates(table: _Table, rows: list[int], cutoff: int) -> tuple[Floats, Floats]:
+    """Return the pairs (image, caption) to score at every point: the true ones and the rivals."""
+    problem = table.problem
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
-    columns = _anchors(w_y)
-    anchors = Weights.of(np.asarray(w_y.rows[columns, :], dtype=np.float64), problem.a)
+    columns = _anchors(table.w_y)
+    anchors = Weights.of(np.asarray(table.w_y.rows[columns, :], dtype=np.float64), problem.a)
     keep = RIVALS + cutoff - 1
     width = max(1, TILE_BYTES // (n_images * problem.b.dtype.itemsize))
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
     codes = [problem.truth.pairing * n_captions + np.arange(n_captions)]
-    for i in _anchors(w_x):
-        # Rivals are compared with each other, not with the truth: its scores are not needed yet.
-        unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
-        row = make_row(problem, mapped[i], norms[i, columns, :], anchors, lengths[columns, :], unknown)
-        parts = in_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
+    # Rivals are compared with each other, so the scores of the truth are not needed yet.
+    unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
+    for i in rows:
+        row = table.row(i, columns, unknown, anchors)
+        parts = map_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
         best = np.concatenate([scores for _, scores, _ in parts], axis=2)
         which = np.concatenate([places for _, _, places in parts], axis=2)
@@ -141,9 +143,9 @@ def _tile_rivals(
 
 
 def _largest(scores: Floats, keep: int, groups: int = 16) -> Floats:
-    """Places of the ``keep`` largest in each row, in no order.
+    """Return the columns of the ``keep`` largest entries of each row, in no order.
 
-    The largest lie in the groups with the largest maxima, so only those few groups are sorted out.
+    They lie in the groups with the largest maxima, so only those few groups are partitioned.
     """
     rows, n = scores.shape
     if n <= keep:
@@ -154,82 +156,74 @@ def _largest(scores: Floats, keep: int, groups: int = 16) -> Floats:
     maxima = scores[:, : stride * groups].reshape(rows, groups, stride).max(axis=1)
     best = np.argpartition(maxima, stride - keep, axis=1)[:, stride - keep :]
     places = (best[:, None, :] + stride * np.arange(groups)[:, None]).reshape(rows, -1)
-    left_over = np.broadcast_to(np.arange(stride * groups, n), (rows, n - stride * groups))
-    places = np.concatenate([places, left_over], axis=1)
+    remainder = np.broadcast_to(np.arange(stride * groups, n), (rows, n - stride * groups))
+    places = np.concatenate([places, remainder], axis=1)
     top = np.argpartition(np.take_along_axis(scores, places, axis=1), places.shape[1] - keep, axis=1)
     return np.take_along_axis(places, top[:, places.shape[1] - keep :], axis=1)
 
 
-def _pair_numerators(
-    problem: Problem, mapped: list[Floats], w_y: Weights, images: Floats, captions: Floats
-) -> Floats:
-    """Numerators of the pairs (sorted by image) at every grid point: x values × pairs × y values."""
-    found = np.empty((len(mapped), len(images), w_y.rows.shape[0]), dtype=problem.b.dtype)
+def _pair_numerators(table: _Table, images: Floats, captions: Floats) -> Floats:
+    """Return the numerators of the pairs (sorted by image): x values × pairs × y values."""
+    problem, mapped, w_y = table.problem, table.mapped, table.w_y
+    numerators = np.empty((len(mapped), len(images), w_y.rows.shape[0]), dtype=problem.b.dtype)
     bounds = np.searchsorted(images, np.arange(problem.a.shape[0] + 1))
     nested = not all(step.fresh for step in w_y.steps)
 
-    def of_image(image: int) -> None:
+    def fill(image: int) -> None:
         pairs = slice(bounds[image], bounds[image + 1])
         rows = np.stack([product[image] for product in mapped])
         own = problem.b[captions[pairs], :]
         if nested:
             for j, numerator in products(rows, w_y, own.T):
-                found[:, pairs, j] = numerator
+                numerators[:, pairs, j] = numerator
         else:
-            # One large product is faster than one per y value.
-            weighted = (rows[:, None, :] * w_y.rows).reshape(-1, rows.shape[1])
-            found[:, pairs, :] = (own @ weighted.T).reshape(len(own), len(rows), -1).transpose(1, 0, 2)
+            # One large product is faster than one for each y value.
+            items = (rows[:, None, :] * w_y.rows).reshape(-1, rows.shape[1])
+            numerators[:, pairs, :] = (own @ items.T).reshape(len(own), len(rows), -1).transpose(1, 0, 2)
 
-    in_parallel(of_image, list(range(problem.a.shape[0])), problem.a)
-    return found
+    map_parallel(fill, list(range(problem.a.shape[0])), problem.a)
+    return numerators
 
 
 def _bounds(
-    problem: Problem,
-    mapped: list[Floats],
-    norms: Floats,
-    lengths: Floats,
-    w_y: Weights,
-    numerators: Floats,
-    own: Floats,
-    images: Floats,
-    captions: Floats,
-    cutoff: int,
+    table: _Table, numerators: Floats, own: Floats, images: Floats, captions: Floats, cutoff: int
 ) -> dict[Task, Floats]:
+    problem = table.problem
     rival = (problem.truth.pairing[captions] != images)[:, None]
     by_caption = np.argsort(captions, kind="stable")
     grouped = captions[by_caption]
-    found: dict[Task, Floats] = {task: np.empty((len(mapped), w_y.rows.shape[0])) for task in TASKS}
+    bounds: dict[Task, Floats] = {task: np.empty(table.norms.shape[:2]) for task in TASKS}
 
-    def reached(i: int, scale: Floats, floor: Floats, items: Floats, queries: Floats) -> Floats:
-        # Rows of a few numbers are gathered fast: pairs × y values.
+    def beat_truth(i: int, scale: Floats, floor: Floats, items: Floats, queries: Floats) -> Floats:
+        # Transposed, because rows of a few numbers are indexed fast: pairs × y values.
         scores = rescale(problem, numerators[i], np.ascontiguousarray(scale.T)[items])
         return np.asarray((scores >= np.ascontiguousarray(floor.T)[queries]) & rival)
 
-    def of_row(i: int) -> None:
-        row = make_row(problem, mapped[i], norms[i], w_y, lengths, own[i])
-        # Half of the slack: these scores are summed in another way than the exact ones, and a rival that
+    def fill(i: int) -> None:
+        row = table.row(i, slice(None), own[i], table.w_y)
+        # Half of the slack: these scores are summed in another order than the exact ones, and a rival that
         # counts here must count there.
-        beaten = reached(i, row.search_scale, row.search_truth - row.search_slack / 2, images, captions)
+        beaten = beat_truth(i, row.search_scale, row.search_truth - row.search_slack / 2, images, captions)
         others = _count_by(beaten[by_caption], grouped, problem.b.shape[0])
-        found["search"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
-        beaten = reached(i, row.annotate_scale, row.annotate_truth - row.annotate_slack / 2, captions, images)
+        bounds["search"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
+        floor = row.annotate_truth - row.annotate_slack / 2
+        beaten = beat_truth(i, row.annotate_scale, floor, captions, images)
         others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
-        found["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
+        bounds["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
 
-    in_parallel(of_row, list(range(len(mapped))), problem.a)
-    return found
+    map_parallel(fill, list(range(len(table.mapped))), problem.a)
+    return bounds
 
 
 def _own_pairs(problem: Problem, images: Floats, captions: Floats) -> Floats:
-    """Where each caption stands with its own image among the pairs, in the order of captions."""
+    """Return the position of each caption with its own image among the pairs, in the order of captions."""
     own = np.flatnonzero(problem.truth.pairing[captions] == images)
     return own[np.argsort(captions[own], kind="stable")]
 
 
-def _count_by(reached: Floats, groups: Floats, n_groups: int) -> Floats:
-    """Count true entries (pairs × values) within each group of pairs; ``groups`` ascends."""
-    counts = np.zeros((n_groups, reached.shape[1]), dtype=np.uint32)
+def _count_by(mask: Floats, groups: Floats, n_groups: int) -> Floats:
+    """Count the true entries of ``mask`` (pairs × values) in each group of pairs; ``groups`` ascends."""
+    counts = np.zeros((n_groups, mask.shape[1]), dtype=np.uint32)
     present, starts = np.unique(groups, return_index=True)
-    counts[present] = np.add.reduceat(reached.view(np.uint8), starts, axis=0, dtype=np.uint32)
+    counts[present] = np.add.reduceat(mask.view(np.uint8), starts, axis=0, dtype=np.uint32)
     return counts

@@ -1,9 +1,7 @@
-"""The textbook route: one SVD per grid point, which then serves every weighting and dimension.
+"""One SVD per grid point, as Algorithms 2 and 3 are printed; it serves every weighting and dimension.
 
-It is the reference the exact path is tested against, and the only route for weightings other than the
-asymmetric one and for embeddings of fewer dimensions.
-
-Recall against the dimension of the embeddings, from one SVD: each dimension adds to the one before.
+It is the reference for the exact route, and the only route for weightings other than the asymmetric one and
+for vectors of fewer dimensions.
 """
 
 from __future__ import annotations
@@ -13,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import TASKS, InputError, Task, check_similarity
 from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
 from diptych.cca.selection._grids import Floats
 from diptych.cca.selection._problem import Problem, Weights, products
 from diptych.ranking import Metric, Truth, annotate_ranks, ranks, search_ranks, tie_slack
+
+BLOCK_BYTES = 2**26
 
 
 def textbook_ranks(
@@ -29,28 +29,33 @@ def textbook_ranks(
     weightings: Sequence[Weighting] = ("asymmetric",),
     n_components: int | None = None,
 ) -> Iterator[dict[Task, Array]]:
-    """Ranks of both tasks at one grid point, for each weighting in turn."""
+    """Yield the ranks of both tasks at one grid point, for each weighting.
+
+    This is the body of the loops of Algorithm 2 (lines 7 to 12) and of Algorithm 3 (lines 9 to 14), with
+    ``w_x`` and ``w_y`` the diagonals of :math:`D^{-1}`.
+    """
     xp = namespace(problem.a)
-    root_x, root_y = xp.sqrt(_kept(w_x)), xp.sqrt(_kept(w_y))
+    root_x, root_y = (xp.sqrt(w[: int(xp.nonzero(w)[0][-1]) + 1]) for w in (w_x, w_y))
     k_x, k_y = int(root_x.shape[0]), int(root_y.shape[0])
     p_x, sigma, p_y = decompose_t(problem.t0, root_x, root_y)
     keep = sigma.shape[0] if n_components is None else min(n_components, int(sigma.shape[0]))
-    keep = min(keep, max(1, int(xp.count_nonzero(sigma > _tolerance(sigma, k_x, k_y)))))
+    tolerance = float(xp.finfo(sigma.dtype).eps) * max(k_x, k_y) * float(sigma[0])
+    keep = min(keep, max(1, int(xp.count_nonzero(sigma > tolerance))))
     x = problem.a[:, :k_x] @ (root_x[:, None] * p_x[:, :keep])
     y = problem.b[:, :k_y] @ (root_y[:, None] * p_y[:, :keep])
     sigma = sigma[:keep]
     for weighting in weightings:
-        found: dict[Task, Array] = {}
+        by_task: dict[Task, Array] = {}
         for task in TASKS:
             for_x, for_y = weight_factors(sigma, weighting, task)
-            found[task] = ranks(
+            by_task[task] = ranks(
                 apply_factors(x, for_x),
                 apply_factors(y, for_y),
                 problem.truth.pairing,
                 task=task,
-                similarity=problem.similarity,
+                similarity=check_similarity(problem.similarity),
             )
-        yield found
+        yield by_task
 
 
 def textbook_path(
@@ -60,7 +65,10 @@ def textbook_path(
     weighting: Weighting = "asymmetric",
     n_components: int | None = None,
 ) -> Iterator[tuple[int, int, dict[Task, Array]]]:
-    """``(x index, y index, ranks)`` over the whole grid; no ranks where a point failed numerically."""
+    """Yield ``(x index, y index, ranks)`` of every grid point; no ranks if a point failed numerically.
+
+    These are the loops of Algorithm 2 (Tikhonov) and Algorithm 3 (truncated SVD).
+    """
     for i in range(w_x.rows.shape[0]):
         for j in range(w_y.rows.shape[0]):
             point = textbook_ranks(problem, w_x.rows[i, :], w_y.rows[j, :], (weighting,), n_components)
@@ -70,21 +78,8 @@ def textbook_path(
                 yield i, j, {}
 
 
-def _kept(weights: Array) -> Array:
-    xp = namespace(weights)
-    return weights[: int(xp.nonzero(weights)[0][-1]) + 1]
-
-
-def _tolerance(sigma: Array, k_x: int, k_y: int) -> float:
-    xp = namespace(sigma)
-    return float(xp.finfo(sigma.dtype).eps) * max(k_x, k_y) * float(sigma[0])
-
-
-BLOCK_BYTES = 2**26
-
-
 def dimensions_up_to(full: int, points: int = 16) -> list[int]:
-    """Dimensions to try: about evenly spaced on a logarithmic scale, the full one included."""
+    """Return the dimensions to try, evenly spaced on a logarithmic scale up to the full dimension."""
     return sorted({round(d) for d in np.geomspace(min(4, full), full, points)})
 
 
@@ -96,20 +91,20 @@ def best_dimension(
     task: Task,
     metric: Metric,
 ) -> int:
-    """The dimension with the best ``metric`` on the validation pairs; the smaller one on a tie."""
+    """Return the dimension with the best ``metric`` on the validation pairs; on a tie, the smallest."""
     xp = namespace(problem.a)
 
-    def embed(view: Array, vectors: Array, singular: Array, weights: Array) -> Array:
-        # The problem's rows are in the eigenbasis, scaled by the largest singular value.
+    def embed(rows: Array, vectors: Array, singular: Array, weights: Array) -> Array:
+        # The rows of the problem are in the eigenbasis, divided by the largest singular value.
         inner = (vectors.T @ weights) * float(singular[0])
-        return view @ xp.astype(move_like(inner, view), view.dtype, copy=False)
+        return rows @ xp.astype(move_like(inner, rows), rows.dtype, copy=False)
 
     x_map, y_map = maps(model, weighting, task)
     x = embed(problem.a, spectra.v_x, spectra.s_x, x_map)
     y = embed(problem.b, spectra.v_y, spectra.s_y, y_map)
     dimensions = dimensions_up_to(int(model.correlations.shape[0]))
-    found = components_path(x, y, problem.truth.pairing, task, problem.similarity, metric.of, dimensions)
-    return dimensions[int(np.argmax([metric.signed(value) for value in found]))]
+    values = components_path(x, y, problem.truth.pairing, task, problem.similarity, metric, dimensions)
+    return dimensions[int(np.argmax([metric.signed(value) for value in values]))]
 
 
 def components_path(
@@ -121,7 +116,10 @@ def components_path(
     metric: Callable[[Array], float],
     dimensions: list[int],
 ) -> Floats:
-    """``metric`` at each of the ``dimensions``, of full embeddings ``x`` and ``y`` of a task."""
+    """Return ``metric`` at each of the ``dimensions`` of the vectors ``x`` and ``y`` of a task.
+
+    Each dimension adds to the scores of the one before, so all of them cost one product.
+    """
     xp = namespace(x, y)
     truth = Truth.of(pairing, x.shape[0])
     queries, items = (y, x) if task == "search" else (x[truth.described, :], y)
@@ -136,14 +134,14 @@ def components_path(
     slack = [tie_slack(lengths[d, :], xp.sqrt(own[d, :]), k, similarity) for d, k in enumerate(dimensions)]
     if similarity == "cosine":
         scale = 1.0 / xp.sqrt(xp.where(norms > 0, norms, 1.0))
-    found: list[list[Array]] = [[] for _ in dimensions]
+    blocks: list[list[Array]] = [[] for _ in dimensions]
     rows = max(1, BLOCK_BYTES // (items.shape[0] * items.dtype.itemsize))
     for start in range(0, queries.shape[0], rows):
         for d, product in products(queries[start : start + rows, :], weights, items.T):
             scores = product * scale[d, :] if similarity == "cosine" else product - 0.5 * norms[d, :]
             at = slice(start, start + rows)
             if task == "search":
-                found[d].append(search_ranks(scores, pairing[at], slack[d][at]))
+                blocks[d].append(search_ranks(scores, pairing[at], slack[d][at]))
             else:
-                found[d].append(annotate_ranks(scores, truth, truth.described[at], slack[d][at]))
-    return np.asarray([metric(to_numpy(xp.concat(parts))) for parts in found])
+                blocks[d].append(annotate_ranks(scores, truth, truth.described[at], slack[d][at]))
+    return np.asarray([metric(to_numpy(xp.concat(parts))) for parts in blocks])

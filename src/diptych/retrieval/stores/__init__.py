@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diptych._checks import InputError, check_choice, not_installed
+from diptych._checks import InputError, check_choice, missing_package_error
 from diptych.retrieval.stores._base import Store
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores._memory import KINDS, MemoryStore
@@ -44,4 +44,4 @@ def _import_driver() -> None:
         import psycopg  # noqa: F401
         import psycopg_pool  # noqa: F401
     except ImportError:
-        raise not_installed("an index in PostgreSQL needs", "postgres") from None
+        raise missing_package_error("an index in PostgreSQL needs", "postgres") from None

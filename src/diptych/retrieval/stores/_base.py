@@ -1,8 +1,8 @@
 """The store protocol: where items and their vectors live.
 
-A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models, encoders, packs or
-weightings; ``diptych.retrieval._searcher`` builds those on top, once for all stores. To add a database, implement
-``Store`` and run ``tests/retrieval/test_stores.py`` on it.
+A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models, encoders, packs
+or weightings; ``diptych.retrieval._searcher`` builds those on top, once for all stores. To add a database,
+implement ``Store`` and run ``tests/retrieval/test_stores.py`` on it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,7 @@ class RefusedError(InputError):
 
 
 class TakenError(InputError):
-    """An id is in the store already.
-
-    Parameters
-    ----------
-    item_id
-        The id.
-    """
+    """An id is in the store already."""
 
     def __init__(self, item_id: str) -> None:
         super().__init__(
@@ -105,8 +99,8 @@ class Contents:
     blocks
         All items in the order of addition, images before texts; iterated once.
     sample_queries
-        Returns at most n query vectors of a task, by which an approximate index measures its recall; None if there
-        are none.
+        Returns at most n query vectors of a task, to measure the recall of an approximate index; None if
+        there are none.
     report_recall
         To be called with the recall of an approximate index, before ``write_model``.
     write_model
@@ -134,7 +128,7 @@ class Store(Protocol):
     dtype
         Of the vectors: ``"float32"`` or ``"float16"``.
     shared
-        Whether other processes use it too. What is added is then stored at once, and every call takes a while.
+        Whether other processes use it too. Additions are then stored at once, and every call takes a while.
     """
 
     kind: str
@@ -145,30 +139,25 @@ class Store(Protocol):
     @property
     def keeps_features(self) -> bool:
         """Whether the features of items are stored."""
-        ...
 
     def state(self) -> State:
         """Return the current state. A store that was opened to be filled makes its tables first."""
-        ...
 
     def search(
         self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
     ) -> list[list[tuple[Item, float]]]:
         """Return the k items with the largest inner products for each query, largest first.
 
-        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other view,
-        match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``). Raises
-        ``ModelChanged`` if ``version`` is not the stored one.
+        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other
+        view, match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``).
+        Raises ``ModelChanged`` if ``version`` is not the stored one.
         """
-        ...
 
     def add(self, blocks: Sequence[Block], version: str) -> None:
         """Add items, all of them or none; an id that is in the store is a ``TakenError``."""
-        ...
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items, and with an image its captions; return how many. An unknown id is an ``InputError``."""
-        ...
+        """Remove items, and with an image its captions; return how many. Unknown ids are refused."""
 
     def items(
         self,
@@ -180,36 +169,30 @@ class Store(Protocol):
     ) -> Iterator[Item]:
         """Iterate over items in order of addition.
 
-        Only those of a view, with one of these ids, that are captions of an image, or that were added since the
-        model was fitted (``new``).
+        Only those of a view, with one of these ids, that are captions of an image, or that were added since
+        the model was fitted (``new``).
         """
-        ...
 
     def count(self, view: View | None = None) -> int:
         """Return the number of items, of one view or of both."""
-        ...
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition, without features."""
-        ...
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
         """Return stored features in the order of ``ids``; None if those of one item are not stored."""
-        ...
 
     def read_model(self, folder: Path, names: Sequence[str]) -> str:
         """Write the stored files of the model with these names to a folder; return the version.
 
         Names of files that the model does not have are left out. A store in memory has none.
         """
-        ...
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
-        """Put a model and all vectors in place of what is stored, in one step; return the store to use from now on.
+        """Replace the stored model and all vectors in one step; return the store to use from now on.
 
-        ``make`` is called once no other process writes, and again if all has to be repeated. Without ``version``,
-        the blocks bring new items in place of the stored ones (fit). With it, the stored items stay and the blocks
-        bring new vectors for them (refit): ``ModelChanged`` if the version is not the stored one, and files that
-        ``write_model`` does not write are taken over from the stored model.
+        ``make`` is called once no other process writes, and again if all has to be repeated. Without
+        ``version``, the blocks bring new items in place of the stored ones (fit). With it, the stored items
+        stay and the blocks bring new vectors for them (refit): ``ModelChanged`` if the version is not the
+        stored one, and files that ``write_model`` does not write are taken over from the stored model.
         """
-        ...

@@ -68,12 +68,11 @@ class ItemTable:
         """Return the item under a key; None if it was removed."""
         return self._items.get(key)
 
-    def key(self, item_id: object) -> int | None:
+    def key(self, item_id: str) -> int | None:
         """Return the key of an id; None if no item has it."""
-        return self._keys.get(item_id) if isinstance(item_id, str) else None
+        return self._keys.get(item_id)
 
     def keys(self, view: View) -> Keys:
-        """Return the keys of a view, ascending."""
         return np.array([key for key, item in self if item.view == view], np.int64)
 
     def with_ids(self, ids: Iterable[str]) -> list[tuple[int, Item]]:
@@ -82,7 +81,6 @@ class ItemTable:
         return [(key, item) for key in keys if (item := self._items.get(key)) is not None]
 
     def caption_keys(self, image_id: str) -> list[int]:
-        """Return the keys of the captions of an image."""
         return list(self._captions.get(image_id, ()))
 
     def check_new(self, items: Sequence[Item]) -> None:
@@ -93,7 +91,6 @@ class ItemTable:
                 raise TakenError(item.id)
 
     def add(self, items: Sequence[Item]) -> Keys:
-        """Add items and return their keys, ascending."""
         self.check_new(items)
         keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
         for key, item in zip(keys.tolist(), items, strict=True):
@@ -104,7 +101,6 @@ class ItemTable:
         return keys
 
     def remove(self, keys: Iterable[int]) -> None:
-        """Remove items."""
         for key in keys:
             item = self._items.pop(key)
             del self._keys[item.id]
@@ -117,7 +113,7 @@ class ItemTable:
 
 
 class MemoryStore:
-    """Items in a table, vectors in FAISS.
+    """A ``Store`` with its items in a table and its vectors in FAISS; its version is always empty.
 
     Parameters
     ----------
@@ -157,17 +153,14 @@ class MemoryStore:
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of items are stored."""
         return bool(self.kept)
 
     def state(self) -> State:
-        """Return the current state; the version is always empty."""
         return State("", self.table.changes, self.table.next_key)
 
     def search(
         self, task: Task, queries: Floats, k: int, where: Filter | None, version: str = ""
     ) -> list[list[tuple[Item, float]]]:
-        """Return the k items with the largest inner products for each query, largest first."""
         index = self.indexes[task]
         allowed = None if where is None else self._allowed(task, where)
         while True:
@@ -184,7 +177,6 @@ class MemoryStore:
         ]
 
     def add(self, blocks: Sequence[Block], version: str = "") -> None:
-        """Add items, all of them or none; an id that is in the store is a ``TakenError``."""
         with self._writing:
             self.table.check_new([item for block in blocks for item in block.items])
             for block in blocks:
@@ -196,12 +188,10 @@ class MemoryStore:
             self.table.changes += 1
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items, and with an image its captions; return how many."""
         with self._writing:
             keys: set[int] = set()
             for item_id in ids:
-                key = self.table.key(item_id)
-                if key is None:
+                if (key := self.table.key(item_id)) is None:
                     raise unknown_item(item_id)
                 keys |= {key, *self.table.caption_keys(item_id)}
             removed = np.array(sorted(keys), np.int64)
@@ -219,7 +209,6 @@ class MemoryStore:
         image: str | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
-        """Iterate over items in order of addition: of a view, with these ids, of an image, or new ones."""
         pairs: Iterable[tuple[int, Item | None]] = self.table if ids is None else self.table.with_ids(ids)
         if image is not None:
             pairs = [(key, self.table.get(key)) for key in self.table.caption_keys(image)]
@@ -228,11 +217,9 @@ class MemoryStore:
                 yield item
 
     def count(self, view: View | None = None) -> int:
-        """Return the number of items, of one view or of both."""
         return len(self.table) if view is None else len(self.indexes[TASK_OF[view]])
 
     def vectors(self, task: Task, version: str = "") -> Iterator[Block]:
-        """Iterate over all items of a task with their vectors, in order of addition."""
         for chunk in self.indexes[task].chunks():
             items = [self.table.get(key) for key in chunk.keys.tolist()]
             present = [item for item in items if item is not None]
@@ -241,20 +228,17 @@ class MemoryStore:
             yield Block(SEARCHED[task], present, chunk.vectors, chunk.norms)
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
-        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
         keys = [self.table.key(item_id) for item_id in ids]
         if view not in self.kept or None in keys:
             return None
         ascending, places = np.unique(np.array(keys, np.int64), return_inverse=True)
-        rows = np.asarray(self.kept[view].vectors_of(ascending).vectors, np.float32)
+        rows = np.asarray(self.kept[view].vectors_of(ascending), np.float32)
         return rows[places] if len(rows) == len(ascending) else None
 
     def read_model(self, folder: Path, names: Sequence[str]) -> str:
-        """Write nothing: a store in memory keeps no files."""
         return ""
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> MemoryStore:
-        """Return a store of a model and all vectors; with ``version``, of the items that are here."""
         contents, refit = make(), version is not None
         kept = self.kept if refit else {}
         if contents.keep_features and not refit:
@@ -282,7 +266,6 @@ class MemoryStore:
         return removed, [item for key, item in self.table if key >= first_key]
 
     def _allowed(self, task: Task, where: Filter) -> Keys:
-        """Return the keys of items that pass a filter, ascending."""
         if where.ids is not None:
             return self._matching(task, where, self.table.with_ids(where.ids))
         # Looking at every item takes longer than a search, and the same filter is often used again.

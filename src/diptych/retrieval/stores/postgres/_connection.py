@@ -23,74 +23,38 @@ from psycopg_pool import ConnectionPool
 from diptych._checks import InputError
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 
-KINDS = ("exact", "hnsw")
-
 # The parts of an address that a model folder may contain: nothing secret, and no names of local files.
 _SAVED = ("user", "host", "port", "dbname", "sslmode")
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
-
-
-def _read_schema(value: str) -> str:
-    if not _SCHEMA.fullmatch(value):
-        raise ValueError("letters, digits and underscores, 63 at most")
-    return value
-
-
-def _read_kind(value: str) -> str:
-    if value not in KINDS:
-        raise ValueError("exact or hnsw")
-    return value
-
-
-def _whole_number(low: float, high: float) -> Callable[[str], int]:
-    def read(value: str) -> int:
-        if not value.isascii() or not value.isdigit() or not low <= int(value) <= high:
-            raise ValueError(f"a whole number from {low:.0f} to {high:.0f}")
-        return int(value)
-
-    return read
+_RANGES = {
+    "ef_search": (1, 1000),
+    "m": (2, 100),
+    "ef_construction": (4, 1000),
+    "retry_seconds": (0, 86_400),
+    "connections": (1, 1000),
+    "max_item": (64, 2**28),
+    "max_model": (1, 2**50),
+    "max_memory": (1, 2**50),
+}
+SETTINGS = ("schema", "index", *_RANGES)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a database is and how it is used.
+    """Where a database is and how it is used."""
 
-    Attributes
-    ----------
-    server
-        Parameters for the driver. They may include a password, so they are never shown.
-    schema
-        Schema of the tables.
-    index
-        ``"exact"`` or ``"hnsw"`` for models stored through this address; None: as before, or exact.
-    ef_search
-        Candidates that a search in an HNSW graph keeps.
-    m, ef_construction
-        Links per vector in a graph, and candidates while it is built.
-    retry_seconds
-        How long to try to reconnect after a connection was lost.
-    connections
-        Largest number of connections of one process.
-    max_item
-        Largest number of characters of an item that is stored.
-    max_model
-        Largest number of bytes of a model that is read.
-    max_memory
-        Largest number of bytes of vectors that are read at once, for packs and other weightings.
-    """
-
-    server: Mapping[str, Any] = field(repr=False)
-    schema: str = "diptych"
-    index: str | None = None
-    ef_search: int = 200
-    m: int = 16
-    ef_construction: int = 128
-    retry_seconds: int = 30
-    connections: int = 8
-    max_item: int = 2**20
-    max_model: int = 2**33
-    max_memory: int = 2**32
+    server: Mapping[str, Any] = field(repr=False)  # for the driver; it may include a password
+    schema: str = "diptych"  # of the tables
+    index: str | None = None  # "exact" or "hnsw" for new models; None: as before, or exact
+    ef_search: int = 200  # candidates that a search in an HNSW graph keeps
+    m: int = 16  # links per vector in a graph
+    ef_construction: int = 128  # candidates while a graph is built
+    retry_seconds: int = 30  # how long to try to reconnect after a connection was lost
+    connections: int = 8  # most connections of one process
+    max_item: int = 2**20  # most characters of an item
+    max_model: int = 2**33  # most bytes of a model that are read
+    max_memory: int = 2**32  # most bytes of vectors that are read for packs or another weighting
 
     @classmethod
     def parse(cls, address: str) -> Address:
@@ -100,13 +64,10 @@ class Address:
         rest = []
         for part in query.split("&") if query else ():
             name, _, value = part.partition("=")
-            if name not in _SETTINGS:
+            if name in SETTINGS:
+                settings[name] = _read_setting(name, unquote(value))
+            else:
                 rest.append(part)
-                continue
-            try:
-                settings[name] = _SETTINGS[name](unquote(value))
-            except ValueError as error:
-                raise InputError(f"{name}={unquote(value)[:80]!r} in the address is not {error}.") from None
         try:
             server = conninfo_to_dict("?".join([head, "&".join(rest)]) if rest else head)
         except psycopg.Error:
@@ -153,18 +114,18 @@ class Address:
         return " ".join(message.split()).rstrip(".")
 
 
-_SETTINGS: dict[str, Callable[[str], Any]] = {
-    "schema": _read_schema,
-    "index": _read_kind,
-    "ef_search": _whole_number(1, 1000),
-    "m": _whole_number(2, 100),
-    "ef_construction": _whole_number(4, 1000),
-    "retry_seconds": _whole_number(0, 86_400),
-    "connections": _whole_number(1, 1000),
-    "max_item": _whole_number(64, 2**28),
-    "max_model": _whole_number(1, 2**50),
-    "max_memory": _whole_number(1, 2**50),
-}
+def _read_setting(name: str, value: str) -> str | int:
+    if name in _RANGES:
+        low, high = _RANGES[name]
+        valid = value.isascii() and value.isdigit() and low <= int(value) <= high
+        expected = f"a whole number from {low} to {high}"
+    elif name == "schema":
+        valid, expected = bool(_SCHEMA.fullmatch(value)), "letters, digits and underscores, 63 at most"
+    else:
+        valid, expected = value in ("exact", "hnsw"), "exact or hnsw"
+    if not valid:
+        raise InputError(f"{name}={value[:80]!r} in the address is not {expected}.")
+    return int(value) if name in _RANGES else value
 
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -174,7 +135,8 @@ T = TypeVar("T")
 OLDEST_PGVECTOR = (0, 8)
 """The first version of pgvector that searches a graph further until enough items pass a filter."""
 
-_LONGEST_PAUSE = 1.0
+_LONGEST_PAUSE = 1.0  # between attempts to reconnect
+_LONGEST_WAIT = 1e6  # for a free connection, which a long refit may hold
 
 # Errors are raised in the caller; without a handler, Python would also print the driver's warnings.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
@@ -187,15 +149,8 @@ class _LostError(Exception):
 class Connections:
     """A pool of connections to one server, which runs actions again whose connection was lost.
 
-    The pool reports neither why nor when connecting fails, and pauses ever longer between its attempts. So
-    the first connection, and the first after a loss, is made here; then a new pool replaces the old one.
-
-    Parameters
-    ----------
-    address
-        The server, and the largest number of connections.
-    prepare
-        Called once, with the first connection.
+    The pool does not report why connecting fails, and pauses ever longer between its attempts. So the first
+    connection, for ``prepare``, and the first after a loss are made here, and then a new pool.
     """
 
     def __init__(self, address: Address, prepare: Callable[[Connection], None]) -> None:
@@ -203,12 +158,8 @@ class Connections:
         self._prepared, self._lock, self._local = False, threading.Lock(), threading.local()
         self._pools: dict[int, ConnectionPool[Connection]] = {}  # by process: a fork cannot use its parent's
         self._name = f"the database {address.public}"
-        self._settings = {
-            "connect_timeout": 10,
-            "application_name": "diptych",
-            **address.server,
-            "autocommit": True,
-        }
+        defaults = {"connect_timeout": 10, "application_name": "diptych"}
+        self._settings = {**defaults, **address.server, "autocommit": True}
         weakref.finalize(self, _close, self._pools)
 
     def run(self, action: Callable[[Connection], T], *, share: bool = False) -> T:
@@ -242,7 +193,7 @@ class Connections:
         pool = self._open_pool()
         connection: Connection | None = None
         try:
-            with pool.connection(threading.TIMEOUT_MAX) as connection:
+            with pool.connection(_LONGEST_WAIT) as connection:
                 self._local.connection = connection if share else None
                 return action(connection)
         except psycopg.Error as error:

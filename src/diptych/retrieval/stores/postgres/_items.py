@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from diptych._checks import InputError
-from diptych.retrieval._items import VIEWS, Filter, Item, Plain, check_metadata_keys, unknown_item
+from diptych.retrieval._items import VIEWS, Filter, Item, Plain, View, check_metadata_keys, unknown_item
 from diptych.retrieval.stores._base import TakenError
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import Tables
@@ -112,30 +112,30 @@ def delete_items(connection: Connection, tables: Tables, ids: Sequence[str]) -> 
     return [row[0] for row in connection.execute(statement, {"ids": list(stored)}).fetchall()]
 
 
-def read_page(
-    connection: Connection, tables: Tables, conditions: Sequence[tuple[str, Any]], after: int, size: int
+def read_items(
+    connection: Connection,
+    tables: Tables,
+    view: View | None = None,
+    *,
+    ids: Iterable[str] | None = None,
+    image: str | None = None,
+    first: int = 0,
+    limit: int | None = None,
 ) -> list[tuple[int, Item]]:
-    """Return the next ``size`` keys and items that meet all conditions, each SQL with one placeholder."""
-    texts = ["key > %s", *(text for text, _ in conditions)]
-    statement = sql.SQL("SELECT {} FROM {} i WHERE {} ORDER BY key LIMIT %s").format(
-        COLUMNS, tables.items, sql.SQL(" AND ").join(map(sql.SQL, texts))
-    )
-    values = [after, *(value for _, value in conditions), size]
+    """Return keys and items in the order of the keys, from the key ``first`` on; see ``Store.items``."""
+    statement = sql.SQL(
+        "SELECT {} FROM {} i WHERE key >= %(first)s AND (%(view)s::text IS NULL OR view = %(view)s) "
+        "AND (%(ids)s::text[] IS NULL OR id = ANY(%(ids)s)) "
+        "AND (%(images)s::text[] IS NULL OR image = ANY(%(images)s)) ORDER BY key LIMIT %(limit)s"
+    ).format(COLUMNS, tables.items)
+    values = {
+        "first": first,
+        "view": view,
+        "ids": None if ids is None else _storable(ids),
+        "images": None if image is None else _storable([image]),
+        "limit": limit,
+    }
     return [(row[0], make_item(row)) for row in connection.execute(statement, values).fetchall()]
-
-
-def item_conditions(
-    view: str | None, ids: Sequence[str] | None, image: str | None, first_key: int
-) -> list[tuple[str, Any]]:
-    """Return the conditions for ``read_page``: a view, some ids, an image's captions, keys from one on."""
-    conditions: list[tuple[str, Any]] = [("key >= %s", first_key)]
-    if view is not None:
-        conditions.append(("view = %s", view))
-    if ids is not None:
-        conditions.append(("id = ANY(%s)", _storable(ids)))
-    if image is not None:
-        conditions.append(("image = ANY(%s)", _storable([image])))
-    return conditions
 
 
 def filter_condition(connection: Connection, tables: Tables, where: Filter | None) -> Condition:

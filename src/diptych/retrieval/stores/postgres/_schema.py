@@ -15,8 +15,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import psycopg
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege, UndefinedFile
 
@@ -32,10 +34,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             dtype text NOT NULL,
             graph boolean NOT NULL,
             keeps_features boolean NOT NULL,
-            search_dimension integer NOT NULL,
-            annotate_dimension integer NOT NULL,
-            image_width integer NOT NULL,
-            text_width integer NOT NULL,
+            dimensions integer[] NOT NULL,
+            widths integer[] NOT NULL,
             first_new_key bigint,
             created timestamptz NOT NULL DEFAULT now())""",
         """CREATE TABLE {schema}.files (
@@ -107,16 +107,22 @@ def migrate(connection: Connection, address: Address, *, create: bool) -> None:
         ) from None
 
 
-def lock_writes(connection: Connection, schema: str, *, session: bool = False) -> None:
-    """Wait until nobody writes to a schema, then keep others out until the transaction or session ends."""
-    function = sql.SQL("pg_advisory_lock" if session else "pg_advisory_xact_lock")
-    statement = sql.SQL("SELECT {}(hashtextextended(%s, 0))").format(function)
-    connection.execute(statement, [f"diptych writes {schema}"])
+def lock_writes(connection: Connection, schema: str) -> None:
+    """Wait until nobody else writes to a schema, and keep others out until the transaction ends."""
+    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"diptych writes {schema}"])
 
 
-def unlock_writes(connection: Connection, schema: str) -> None:
-    """Let others write to a schema again, after ``lock_writes`` for a session."""
-    connection.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [f"diptych writes {schema}"])
+@contextmanager
+def exclusive(connection: Connection, schema: str) -> Iterator[None]:
+    """Keep all others from writing to a schema for several transactions; they can still read."""
+    connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"diptych writes {schema}"])
+    try:
+        yield
+    finally:
+        with suppress(psycopg.Error):  # the lock ends with its connection
+            connection.execute(
+                "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [f"diptych writes {schema}"]
+            )
 
 
 def _schema_version(connection: Connection, address: Address) -> int:
@@ -147,21 +153,11 @@ def _check_encoding(connection: Connection, address: Address) -> None:
 
 @dataclass(frozen=True)
 class Tables:
-    """Names of the tables of one model version.
-
-    Attributes
-    ----------
-    schema
-        Their schema.
-    version
-        The version of the vectors.
-    generation
-        The version with which the items were loaded; its refits share them.
-    """
+    """Names of the tables of one model version."""
 
     schema: str
     version: int
-    generation: int
+    generation: int  # the version with which the items were loaded; its refits share them
 
     def vectors(self, task: Task) -> sql.Identifier:
         """Return the table of a task's vectors: key, length before scaling, vector."""
@@ -183,13 +179,9 @@ class Tables:
 
     def drop(self, connection: Connection, *, items: bool) -> None:
         """Drop those tables that exist; with ``items``, also those that refits share."""
-        for table in self._all(items=items):
+        shared = [self.items, *(self.features(view) for view in VIEWS)] if items else []
+        for table in (*(self.vectors(task) for task in TASKS), *shared):
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
-
-    def _all(self, *, items: bool) -> Iterator[sql.Identifier]:
-        yield from (self.vectors(task) for task in TASKS)
-        if items:
-            yield from (self.items, *(self.features(view) for view in VIEWS))
 
 
 def create_items(connection: Connection, tables: Tables) -> None:

@@ -25,12 +25,11 @@ from diptych.retrieval.stores.postgres._items import (
     delete_items,
     filter_condition,
     find_keys,
-    item_conditions,
     make_item,
     next_key,
-    read_page,
+    read_items,
 )
-from diptych.retrieval.stores.postgres._schema import NoModelError, lock_writes, migrate
+from diptych.retrieval.stores.postgres._schema import NoModelError, exclusive, lock_writes, migrate
 from diptych.retrieval.stores.postgres._vectors import (
     delete_vectors,
     read_features,
@@ -39,9 +38,7 @@ from diptych.retrieval.stores.postgres._vectors import (
 )
 from diptych.retrieval.stores.postgres._versions import (
     Version,
-    count_change,
     drop_unused,
-    exclusive,
     insert_block,
     load_version,
     query_state,
@@ -155,17 +152,17 @@ class PostgresStore:
         new: bool = False,
     ) -> Iterator[Item]:
         """Iterate over items in order of addition; see ``Store.items``."""
-        last = -1
+        first = 0
 
         def query(connection: Connection, current: Version) -> list[tuple[int, Item]]:
-            conditions = item_conditions(view, ids, image, current.first_new_key if new else 0)
-            return read_page(connection, current.tables, conditions, last, PAGE)
+            start = max(first, current.first_new_key or 0) if new else first
+            return read_items(connection, current.tables, view, ids=ids, image=image, first=start, limit=PAGE)
 
         while page := self._read(query):
             yield from (item for _, item in page)
-            last = page[-1][0]
             if len(page) < PAGE:
                 return
+            first = page[-1][0] + 1
 
     def count(self, view: View | None = None) -> int:
         """Return the number of items, of one view or of both."""
@@ -194,8 +191,7 @@ class PostgresStore:
             chunks = list(
                 read_vectors(connection, current.tables, task, current.dimensions[task], current.dtype)
             )
-            conditions = item_conditions(view, None, None, 0)
-            items = dict(read_page(connection, current.tables, conditions, -1, 2**62))
+            items = dict(read_items(connection, current.tables, view))
             return [
                 Block(view, [items[key] for key in keys.tolist()], vectors, norms)
                 for keys, vectors, norms in chunks
@@ -237,19 +233,9 @@ class PostgresStore:
                 if current is None or current.name not in names:
                     if version is not None and (current is None or current.name != version):
                         raise ModelChanged
-                    before = None if version is None else current
                     drop_unused(connection, self._address.schema)
-                    load_version(
-                        connection,
-                        self._address,
-                        make(),
-                        dtype=self._new_dtype if before is None else before.dtype,
-                        graph=self._address.index == "hnsw"
-                        if before is None or self._address.index
-                        else before.graph,
-                        before=before,
-                        on_begin=names.append,
-                    )
+                    before = None if version is None else current
+                    load_version(connection, self._address, make(), self._new_dtype, before, names.append)
                 self._refresh(connection)
 
         self._connections.run(attempt, share=True)
@@ -324,14 +310,15 @@ class PostgresStore:
         def attempt(connection: Connection) -> T:
             with connection.transaction():
                 lock_writes(connection, name)  # a previous attempt has ended once the lock is free
-                statement = sql.SQL("SELECT FROM {}.batches WHERE token = %s").format(schema)
-                if connection.execute(statement, [token]).fetchone() is None:
+                known = sql.SQL("SELECT FROM {}.batches WHERE token = %s").format(schema)
+                if connection.execute(known, [token]).fetchone() is None:
                     results[:] = [write(connection)]
-                    count_change(connection, name)
-                    statement = sql.SQL("INSERT INTO {}.batches (token) VALUES (%s)").format(schema)
-                    connection.execute(statement, [token])
-                    old = sql.SQL("DELETE FROM {}.batches WHERE done < now() - %s::interval").format(schema)
-                    connection.execute(old, [TOKENS_KEPT])
+                    for statement, values in (
+                        ("UPDATE {}.current_version SET changes = changes + 1", ()),
+                        ("INSERT INTO {}.batches (token) VALUES (%s)", [token]),
+                        ("DELETE FROM {}.batches WHERE done < now() - %s::interval", [TOKENS_KEPT]),
+                    ):
+                        connection.execute(sql.SQL(statement).format(schema), values)
             return results[0]
 
         return self._connections.run(attempt)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from diptych.retrieval.stores._base import Block, Contents, Floats
 from diptych.retrieval.stores.postgres._connection import Address, Connection
 from diptych.retrieval.stores.postgres._items import (
     Keys,
+    Row,
     check_storable,
     copy_items,
     find_keys,
@@ -33,8 +34,6 @@ from diptych.retrieval.stores.postgres._schema import (
     create_vectors,
     index_items,
     index_vectors,
-    lock_writes,
-    unlock_writes,
 )
 from diptych.retrieval.stores.postgres._vectors import (
     VECTOR_TYPES,
@@ -52,29 +51,15 @@ SAMPLE_QUERIES = 50
 
 @dataclass(frozen=True)
 class Version:
-    """A stored model version.
-
-    Attributes
-    ----------
-    tables
-        Names of its tables.
-    dtype, graph
-        Of its vectors, and whether there is an HNSW graph over them.
-    keeps_features
-        Whether the features of its items are stored.
-    dimensions, widths
-        Columns of the vectors of each task, and of the features of each view.
-    first_new_key
-        Items with smaller keys were there when the model was fitted.
-    """
+    """A stored model version."""
 
     tables: Tables
     dtype: str
     graph: bool
     keeps_features: bool
-    dimensions: Mapping[Task, int]
-    widths: Mapping[View, int]
-    first_new_key: int = 0
+    dimensions: Mapping[Task, int]  # columns of the vectors
+    widths: Mapping[View, int]  # columns of the features
+    first_new_key: int | None  # items with smaller keys were there when the model was fitted
 
     @property
     def name(self) -> str:
@@ -82,45 +67,30 @@ class Version:
         return str(self.tables.version)
 
 
-_COLUMNS = sql.SQL(
-    "id, items, dtype, graph, keeps_features, search_dimension, annotate_dimension, image_width, text_width, "
-    "first_new_key"
-)
+_COLUMNS = sql.SQL("id, coalesce(items, id), dtype, graph, keeps_features, dimensions, widths, first_new_key")
+
+
+def _make_version(schema: str, row: Row) -> Version:
+    number, generation, dtype, graph, keeps_features, dimensions, widths, first_new_key = row
+    columns = dict(zip(TASKS, dimensions, strict=True)), dict(zip(VIEWS, widths, strict=True))
+    return Version(Tables(schema, number, generation), dtype, graph, keeps_features, *columns, first_new_key)
 
 
 def read_version(connection: Connection, schema: str) -> Version | None:
     """Return the version in use; None if no model has been stored."""
-    statement = sql.SQL("SELECT {} FROM {}.current_version c LEFT JOIN {}.versions v ON v.id = c.version")
-    name = sql.Identifier(schema)
-    row = connection.execute(statement.format(_COLUMNS, name, name)).fetchone()
+    statement = sql.SQL("SELECT {1} FROM {0}.current_version c LEFT JOIN {0}.versions v ON v.id = c.version")
+    row = connection.execute(statement.format(sql.Identifier(schema), _COLUMNS)).fetchone()
     if row is None:
         raise InputError(
             f"the table current_version of the schema {schema!r} is empty; restore the database."
         )
-    if row[0] is None:
-        return None
-    number, generation, dtype, graph, keeps_features, *sizes, first_new_key = row
-    return Version(
-        Tables(schema, number, generation),
-        dtype,
-        graph,
-        keeps_features,
-        dict(zip(TASKS, sizes[:2], strict=True)),
-        dict(zip(VIEWS, sizes[2:], strict=True)),
-        first_new_key,
-    )
+    return None if row[0] is None else _make_version(schema, row)
 
 
 def query_state(connection: Connection, schema: str) -> psycopg.Cursor[tuple[int | None, int]]:
     """Ask for the number of the version in use and the number of changes; a cursor, for use in a pipeline."""
     statement = sql.SQL("SELECT version, changes FROM {}.current_version").format(sql.Identifier(schema))
     return connection.execute(statement)
-
-
-def count_change(connection: Connection, schema: str) -> None:
-    """Count a change, so that other processes know that packs and the like are out of date."""
-    statement = sql.SQL("UPDATE {}.current_version SET changes = changes + 1").format(sql.Identifier(schema))
-    connection.execute(statement)
 
 
 def read_files(
@@ -155,43 +125,22 @@ def read_files(
                     file.write(row[0] if row else b"")
 
 
-@contextmanager
-def exclusive(connection: Connection, schema: str) -> Iterator[None]:
-    """Keep all other processes from writing; they can still read."""
-    lock_writes(connection, schema, session=True)
-    try:
-        yield
-    finally:
-        with suppress(psycopg.Error):  # the lock ends with its connection
-            unlock_writes(connection, schema)
-
-
 def load_version(
     connection: Connection,
     address: Address,
     contents: Contents,
-    *,
     dtype: str,
-    graph: bool,
     before: Version | None,
     on_begin: Callable[[str], None],
 ) -> None:
     """Load a version and put it in use; for callers within ``exclusive``.
 
-    Parameters
-    ----------
-    connection, address
-        The database.
-    contents
-        The model, and the vectors of all items.
-    dtype, graph
-        Of the vectors, and whether to build an HNSW graph.
-    before
-        The version in use whose items stay; None: the contents bring new items.
-    on_begin
-        Called with the name of the new version before it can be in use.
+    ``before`` is the version whose items and dtype stay, or None if the contents bring new items.
+    ``on_begin`` is called with the name of the new version before it can be in use.
     """
-    schema = address.schema
+    schema, graph = address.schema, address.index == "hnsw"
+    if before is not None:
+        dtype, graph = before.dtype, graph if address.index else before.graph
     new = _insert_version(connection, schema, contents, dtype, graph, before)
     on_begin(new.name)
     try:
@@ -243,7 +192,8 @@ def drop_unused(connection: Connection, schema: str, *, wait: bool = True) -> No
     rows = connection.execute(
         sql.SQL(
             "SELECT v.id, coalesce(v.items, v.id), NOT EXISTS (SELECT FROM {0}.versions o "
-            "JOIN {0}.current_version c ON o.id IN (c.version, c.previous) WHERE o.items = v.items) "
+            "JOIN {0}.current_version c ON o.id IN (c.version, c.previous) "
+            "WHERE coalesce(o.items, o.id) = coalesce(v.items, v.id)) "
             "FROM {0}.versions v WHERE NOT EXISTS "
             "(SELECT FROM {0}.current_version c WHERE v.id IN (c.version, c.previous))"
         ).format(name)
@@ -258,29 +208,21 @@ def drop_unused(connection: Connection, schema: str, *, wait: bool = True) -> No
 def _insert_version(
     connection: Connection, schema: str, contents: Contents, dtype: str, graph: bool, before: Version | None
 ) -> Version:
-    name = sql.Identifier(schema)
-    keeps_features = contents.keep_features if before is None else before.keeps_features
-    dimensions = [contents.dimensions[task] for task in TASKS]
-    widths = [contents.widths[view] for view in VIEWS]
     statement = sql.SQL(
-        "INSERT INTO {}.versions (dtype, graph, keeps_features, search_dimension, annotate_dimension, "
-        "image_width, text_width) VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id"
-    ).format(name)
-    with connection.transaction():
-        row = connection.execute(statement, [dtype, graph, keeps_features, *dimensions, *widths]).fetchone()
-        assert row is not None
-        number = int(row[0])
-        generation = number if before is None else before.tables.generation
-        statement = sql.SQL("UPDATE {}.versions SET items = %s WHERE id = %s").format(name)
-        connection.execute(statement, [generation, number])
-    return Version(
-        Tables(schema, number, generation),
+        "INSERT INTO {}.versions (items, dtype, graph, keeps_features, dimensions, widths) "
+        "VALUES (%s, %s, %s, %s, %s, %s) RETURNING {}"
+    ).format(sql.Identifier(schema), _COLUMNS)
+    values = [
+        None if before is None else before.tables.generation,
         dtype,
         graph,
-        keeps_features,
-        dict(zip(TASKS, dimensions, strict=True)),
-        dict(zip(VIEWS, widths, strict=True)),
-    )
+        contents.keep_features if before is None else before.keeps_features,
+        [contents.dimensions[task] for task in TASKS],
+        [contents.widths[view] for view in VIEWS],
+    ]
+    row = connection.execute(statement, values).fetchone()
+    assert row is not None
+    return _make_version(schema, row)
 
 
 def _fill_tables(

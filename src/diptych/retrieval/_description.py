@@ -1,0 +1,149 @@
+"""What people are told of a retriever: its description as plain data, and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from diptych._checks import TASKS, InputError, Task
+from diptych._persistence import FOR_PEOPLE, library_version
+from diptych.cca import AWCCA
+from diptych.fusion import Fusion
+from diptych.report import draw_regularization_path, model_card
+from diptych.report._card import (
+    CORRELATIONS,
+    FIGURE_FILE,
+    SHOWN_CORRELATIONS,
+    Card,
+    EncoderFacts,
+    IndexFacts,
+    TaskFacts,
+)
+from diptych.retrieval._items import VIEWS
+
+if TYPE_CHECKING:
+    from diptych.retrieval._retriever import Retriever
+
+_FILES = {
+    "config.json": "encoders, filters, regularisation path, recalls and checksums",
+    "model.safetensors": "the model of each task",
+    "moments.safetensors": "the moments of the training pairs, for a refit",
+    "index.safetensors": "the vectors of all items",
+    "features.safetensors": "the features of all items",
+    "items.jsonl": "the items",
+    "text-encoder": "the text encoder",
+}
+
+
+def describe(retriever: Retriever) -> dict[str, Any]:
+    """Return what is known of a retriever, as plain data."""
+    searcher = retriever.searcher
+    fitted, store = searcher.fitted, searcher.store
+    encoders = {}
+    for view in VIEWS:
+        record, dimension = searcher.encoders.describe(view), searcher.embedding.features(view)
+        encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
+    return {
+        "library": library_version(),
+        "encoders": encoders,
+        **_describe_tasks(fitted.model),
+        "index": {"kind": store.kind, "dtype": store.dtype},
+        "keep_features": bool(retriever.keep_features),
+        "items": {view: store.count(view) for view in VIEWS},
+        "facts": fitted.facts,
+    }
+
+
+def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
+    """Return filters, components and correlations of each task."""
+    if isinstance(model, Fusion):
+        members = model.members_
+        return {
+            "filters": {
+                t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
+            },
+            "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
+            "corrections": {t: msgspec.structs.asdict(model.corrections_[t]) for t in TASKS},
+        }
+    models = model.models_
+
+    def first(task: Task, name: str) -> list[float] | None:
+        values = getattr(models[task], name)
+        return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
+
+    return {
+        "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
+        "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
+        "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
+    }
+
+
+def write_card(retriever: Retriever, folder: Path, name: str) -> None:
+    """Write the model card, with a figure of the regularisation path if matplotlib is installed."""
+    facts, searcher = describe(retriever), retriever.searcher
+    fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
+    if isinstance(model, AWCCA) and model.path_ is not None:
+        with suppress(InputError):
+            draw_regularization_path(model.path_, folder / FIGURE_FILE)
+    encoders = [
+        EncoderFacts(
+            **own,
+            kept=(view == "text" and searcher.encoders.hkse is not None)
+            or searcher.encoders.describe(view).can_reopen,
+        )
+        if (own := facts["encoders"][view])["name"]
+        else None
+        for view in VIEWS
+    ]
+    recall = fitted.facts.get("graph_recall", {})
+    card = Card(
+        name=name,
+        folder=name,
+        library=facts["library"],
+        date=str(fitted.facts.get("date", "")),
+        pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
+        image_encoder=encoders[0],
+        text_encoder=encoders[1],
+        tasks=_task_facts(facts, model),
+        params=_shown_params(model),
+        selected_on=fitted.facts.get("selection", {}).get("pairs"),
+        seconds=fitted.facts.get("seconds", {}).get("all"),
+        quality=fitted.facts.get("quality", Card.quality),
+        metrics=fitted.facts.get("metrics") or None,
+        index=IndexFacts(
+            facts["items"],
+            "exact" if store.kind == "flat" else store.kind,
+            store.dtype,
+            min(recall.values()) if recall else None,
+        ),
+        files={each: meaning for each, meaning in _FILES.items() if (folder / each).exists()},
+        has_figure=(folder / FIGURE_FILE).is_file(),
+    )
+    (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
+
+
+def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
+    filters, components = facts["filters"], facts["components"]
+    if isinstance(model, Fusion):
+        return {t: TaskFacts("; ".join(filters[t]), "the same", components[t]) for t in TASKS}
+    correlations = facts["correlations"]
+    return {
+        t: TaskFacts(
+            filters[t][0],
+            filters[t][1],
+            components[t],
+            *(correlations[t][name] or () for name in CORRELATIONS),
+        )
+        for t in TASKS
+    }
+
+
+def _shown_params(model: AWCCA | Fusion) -> dict[str, object]:
+    if isinstance(model, Fusion):
+        return {"preset": model.preset, **{f"hubness, {t}": model.corrections_[t].kind for t in TASKS}}
+    names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
+    return {name: getattr(model, name) for name in names}

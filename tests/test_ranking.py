@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from diptych import InputError, retrieval_scores
+from diptych._arrays import to_numpy
+from diptych.ranking import mean_rank, median_rank, metric, ranks, recall_at_k
+
+
+def brute_force(x, y, pairing, task):
+    """Sort every row with the truth placed last among its equals, and read off its place."""
+    result = []
+    if task == "search":
+        for j, query in enumerate(y):
+            scores = x @ query
+            order = sorted(range(len(x)), key=lambda i: (-scores[i], i == pairing[j]))
+            result.append(order.index(pairing[j]) + 1)
+        return result
+    for i in sorted(set(pairing.tolist())):
+        scores = y @ x[i]
+        own = [j for j in range(len(y)) if pairing[j] == i]
+        best = max(scores[j] for j in own)
+        others = sorted((s for j, s in enumerate(scores) if j not in own), reverse=True)
+        result.append(1 + sum(s >= best for s in others))
+    return result
+
+
+@st.composite
+def problems(draw):
+    n_x, n_y, width = draw(st.integers(1, 6)), draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    # Small integers make ties common and products exact; unit items make cosine exact.
+    values = st.integers(-2, 2).map(float)
+    x = draw(hnp.arrays(np.float64, (n_x, width), elements=values))
+    y = draw(hnp.arrays(np.float64, (n_y, width), elements=values))
+    pairing = draw(hnp.arrays(np.int64, (n_y,), elements=st.integers(0, n_x - 1)))
+    return x, y, pairing
+
+
+@settings(max_examples=300)
+@given(problems(), st.sampled_from(["search", "annotate"]), st.sampled_from([1, 40, 10**6]))
+def test_l2_ranks_equal_a_sort_with_the_tie_rule(problem, task, block_bytes):
+    x, y, pairing = problem
+    # −‖x−y‖² as an inner product of augmented vectors, exact in small integers.
+    ax = np.hstack([2 * x, -np.sum(x * x, 1, keepdims=True), np.ones((len(x), 1))])
+    ay = np.hstack([y, np.ones((len(y), 1)), -np.sum(y * y, 1, keepdims=True)])
+    expected = brute_force(ax, ay, pairing, task)
+    assert ranks(x, y, pairing, task=task, similarity="l2", block_bytes=block_bytes).tolist() == expected
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_cosine_ranks_equal_a_sort(rng, backend, task):
+    x, y = rng.normal(size=(40, 7)), rng.normal(size=(90, 7))
+    pairing = rng.integers(0, 40, 90)
+    unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y)]
+    result = ranks(backend(x), backend(y), backend(pairing), task=task, block_bytes=5000)
+    assert type(result) is type(backend(x))
+    assert to_numpy(result).tolist() == brute_force(*unit, pairing, task)
+
+
+def test_a_constant_score_is_never_a_hit():
+    x = np.ones((5, 2))
+    assert ranks(x, x, task="search").tolist() == [5] * 5
+    assert ranks(x, x, task="annotate").tolist() == [5] * 5
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_equal_items_tie_whatever_the_rounding(rng, task):
+    x = rng.normal(size=(40, 300)).astype(np.float32)
+    # Every caption occurs under two images, so that no truth can be alone at the top.
+    y = np.concatenate([x[:20], x[:20]]) + 0.1
+    twins = np.concatenate([x[:20], x[:20]])
+    result = ranks(twins, y, np.arange(40), task=task)
+    assert (result >= 2).all()
+
+
+def test_other_own_captions_are_not_counted():
+    x = np.eye(2)
+    y = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    assert ranks(x, y, [0, 0, 1], task="annotate").tolist() == [1, 1]
+    # The best own caption decides: the second own caption ties with it and is not counted either.
+    assert ranks(x, y[[0, 0, 2]], [0, 0, 1], task="annotate").tolist() == [1, 1]
+
+
+def test_images_without_captions_are_searched_but_do_not_query():
+    x, y = np.eye(3), np.eye(3)[[0, 2]]
+    assert ranks(x, y, [0, 2], task="annotate").shape == (2,)
+    assert ranks(x, np.array([[0.2, 1.0, 0.0]]), [0], task="search").tolist() == [2]
+
+
+def test_zero_vectors_score_zero():
+    assert ranks(np.zeros((2, 2)), np.eye(2)).tolist() == [2, 2]
+
+
+def test_blocks_stay_within_memory():
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5000, 8)).astype(np.float32), rng.normal(size=(25000, 8)).astype(np.float32)
+    pairing = np.repeat(np.arange(5000), 5)
+    for task in ("search", "annotate"):
+        tracemalloc.start()
+        ranks(x, y, pairing, task=task, block_bytes=8 * 2**20)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 14 * 2**20, f"{task} took {peak / 2**20:.1f} MiB for scores of 477 MiB"
+
+
+def test_recall_median_and_mean_rank():
+    given_ranks = np.array([1, 2, 5, 10, 11, 100])
+    assert recall_at_k(given_ranks, 5) == 50.0
+    assert median_rank(given_ranks) == 7.0  # zero-based 0 1 4 9 10 99: median 6.5, floor 6, plus 1
+    assert median_rank(np.array([3])) == 3.0
+    assert mean_rank(given_ranks) == 21.5
+
+
+def test_retrieval_scores_returns_the_five_metrics():
+    result = retrieval_scores(np.eye(12), np.eye(12))
+    assert result == {"r@1": 100.0, "r@5": 100.0, "r@10": 100.0, "median_rank": 1.0, "mean_rank": 1.0}
+
+
+def test_a_random_model_is_at_chance(rng):
+    result = retrieval_scores(rng.normal(size=(500, 20)), rng.normal(size=(2500, 20)), np.arange(2500) // 5)
+    assert result["r@10"] == pytest.approx(100 * 10 / 500, abs=1.0)
+    assert result["median_rank"] == pytest.approx(250, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((np.eye(3), np.eye(4)), "3 rows and Y has 4"),
+        ((np.ones((3, 2)), np.ones((3, 3))), "one common space"),
+        ((np.eye(3), np.eye(3), [0, 1, 3]), "rows 0 to 2"),
+        ((np.eye(3), np.eye(3), [0, 1]), "shape"),
+        ((np.eye(3), np.eye(3), [0.0, 1.0, 2.0]), "integers"),
+        ((np.eye(3) * np.nan, np.eye(3)), "NaN"),
+        ((np.ones(3), np.eye(3)), "1 dimension"),
+        ((np.ones((0, 3)), np.eye(3)), "empty"),
+        ((np.full((2, 2), 1e200), np.full((2, 2), 1e200)), "scale them down"),
+    ],
+)
+def test_wrong_input_is_refused(arguments, words):
+    with pytest.raises(InputError, match=words) as caught:
+        ranks(*arguments, similarity="l2")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(InputError, match="'search', 'annotate'"):
+        ranks(np.eye(2), np.eye(2), task="find")
+    with pytest.raises(InputError, match="'cosine', 'l2'"):
+        ranks(np.eye(2), np.eye(2), similarity="dot")
+    with pytest.raises(InputError, match="block_bytes"):
+        ranks(np.eye(2), np.eye(2), block_bytes=0)
+    with pytest.raises(InputError, match="no ranks"):
+        recall_at_k(np.array([], dtype=int), 1)
+    with pytest.raises(InputError, match="below 1"):
+        recall_at_k(np.array([1]), 0)
+
+
+RANKS = np.array([1, 2, 6, 11])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cutoff"),
+    [
+        ("r@1", 25.0, 1),
+        ("r@7", 75.0, 7),
+        ("mean_recall", (25 + 50 + 75) / 3, None),
+        ("median_rank", 4.0, None),
+    ],
+)
+def test_a_metric_by_name(name, value, cutoff):
+    result = metric(name)
+    assert result(RANKS) == pytest.approx(value)
+    assert result.cutoff == cutoff
+
+
+def test_smaller_ranks_are_better():
+    assert metric("mean_rank").signed(5.0) == -5.0
+    assert metric("r@1").signed(5.0) == 5.0
+
+
+def test_a_metric_may_be_a_function():
+    def within_two(ranks):
+        return float((ranks <= 2).sum())
+
+    assert metric(within_two)(RANKS) == 2.0
+    assert metric(within_two).name == "within_two"
+
+
+@pytest.mark.parametrize("name", ["r@0", "recall", "r@", 3])
+def test_an_unknown_metric_is_refused(name):
+    with pytest.raises(InputError, match="choose"):
+        metric(name)
