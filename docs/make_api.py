@@ -16,7 +16,7 @@ MODULES = (
 HEAD = """# Public names
 
 Everything a program may import, by package. These names are stable. Modules and names that start with an
-underscore are not. `help(name)` shows parameters and an example. This page is written by `python docs/make_api.py`.
+underscore are not. `help(name)` shows parameters and an example. `python docs/make_api.py` writes this page.
 """
 
 
