@@ -201,7 +201,7 @@ def test_the_card_is_written_after_a_fit_or_refit_and_not_after_an_addition(make
     made.retriever.refit()
     made.retriever.save(tmp_path / "model")
     assert (tmp_path / "model" / "README.md").stat().st_ino != written.st_ino
-    assert "Refitted since, on 121 pairs" in (tmp_path / "model" / "README.md").read_text("utf-8")
+    assert "Refitted afterwards on 121 pairs" in (tmp_path / "model" / "README.md").read_text("utf-8")
 
 
 class TestEncoders:
