@@ -22,6 +22,7 @@ from diptych import AWCCA, Retriever
 
 WIDTHS = {"image": 12, "text": 9}
 MODEL = {"params": (1.0, 1.0)}
+UNFINISHED = "SELECT FROM trial.versions WHERE first_new_key IS NULL AND to_regclass('trial.search_' || id) IS NOT NULL"
 SIZES = {"two": 4000, "one": 60}
 """Numbers of images of the two data sets that replace each other."""
 
@@ -113,7 +114,7 @@ def kill_while_writing(times, seed, loads):
         os.close(pipe)
         output = os.read(out, 2**16)  # the child has finished one round
         if loads and number % 2 == 0:  # kill it in the middle of a load
-            while not database.ask("SELECT FROM trial.versions WHERE first_new_key IS NULL"):
+            while not database.ask(UNFINISHED):
                 time.sleep(0.005)
         else:
             time.sleep(rng.uniform(0, 1.0 if loads else 0.3))
