@@ -22,7 +22,8 @@ from diptych import AWCCA, Retriever
 
 WIDTHS = {"image": 12, "text": 9}
 MODEL = {"params": (1.0, 1.0)}
-UNFINISHED = "SELECT FROM trial.versions WHERE first_new_key IS NULL AND to_regclass('trial.search_' || id) IS NOT NULL"
+UNFINISHED = """SELECT FROM trial.versions
+WHERE first_new_key IS NULL AND to_regclass('trial.search_' || id) IS NOT NULL"""
 SIZES = {"two": 4000, "one": 60}
 """Numbers of images of the two data sets that replace each other."""
 
