@@ -8,7 +8,7 @@ import diptych
 ORDER = [
     ["_arrays"],
     ["_checks"],
-    ["_threads", "_normalize"],
+    ["_threads"],
     ["_devices", "_persistence"],
     ["ranking"],
     ["cca"],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, retrieval_scores
-from diptych._normalize import normalize
+from diptych.cca._weighting import normalize
 from diptych.data import encode_images, encode_texts, join, open_features, read_pairs, split_by_protocol
 from diptych.image import PyramidDescriptor
 from diptych.scenes import make_scenes

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from diptych.paper._cache import Cache, code_digest, digest, digest_array, plain
+from diptych.paper._features import Cache, code_digest, digest, digest_array, plain
 
 
 def test_a_result_is_computed_once(tmp_path):
@@ -46,7 +46,7 @@ def test_an_interruption_stores_no_partial_result(tmp_path):
 
 def test_a_change_of_the_code_is_computed_again(tmp_path, monkeypatch):
     Cache(tmp_path).fetch("a", {}, lambda: {"value": 1})
-    monkeypatch.setattr("diptych.paper._cache.code_digest", lambda: "other code")
+    monkeypatch.setattr("diptych.paper._features.code_digest", lambda: "other code")
     assert Cache(tmp_path).fetch("a", {}, lambda: {"value": 2}) == {"value": 2}
 
 
@@ -55,7 +55,7 @@ def test_the_code_digest_covers_the_cca_code(monkeypatch, tmp_path):
     (package / "cca").mkdir(parents=True)
     (package / "service").mkdir()
     (package / "paper").mkdir()
-    monkeypatch.setattr("diptych.paper._cache.__file__", str(package / "paper" / "_cache.py"))
+    monkeypatch.setattr("diptych.paper._features.__file__", str(package / "paper" / "_cache.py"))
 
     def digest_after(file, text):
         (package / file).write_text(text)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych.paper import _claims as claims
-from diptych.paper._statistics import Answers, Interval
+from diptych.paper._tables import Answers, Interval
 
 N = 1000
 DIFFICULTY = np.random.default_rng(5).permutation(N) / N

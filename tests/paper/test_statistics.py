@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diptych.paper._statistics import RESAMPLES, Answers, compare_recall, draw_images
+from diptych.paper._tables import RESAMPLES, Answers, compare_recall, draw_images
 
 N = 800
 

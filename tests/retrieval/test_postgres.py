@@ -13,9 +13,9 @@ from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych.retrieval._items import Filter, Item
 from diptych.retrieval.stores._base import Block, ModelChanged
 from diptych.retrieval.stores.postgres import PostgresStore
-from diptych.retrieval.stores.postgres import _vectors as vectors_module
+from diptych.retrieval.stores.postgres import _rows as vectors_module
 from diptych.retrieval.stores.postgres._connection import Address
-from diptych.retrieval.stores.postgres._items import filter_condition
+from diptych.retrieval.stores.postgres._rows import filter_condition
 from filled_stores import fill, unit_rows
 from saved_files import files_of
 from tolerance import assert_same_hits, rounding

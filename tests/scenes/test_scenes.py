@@ -8,8 +8,17 @@ import pytest
 from diptych import InputError
 from diptych.data import read_pairs
 from diptych.scenes import make_scenes
-from diptych.scenes._captions import COLOUR_WORDS, PLACE_WORDS, SHAPE_WORDS, make_plural
-from diptych.scenes._describe import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, TEXTURES
+from diptych.scenes._describe import (
+    BACKGROUNDS,
+    COLOUR_WORDS,
+    COLOURS,
+    PLACE_WORDS,
+    RELATIONS,
+    SHAPE_WORDS,
+    SHAPES,
+    TEXTURES,
+    make_plural,
+)
 from diptych.scenes._draw import OBJECTS, PALETTE, draw_scene
 
 

@@ -31,7 +31,6 @@ from diptych._checks import (
     check_similarity,
     check_task,
 )
-from diptych._normalize import check_normalization
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
 from diptych.cca._canonical import CanonicalModel, regularized_cca, variate_correlations
 from diptych.cca._filters import (
@@ -58,7 +57,7 @@ from diptych.cca._fit import (
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
-from diptych.cca._weighting import Projection, Weighting, check_weighting, weight_factors
+from diptych.cca._weighting import Projection, Weighting, check_normalization, check_weighting, weight_factors
 from diptych.cca.selection import Path
 from diptych.cca.selection._grids import check_grid
 from diptych.ranking import metric, ranks

@@ -23,7 +23,6 @@ from diptych._checks import (
     check_same_backend,
 )
 from diptych._devices import copy_to_device
-from diptych._normalize import normalize
 from diptych._threads import progress_bar
 from diptych.cca._canonical import CanonicalModel, regularized_cca
 from diptych.cca._filters import (
@@ -39,6 +38,7 @@ from diptych.cca._filters import (
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
 from diptych.cca._spectra import Spectra, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
+from diptych.cca._weighting import normalize
 from diptych.cca.selection._grids import Kind, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
 from diptych.cca.selection._path import Path, leave_one_out_path, regularization_path

@@ -26,10 +26,10 @@ from array_api_compat import is_array_api_obj
 from diptych._arrays import Array, move_like, to_numpy
 from diptych._checks import InputError, check_pair_of_views
 from diptych._devices import copy_blocks, copy_to_device
-from diptych._normalize import normalize
 from diptych._persistence import read_metadata
 from diptych._threads import prefetch, share_blas
 from diptych.cca._moments import Moments, Precision, Products, block_rows, paired_blocks, products
+from diptych.cca._weighting import normalize
 
 Block: TypeAlias = Any
 

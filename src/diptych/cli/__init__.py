@@ -51,7 +51,7 @@ class Commands(LazyGroup):
 
     table: ClassVar = {
         "demo": (
-            "diptych.cli._demo",
+            "diptych.cli._paper",
             "demo",
             "Draw scenes, encode, select, compare, search both ways; write a model and a report.",
         ),
@@ -107,7 +107,7 @@ class Commands(LazyGroup):
             "Draw scenes with five captions each: images and a table of pairs, with splits.",
         ),
         "reproduce": (
-            "diptych.cli._reproduce",
+            "diptych.cli._paper",
             "reproduce",
             "Compute every table and figure of the paper, and compare the numbers with the published ones.",
         ),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from diptych._checks import InputError
 from diptych._persistence import map_npy
-from diptych.data._blocks import BlockSequence
+from diptych.data._encode import BlockSequence
 from diptych.data._feature_store import Features
 from diptych.data._files import Names, StorageOptions, expand_names, explain_errors, is_remote, read_bytes
 from diptych.data._matrix_files import DEFAULT_MAX_BYTES, Matrix, open_matrix

@@ -10,8 +10,8 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_view
-from diptych._normalize import check_normalization, normalize
 from diptych._persistence import Schema
+from diptych.cca._weighting import check_normalization, normalize
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Blocks: TypeAlias = dict[str, Floats]

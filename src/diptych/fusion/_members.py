@@ -11,7 +11,6 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task
-from diptych._normalize import to_unit_length
 from diptych._persistence import Schema
 from diptych.cca import (
     CanonicalModel,
@@ -23,7 +22,7 @@ from diptych.cca import (
     spectra_from_moments,
 )
 from diptych.cca._moments import Precision
-from diptych.cca._weighting import project
+from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection import Path, make_grid, make_problem, regularization_path
 from diptych.fusion._blocks import Block, Blocks, Floats, Geometry, Pairs, Side, apply_geometry
 from diptych.fusion._hubness import Evaluator, PartScores, choose_correction

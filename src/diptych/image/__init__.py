@@ -1,11 +1,16 @@
 """Image encoders: decoding, preprocessing, and networks that turn images into features."""
 
 from diptych.image._decoding import UnreadableImage, open_image
-from diptych.image._encoders import FunctionEncoder, ImageEncoder, NetworkEncoder, StagedEncoder
+from diptych.image._encoders import (
+    FunctionEncoder,
+    ImageEncoder,
+    NetworkEncoder,
+    PyramidDescriptor,
+    StagedEncoder,
+)
 from diptych.image._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
 from diptych.image._onnx import OnnxEncoder
 from diptych.image._preprocessing import PRESETS, Recipe
-from diptych.image._pyramid import PyramidDescriptor
 
 __all__ = [
     "PRESETS",

@@ -17,10 +17,9 @@ import numpy as np
 
 from diptych._checks import InputError
 from diptych._persistence import read_tensors
-from diptych.image._encoders import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder
+from diptych.image._encoders import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder, PyramidDescriptor
 from diptych.image._onnx import OnnxEncoder
 from diptych.image._preprocessing import Recipe, RecipeLike, as_recipe
-from diptych.image._pyramid import PyramidDescriptor
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from diptych.paper._cache import Result
 from diptych.paper._experiment import Experiment, Part, Results
-from diptych.paper._features import Floats
+from diptych.paper._features import Floats, Result
 from diptych.paper._figures import draw_approximation
 from diptych.paper._setting import Setting
 from diptych.paper._tables import ReportTable

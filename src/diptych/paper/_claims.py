@@ -17,12 +17,11 @@ from scipy.stats import binomtest
 
 from diptych._checks import TASKS, Task
 from diptych.paper._approximation import EPSILON, LEVELS, slope
-from diptych.paper._cache import Result, digest
 from diptych.paper._experiment import Results
-from diptych.paper._features import Rows
+from diptych.paper._features import Result, Rows, digest
 from diptych.paper._maps import maps_by_task
 from diptych.paper._setting import AS_PUBLISHED, Setting
-from diptych.paper._statistics import LEVEL, RESAMPLES, Answers, Interval, compare_recall
+from diptych.paper._tables import LEVEL, RESAMPLES, Answers, Interval, compare_recall
 
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided", "not measured"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured")

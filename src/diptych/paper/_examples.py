@@ -9,13 +9,11 @@ import numpy as np
 from PIL import Image
 
 from diptych._checks import TASKS, Task
-from diptych._normalize import to_unit_length
 from diptych.cca import regularized_cca
 from diptych.cca._filters import make_filters
-from diptych.cca._weighting import project
-from diptych.paper._cache import Result
+from diptych.cca._weighting import project, to_unit_length
 from diptych.paper._experiment import Experiment, Part, Records, Results, select
-from diptych.paper._features import Floats, Rows
+from diptych.paper._features import Floats, Result, Rows
 from diptych.paper._figures import draw_planes
 from diptych.paper._setting import Setting
 from diptych.paper._weighting import ASYMMETRIC, Powers, sweep

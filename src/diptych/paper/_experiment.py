@@ -15,8 +15,7 @@ from diptych.cca import Spectra, Tikhonov
 from diptych.cca._filters import make_filters
 from diptych.cca.selection import Grid, Problem, make_grid, make_weights, regularization_path
 from diptych.cca.selection._path import exact_points
-from diptych.paper._cache import Result, digest
-from diptych.paper._features import Features, Floats, Rows
+from diptych.paper._features import Features, Floats, Result, Rows, digest
 from diptych.paper._setting import Setting
 from diptych.paper._tables import ReportTable
 from diptych.ranking import metric, summary

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from diptych._checks import TASKS
-from diptych.paper._cache import Result, digest
 from diptych.paper._data import YOURS
 from diptych.paper._experiment import Experiment, Jobs, Part, Records, Results, select_and_test
-from diptych.paper._features import Features, Rows
+from diptych.paper._features import Features, Result, Rows, digest
 from diptych.paper._setting import AS_PUBLISHED, OURS, Setting
-from diptych.paper._statistics import mean_runs, mean_scores
 from diptych.paper._tables import (
     PublishedRow,
     ReportTable,
     head_row,
+    mean_runs,
+    mean_scores,
     published,
     published_row,
     recall_table,

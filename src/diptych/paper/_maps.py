@@ -13,13 +13,11 @@ from diptych.cca import Spectra, Tikhonov
 from diptych.cca._filters import make_filters
 from diptych.cca.selection import Grid, Problem, make_grid, make_weights
 from diptych.cca.selection._path import exact_points
-from diptych.paper._cache import Result
 from diptych.paper._experiment import Experiment, Jobs, Kind, Part, Records, Results, select
-from diptych.paper._features import Floats
+from diptych.paper._features import Floats, Result
 from diptych.paper._figures import draw_filter_shapes, draw_maps, draw_selected_filters
 from diptych.paper._setting import Setting
-from diptych.paper._statistics import Interval, draw_images, percentile_interval
-from diptych.paper._tables import ReportTable
+from diptych.paper._tables import Interval, ReportTable, draw_images, percentile_interval
 from diptych.ranking import mean_recall
 from diptych.report._page import figure
 

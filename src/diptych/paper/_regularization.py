@@ -10,7 +10,6 @@ from typing import Any
 from diptych._checks import count
 from diptych.cca import Spectra
 from diptych.cca.selection import Grid, Problem, make_grid, make_weights, regularization_path, textbook_ranks
-from diptych.paper._cache import Result
 from diptych.paper._experiment import (
     Experiment,
     Jobs,
@@ -22,12 +21,12 @@ from diptych.paper._experiment import (
     select,
     select_and_test,
 )
-from diptych.paper._features import Features
+from diptych.paper._features import Features, Result
 from diptych.paper._setting import Setting
-from diptych.paper._statistics import mean_runs
 from diptych.paper._tables import (
     ReportTable,
     head_row,
+    mean_runs,
     published,
     published_row,
     recall_cells,

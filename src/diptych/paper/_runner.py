@@ -15,11 +15,11 @@ import numpy as np
 from diptych._checks import InputError, count
 from diptych._persistence import library_version, replace_file, write_json
 from diptych.paper._approximation import APPROXIMATION
-from diptych.paper._cache import Cache, plain
 from diptych.paper._claims import INTERVALS, RULE, VERDICTS, Claim, Verdict, judge_claims
 from diptych.paper._data import PaperData
 from diptych.paper._examples import EXAMPLES_SHOWN, PLANE
 from diptych.paper._experiment import Experiment, Part, Records, Results, blas_threads
+from diptych.paper._features import Cache, plain
 from diptych.paper._main_results import MAIN
 from diptych.paper._maps import FILTERS, MAPS
 from diptych.paper._regularization import REGULARIZATION, SIMILARITY, TIMING

@@ -14,9 +14,18 @@ from diptych._arrays import group_sum
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
 from diptych.data import ProtocolRun, ProtocolSplits, split_by_protocol
-from diptych.paper._cache import Cache, Result, digest
 from diptych.paper._data import YOURS, PaperData
-from diptych.paper._features import CaptionWords, Features, Floats, HKSEFeatures, Rows, StoredFeatures
+from diptych.paper._features import (
+    Cache,
+    CaptionWords,
+    Features,
+    Floats,
+    HKSEFeatures,
+    Result,
+    Rows,
+    StoredFeatures,
+    digest,
+)
 from diptych.ranking import Truth
 
 VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {

@@ -18,9 +18,8 @@ from diptych.cca.selection import make_grid
 from diptych.cca.selection._exact import Row as ScoreRow
 from diptych.cca.selection._exact import count_others, own_scores
 from diptych.cca.selection._problem import Problem, Weights
-from diptych.paper._cache import Result, digest
 from diptych.paper._experiment import Experiment, Jobs, Part, Records, Results
-from diptych.paper._features import Features, Floats, Rows
+from diptych.paper._features import Features, Floats, Result, Rows, digest
 from diptych.paper._figures import draw_generation_curve
 from diptych.paper._setting import Setting
 from diptych.paper._tables import head_row, published, published_row, recall_cells, recall_table

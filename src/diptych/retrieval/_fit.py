@@ -27,8 +27,7 @@ from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.ranking import retrieval_scores, summary
 from diptych.report._card import describe_quality
-from diptych.retrieval._drift import OutlierDetector
-from diptych.retrieval._embedding import Layout, embedding_of, fusion_layout, split_blocks
+from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View

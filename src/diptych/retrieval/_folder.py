@@ -59,8 +59,7 @@ from diptych.cca._awcca import AWCCAConfig
 from diptych.fusion import Fusion
 from diptych.fusion._fusion import FusionConfig
 from diptych.retrieval._description import write_card
-from diptych.retrieval._drift import OutlierDetector
-from diptych.retrieval._embedding import embedding_of
+from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fit import Facts, Fitted
 from diptych.retrieval._items import SEARCHED, VIEWS, Places, View, read_items, write_items

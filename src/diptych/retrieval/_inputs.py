@@ -22,8 +22,7 @@ from diptych._checks import (
     is_unicode,
 )
 from diptych.data import PairedDataset
-from diptych.retrieval._drift import OutlierDetector
-from diptych.retrieval._embedding import Layout
+from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
 from diptych.retrieval._items import Item, View
 

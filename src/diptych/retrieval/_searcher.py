@@ -12,9 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task
-from diptych._normalize import normalize
 from diptych.cca import AWCCA, Moments
-from diptych.cca._weighting import Weighting, check_weighting
+from diptych.cca._weighting import Weighting, check_weighting, normalize
 from diptych.retrieval._embedding import CanonicalEmbedding, embedding_of
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._fit import Fitted, refit_model

@@ -1,11 +1,11 @@
-"""Descriptions of generated scenes; images and captions are both made from them."""
+"""Descriptions of generated scenes, and five captions for each, in different words, none of them complete."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 Choice = TypeVar("Choice")
 
@@ -122,3 +122,192 @@ def _draw_group(dice: Dice, background: str, main: Group | None, max_count: int)
     # The smaller of two draws: small counts are more frequent than large ones.
     count = min(dice.integer(1, max_count), dice.integer(1, max_count + 1))
     return Group(dice.pick(shapes), dice.pick(colours), texture, dice.pick(SIZES), count)
+
+
+SHAPE_WORDS: dict[str, tuple[str, ...]] = {
+    "circle": ("circle", "disc", "ball"),
+    "square": ("square", "box", "block"),
+    "triangle": ("triangle", "pyramid"),
+    "star": ("star", "five-pointed star"),
+    "heart": ("heart", "valentine"),
+    "diamond": ("diamond", "rhombus"),
+    "hexagon": ("hexagon", "honeycomb cell"),
+    "ring": ("ring", "hoop", "donut"),
+    "cross": ("cross", "plus sign"),
+    "crescent": ("crescent", "sickle"),
+    "house": ("house", "cottage", "home"),
+    "tree": ("tree", "oak"),
+    "boat": ("boat", "sailboat", "ship"),
+    "balloon": ("balloon", "party balloon"),
+    "fish": ("fish",),
+    "flower": ("flower", "blossom", "daisy"),
+    "mushroom": ("mushroom", "toadstool"),
+    "rocket": ("rocket", "spaceship"),
+    "umbrella": ("umbrella", "parasol"),
+    "cup": ("cup", "mug"),
+    "butterfly": ("butterfly",),
+    "kite": ("kite",),
+    "car": ("car", "automobile"),
+    "key": ("key",),
+}
+COLOUR_WORDS: dict[str, tuple[str, ...]] = {
+    "red": ("red", "scarlet"),
+    "orange": ("orange", "tangerine"),
+    "yellow": ("yellow", "golden"),
+    "green": ("green", "leafy green"),
+    "teal": ("teal", "turquoise"),
+    "blue": ("blue", "royal blue"),
+    "purple": ("purple", "violet"),
+    "pink": ("pink", "rosy"),
+    "brown": ("brown", "chocolate"),
+    "black": ("black", "dark"),
+    "white": ("white", "snowy white"),
+    "grey": ("grey", "silver"),
+}
+TEXTURE_WORDS: dict[str, tuple[str, ...]] = {
+    "striped": ("striped", "stripy"),
+    "dotted": ("dotted", "spotted", "polka-dot"),
+    "checkered": ("checkered", "checked"),
+}
+SIZE_WORDS: dict[str, tuple[str, ...]] = {
+    "small": ("small", "tiny", "little"),
+    "medium": ("medium-sized",),
+    "large": ("large", "big", "huge"),
+}
+PLACE_WORDS: dict[str, tuple[str, ...]] = {
+    "meadow": ("in a meadow", "over green hills", "in a grassy field"),
+    "sea": ("at sea", "by the ocean", "over blue water"),
+    "desert": ("in the desert", "among sand dunes", "on the sand"),
+    "snow": ("in the snow", "on a snowy day", "in a winter landscape"),
+    "night": ("at night", "under a starry sky", "in the moonlight"),
+    "sunset": ("at sunset", "in the evening sky", "at dusk"),
+    "city": ("in the city", "in front of tall buildings", "by a skyline"),
+    "table": ("on a wooden table", "on wooden planks", "on a desk"),
+    "paper": ("on squared paper", "on a sheet of paper", "on graph paper"),
+    "blackboard": ("on a blackboard", "on a chalkboard", "on a school board"),
+    "bricks": ("on a brick wall", "in front of a wall", "on red bricks"),
+    "carpet": ("on a carpet", "on a spotted rug", "on a lilac carpet"),
+}
+RELATION_WORDS: dict[str, tuple[str, ...]] = {
+    "left of": ("to the left of", "left of"),
+    "right of": ("to the right of", "right of"),
+    "above": ("above", "over", "on top of"),
+    "below": ("below", "under", "beneath"),
+}
+OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+NUMBERS = ("one", "two", "three", "four", "five")
+
+
+class Detail(NamedTuple):
+    """Probability that a caption mentions each attribute of an object."""
+
+    size: float
+    texture: float
+    colour: float
+
+
+_FULL, _SOME, _BRIEF = Detail(0.55, 0.7, 0.95), Detail(0.25, 0.35, 0.65), Detail(0.05, 0.1, 0.35)
+
+_Part: TypeAlias = tuple[Literal["main", "other"], Detail] | Literal["place", "relation", "opposite"]
+
+
+class _Plan:
+    """The template of a caption, and its random parts in the order in which they are drawn."""
+
+    def __init__(self, template: str, *parts: _Part) -> None:
+        self.template, self.parts = template, parts
+
+    def write(self, scene: Scene, dice: Dice) -> str:
+        """Write the caption that this plan gives for ``scene``."""
+        groups = {"main": scene.main, "other": scene.other}
+        words = {f"{name} is": "is" if group.count == 1 else "are" for name, group in groups.items() if group}
+        relation = scene.relation or ""
+        for part in self.parts:
+            if part == "place":
+                words[part] = dice.pick(PLACE_WORDS[scene.background])
+            elif part == "relation":
+                words[part] = dice.pick(RELATION_WORDS[relation])
+            elif part == "opposite":
+                words[part] = dice.pick(RELATION_WORDS[OPPOSITE[relation]])
+            else:
+                name, detail = part
+                group = groups[name]
+                assert group is not None
+                words[name] = _phrase(group, dice, detail)
+        text = self.template.format_map(words)
+        return f"{text[0].upper()}{text[1:]}."
+
+
+_PLANS_FOR_ONE_GROUP = (
+    _Plan("{main} {place}", ("main", _FULL), "place"),
+    _Plan("there {main is} {main} {place}", ("main", _SOME), "place"),
+    _Plan("a picture of {main} and nothing else", ("main", _FULL)),
+    _Plan("{place} we see {main}", "place", ("main", _SOME)),
+    _Plan("only {main} {place}", ("main", _BRIEF), "place"),
+    _Plan("{main} {main is} alone {place}", ("main", _FULL), "place"),
+)
+_PLANS_FOR_TWO_GROUPS = (
+    _Plan("{main} {relation} {other} {place}", ("main", _FULL), ("other", _SOME), "relation", "place"),
+    _Plan("{other} {other is} {opposite} {main}", ("other", _FULL), ("main", _SOME), "opposite"),
+    _Plan("there {main is} {main} and {other} {place}", ("main", _SOME), ("other", _BRIEF), "place"),
+    _Plan("{place}, {main} {relation} {other}", ("main", _SOME), ("other", _SOME), "place", "relation"),
+    _Plan("a drawing of {main} {place}", ("main", _FULL), "place"),
+    _Plan("{main} {relation} {other}", ("main", _BRIEF), ("other", _BRIEF), "relation"),
+    _Plan("we see {main} together with {other}", ("main", _FULL), ("other", _FULL)),
+)
+
+
+def write_captions(scene: Scene) -> tuple[str, ...]:
+    """Write five captions of ``scene``, each by another plan.
+
+    Examples
+    --------
+    >>> from diptych.scenes._describe import describe
+    >>> write_captions(describe("0:0"))[0]
+    'A drawing of three grey pyramids on a wooden table.'
+    """
+    dice = Dice(f"words {scene.seed}")
+    plans = _PLANS_FOR_ONE_GROUP if scene.other is None else _PLANS_FOR_TWO_GROUPS
+    return tuple(plan.write(scene, dice) for plan in dice.shuffle(plans)[:5])
+
+
+def _phrase(group: Group, dice: Dice, detail: Detail) -> str:
+    """Write ``group`` as a noun phrase, for example "two small red stars"."""
+    words = []
+    if dice.chance(detail.size) and group.size != "medium":
+        words.append(dice.pick(SIZE_WORDS[group.size]))
+    if group.texture != "plain" and dice.chance(detail.texture):
+        words.append(dice.pick(TEXTURE_WORDS[group.texture]))
+    if dice.chance(detail.colour):
+        colours = COLOUR_WORDS[group.colour]
+        # The common word comes first and is the most frequent.
+        words.append(colours[0] if dice.chance(0.7) else dice.pick(colours))
+    shapes = SHAPE_WORDS[group.shape]
+    noun = shapes[0] if dice.chance(0.6) else dice.pick(shapes)
+    words.append(noun if group.count == 1 else make_plural(noun))
+    return f"{_quantity(group.count, words[0], dice)} {' '.join(words)}"
+
+
+def make_plural(noun: str) -> str:
+    """Return the plural of ``noun``.
+
+    >>> make_plural("box"), make_plural("butterfly"), make_plural("fish")
+    ('boxes', 'butterflies', 'fish')
+    """
+    if noun == "fish":
+        return noun
+    if noun.endswith(("x", "s", "sh", "ch")):
+        return noun + "es"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + "s"
+
+
+def _quantity(count: int, next_word: str, dice: Dice) -> str:
+    if count == 1:
+        return "an" if next_word[0] in "aeiou" else "a"
+    if count == 2 and dice.chance(0.15):
+        return "a pair of"
+    if count >= 4 and dice.chance(0.15):
+        return "several"
+    return NUMBERS[count - 1]

@@ -14,8 +14,7 @@ from PIL import Image
 from diptych._checks import InputError
 from diptych._persistence import replace_file
 from diptych.data._pairs import PairedDataset, split_by_image
-from diptych.scenes._captions import write_captions
-from diptych.scenes._describe import Scene, describe
+from diptych.scenes._describe import Scene, describe, write_captions
 from diptych.scenes._draw import draw_scene
 
 TABLE = "captions.jsonl"

@@ -18,23 +18,21 @@ from diptych.retrieval._items import SEARCHED, Filter, Item, View, check_unique
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
-from diptych.retrieval.stores.postgres._items import (
+from diptych.retrieval.stores.postgres._rows import (
     check_filter_keys,
     check_not_stored,
     check_storable,
     delete_items,
+    delete_vectors,
     filter_condition,
     make_item,
     next_key,
-    read_items,
-)
-from diptych.retrieval.stores.postgres._schema import NoModelError, exclusive, lock_writes, migrate
-from diptych.retrieval.stores.postgres._vectors import (
-    delete_vectors,
     read_features,
+    read_items,
     read_vectors,
     search_vectors,
 )
+from diptych.retrieval.stores.postgres._schema import NoModelError, exclusive, lock_writes, migrate
 from diptych.retrieval.stores.postgres._versions import (
     Version,
     drop_unused,

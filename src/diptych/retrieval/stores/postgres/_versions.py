@@ -18,14 +18,18 @@ from diptych._checks import TASKS, InputError, Task
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, View, check_unique
 from diptych.retrieval.stores._base import Block, Contents, Floats
 from diptych.retrieval.stores.postgres._connection import Address, Connection
-from diptych.retrieval.stores.postgres._items import (
+from diptych.retrieval.stores.postgres._rows import (
+    VECTOR_TYPES,
     Keys,
     Row,
     check_storable,
+    copy_features,
     copy_items,
+    copy_vectors,
     find_keys,
     next_key,
     reserve_keys,
+    search_vectors,
 )
 from diptych.retrieval.stores.postgres._schema import (
     Tables,
@@ -35,12 +39,6 @@ from diptych.retrieval.stores.postgres._schema import (
     create_vectors,
     index_items,
     index_vectors,
-)
-from diptych.retrieval.stores.postgres._vectors import (
-    VECTOR_TYPES,
-    copy_features,
-    copy_vectors,
-    search_vectors,
 )
 
 PIECE_BYTES = 2**22

@@ -6,7 +6,7 @@ from hypothesis.extra.numpy import arrays
 
 from diptych import InputError
 from diptych._arrays import to_numpy
-from diptych._normalize import NORMALIZATIONS, normalize
+from diptych.cca._weighting import NORMALIZATIONS, normalize
 
 FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
 
