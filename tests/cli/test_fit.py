@@ -112,7 +112,7 @@ def test_quiet_says_nothing(files):
         ("fit none.npy y.npy -o m", "none.npy"),
         ("fit x.npy y.npy -o m", "--pairs"),
         ("fit x.npy y.npy -o m --pairs x.npy", "row numbers"),
-        ("fit x.npy y.npy -o m --pairs words.npy", "no array of plain numbers"),
+        ("fit x.npy y.npy -o m --pairs words.npy", "not an array of plain numbers"),
         ("fit x.npy words.npy -o m --pairs pairing.npy", "words.npy"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --filter ridge", "tikhonov"),
         ("fit x.npy y.npy -o m --pairs pairing.npy --device moon", "'moon'"),
@@ -164,7 +164,7 @@ def test_few_pairs_and_copies_across_splits_are_said(files, tmp_path):
     notes = result.stderr.splitlines()
     assert [note.startswith("note: ") for note in notes] == [True, True]
     assert "20 training pairs are very few" in notes[0]
-    assert "1 of the test pictures" in notes[1]
+    assert "1 of the test images" in notes[1]
     assert "move copies into one split" in notes[1]
 
 

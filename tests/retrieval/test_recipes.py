@@ -222,7 +222,7 @@ class TestAModelRemembersItsEncoder:
         assert Retriever.load(new / "model").annotate(new / "image.png")
 
     def test_an_option_without_effect_is_refused(self, place):
-        words = "--recipe belongs to --image-encoder, which is missing"
+        words = "--recipe needs --image-encoder"
         assert words in refused("annotate", "model", "image.png", "--recipe", "bytes-32")
         np.save("x.npy", np.eye(9))
         assert words in refused("fit", "x.npy", "x.npy", "-o", "m", "--recipe", "bytes-32")

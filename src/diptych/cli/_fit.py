@@ -25,7 +25,6 @@ from diptych.cli._options import (
     make_text_encoder,
     open_data,
     open_engine,
-    read_encoder_name,
     read_settings,
     refuse_settings,
     refuse_unused,
@@ -44,7 +43,6 @@ from diptych.cli._output import (
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.retrieval import Retriever
-from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._folder import KIND
 
 Settings = dict[str, dict[str, Any]]
@@ -154,10 +152,6 @@ def fit(
                     views = retriever.encode(data, features=work, watch=EncodingBars(*bar))  # type: ignore[arg-type]
             else:
                 views = data  # type: ignore[assignment]
-                retriever.encoders.known = {
-                    "image": EncoderRecord(read_encoder_name(source), read_encoder_name(source)),
-                    "text": EncoderRecord(read_encoder_name(texts), read_encoder_name(texts)),
-                }
             retriever.fit(views, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
         retriever.save(out)
         shutil.rmtree(work, ignore_errors=True)

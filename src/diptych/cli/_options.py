@@ -243,12 +243,18 @@ def open_data(
     if len(pairing) and int(pairing.max()) >= len(x):
         raise InputError(f"{pairs} names row {int(pairing.max())}, but {source} has rows 0 to {len(x) - 1}.")
     ids = tuple(str(i) for i in range(len(x)))
-    return PairedViews(PairedDataset(ids, ("",) * len(y), pairing), x, y)
+    encoders = _read_encoder(source), _read_encoder(texts)
+    return PairedViews(PairedDataset(ids, ("",) * len(y), pairing), x, y, encoders=encoders)
 
 
 def _open_features(path: Path) -> Any:
     # A feature store knows its ids, so images that could not be read are left out of the pairs.
     return FeatureStore.open(path) if path.is_dir() else open_features(path)
+
+
+def _read_encoder(path: Path) -> str:
+    """Return the fingerprint of the encoder that made a feature store; "" for other files."""
+    return FeatureStore.open(path).job.encoder if path.is_dir() else ""
 
 
 def _read_pairing(path: Path, n: int) -> np.ndarray[Any, Any]:
@@ -270,8 +276,3 @@ def open_engine(address: str | None) -> Iterator[Any]:
 
     with DaskEngine(None if address == "local" else address) as engine:
         yield engine
-
-
-def read_encoder_name(path: Path | None) -> str:
-    """Return the fingerprint of the encoder that made a feature store; "" for other files."""
-    return FeatureStore.open(path).job.encoder if path is not None and path.is_dir() else ""

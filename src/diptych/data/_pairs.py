@@ -386,13 +386,15 @@ def find_near_duplicates(
 class PairedViews:
     """Pairs with the features of their images (``x``) and captions (``y``), row for row; see ``join``.
 
-    ``seconds`` tells how long each step of encoding took, if they were encoded just now.
+    ``seconds`` tells how long each step of encoding took, if they were encoded just now. ``encoders`` has the
+    fingerprints of the encoders of x and y, where they are known.
     """
 
     dataset: PairedDataset
     x: Features
     y: Features
     seconds: Mapping[str, float] = field(default_factory=dict)
+    encoders: tuple[str, str] = ("", "")
 
     def of(self, image_rows: Sequence[int] | RowNumbers) -> tuple[Features, Features, RowNumbers]:
         """Return ``X, Y, pairing`` of some images and their captions."""
@@ -434,7 +436,9 @@ def join(
         raise InputError(f"there are no features for {missing}; encode the captions of the same pairs.")
     if len(present) < dataset.n_images:
         dataset = dataset.select(present)
-    return PairedViews(dataset, _select_rows(x, x_rows[present]), _select_rows(y, y_rows))
+    encoders = ("" if isinstance(own, np.ndarray) else own.job.encoder for own in (images, captions))
+    x, y = _select_rows(x, x_rows[present]), _select_rows(y, y_rows)
+    return PairedViews(dataset, x, y, encoders=(next(encoders), next(encoders)))
 
 
 def _match_rows(

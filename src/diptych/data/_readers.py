@@ -88,6 +88,8 @@ def read_pairs(
     (('cat.jpg', 'dog.jpg'), ('A cat.', 'It sleeps.', 'A dog.'))
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a file of pairs or a folder of images.")
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
@@ -133,8 +135,6 @@ def _detect_format(path: Path) -> tuple[Format, Path]:
         return "json", path
     if suffix in (".token", ".txt"):
         return "tokens", path
-    if not path.exists():
-        raise InputError(f"{path} does not exist; give a file of pairs or a folder of images.")
     raise InputError(
         f"{path} is not a file of pairs; expected .json, .token, {', '.join(TABLE_SUFFIXES)}, or a folder."
     )

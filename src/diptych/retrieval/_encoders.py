@@ -24,7 +24,7 @@ from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
 from diptych.image._onnx import network_fingerprint
-from diptych.retrieval._items import View
+from diptych.retrieval._items import VIEWS, View
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 from diptych.text._encoders import HKSEEncoder, folder_fingerprint
 
@@ -204,6 +204,12 @@ class Encoders:
         """Fit an HKSE that is not fitted yet."""
         if self._unfitted is not None:
             self._open["text"] = sentence_encoder(self._unfitted.fit(captions))
+
+    def remember(self, fingerprints: Sequence[str]) -> None:
+        """Remember which encoders made the features that a model is fitted on, where none is open here."""
+        for view, fingerprint in zip(VIEWS, fingerprints, strict=True):
+            if fingerprint and self._open[view] is None:
+                self.known[view] = EncoderRecord(fingerprint, fingerprint)
 
     def describe(self, view: View) -> EncoderRecord:
         """Return what a model should know of an encoder."""

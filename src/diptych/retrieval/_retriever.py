@@ -378,6 +378,7 @@ class Retriever:
             view: check_matrix(np.asarray(own), f"{view} features")
             for view, own in zip(VIEWS, (views.x, views.y), strict=True)
         }
+        self.encoders.remember(views.encoders)
         self._fill(fitted, dataset_items(views.dataset, check_metadata(metadata)), rows)
         return self
 
