@@ -164,7 +164,7 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
         (["search", "nowhere", "a star"], "not a folder"),
         (["search", "model"], "one of the two"),
         (["search", "model", "qwrtp zzzz"], "'qwrtp', 'zzzz'"),
-        (["search", "model", " "], "no sentence"),
+        (["search", "model", " "], "is not a text"),
         (["search", "model", "a star", "--text-encoder", "no/such-model"], "no/such-model"),
         (["annotate", "model"], "one of the two"),
         (["annotate", "model", "missing.jpg"], "missing.jpg"),
@@ -223,7 +223,7 @@ def test_one_corrupt_image_does_not_stop_the_others(place):
     assert found.exit_code == 1
     assert "new.png" in found.stdout
     assert "other.png" in found.stdout
-    assert found.stderr.startswith("skipped: bad.png is not a picture")
+    assert found.stderr.startswith("skipped: bad.png is not in a supported format")
     added = run("add", "model", "new.png", "bad.png", "other.png")
     assert added.exit_code == 1
     assert "added 2 items" in added.stdout

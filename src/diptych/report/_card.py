@@ -220,7 +220,7 @@ def _use(facts: Card) -> Iterator[str]:
     yield _code(
         "sh",
         f"diptych search {argument} " + ('"a dog"' if text else "--features texts.npy"),
-        f"diptych annotate {argument} " + ("image.jpg" if image else "--features images.npy"),
+        f"diptych annotate {argument} " + ("photo.jpg" if image else "--features images.npy"),
     )
 
 
