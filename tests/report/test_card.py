@@ -219,7 +219,7 @@ def test_the_commands_name_the_folder_and_nothing_else(folder):
     search, annotate = (shlex.split(line) for line in shell.splitlines())
     place = "./-rf" if folder == "-rf" else folder
     assert search == ["diptych", "search", place, "a dog"]
-    assert annotate == ["diptych", "annotate", place, "image.jpg"]
+    assert annotate == ["diptych", "annotate", place, "photo.jpg"]
 
 
 def test_the_commands_ask_with_features_where_no_encoder_is_kept():
@@ -229,12 +229,12 @@ def test_the_commands_ask_with_features_where_no_encoder_is_kept():
     )
     assert 'model.search("a dog")' in python
     assert "--features images.npy" in shell
-    assert "image.jpg" not in shell
+    assert "photo.jpg" not in shell
     one_of_my_own = EncoderFacts("mine", "mine:1", 7, kept=False)
     card = model_card(make_card(image_encoder=one_of_my_own, text_encoder=one_of_my_own))
     assert "--features texts.npy" in card
     assert 'search("a dog")' not in card
-    assert "image.jpg" not in card
+    assert "photo.jpg" not in card
 
 
 def test_a_folder_that_no_line_can_hold_is_not_named():
