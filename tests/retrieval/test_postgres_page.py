@@ -12,7 +12,7 @@ from diptych.retrieval.stores.postgres._connection import SETTINGS, Address
 from example_files import write_photos
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")
-ADDRESS = "postgresql://me@db.example.org/pictures"
+ADDRESS = "postgresql://me@db.example.org/images"
 
 
 @pytest.fixture

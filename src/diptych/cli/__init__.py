@@ -58,9 +58,9 @@ class Commands(LazyGroup):
         "fit": (
             "diptych.cli._fit",
             "fit",
-            "Fit a searchable model on pairs, or on features of both views; report its recalls.",
+            "Fit a searchable model on pairs, or on features of both views, and report its recall.",
         ),
-        "evaluate": ("diptych.cli._fit", "evaluate", "Measure the recalls of a model, both ways."),
+        "evaluate": ("diptych.cli._fit", "evaluate", "Measure the recall of a model, both ways."),
         "search": (
             "diptych.cli._search",
             "search",
@@ -79,12 +79,12 @@ class Commands(LazyGroup):
         "add": (
             "diptych.cli._search",
             "add",
-            "Add images, or pairs, to a model. It does not learn from them unless --refit is given.",
+            "Add images or pairs to a model. It learns from new pairs only with --refit.",
         ),
         "remove": (
             "diptych.cli._search",
             "remove",
-            "Remove items from a model; an image takes its captions with it.",
+            "Remove items from a model; an image is removed with its captions.",
         ),
         "info": (
             "diptych.cli._search",

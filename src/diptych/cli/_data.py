@@ -87,7 +87,7 @@ def check(
 
 
 def scenes_command(
-    folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder.")],
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many scenes.")] = 1000,
     random_state: opt.RandomState = 0,
     quiet: opt.Quiet = False,
@@ -160,10 +160,10 @@ def encode_text_command(
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
     text_encoder: Annotated[
-        str, typer.Option(help="hkse, the folder of a saved one, or a sentence-transformers model.")
+        str, typer.Option(help="hkse, the folder of a saved HKSE, or a sentence-transformers model.")
     ] = "hkse",
     vectors: opt.Vectors = None,
-    config: opt.Config = None,
+    config: opt.HkseConfig = None,
     random_state: opt.RandomState = 0,
     save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
     batch_size: Batch = 1024,

@@ -66,7 +66,7 @@ def fit(
     vectors: opt.Vectors = None,
     preset: Annotated[
         str | None,
-        typer.Option(rich_help_panel=MODEL, help="best: fuse everything that makes retrieval more accurate."),
+        typer.Option(rich_help_panel=MODEL, help="best: several models as one, more accurate and slower."),
     ] = None,
     filter: Annotated[
         str, typer.Option(rich_help_panel=MODEL, help="Regularisation: tikhonov, tsvd or guided.")
@@ -75,7 +75,7 @@ def fit(
         str,
         typer.Option(
             rich_help_panel=MODEL,
-            help="Select by this on validation pairs: r@K, mean_recall, median_rank, mean_rank.",
+            help="What to select by on validation pairs: r@K, mean_recall, median_rank, mean_rank.",
         ),
     ] = "r@1",
     config: opt.Config = None,
@@ -84,7 +84,7 @@ def fit(
         typer.Option(rich_help_panel=INDEX, help="flat (exact), hnsw, or postgresql://user@host/database."),
     ] = "flat",
     dtype: Annotated[
-        str, typer.Option(rich_help_panel=INDEX, help="Of the stored vectors: float32 or float16.")
+        str, typer.Option(rich_help_panel=INDEX, help="Type of the stored vectors: float32 or float16.")
     ] = "float32",
     dask: Annotated[
         str | None,
@@ -98,7 +98,7 @@ def fit(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fit a searchable model on pairs, or on features of both views; report its recalls.
+    """Fit a searchable model on pairs, or on features of both views, and report its recall.
 
     Images and captions are encoded first. Interrupted work resumes when the same command runs again. The
     regularisation is selected on the val split, or on held-out training pairs if there is none.
@@ -168,7 +168,7 @@ def evaluate(
     model: opt.Model,
     source: opt.Source,
     texts: opt.Texts = None,
-    split: Annotated[str, typer.Option(help="Of pairs with splits: train, val, test, or all.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of the pairs: train, val, test, or all.")] = "test",
     pairs: opt.Pairs = None,
     images: opt.ImagesFolder = None,
     image_column: opt.ImageColumn = None,
@@ -183,7 +183,7 @@ def evaluate(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the recalls of a model, both ways.
+    """Measure the recall of a model, both ways.
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """

@@ -92,6 +92,13 @@ Config = Annotated[
         help="TOML file with more settings, under the names of the Python API: [model], [hkse], [retriever].",
     ),
 ]
+HkseConfig = Annotated[
+    Path | None,
+    typer.Option(
+        rich_help_panel=ENCODERS,
+        help="TOML file with more settings of hkse, under the names of the Python API: [hkse].",
+    ),
+]
 RandomState = Annotated[int, typer.Option(rich_help_panel=RUN, help="Random seed.")]
 Device = Annotated[str, typer.Option(rich_help_panel=RUN, help="cpu, or a torch device such as cuda.")]
 Threads = Annotated[

@@ -165,7 +165,10 @@ RESUMES = "finished results are stored; run the same command again to continue"
 
 def reproduce(
     dataset: Annotated[
-        str, typer.Argument(help="flickr8k, flickr30k, coco, scenes, or the name of a protocol.")
+        str,
+        typer.Argument(
+            metavar="DATASET", help="flickr8k, flickr30k, coco, scenes, or the name of a protocol."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and its numbers.")] = Path(
         "reproduction"
@@ -176,7 +179,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version: coarse grids, fewer features.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the main tables: mean and spread.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds of the main tables, for mean and spread.")
+    ] = 1,
     only: Annotated[
         str | None, typer.Option(help=f"Run only some experiments: {','.join(EXPERIMENTS)}.")
     ] = None,

@@ -38,7 +38,7 @@ from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
 
 MAX_NAMED_WORDS = 10
 
-Features = Annotated[Path | None, typer.Option(help="A file of features to search with, one query a row.")]
+Features = Annotated[Path | None, typer.Option(help="File of features to search with, one query per row.")]
 Weighting = Annotated[
     str | None,
     typer.Option(help="Another weighting, to compare: asymmetric, search-generation, symmetric or none."),
@@ -77,7 +77,9 @@ def annotate(
     model: opt.Model,
     images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files.")] = None,
     k: K = 5,
-    packs: Annotated[bool, typer.Option("--packs", help="Find all captions of an image as one.")] = False,
+    packs: Annotated[
+        bool, typer.Option("--packs", help="Rank all captions of an image as one result.")
+    ] = False,
     features: Features = None,
     weighting: Weighting = None,
     image_encoder: opt.ImageEncoderName = None,
@@ -159,7 +161,7 @@ def add(
     model: opt.Model,
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="SOURCE...", help="Image files; or pairs; or two files of features."),
+        typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
     ],
     refit: Annotated[bool, typer.Option("--refit", help="Fit again, with the pairs added.")] = False,
     pairs: opt.Pairs = None,
@@ -176,7 +178,7 @@ def add(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Add images, or pairs, to a model. It does not learn from them unless --refit is given.
+    """Add images or pairs to a model. It learns from new pairs only with --refit.
 
     Example: `diptych add model new-photo.jpg`
 
@@ -213,7 +215,7 @@ def remove(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Remove items from a model; an image takes its captions with it.
+    """Remove items from a model; an image is removed with its captions.
 
     Example: `diptych remove model new-photo.jpg`
     """

@@ -30,7 +30,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than loopback needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
     token: Annotated[
         str | None,
         typer.Option(envvar="DIPTYCH_TOKEN", help="Secret that clients must send; prefer DIPTYCH_TOKEN."),

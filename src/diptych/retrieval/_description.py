@@ -1,4 +1,4 @@
-"""What people are told of a retriever: its description as plain data, and the model card."""
+"""The description of a retriever as plain data, and its model card."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ async function call(path, options) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "unreachable", "It may have been stopped, or the connection is gone.");
+    throw new Problem(0, "unreachable", "It may have been stopped, or the connection was lost.");
   }
   if (response.status === 204) return null;
   const content = await response.json().catch(() => null);
   if (response.ok && content !== null) return content;
   const kind = String(content?.type ?? "").split(":").pop();
-  throw new Problem(response.status, kind, content?.detail ?? `It answered with ${response.status}.`);
+  throw new Problem(response.status, kind, content?.detail ?? `The server answered with status ${response.status}.`);
 }
 
 const post = (path, body, signal) =>

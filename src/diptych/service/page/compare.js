@@ -4,9 +4,9 @@ import { h } from "./dom.js";
 import { captions, images, ownRank, waiting } from "./results.js";
 
 export const WEIGHTINGS = [
-  { name: "asymmetric", title: "Query generation", about: "Σ weighs the items: the method of the paper." },
+  { name: "asymmetric", title: "Query generation", about: "Σ weights the items: the method of the paper." },
   { name: "none", title: "CCA", about: "No weights: plain canonical correlation analysis." },
-  { name: "search-generation", title: "Search generation", about: "Σ weighs the query instead." },
+  { name: "search-generation", title: "Search generation", about: "Σ weights the query instead." },
 ];
 
 const ordinal = (n) => {

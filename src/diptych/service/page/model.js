@@ -9,7 +9,7 @@ const COLUMNS = { "r@1": "r@1", "r@5": "r@5", "r@10": "r@10", median_rank: "medi
 function facts(model) {
   const pairs = model.facts.pairs ?? {};
   const fitted = pairs.train ? `${plural(pairs.train[0], "image")}, ${plural(pairs.train[1], "caption")}` : "unknown";
-  const encoder = (view) => `${model.encoders[view].name || "features from elsewhere"}, ${number(model.encoders[view].dimension)} numbers`;
+  const encoder = (view) => `${model.encoders[view].name || "precomputed features"}, ${number(model.encoders[view].dimension)} dimensions`;
   return h("dl", { class: "facts" }, [
     ["In the index", `${plural(model.items.image, "image")}, ${plural(model.items.text, "caption")}`],
     ["Fitted on", fitted],
@@ -50,10 +50,10 @@ function regularised(model) {
   }
   const chosen = (task) => `${model.filters[task][0]} on images, ${model.filters[task][1]} on texts`;
   return [h("h2", {}, "Regularisation"),
-    h("p", { class: "note" }, `Points of the grid, scored by retrieval; blank ones were ruled out by a bound, without an exact score. Selected for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
+    h("p", { class: "note" }, `The points of the grid, scored by retrieval. Blank points were ruled out by a bound, without an exact score. Selected for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
     maps(model),
     h("h2", {}, "Canonical spectrum"),
-    h("p", { class: "note" }, "The singular values Σ of the regularised model. Query generation weighs the items by them; regularisation shrinks them, and chance inflates them."),
+    h("p", { class: "note" }, "The singular values Σ of the regularised model. Query generation weights the items by them. Regularisation shrinks them, and chance raises them."),
     spectrum(model.spectrum, TASKS),
     correlations(model.correlations)];
 }
@@ -67,12 +67,12 @@ function correlations(tasks) {
       h("td", { class: "left" }, kinds[kind] ? kinds[kind].map((value) => value.toFixed(3)).join(", ") : "not measured"))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Canonical correlations" },
     h("table", {},
-      h("thead", {}, h("tr", {}, ["task", "correlations", "the first"].map((name, i) => h("th", { scope: "col", class: i ? "left" : "" }, name)))),
+      h("thead", {}, h("tr", {}, ["task", "correlations", "first values"].map((name, i) => h("th", { scope: "col", class: i ? "left" : "" }, name)))),
       h("tbody", {}, rows)));
 }
 
 function maps(model) {
-  if (!model.path) return h("p", { class: "note" }, "The regularisation was set by hand, so there is no grid of scores.");
+  if (!model.path) return h("p", { class: "note" }, "The regularisation was not selected on a grid, so there are no scores to show.");
   return h("div", {},
     h("div", { class: "charts" }, Object.entries(TASKS).map(([task, title]) => heatMap(model.path, task, title))),
     h("p", { class: "scale" }, h("span", {}, "lowest"), legend(), h("span", {}, "highest")));

@@ -31,7 +31,7 @@ function queryImage(state, item) {
     : frame(state.image, item.has_file, item.captions?.[0]?.text ?? "", { lazy: false, whole: true });
   return h("figure", { class: "chosen" }, whole,
     h("figcaption", {}, h("span", { dir: "auto" }, name),
-      state.upload ? h("span", {}, "It is not part of the address, and lost when you leave this page.") : null));
+      state.upload ? h("span", {}, "This image is not part of the address; it is lost when you leave the page.") : null));
 }
 
 /** Show the query; a stored item is known only once the server has answered. */
