@@ -111,8 +111,9 @@ def main() -> None:
         f"The resumed stores are {'byte for byte' if all(same) else 'NOT'} those of uninterrupted runs. "
         "The descriptor works in the decoding threads alone, so there is nothing to do but wait for them. "
         f"Scenes are drawn and written at {SCENES / drawing:.0f} per second. Peak memory holds the "
-        "interpreter and, for ResNet-50, its 90 MiB of weights. Load average of the machine before and after: "
-        f"{load[0]:.1f} and {os.getloadavg()[0]:.1f}; where it is above 2, CPU time says more than the rate."
+        "interpreter and, for ResNet-50, its 90 MiB of weights. Load average of the machine before and "
+        f"after: {load[0]:.1f} and {os.getloadavg()[0]:.1f}; where it is above 2, CPU time says more than "
+        "the rate."
     )
     record("encode_images", rows, note)
 

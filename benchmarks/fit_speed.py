@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
-from common import pin_threads, read_memory, record
+from common import clock, pin_threads, read_memory, record
 
 pin_threads(2)
 
@@ -41,18 +40,18 @@ def measure_fit(which: str) -> dict[str, float]:
         from cca_zoo.linear import RidgeCCA
 
         x = x[pairing]
-        before, start = read_memory("VmRSS"), time.perf_counter()
+        before, start = read_memory("VmRSS"), clock()
         model = RidgeCCA(n_components=components, shrinkage=0.1).fit([x, y])
         u, v = (w[:, :1] for w in model.weights_)
-        seconds, peak = time.perf_counter() - start, read_memory("VmHWM")
+        seconds, peak = clock() - start, read_memory("VmHWM")
         images = x @ u
     else:
         from diptych import AWCCA
 
         gamma = 0.1 * N * CAPTIONS / 0.9
-        before, start = read_memory("VmRSS"), time.perf_counter()
+        before, start = read_memory("VmRSS"), clock()
         model = AWCCA(params=(gamma, gamma), precision=which).fit(x, y, pairing)
-        seconds, peak = time.perf_counter() - start, read_memory("VmHWM")
+        seconds, peak = clock() - start, read_memory("VmHWM")
         u, v = model.models_["search"].x_weights[:, :1], model.models_["search"].y_weights[:, :1]
         images = (x @ u)[pairing]
     top = float(np.corrcoef(images[:, 0], (y @ v)[:, 0])[0, 1])

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from common import find_data, measure_fastest, pin_threads, read_features, record, time_call
 
-THREADS = 1
-pin_threads(THREADS)
+pin_threads(1)
 
 import faiss  # noqa: E402
 import numpy as np  # noqa: E402

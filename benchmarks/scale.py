@@ -121,10 +121,10 @@ def main() -> None:
         f"on the card (streaming_gpu.json, which counts products without symmetry), {images_rate / 2:.1f} "
         f"images and {captions_rate / 2:,.0f} captions a second a core (encode_images.json, "
         "hkse_stream.json). What follows the pass (two eigendecompositions, selection, models) does not "
-        f"depend on the number of pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the storage for each core and "
-        f"{read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are assumptions: "
-        f"${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} and ${HELD:.0f} a month for a "
-        "gigabyte stored and held in memory.",
+        f"depend on the number of pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the "
+        f"storage for each core and {read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are "
+        f"assumptions: ${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} and ${HELD:.0f} "
+        "a month for a gigabyte stored and held in memory.",
     )
 
     server = {r["index"]: r for r in read_rows("postgresql") if r["vectors"].startswith("generated")}
