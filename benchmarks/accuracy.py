@@ -12,13 +12,17 @@ from common import (
     RESULTS,
     TRAIN,
     VALIDATION,
+    clock,
     command,
-    find_data,
+    find_word_vectors,
     load_flickr8k,
     pin_threads,
+    read_captions,
+    read_features,
     record,
     split_flickr8k,
     start_figure,
+    time_call,
 )
 
 pin_threads(1)
@@ -30,7 +34,7 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
-from functools import cached_property  # noqa: E402
+from functools import cached_property, partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -62,32 +66,30 @@ from diptych.text._fourier import RandomFourier  # noqa: E402
 CONFIGURATION = Path(__file__).with_suffix(".json")
 LOG = RESULTS / "accuracy_log.jsonl"
 TASKS = ("search", "annotate")
-PLAINLY = Use("asymmetric", 1.0)
+ASYMMETRIC = Use("asymmetric", 1.0)
 
 
 class Features:
     """Feature blocks of the first ``last`` images of Flickr8k, encoded once for each seed."""
 
-    def __init__(self, folder: Path, kinds: dict, last: int) -> None:
-        self.folder, self.kinds, self.last, self.kept = folder, kinds, last, {}
+    def __init__(self, kinds: dict, last: int) -> None:
+        self.kinds, self.last, self.cache = kinds, last, {}
 
     @cached_property
-    def sentences(self) -> list[str]:
-        content = json.loads((self.folder / "flickr8k" / "dataset_flickr8k.json").read_text("utf-8"))
-        return [s["raw"] for image in content["images"][: self.last] for s in image["sentences"]]
+    def captions(self) -> list[str]:
+        return read_captions()[: self.last * CAPTIONS]
 
-    def __call__(self, name: str, seed: int) -> np.ndarray:
+    def load(self, name: str, seed: int) -> np.ndarray:
         key = (name, seed if name in self.kinds else 0)
-        if key not in self.kept:
+        if key not in self.cache:
             if name in self.kinds:
-                given = {"vectors": self.folder / "word2vec-googlenews-26k.bin", **self.kinds[name]}
-                encoder = HKSE(**given, random_state=seed).fit(self.sentences[: TRAIN * CAPTIONS])
-                self.kept = {k: v for k, v in self.kept.items() if k[0] != name}
-                self.kept[key] = encoder.transform(self.sentences, unknown="mean")
+                settings = {"vectors": find_word_vectors(), **self.kinds[name]}
+                encoder = HKSE(**settings, random_state=seed).fit(self.captions[: TRAIN * CAPTIONS])
+                self.cache = {k: v for k, v in self.cache.items() if k[0] != name}
+                self.cache[key] = encoder.transform(self.captions, unknown="mean")
             else:
-                rows = self.last * (CAPTIONS if name == "minilm" else 1)
-                self.kept[key] = np.load(self.folder / "flickr8k" / f"{name}.npy")[:rows].astype(np.float32)
-        return self.kept[key]
+                self.cache[key] = read_features(name, self.last * (CAPTIONS if name == "minilm" else 1))
+        return self.cache[key]
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Split:
     reported: tuple
 
     @classmethod
-    def of(cls, x: dict, y: dict, on_test: bool) -> Split:
+    def make(cls, x: dict, y: dict, on_test: bool) -> Split:
         bounds = [(0, TRAIN), (TRAIN, TRAIN + VALIDATION)]
         bounds.append((TRAIN + VALIDATION, TRAIN + 2 * VALIDATION) if on_test else bounds[1])
         parts = [
@@ -117,66 +119,68 @@ class Table:
     """Ranks of every row by seed, and the rows of the results."""
 
     def __init__(self, resamples: int) -> None:
-        self.found: dict[tuple[str, str], list[dict]] = {}
+        self.ranks: dict[tuple[str, str], list[dict]] = {}
         self.seconds: dict[tuple[str, str], list[float]] = {}
         self.queries: dict[tuple[str, str], str] = {}
         self.resamples = resamples
 
-    def add(self, group: str, name: str, by_task: dict, seconds: float, query: str = "") -> None:
-        self.found.setdefault((group, name), []).append(by_task)
+    def add(self, group: str, name: str, ranks_of: dict, seconds: float, query: str = "") -> None:
+        self.ranks.setdefault((group, name), []).append(ranks_of)
         self.seconds.setdefault((group, name), []).append(seconds)
         self.queries[group, name] = query
-        shown = {t: [round(float(np.mean(r <= k) * 100), 1) for k in (1, 5, 10)] for t, r in by_task.items()}
-        print(f"{group} | {name} | {shown} | {seconds:.1f} s", flush=True)
+        recalls = {
+            t: [round(float(np.mean(r <= k) * 100), 1) for k in (1, 5, 10)] for t, r in ranks_of.items()
+        }
+        print(f"{group} | {name} | {recalls} | {seconds:.1f} s", flush=True)
 
-    def rows(self) -> list[dict]:
+    def make_rows(self) -> list[dict]:
         rows = []
-        for (group, name), seeds in self.found.items():
+        for (group, name), seeds in self.ranks.items():
             row = {"features": group, "ingredient": name, "seeds": len(seeds)}
             for task in TASKS:
-                each = [summary(by_task[task]) for by_task in seeds]
+                each = [summary(ranks_of[task]) for ranks_of in seeds]
                 mean = {k: float(np.mean([s[k] for s in each])) for k in each[0]}
                 spread = float(np.std([s["r@1"] for s in each]))
                 row[task] = (
                     f"{mean['r@1']:.1f} / {mean['r@5']:.1f} / {mean['r@10']:.1f} / {mean['median_rank']:.0f}"
                 )
                 row[f"{task} r@1 ± seeds"] = f"{spread:.1f}" if len(seeds) > 1 else ""
-                row[f"{task}: gain [95 %]"] = self.gain(group, (group, name), task)
+                row[f"{task}: gain [95 %]"] = self.compare(group, (group, name), task)
             row["fit s"] = f"{np.mean(self.seconds[group, name]):.0f}"
             row["query"] = self.queries[group, name]
             rows.append(row)
         return rows
 
-    def gain(self, group: str, key: tuple[str, str], task: str) -> str:
-        """Difference in r@1 from the group's first row, by a paired bootstrap over images."""
-        first = next(k for k in self.found if k[0] == group)
+    def compare(self, group: str, key: tuple[str, str], task: str) -> str:
+        """Return the difference in r@1 from the group's first row, by a paired bootstrap over images."""
+        first = next(k for k in self.ranks if k[0] == group)
         if key == first:
             return ""
-        hits = [self.hits(k, task) for k in (key, first)]
+        hits = [self.share_hits(k, task) for k in (key, first)]
         difference = hits[0] - hits[1]
         rng = np.random.default_rng(0)
         drawn = rng.integers(0, len(difference), (self.resamples, len(difference)))
         low, high = np.percentile(difference[drawn].mean(axis=1), [2.5, 97.5])
         return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
-    def hits(self, key: tuple[str, str], task: str) -> np.ndarray:
-        """Share of hits at 1 of each image, in percent, over seeds and captions."""
-        hits = np.mean([by_task[task] == 1 for by_task in self.found[key]], axis=0) * 100.0
+    def share_hits(self, key: tuple[str, str], task: str) -> np.ndarray:
+        """Return the share of hits at 1 of each image, in percent, over seeds and captions."""
+        hits = np.mean([ranks_of[task] == 1 for ranks_of in self.ranks[key]], axis=0) * 100.0
         return hits.reshape(-1, CAPTIONS).mean(axis=1) if task == "search" else hits
 
 
-def shaped(split: Split, blocks: dict[str, Block]) -> Split:
-    """The blocks in their geometry, as a fusion has them."""
+def normalize_blocks(split: Split, blocks: dict[str, Block]) -> Split:
+    """Return the split with every block in its geometry, as a fusion has it."""
     training = split.training
-    shapes = [
+    geometries = [
         {n: Geometry.fit(blocks[n], blocks[n].candidates[0], rows, n) for n, rows in view.items()}
         for view in training[:2]
     ]
 
-    def applied(pairs: tuple) -> tuple:
-        return (*map(apply_geometry, shapes, pairs[:2]), pairs[2])
+    def apply(pairs: tuple) -> tuple:
+        return (*map(apply_geometry, geometries, pairs[:2]), pairs[2])
 
-    return Split(applied(training), applied(split.validation), applied(split.reported))
+    return Split(apply(training), apply(split.validation), apply(split.reported))
 
 
 class Embedded:
@@ -194,22 +198,22 @@ class Embedded:
             part.features(take_rows(queries, slice(row, row + 1)), other), other
         )
 
-    def scored(self) -> PartScores:
+    def score(self) -> PartScores:
         return PartScores(self.queries @ self.items.T, self.bank @ self.items.T)
 
-    def cost(self, taken_off: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
-        """What one query costs: with one more coordinate for a correction, and a gate after the search."""
-        extra = taken_off is not None and active is None
-        items = append_offsets(self.items, taken_off) if extra else self.items
-        start = time.perf_counter()
+    def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
+        """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
+        extra = offsets is not None and active is None
+        items = append_offsets(self.items, offsets) if extra else self.items
+        start = clock()
         for row in range(100):
             query = self.embed(row)
             scores = (append_ones(query) if extra else query) @ items.T
-            (scores if active is None else gated(scores, taken_off, active)).argmax()
-        return f"{items.shape[1]} coordinates, {(time.perf_counter() - start) * 10:.1f} ms"
+            (scores if active is None else gate_scores(scores, offsets, active)).argmax()
+        return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 
 
-def softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
+def compute_softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
     """Return log(mean(exp(β s))) / β over the bank for every item: subtracting it is the inverted softmax."""
     top = similarities.max(axis=0)
     return np.log(np.exp(beta * (similarities - top)).mean(axis=0)) / beta + top
@@ -219,7 +223,7 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
     """Return the strength and the inverse temperature of an inverted softmax that are best on validation."""
     best = (evaluator.value(held.scores), 0.0, 10.0)
     for beta in (10.0, 20.0, 40.0):
-        offsets = softmax_offsets(held.bank, beta).astype(held.scores.dtype)
+        offsets = compute_softmax_offsets(held.bank, beta).astype(held.scores.dtype)
         for strength in (0.25, 0.5, 1.0):
             value = evaluator.value(held.scores - np.float32(strength) * offsets)
             if value > best[0]:
@@ -227,26 +231,28 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
     return best[1:]
 
 
-def activated(similarities: np.ndarray) -> np.ndarray:
+def find_active(similarities: np.ndarray) -> np.ndarray:
     """Return which items are the nearest of some bank query: QB-Norm's activation set."""
     active = np.zeros(similarities.shape[1], dtype=bool)
     active[similarities.argmax(axis=1)] = True
     return active
 
 
-def gated(scores: np.ndarray, offsets: np.ndarray, active: np.ndarray) -> np.ndarray:
+def gate_scores(scores: np.ndarray, offsets: np.ndarray, active: np.ndarray) -> np.ndarray:
     """Correct only queries whose best item is active: QB-Norm's dynamic gate (Bogolin et al., 2022)."""
     through = active[scores.argmax(axis=1)]
     return scores - np.where(through[:, None], offsets, 0.0).astype(scores.dtype)
 
 
-def alone(table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool) -> None:
-    """Every ingredient by itself, from one model of plain and one of normalised features."""
+def measure_alone(
+    table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool
+) -> None:
+    """Measure every ingredient by itself, from one model of plain and one of normalised features."""
     names = config["alone"][group]
-    x, y = ({names[side]: features(names[side], seed)} for side in ("images", "texts"))
+    x, y = ({names[side]: features.load(names[side], seed)} for side in ("images", "texts"))
     part = Part(tuple(x), tuple(y))
     blocks = {n: Block(**config["blocks"][n]) for n in (*x, *y)}
-    plain = shaped(Split.of(x, y, on_test), blocks | {names["images"]: Block("none")})
+    plain = normalize_blocks(Split.make(x, y, on_test), blocks | {names["images"]: Block("none")})
     rng = np.random.default_rng(seed)
     banks = {}
     for task, view in zip(TASKS, (plain.training[1], plain.training[0]), strict=True):
@@ -257,66 +263,71 @@ def alone(table: Table, config: dict, features: Features, group: str, seed: int,
     reported = {task: Evaluator(task, plain.reported[2], VALIDATION, width) for task in TASKS}
 
     def report(name: str, split: Split, maps: dict, seconds: float) -> None:
-        asked = {task: Embedded(part, maps[task], task, split.reported, banks[task]) for task in TASKS}
-        found = {task: reported[task].ranks(asked[task].scored().scores) for task in TASKS}
-        table.add(group, name, found, seconds, asked["search"].cost())
+        embedded = {task: Embedded(part, maps[task], task, split.reported, banks[task]) for task in TASKS}
+        ranks_of = {task: reported[task].ranks(embedded[task].score().scores) for task in TASKS}
+        table.add(group, name, ranks_of, seconds, embedded["search"].measure_query())
 
-    start = time.perf_counter()
+    start = clock()
     one = fit_part(part, plain.training, plain.validation, config["grid"], "float32", (1.0,))
-    maps = {task: _used(one, task, PLAINLY, None) for task in TASKS}
-    fit = time.perf_counter() - start
+    maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
+    fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
 
     for name in ("CSLS", "inverted softmax"):
-        start, found, dynamic, costs = time.perf_counter(), {}, {}, []
+        start, ranks_of, gated_ranks, costs = clock(), {}, {}, []
         for task in TASKS:
-            held = Embedded(part, maps[task], task, plain.validation, banks[task]).scored()
-            asked = Embedded(part, maps[task], task, plain.reported, banks[task])
-            scored = asked.scored()
+            held_out = Embedded(part, maps[task], task, plain.validation, banks[task]).score()
+            embedded = Embedded(part, maps[task], task, plain.reported, banks[task])
+            scores = embedded.score()
             if name == "CSLS":
-                correction = choose_correction(evaluators[task], held, ("none", "csls"))[0]
-                taken_off = compute_offsets(asked.items, asked.bank, correction)
+                correction = choose_correction(evaluators[task], held_out, ("none", "csls"))[0]
+                offsets = compute_offsets(embedded.items, embedded.bank, correction)
             else:
-                strength, beta = choose_softmax(evaluators[task], held)
-                taken_off = (strength * softmax_offsets(scored.bank, beta)).astype(np.float32)
-            found[task] = reported[task].ranks(scored.scores - taken_off)
-            active = activated(scored.bank)
-            dynamic[task] = reported[task].ranks(gated(scored.scores, taken_off, active))
-            costs += [asked.cost(taken_off), asked.cost(taken_off, active)]
-        seconds = fit + time.perf_counter() - start
-        table.add(group, name, found, seconds, costs[0])
+                strength, beta = choose_softmax(evaluators[task], held_out)
+                offsets = (strength * compute_softmax_offsets(scores.bank, beta)).astype(np.float32)
+            ranks_of[task] = reported[task].ranks(scores.scores - offsets)
+            active = find_active(scores.bank)
+            gated_ranks[task] = reported[task].ranks(gate_scores(scores.scores, offsets, active))
+            costs += [embedded.measure_query(offsets), embedded.measure_query(offsets, active)]
+        seconds = fit + clock() - start
+        table.add(group, name, ranks_of, seconds, costs[0])
         if name == "inverted softmax":
-            table.add(group, "QB-Norm", dynamic, seconds, costs[1])
+            table.add(group, "QB-Norm", gated_ranks, seconds, costs[1])
 
-    start, maps = time.perf_counter(), {}
+    start, maps = clock(), {}
     for task in TASKS:
         items, queries = plain.validation[:2] if task == "search" else plain.validation[1::-1]
         trial = Trial(evaluators[task], items, queries, banks[task])
         use = choose_use(one, trial, make_uses(("residual",), (0.5, 1.0)), 512, ("none",))[0]
-        maps[task] = _used(one, task, use, 512)
-    report("residual weighting", plain, maps, fit + time.perf_counter() - start)
+        maps[task] = make_maps(one, task, use, 512)
+    report("residual weighting", plain, maps, fit + clock() - start)
 
-    start = time.perf_counter()
+    start = clock()
     more = part.moments(plain.validation, "float32")
     spectra = spectra_from_moments(one.moments + more)
-    maps = {task: one.refit(spectra, task, PLAINLY, 512) for task in TASKS}
-    report("refitted with the validation pairs", plain, maps, fit + time.perf_counter() - start)
+    maps = {task: one.refit(spectra, task, ASYMMETRIC, 512) for task in TASKS}
+    report("refitted with the validation pairs", plain, maps, fit + clock() - start)
 
-    better = shaped(Split.of(x, y, on_test), blocks)
-    start = time.perf_counter()
+    better = normalize_blocks(Split.make(x, y, on_test), blocks)
+    start = clock()
     two = fit_part(part, better.training, better.validation, config["grid"], "float32", (1.0,))
-    maps = {task: _used(two, task, PLAINLY, None) for task in TASKS}
-    report("square root, unit length", better, maps, time.perf_counter() - start)
+    maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
+    report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:
-        _others(table, config, group, part, two, better, seed)
+        measure_others(table, config, group, part, two, better, seed)
 
 
-def _used(one: FittedPart, task: str, use: Use, n_components: int | None) -> LinearMaps:
+def make_maps(one: FittedPart, task: str, use: Use, n_components: int | None) -> LinearMaps:
     return next(one.make_maps(task, [use], n_components))[1]
 
 
-def csa_ranks(model: AWCCA, pairs: tuple, task: str) -> np.ndarray:
-    """Ranks by the canonical similarity of Li et al. (ICLR 2025) of an unweighted model.
+def rank_by_cosine(model: AWCCA, pairs: tuple, task: str) -> np.ndarray:
+    """Rank by the cosine of the model's embeddings."""
+    return ranks(*model.transform(*pairs[:2], task=task), pairs[2], task=task)
+
+
+def rank_by_csa(model: AWCCA, pairs: tuple, task: str) -> np.ndarray:
+    """Rank by the canonical similarity of Li et al. (ICLR 2025) of an unweighted model.
 
     It is Σᵢ σᵢ ûᵢ v̂ᵢ of unit-length canonical vectors. One more coordinate brings every item Σû to length 1,
     so that a cosine ranks by it.
@@ -330,13 +341,13 @@ def csa_ranks(model: AWCCA, pairs: tuple, task: str) -> np.ndarray:
     return ranks(*views, pairs[2], task=task)
 
 
-def _others(table, config, group, part, two, better, seed) -> None:
-    """What is compared once, on normalised features: weightings, ways to select, a kernel on the images."""
+def measure_others(table, config, group, part, two, better, seed) -> None:
+    """Measure once, on normalised features: weightings, ways to select, a kernel on the images."""
     pairs = (*part.views(better.reported), better.reported[2])
     training = (*part.views(better.training), better.training[2])
 
-    def test(model: AWCCA) -> dict:
-        return {t: ranks(*model.transform(*pairs[:2], task=t), pairs[2], task=t) for t in TASKS}
+    def rank(model: AWCCA, rank_task=rank_by_cosine) -> dict:
+        return {task: rank_task(model, pairs, task) for task in TASKS}
 
     base = "on square root, unit length: "
     for name, options in {
@@ -344,9 +355,9 @@ def _others(table, config, group, part, two, better, seed) -> None:
         "γ by Ledoit-Wolf": {"selection": "ledoit-wolf"},
         "γ by OAS": {"selection": "oas"},
     }.items():
-        start = time.perf_counter()
+        start = clock()
         model = AWCCA(grid=config["grid"], precision="float32", random_state=seed, **options).fit(*training)
-        table.add(group, base + name, test(model), time.perf_counter() - start)
+        table.add(group, base + name, rank(model), clock() - start)
         path = model.path_
         print("   ", two.path.choice, "selected by", None if path is None else (path.choice, path.seconds))
     tiny = tuple(1e-6 * float(s[0]) ** 2 for s in (two.spectra.s_x, two.spectra.s_y))
@@ -354,12 +365,14 @@ def _others(table, config, group, part, two, better, seed) -> None:
         ("γ of the path", {t: two.path.params(t) for t in TASKS}),
         ("not regularised", tiny),
     ):
-        start = time.perf_counter()
+        start = clock()
         model = AWCCA(params=params, weighting="none", precision="float32").fit(*training)
-        table.add(group, f"{base}plain CCA, {name}", test(model), time.perf_counter() - start)
-        found = {t: csa_ranks(model, pairs, t) for t in TASKS}
-        table.add(group, f"{base}CSA's similarity, {name}", found, time.perf_counter() - start)
-    start = time.perf_counter()
+        fit = clock() - start
+        seconds, ranks_of = time_call(partial(rank, model))
+        table.add(group, f"{base}plain CCA, {name}", ranks_of, fit + seconds)
+        seconds, ranks_of = time_call(partial(rank, model, rank_by_csa))
+        table.add(group, f"{base}CSA's similarity, {name}", ranks_of, fit + seconds)
+    start = clock()
     kernel = RandomFourier(2000, random_state=seed).fit(training[0])
     views = [
         ({"plain": part.views(p)[0], "kernel": kernel.transform(part.views(p)[0])}, p[1], p[2])
@@ -373,23 +386,24 @@ def _others(table, config, group, part, two, better, seed) -> None:
         n_components=512,
         grid=config["grid"],
     ).fit(*views[0], validation=views[1])
-    found = {t: model.ranks(*views[2], task=t) for t in TASKS}
+    ranks_of = {t: model.ranks(*views[2], task=t) for t in TASKS}
     print("   ", {t: model.selection_["tasks"][t]["weights"] for t in TASKS})
-    table.add(group, base + "random Fourier features of the images", found, time.perf_counter() - start)
+    table.add(group, base + "random Fourier features of the images", ranks_of, clock() - start)
 
 
-def best(table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool) -> dict:
-    """The preset, without and with the refit."""
+def measure_best(
+    table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool
+) -> None:
+    """Measure the preset, as it is and with one of its choices changed."""
     names = config["best"][group]
-    x, y = ({n: features(n, seed) for n in names[side]} for side in ("images", "texts"))
-    split = Split.of(x, y, on_test)
+    x, y = ({n: features.load(n, seed) for n in names[side]} for side in ("images", "texts"))
+    split = Split.make(x, y, on_test)
     options = {
         "blocks": {n: Block(**config["blocks"][n]) for n in (*x, *y)},
         "grid": config["grid"],
         "bank": config["bank"],
         "random_state": seed,
     }
-    chosen = {}
     trials = {
         "side by side, plain": {"preset": "plain", "n_components": 512},
         'preset="best"': {"preset": "best"},
@@ -404,28 +418,26 @@ def best(table: Table, config: dict, features: Features, group: str, seed: int, 
     for name, more in trials.items():
         if name != 'preset="best"' and seed != config["seeds"][0]:
             continue
-        start = time.perf_counter()
+        start = clock()
         model = Fusion(**options, **more).fit(*split.training, validation=split.validation)
-        seconds = time.perf_counter() - start
-        found = {t: model.ranks(*split.reported, task=t) for t in TASKS}
-        table.add(group, name, found, seconds, _query(model, *split.reported[:2]))
+        seconds = clock() - start
+        ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
+        table.add(group, name, ranks_of, seconds, measure_query(model, *split.reported[:2]))
         print("   ", {t: model.selection_["tasks"][t]["weights"] for t in TASKS})
-        chosen[name] = model.selection_
-    return chosen
 
 
-def _query(model: Fusion, x: dict, y: dict) -> str:
-    """Coordinates of a vector, and milliseconds to embed a sentence and search a thousand images for it."""
-    items, asked = model.items(x, "search"), {name: rows[:100] for name, rows in y.items()}
-    start = time.perf_counter()
+def measure_query(model: Fusion, x: dict, y: dict) -> str:
+    """Return the coordinates of a vector, and the milliseconds to embed a text and search 1,000 images."""
+    items = model.items(x, "search")
+    start = clock()
     for row in range(100):
-        one = {name: rows[row : row + 1] for name, rows in asked.items()}
-        (items @ model.queries(one, "search")[0]).argmax()
-    return f"{items.shape[1]} coordinates, {(time.perf_counter() - start) * 10:.1f} ms"
+        query = {name: rows[row : row + 1] for name, rows in y.items()}
+        (items @ model.queries(query, "search")[0]).argmax()
+    return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 
 
 def check_committed(allowed: bool) -> bool:
-    """Whether the configuration is committed as it stands; refuse to go on if it is not."""
+    """Return whether the configuration is committed as it stands; exit if it is not and has to be."""
     git = ["git", "-C", str(CONFIGURATION.parent)]
     tracked = subprocess.run([*git, "ls-files", "--error-unmatch", CONFIGURATION.name], capture_output=True)
     same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", CONFIGURATION.name], capture_output=True)
@@ -442,19 +454,24 @@ WAYS = {
     "leave-one-out": {"selection": "leave-one-out"},
     "Ledoit-Wolf": {"selection": "ledoit-wolf"},
     "OAS": {"selection": "oas"},
-    "chosen on the reported images": {"seen": True},
+    "chosen on the reported images": {"oracle": True},
 }
 
 
 def measure_curves() -> None:
+    """Measure recall against the number of training pairs, for every way to choose γ.
+
+    Pairs are training images with one caption each, drawn at random. Recall is on the validation images; only
+    the last way looks at them, as an oracle upper bound. The test split is not used.
+    """
     rows = []
     for texts in ("minilm", "hkse-rbf-rbf"):
         x, y, pairing = load_flickr8k("resnet50-sqrt", texts)
         training, validation, _ = split_flickr8k(x, y, pairing)
         del x, y
         for size in SIZES if texts == "minilm" else SIZES[:3]:
-            for way, given in WAYS.items():
-                row = measure_way(texts, size, way, dict(given), training, validation)
+            for way in WAYS:
+                row = measure_way(texts, size, way, training, validation)
                 print(row, flush=True)
                 rows.append(row)
     record(
@@ -467,7 +484,7 @@ def measure_curves() -> None:
 
 
 def draw_curves(rows: list[dict]) -> None:
-    """r@1 with MiniLM against the number of pairs, with the spread over draws."""
+    """Draw r@1 with MiniLM against the number of pairs, with the spread over draws."""
     styles = dict(
         zip(
             WAYS,
@@ -491,15 +508,16 @@ def draw_curves(rows: list[dict]) -> None:
     figure.savefig(RESULTS / "learning_curves.svg", metadata={"Date": None})
 
 
-def measure_way(texts: str, size: int, way: str, given: dict, training: tuple, validation: tuple) -> dict:
+def measure_way(texts: str, size: int, way: str, training: tuple, validation: tuple) -> dict:
     results: dict[str, list] = {task: [] for task in TASKS}
-    seen = given.pop("seen", False)
+    settings = dict(WAYS[way])
+    is_oracle = settings.pop("oracle", False)
     for draw in range(DRAWS):
         rng = np.random.default_rng(draw)
         images = rng.choice(len(training[0]), size, replace=False)
         captions = images * CAPTIONS + rng.integers(0, CAPTIONS, size)
-        model = AWCCA(grid=12, precision="float32", random_state=draw, **given)
-        model.fit(training[0][images], training[1][captions], validation=validation if seen else None)
+        model = AWCCA(grid=12, precision="float32", random_state=draw, **settings)
+        model.fit(training[0][images], training[1][captions], validation=validation if is_oracle else None)
         for task in TASKS:
             scores = retrieval_scores(*model.transform(*validation[:2], task=task), validation[2], task=task)
             results[task].append((scores["r@1"], scores["r@10"]))
@@ -511,31 +529,31 @@ def measure_way(texts: str, size: int, way: str, given: dict, training: tuple, v
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--validation", action="store_true", help="report on validation; record nothing")
-    arguments.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
-    arguments.add_argument("--curves", action="store_true", help="recall against the number of pairs")
-    arguments.add_argument("--only", default="", help="one group")
-    given = arguments.parse_args()
-    if given.curves:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
+    parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
+    parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
+    parser.add_argument("--only", default="", help="one group")
+    options = parser.parse_args()
+    if options.curves:
         measure_curves()
         return
     config = json.loads(CONFIGURATION.read_text("utf-8"))
-    on_test = not given.validation
-    committed = check_committed(given.uncommitted) if on_test else False
-    features = Features(find_data(), config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
-    table, chosen = Table(config["bootstrap"]), {}
-    groups = [(alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
-    groups += [(best, g, " ".join(config["best"][g]["texts"])) for g in config["best"]]
+    on_test = not options.validation
+    committed = check_committed(options.uncommitted) if on_test else False
+    features = Features(config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
+    table = Table(config["bootstrap"])
+    groups = [(measure_alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
+    groups += [(measure_best, g, " ".join(config["best"][g]["texts"])) for g in config["best"]]
     for function, group, texts in groups:
-        if given.only not in ("", group):
+        if options.only not in ("", group):
             continue
         for seed in config["seeds"] if "hkse" in texts else config["seeds"][:1]:
-            chosen[f"{group}, seed {seed}"] = function(table, config, features, group, seed, on_test)
-    rows = table.rows()
-    if given.only and on_test and (RESULTS / "accuracy.json").exists():
+            function(table, config, features, group, seed, on_test)
+    rows = table.make_rows()
+    if options.only and on_test and (RESULTS / "accuracy.json").exists():
         before = json.loads((RESULTS / "accuracy.json").read_text("utf-8"))["rows"]
-        rows += [row for row in before if row["features"] != given.only]
+        rows += [row for row in before if row["features"] != options.only]
         order = [group for _, group, _ in groups]
         rows.sort(key=lambda row: order.index(row["features"]))
     if not on_test:
@@ -547,7 +565,7 @@ def main() -> None:
         "command": command(),
         "configuration": hashlib.sha256(CONFIGURATION.read_bytes()).hexdigest(),
         "committed": committed,
-        "rows": [row for row in rows if given.only in ("", row["features"])],
+        "rows": [row for row in rows if options.only in ("", row["features"])],
     }
     with LOG.open("a", encoding="utf-8") as log:
         log.write(json.dumps(entry, ensure_ascii=False) + "\n")

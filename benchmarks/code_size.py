@@ -28,7 +28,7 @@ import json, os, signal, sys, threading
 from pathlib import Path
 
 source, report = sys.argv[1], Path(sys.argv[2])
-seen = {}
+calls = {}
 
 def is_import(frame):
     while frame is not None:
@@ -41,15 +41,15 @@ def watch(frame, event, argument):
     code = frame.f_code
     if event == "call" and code.co_filename.startswith(source):
         key = code.co_filename, code.co_qualname, code.co_firstlineno
-        if key not in seen and not is_import(frame):
-            seen[key] = None
+        if key not in calls and not is_import(frame):
+            calls[key] = None
 
 def write(*_):
-    names = [key for key in list(seen) if "<" not in key[1].rpartition(".")[2]]
+    names = [key for key in list(calls) if "<" not in key[1].rpartition(".")[2]]
     report.with_suffix(".part").write_text(json.dumps(names))
     report.with_suffix(".part").rename(report)
 
-signal.signal(signal.SIGUSR1, lambda *_: seen.clear())
+signal.signal(signal.SIGUSR1, lambda *_: calls.clear())
 signal.signal(signal.SIGUSR2, write)
 from diptych.cli import app
 threading.setprofile(watch)
@@ -106,20 +106,20 @@ def trace_http(source: Path, folder: Path) -> None:
         {"Content-Type": "application/json"},
     )
 
-    def ask() -> None:
+    def search() -> None:
         with urllib.request.urlopen(request, timeout=30) as answer:
             answer.read()
 
     try:
         for _ in range(300):
             try:
-                ask()
+                search()
                 break
             except OSError:
                 time.sleep(0.2)
         server.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
-        ask()
+        search()
         server.send_signal(signal.SIGUSR2)
         for _ in range(50):
             if (folder / "http.json").exists():

@@ -1,5 +1,4 @@
-"""Shared by the benchmarks: pinned threads, clocks, memory, GEMM rates, generated and real data, results as
-files."""
+"""Shared by the benchmarks: threads, clocks, memory, GEMM rates, Flickr8k, figures, results as files."""
 
 from __future__ import annotations
 
@@ -53,14 +52,16 @@ def clock() -> float:
     return time.perf_counter()
 
 
+def time_call(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds of one call, and what it returns."""
+    start = clock()
+    result = function()
+    return clock() - start, result
+
+
 def measure_fastest(function: Callable[[], Any], times: int = 5) -> float:
     """Return the seconds of the fastest of several calls."""
-    best = float("inf")
-    for _ in range(times):
-        start = clock()
-        function()
-        best = min(best, clock() - start)
-    return best
+    return min(time_call(function)[0] for _ in range(times))
 
 
 def read_memory(line: str = "VmHWM") -> float:
@@ -83,13 +84,25 @@ def find_data() -> Path:
     return Path(folder)
 
 
+def find_word_vectors() -> Path:
+    """Return the file of word vectors: word2vec, learned from Google News."""
+    return find_data() / "word2vec-googlenews-26k.bin"
+
+
 def read_captions() -> list[str]:
     """Return the 40,000 captions of Flickr8k."""
     content = json.loads((find_data() / "flickr8k" / "dataset_flickr8k.json").read_text("utf-8"))
     return [caption["raw"] for image in content["images"] for caption in image["sentences"]]
 
 
-def load_flickr8k(images: str, texts: str, seed: int = 0) -> tuple[Any, Any, Any]:
+def read_features(name: str, rows: int | None = None) -> Any:
+    """Return a feature file of Flickr8k, or its first rows, in float32."""
+    import numpy as np
+
+    return np.load(find_data() / "flickr8k" / f"{name}.npy")[:rows].astype(np.float32)
+
+
+def load_flickr8k(images: str, texts: str) -> tuple[Any, Any, Any]:
     """Return image features, caption features and pairing of Flickr8k's 8,000 images, in float32.
 
     ``images`` is a feature file's name, with ``-sqrt`` for square roots of unit length; ``texts`` is a
@@ -99,19 +112,17 @@ def load_flickr8k(images: str, texts: str, seed: int = 0) -> tuple[Any, Any, Any
 
     from diptych.text import HKSE
 
-    folder = find_data() / "flickr8k"
-    x = np.load(folder / f"{images.removesuffix('-sqrt')}.npy").astype(np.float32)
+    x = read_features(images.removesuffix("-sqrt"))
     if images.endswith("-sqrt"):
         x = scale_rows(np.sqrt(x))
     if texts.startswith("hkse-"):
         captions = read_captions()
         _, word, sentence = texts.split("-")
-        vectors = find_data() / "word2vec-googlenews-26k.bin"
-        encoder = HKSE(vectors, word=word, sentence=sentence, random_state=seed)  # type: ignore[arg-type]
+        encoder = HKSE(find_word_vectors(), word=word, sentence=sentence)  # type: ignore[arg-type]
         encoder.fit(captions[: TRAIN * CAPTIONS])
         y = encoder.transform(captions, unknown="mean")
     else:
-        y = scale_rows(np.load(folder / f"{texts}.npy").astype(np.float32))
+        y = scale_rows(read_features(texts))
     return x, y, np.arange(len(y)) // CAPTIONS
 
 

@@ -12,22 +12,18 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import warnings
 from operator import add
 from pathlib import Path
 
-from common import pin_threads, record
+from common import pin_threads, record, time_call
 
 WORKERS = 2
 pin_threads(WORKERS)
 
 import numpy as np  # noqa: E402
 
-from diptych.cca._streaming import (  # noqa: E402
-    Preparation,
-    sum_blocks,
-)
+from diptych.cca._streaming import Preparation, sum_blocks  # noqa: E402
 from diptych.data import shards  # noqa: E402
 from diptych.distributed import DaskEngine  # noqa: E402
 
@@ -35,7 +31,8 @@ MATRICES = ("xx", "yy", "xy")
 FILES = 10
 
 
-def write(folder: Path, options: argparse.Namespace) -> None:
+def write_shards(folder: Path, options: argparse.Namespace) -> None:
+    """Write images and captions, two noisy views of a hidden cause, as float16 files."""
     rng = np.random.default_rng(0)
     mixing = [
         rng.standard_normal((64, width), dtype=np.float32) for width in (options.width_x, options.width_y)
@@ -50,25 +47,20 @@ def write(folder: Path, options: argparse.Namespace) -> None:
             np.save(folder / f"{name}-{number}.npy", (cause @ mix / 8 + noise).astype(np.float16))
 
 
-def timed(function):
-    begun = time.perf_counter()
-    result = function()
-    return time.perf_counter() - begun, result
-
-
-def largest_difference(found, expected) -> float:
-    """Of the Gram matrices, relative to the largest entry of each."""
-    pairs = [(getattr(found, name), getattr(expected, name)) for name in MATRICES]
+def measure_difference(moments, expected) -> float:
+    """Return the largest difference of the Gram matrices, relative to the largest entry of each."""
+    pairs = [(getattr(moments, name), getattr(expected, name)) for name in MATRICES]
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def same_bits(found, expected) -> str:
-    pairs = [(getattr(found, name), getattr(expected, name)) for name in MATRICES]
+def compare_bits(moments, expected) -> str:
+    """Return whether the Gram matrices are the same, in words."""
+    pairs = [(getattr(moments, name), getattr(expected, name)) for name in MATRICES]
     return "the same bits" if all(np.array_equal(a, b) for a, b in pairs) else "OTHER BITS"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=40_000)
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--width-x", type=int, default=2048)
@@ -80,22 +72,22 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write(folder, options)
+        write_shards(folder, options)
         blocks = shards(folder / "x-*.npy", folder / "y-*.npy", options.captions)
         prepare = Preparation()
-        start, engine = timed(lambda: DaskEngine(workers=WORKERS, patience=options.patience))
+        start, engine = time_call(lambda: DaskEngine(workers=WORKERS, patience=options.patience))
         with engine:
 
-            def pass_over(some):
+            def sum_on_workers(some):
                 return engine.reduce(add, engine.map(prepare.moments, some))
 
             # The first task of a worker imports the library.
-            first, _ = timed(lambda: pass_over(list(blocks[:1]) * WORKERS))
+            first, _ = time_call(lambda: sum_on_workers(list(blocks[:1]) * WORKERS))
             plain, dask = [], []
             for _ in range(options.repeats):
-                seconds, expected = timed(lambda: sum_blocks(blocks, prepare))
+                seconds, expected = time_call(lambda: sum_blocks(blocks, prepare))
                 plain.append(seconds)
-                seconds, found = timed(lambda: pass_over(blocks))
+                seconds, moments = time_call(lambda: sum_on_workers(blocks))
                 dask.append(seconds)
             one, many = min(plain), min(dask)
             rows = [
@@ -104,23 +96,23 @@ def main() -> None:
                     "pass": f"DaskEngine, {WORKERS} workers of one thread",
                     "seconds": f"{many:.1f}",
                     "overhead": f"{100 * (many / one - 1):+.0f} %",
-                    "result": f"Gram matrices within {largest_difference(found, expected):.1e}",
+                    "result": f"Gram matrices within {measure_difference(moments, expected):.1e}",
                 },
             ]
             for trouble in (signal.SIGKILL, signal.SIGSTOP):
                 engine.client.wait_for_workers(WORKERS, timeout=60)
-                pass_over(list(blocks[:1]) * 2 * WORKERS)
+                sum_on_workers(list(blocks[:1]) * 2 * WORKERS)
                 victim = next(iter(engine.client.run(os.getpid).values()))
                 threading.Timer(many / 3, os.kill, (victim, trouble)).start()
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    seconds, again = timed(lambda: pass_over(blocks))
+                    seconds, again = time_call(lambda: sum_on_workers(blocks))
                 rows.append(
                     {
                         "pass": f"the same, one worker's {trouble.name} after a third of it",
                         "seconds": f"{seconds:.1f}",
                         "overhead": f"{100 * (seconds / one - 1):+.0f} %",
-                        "result": same_bits(again, found),
+                        "result": compare_bits(again, moments),
                     }
                 )
         for row in rows:

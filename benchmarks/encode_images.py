@@ -1,8 +1,8 @@
-"""Encoding pictures into a feature store: pictures per second, how long the network waits, and memory.
+"""Encoding images into a feature store: images per second, how long the network waits, and memory.
 
-Each row is a process of its own. The photographs are thumbnails of at most 256 pixels in JPEG files, encoded
-by a ResNet-50 that sees the full picture; the scenes are generated PNG files, encoded by the descriptor
-without weights. The last rows are one encoding killed half-way by SIGKILL and resumed.
+Each row is a process of its own. Flickr8k's images are thumbnails of at most 256 pixels in JPEG files,
+encoded by a ResNet-50 that sees the full image; the scenes are generated PNG files, encoded by the descriptor
+without weights. The last row of each is an encoding killed half-way by SIGKILL and resumed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import find_data, read_memory, record
+from common import find_data, read_memory, record, time_call
 
 SCENES = 4000
 
 
-def encode(which: str, count: int, store: str, pictures: str) -> None:
+def encode(which: str, count: int, store: str, scenes: str) -> None:
+    """Encode some images, and print what was measured as JSON."""
     from diptych.data import encode_images, read_pairs
     from diptych.image import OnnxEncoder, PyramidDescriptor
 
-    if which == "photographs":
+    if which == "flickr8k":
         folder = find_data() / "flickr8k"
         pairs = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
         encoder = OnnxEncoder(find_data().parent / "models" / "resnet50.onnx", "caffe-full-image")
     else:
-        pairs, encoder = read_pairs(pictures), PyramidDescriptor()
-    last = []
+        pairs, encoder = read_pairs(scenes), PyramidDescriptor()
+    reports = []
     cpu = time.process_time()
-    encode_images(pairs.select(range(count)), encoder, store, progress=lambda p: last.append(p))
-    cpu, progress = time.process_time() - cpu, last[-1]
-    done = progress.done - progress.resumed
+    encode_images(pairs.select(range(count)), encoder, store, progress=reports.append)
+    cpu, progress = time.process_time() - cpu, reports[-1]
+    encoded = progress.done - progress.resumed
     print(
         json.dumps(
             {
-                "pictures": done,
+                "images": encoded,
                 "rate": progress.rate,
-                "cpu": 1000 * cpu / done,
+                "cpu": 1000 * cpu / encoded,
                 "waits": 100 * progress.waiting / progress.seconds,
                 "peak": read_memory(),
             }
@@ -63,9 +64,9 @@ def measure(*arguments: object) -> dict[str, float]:
     return json.loads(output.splitlines()[-1])
 
 
-def killed(which: str, count: int, store: Path, pictures: Path) -> None:
+def encode_and_kill(which: str, count: int, store: Path, scenes: Path) -> None:
     """Encode until half of the batches are on disk, then SIGKILL."""
-    process, journal = start(which, count, store, pictures), store / "journal.jsonl"
+    process, journal = start(which, count, store, scenes), store / "journal.jsonl"
     while process.poll() is None:
         if journal.is_file() and journal.read_bytes().count(b"\n") >= count // 64:
             process.send_signal(signal.SIGKILL)
@@ -73,7 +74,7 @@ def killed(which: str, count: int, store: Path, pictures: Path) -> None:
     process.wait()
 
 
-def digest(store: Path) -> str:
+def hash_files(store: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(store.iterdir()))).hexdigest()
 
 
@@ -82,40 +83,37 @@ def main() -> None:
 
     rows, same, load = [], [], os.getloadavg()
 
-    def add(name: str, found: dict[str, float]) -> None:
+    def add(name: str, result: dict[str, float]) -> None:
         rows.append(
             {
                 "encoding": name,
-                "pictures": int(found["pictures"]),
-                "pictures per second": f"{found['rate']:.1f}",
-                "CPU ms per picture": f"{found['cpu']:.1f}",
-                "encoder waits for decoding": f"{found['waits']:.1f} %",
-                "peak memory, MiB": f"{found['peak']:.0f}",
+                "images": int(result["images"]),
+                "images per second": f"{result['rate']:.1f}",
+                "CPU ms per image": f"{result['cpu']:.1f}",
+                "encoder waits for decoding": f"{result['waits']:.1f} %",
+                "peak memory, MiB": f"{result['peak']:.0f}",
             }
         )
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        start_drawing = time.perf_counter()
-        make_scenes(SCENES).write(folder / "scenes")
-        drawn = SCENES / (time.perf_counter() - start_drawing)
-        names = {"photographs": "ResNet-50, thumbnails", "scenes": "descriptor, scenes of 112 pixels"}
-        for which, counts in {"photographs": (250, 500, 1000), "scenes": (1000, SCENES)}.items():
+        scenes = folder / "scenes"
+        drawing, _ = time_call(lambda: make_scenes(SCENES).write(scenes))
+        names = {"flickr8k": "ResNet-50, thumbnails", "scenes": "descriptor, scenes of 112 pixels"}
+        for which, counts in {"flickr8k": (250, 500, 1000), "scenes": (1000, SCENES)}.items():
             for count in counts:
-                add(names[which], measure(which, count, folder / f"{which}-{count}", folder / "scenes"))
+                add(names[which], measure(which, count, folder / f"{which}-{count}", scenes))
             store = folder / f"{which}-resumed"
-            killed(which, counts[-1], store, folder / "scenes")
-            add(
-                f"{names[which]}, resumed after SIGKILL", measure(which, counts[-1], store, folder / "scenes")
-            )
-            same.append(digest(store) == digest(folder / f"{which}-{counts[-1]}"))
+            encode_and_kill(which, counts[-1], store, scenes)
+            add(f"{names[which]}, resumed after SIGKILL", measure(which, counts[-1], store, scenes))
+            same.append(hash_files(store) == hash_files(folder / f"{which}-{counts[-1]}"))
     note = (
         f"The resumed stores are {'byte for byte' if all(same) else 'NOT'} those of uninterrupted runs. "
-        "The descriptor works in the decoding threads alone, so there is nothing to do but wait for "
-        "them. "
-        f"Scenes are drawn and written at {drawn:.0f} per second. Peak memory holds the interpreter and, for "
-        f"ResNet-50, its 90 MiB of weights. Load average of the machine before and after: {load[0]:.1f} and "
-        f"{os.getloadavg()[0]:.1f}; where it is above 2, CPU time says more than the rate."
+        "The descriptor works in the decoding threads alone, so there is nothing to do but wait for them. "
+        f"Scenes are drawn and written at {SCENES / drawing:.0f} per second. Peak memory holds the "
+        "interpreter and, for ResNet-50, its 90 MiB of weights. Load average of the machine before and "
+        f"after: {load[0]:.1f} and {os.getloadavg()[0]:.1f}; where it is above 2, CPU time says more than "
+        "the rate."
     )
     record("encode_images", rows, note)
 

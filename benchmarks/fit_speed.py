@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
-from common import pin_threads, read_memory, record
+from common import clock, pin_threads, read_memory, record
 
 pin_threads(2)
 
@@ -20,7 +19,8 @@ import numpy as np  # noqa: E402
 N, CAPTIONS, M_X, M_Y = 6000, 5, 2048, 2000
 
 
-def generate():
+def generate_views():
+    """Return images, captions and pairing: two noisy views of a hidden cause."""
     rng = np.random.default_rng(0)
     hidden = rng.standard_normal((N, 300), dtype=np.float32)
     x = hidden @ rng.standard_normal((300, M_X), dtype=np.float32)
@@ -31,26 +31,27 @@ def generate():
     return x, y, pairing
 
 
-def fit(which: str) -> dict[str, float]:
-    x, y, pairing = generate()
+def measure_fit(which: str) -> dict[str, float]:
+    """Return the seconds and memory of one fit, and its first correlation."""
+    x, y, pairing = generate_views()
     size = (x.nbytes + y.nbytes) / 2**20
     components = 10 if which == "zoo-10" else min(M_X, M_Y)
     if which.startswith("zoo"):
         from cca_zoo.linear import RidgeCCA
 
         x = x[pairing]
-        before, start = read_memory("VmRSS"), time.perf_counter()
+        before, start = read_memory("VmRSS"), clock()
         model = RidgeCCA(n_components=components, shrinkage=0.1).fit([x, y])
         u, v = (w[:, :1] for w in model.weights_)
-        seconds, peak = time.perf_counter() - start, read_memory("VmHWM")
+        seconds, peak = clock() - start, read_memory("VmHWM")
         images = x @ u
     else:
         from diptych import AWCCA
 
         gamma = 0.1 * N * CAPTIONS / 0.9
-        before, start = read_memory("VmRSS"), time.perf_counter()
+        before, start = read_memory("VmRSS"), clock()
         model = AWCCA(params=(gamma, gamma), precision=which).fit(x, y, pairing)
-        seconds, peak = time.perf_counter() - start, read_memory("VmHWM")
+        seconds, peak = clock() - start, read_memory("VmHWM")
         u, v = model.models_["search"].x_weights[:, :1], model.models_["search"].y_weights[:, :1]
         images = (x @ u)[pairing]
     top = float(np.corrcoef(images[:, 0], (y @ v)[:, 0])[0, 1])
@@ -68,7 +69,7 @@ NAMES = {
 def main() -> None:
     results = {}
     for which in NAMES:
-        out = subprocess.run([sys.executable, __file__, which], check=True, capture_output=True, text=True)
+        out = subprocess.run([sys.executable, __file__, which], check=True, stdout=subprocess.PIPE, text=True)
         results[which] = json.loads(out.stdout.splitlines()[-1])
     rows = [
         {
@@ -81,11 +82,12 @@ def main() -> None:
         for which, name in NAMES.items()
     ]
     size = results["float64"]["input"]
-    record("fit_speed", rows, f"6,000 × {M_X} images and 30,000 × {M_Y} captions, float32 ({size:.0f} MiB).")
+    note = f"{N:,} × {M_X} images and {N * CAPTIONS:,} × {M_Y} captions, float32 ({size:.0f} MiB)."
+    record("fit_speed", rows, note)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(fit(sys.argv[1])))
+        print(json.dumps(measure_fit(sys.argv[1])))
     else:
         main()

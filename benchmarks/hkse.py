@@ -18,18 +18,21 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from functools import partial
 
 from common import (
+    CAPTIONS,
+    clock,
     find_data,
-    load_flickr8k,
+    find_word_vectors,
     measure_fastest,
     pin_threads,
     read_captions,
+    read_features,
     read_memory,
     record,
     split_flickr8k,
+    time_call,
 )
 
 pin_threads(2)
@@ -58,23 +61,24 @@ REFERENCE = {  # single runs of a script: search and annotate r@1
     "HKSE(lin, rbf)": (22.8, 30.3),
     "HKSE(rbf, rbf)": (23.7, 32.8),
 }
-IMAGES, CAPTIONS_EACH, IMAGE_FEATURES = 113_287, 5, 2048
+IMAGES, IMAGE_FEATURES = 113_287, 2048
 WORD_FEATURES, SENTENCE_FEATURES = 2000, 3000
 BLOCK_ROWS, PEAK_ROWS = 10_240, 2560
 
 
 def load_words():
+    """Return the vectors of all words, some captions as known words, and the longest caption's length."""
     captions = read_captions()
     words = {word for caption in captions for word in tokenize(caption)}
-    vectors = read_word_vectors(find_data() / "word2vec-googlenews-26k.bin", words)
+    vectors = read_word_vectors(find_word_vectors(), words)
     known = [[w for w in tokenize(caption) if w in vectors] for caption in captions]
     longest = max(map(len, known))
-    chosen = np.random.default_rng(0).choice(len(known), size=SENTENCES, replace=False)
-    return vectors, [known[i] for i in chosen if known[i]], longest
+    drawn = np.random.default_rng(0).choice(len(known), size=SENTENCES, replace=False)
+    return vectors, [known[i] for i in drawn if known[i]], longest
 
 
-def word_errors(vectors, gamma, m, seed, block=1024):
-    """Root mean square, largest error, and share of pairs beyond each δ, over all pairs of words."""
+def measure_word_errors(vectors, gamma, m, seed, block=1024):
+    """Return root mean square, largest error, and share of pairs beyond each δ, over all pairs of words."""
     features = fourier_features(
         vectors.matrix, *draw_fourier(vectors.dimensions, m, gamma, make_generator(seed))
     )
@@ -89,7 +93,7 @@ def word_errors(vectors, gamma, m, seed, block=1024):
     return np.sqrt(squares / pairs), largest, beyond / pairs
 
 
-def sentence_means(vectors, sentences, gamma, m, seed):
+def compute_means(vectors, sentences, gamma, m, seed):
     table = fourier_features(
         vectors.matrix, *draw_fourier(vectors.dimensions, m, gamma, make_generator(seed, 1))
     )
@@ -97,8 +101,8 @@ def sentence_means(vectors, sentences, gamma, m, seed):
     return mean_rows(table, rows, ends, lambda _: None)
 
 
-def sentence_gram(means, eta, m2, seed, chunk=8192):
-    """K̂ summed over chunks of features, so that a large m' needs no large matrix."""
+def compute_gram(means, eta, m2, seed, chunk=8192):
+    """Return K̂, summed over chunks of features, so that a large m' needs no large matrix."""
     gram = np.zeros((len(means), len(means)))
     rng = make_generator(seed, 2)
     for start in range(0, m2, chunk):
@@ -108,11 +112,11 @@ def sentence_gram(means, eta, m2, seed, chunk=8192):
     return gram
 
 
-def convergence(vectors, sentences, gamma, word_vectors):
+def measure_convergence(vectors, sentences, gamma, word_vectors):
     exact = {eta: sentence_kernel(word_vectors, gamma=gamma, eta=eta) for eta in (ETA, 2.0)}
     rows = []
     for m in (125, 500, 2000, 8000):
-        word = np.array([word_errors(vectors, gamma, m, seed)[:2] for seed in range(5)])
+        word = np.array([measure_word_errors(vectors, gamma, m, seed)[:2] for seed in range(5)])
         row = {
             "m = m'": m,
             "word kernel, rms error": f"{np.sqrt((word[:, 0] ** 2).mean()):.4f}",
@@ -122,9 +126,9 @@ def convergence(vectors, sentences, gamma, word_vectors):
         squares = {eta: [] for eta in exact}
         # All pairs of a draw err together, so many draws are needed for a steady figure.
         for seed in range(48):
-            means = sentence_means(vectors, sentences, gamma, m, seed)
+            means = compute_means(vectors, sentences, gamma, m, seed)
             for eta, target in exact.items():
-                squares[eta].append(((sentence_gram(means, eta, m, seed) - target) ** 2).mean())
+                squares[eta].append(((compute_gram(means, eta, m, seed) - target) ** 2).mean())
         for eta, values in squares.items():
             row[f"K at η = {eta:g}, rms error"] = f"{np.sqrt(np.mean(values)):.4f}"
             row[f"× √m (η = {eta:g})"] = f"{np.sqrt(m * np.mean(values)):.2f}"
@@ -132,23 +136,24 @@ def convergence(vectors, sentences, gamma, word_vectors):
     return rows
 
 
-def violations(vectors, sentences, gamma, word_vectors, longest):
+def count_violations(vectors, sentences, gamma, word_vectors, longest):
     exact = sentence_kernel(word_vectors, gamma=gamma, eta=ETA)
     distances = -2.0 / ETA * np.log(exact)
     rows = []
     for delta in (0.1, 0.25):
         for constants in ("paper", "hoeffding"):
             m, m2 = hkse_dimensions(len(vectors), longest, delta, EPSILON, constants)
-            word = [word_errors(vectors, gamma, m, seed) for seed in range(DRAWS)]
+            word = [measure_word_errors(vectors, gamma, m, seed) for seed in range(DRAWS)]
             factor = hkse_factor(ETA, delta, constants)
             multiple = 3 if constants == "paper" else 4
             middle, outer, measured = [], [], m * m2 <= 4e8
             for seed in range(DRAWS):
-                means = sentence_means(vectors, sentences, gamma, m, seed)
-                found = (means**2).sum(1)[:, None] + (means**2).sum(1)[None] - 2 * means @ means.T
-                middle.append(np.mean(np.abs(found - distances) > multiple * delta))
+                means = compute_means(vectors, sentences, gamma, m, seed)
+                squares = (means**2).sum(1)
+                approximate = squares[:, None] + squares[None] - 2 * means @ means.T
+                middle.append(np.mean(np.abs(approximate - distances) > multiple * delta))
                 if measured:
-                    gram = sentence_gram(means, ETA, m2, seed)
+                    gram = compute_gram(means, ETA, m2, seed)
                     outside = (gram > factor * exact + delta) | (gram < exact / factor - delta)
                     outer.append(np.mean(outside))
             largest = max(entry[1] for entry in word)
@@ -162,14 +167,16 @@ def violations(vectors, sentences, gamma, word_vectors, longest):
                     "words: draws that violate": f"{sum(e[1] > delta for e in word)} of {DRAWS}",
                     "pairs that violate": f"{100 * share:.4f} %",
                     "largest error": f"{largest:.3f}",
-                    "‖μ̂₁−μ̂₂‖² off by over 3δ (paper), 4δ": _draws(middle),
-                    "sentences: draws that violate": _draws(outer) if measured else "m' too large to run",
+                    "‖μ̂₁−μ̂₂‖² off by over 3δ (paper), 4δ": format_draws(middle),
+                    "sentences: draws that violate": format_draws(outer)
+                    if measured
+                    else "m' too large to run",
                 }
             )
     return rows
 
 
-def _draws(shares) -> str:
+def format_draws(shares) -> str:
     return f"{sum(share > 0 for share in shares)} of {len(shares)}"
 
 
@@ -178,14 +185,14 @@ def measure_approximation() -> None:
     gamma = median_gamma(vectors.matrix, make_generator(0))
     word_vectors = [np.array([vectors[word] for word in words]) for words in sentences]
     note = f"{len(vectors)} words (all pairs), {len(sentences)} captions (all pairs), γ = {gamma:.4f}."
-    record("hkse_convergence", convergence(vectors, sentences, gamma, word_vectors), note)
+    record("hkse_convergence", measure_convergence(vectors, sentences, gamma, word_vectors), note)
     note += f" ε = {EPSILON}, η = {ETA}, longest caption {longest} known words; at most {EPSILON:.0%} of the"
     note += " draws may violate a bound at the word level, and as many at the sentence level."
-    record("hkse_violations", violations(vectors, sentences, gamma, word_vectors, longest), note)
+    record("hkse_violations", count_violations(vectors, sentences, gamma, word_vectors, longest), note)
 
 
-def texts(vectors, seed):
-    """The embeddings under test; those without a draw are made for the first seed alone."""
+def make_encoders(vectors, seed):
+    """Return the encoders to compare; the one without a draw is made for the first seed alone."""
     kinds = {} if seed else {"HKSE(lin, lin)": HKSE(vectors, "lin", "lin")}
     kinds["HKSE(lin, rbf)"] = HKSE(vectors, "lin", "rbf", random_state=seed)
     kinds["HKSE(rbf, lin)"] = HKSE(vectors, "rbf", "lin", random_state=seed)
@@ -193,8 +200,8 @@ def texts(vectors, seed):
     return kinds
 
 
-def more_texts(vectors, seed):
-    """The paper's concatenation, and vectors learned from the captions instead of the news."""
+def make_more_encoders(vectors, seed):
+    """Return the paper's concatenation, and an HKSE of vectors learned from the captions."""
     kinds = {
         name: HKSE(vectors, word, "rbf", random_state=seed) for name, word in (("lin", "lin"), ("rbf", "rbf"))
     }
@@ -205,15 +212,15 @@ def more_texts(vectors, seed):
 
 
 def measure_quality(seeds: int = 5, grid: int = 20) -> None:
-    images, _, pairing = load_flickr8k("resnet50", "minilm")
     captions = read_captions()
-    parts = split_flickr8k(images, captions, pairing)
+    pairing = np.arange(len(captions)) // CAPTIONS
+    parts = split_flickr8k(read_features("resnet50"), captions, pairing)
     scores: dict[str, list[list[float]]] = {}
     for seed in range(seeds):
-        vectors = find_data() / "word2vec-googlenews-26k.bin"
-        kinds = texts(vectors, seed) | (more_texts(vectors, seed) if seed == 0 else {})
+        vectors = find_word_vectors()
+        kinds = make_encoders(vectors, seed) | (make_more_encoders(vectors, seed) if seed == 0 else {})
         for name, text in kinds.items():
-            start = time.perf_counter()
+            start = clock()
             features = text.fit_transform(parts[0][1])
             validation, test = ((x, embed(text, own), rows) for x, own, rows in parts[1:])
             model = AWCCA(filter="tikhonov", grid=grid)
@@ -223,8 +230,8 @@ def measure_quality(seeds: int = 5, grid: int = 20) -> None:
                 summary = retrieval_scores(*model.transform(*test[:2], task=task), test[2], task=task)
                 figures.append([summary[key] for key in ("r@1", "r@5", "r@10", "median_rank")])
             scores.setdefault(name, []).append(figures)
-            print(seed, name, figures, f"{time.perf_counter() - start:.0f} s", flush=True)
-    rows = [row(name, np.array(values)) for name, values in scores.items()]
+            print(seed, name, figures, f"{clock() - start:.0f} s", flush=True)
+    rows = [make_row(name, np.array(values)) for name, values in scores.items()]
     note = (
         "r@1 / r@5 / r@10 / median rank on the test split, means over seeds; ± is the standard deviation of "
         f"r@1 over seeds. Tikhonov filters from a {grid} × {grid} grid by validation r@1. The reference is a "
@@ -234,49 +241,50 @@ def measure_quality(seeds: int = 5, grid: int = 20) -> None:
 
 
 def embed(text, sentences):
+    """Return features of captions that may have no known word."""
     if isinstance(text, FeatureUnion):
         return np.hstack([part.transform(sentences, unknown="mean") for _, part in text.transformer_list])
     return text.transform(sentences, unknown="mean")
 
 
-def spread(values) -> str:
+def format_spread(values) -> str:
     return f" (±{values.std(ddof=1):.2f})" if len(values) > 1 else ""
 
 
-def row(name, values):
-    """Seeds × tasks × figures as a line of the table."""
+def make_row(name, values):
+    """Return seeds × tasks × figures as a row of the table."""
     means = values.mean(axis=0)
     both = values[:, :, 0].mean(axis=1)
     line = {"text": name, "seeds": len(values) if name != "HKSE(lin, lin)" else "no draw"}
     for i, task in enumerate(TASKS):
         figures = " / ".join(f"{value:.1f}" for value in means[i, :3]) + f" / {means[i, 3]:.0f}"
-        line[task] = figures + spread(values[:, i, 0])
-    line["r@1, both tasks"] = f"{both.mean():.2f}{spread(both)}"
+        line[task] = figures + format_spread(values[:, i, 0])
+    line["r@1, both tasks"] = f"{both.mean():.2f}{format_spread(both)}"
     reference = REFERENCE.get(name)
     line["reference"] = f"{np.mean(reference):.2f}" if reference else ""
     return line
 
 
 def measure_trick() -> dict[str, float]:
-    """40,000 captions, both ways, from the same token numbers, in the same blocks."""
+    """Encode 40,000 captions both ways, from the same token numbers, in the same blocks."""
     captions = read_captions()
-    hkse = HKSE(find_data() / "word2vec-googlenews-26k.bin").fit(captions)
+    hkse = HKSE(find_word_vectors()).fit(captions)
     rows, ends = Corpus.of(captions).lookup(hkse.vectors_.index)
     vectors, weights, offsets = hkse.vectors_.matrix, hkse.word_weights_, hkse.word_offsets_
 
-    def pieces(rows, ends):
+    def split(rows, ends):
         for first in range(0, len(ends), 2048):
             start = ends[first - 1] if first else 0
             part = ends[first : first + 2048]
             yield rows[start : part[-1]], part - start
 
-    def by_vocabulary(rows=rows, ends=ends):
+    def average_by_vocabulary(rows=rows, ends=ends):
         table = fourier_features(vectors, weights, offsets)
-        for own, stops in pieces(rows, ends):
+        for own, stops in split(rows, ends):
             yield mean_rows(table, own, stops, lambda _: None)
 
-    def by_token(rows=rows, ends=ends):
-        for own, stops in pieces(rows, ends):
+    def average_by_token(rows=rows, ends=ends):
+        for own, stops in split(rows, ends):
             features = fourier_features(vectors[own], weights, offsets)
             lengths = np.diff(stops, prepend=0)
             share = np.repeat(np.float32(1) / np.maximum(lengths, 1), lengths).astype(np.float32)
@@ -288,34 +296,32 @@ def measure_trick() -> dict[str, float]:
         for _ in word_layer():
             pass
 
-    def whole(word_layer):
-        """From strings to the last feature, tokenisation included."""
+    def encode(word_layer):
+        """Go from strings to the last feature, tokenisation included."""
         own, stops = Corpus.of(captions).lookup(hkse.vectors_.index)
         for means in word_layer(own, stops):
             fourier_features(means, hkse.sentence_weights_, hkse.sentence_offsets_)
 
-    largest = max(np.abs(a - b).max() for a, b in zip(by_vocabulary(), by_token(), strict=True))
+    layers = (average_by_vocabulary, average_by_token)
+    largest = max(
+        np.abs(a - b).max() for a, b in zip(average_by_vocabulary(), average_by_token(), strict=True)
+    )
     return {
         "tokens": len(rows),
         "vocabulary": len(hkse.vocabulary_),
         "difference": float(largest),
-        "word_layer": [measure_fastest(partial(drain, layer), 3) for layer in (by_vocabulary, by_token)],
-        "end_to_end": [measure_fastest(partial(whole, layer), 2) for layer in (by_vocabulary, by_token)],
+        "word_layer": [measure_fastest(partial(drain, layer), 3) for layer in layers],
+        "end_to_end": [measure_fastest(partial(encode, layer), 2) for layer in layers],
     }
 
 
 def measure_stream() -> dict[str, float]:
-    """566,435 captions to HKSE(rbf, rbf), block by block into the moments."""
-    captions = coco_like(read_captions(), tokenize)
+    """Encode 566,435 captions by HKSE(rbf, rbf), and add them block by block to the moments."""
+    captions = draw_captions(read_captions())
     images = np.load(find_data() / "flickr8k" / "resnet50.npy", mmap_mode="r")
     rng = np.random.default_rng(1)
-    start = time.perf_counter()
-    hkse = HKSE(
-        find_data() / "word2vec-googlenews-26k.bin",
-        word_features=WORD_FEATURES,
-        sentence_features=SENTENCE_FEATURES,
-    ).fit(captions)
-    fit_seconds = time.perf_counter() - start
+    hkse = HKSE(find_word_vectors(), word_features=WORD_FEATURES, sentence_features=SENTENCE_FEATURES)
+    fit_seconds, _ = time_call(lambda: hkse.fit(captions))
     moments = Moments.zero(IMAGE_FEATURES, SENTENCE_FEATURES, precision="float32")
     # The machine's speed changes while others use it, so the product alone is timed beside every block.
     rng_peak = np.random.default_rng(2)
@@ -326,20 +332,20 @@ def measure_stream() -> dict[str, float]:
     samples = 0
     blocks = hkse.transform_blocks(captions, BLOCK_ROWS, unknown="mean")
     while True:
-        start = time.perf_counter()
+        start = clock()
         y = next(blocks, None)
-        embed_seconds += time.perf_counter() - start
+        embed_seconds += clock() - start
         if y is None:
             break
-        n_images = len(y) // CAPTIONS_EACH
+        n_images = len(y) // CAPTIONS
         x = images[np.sort(rng.integers(len(images), size=n_images))].astype(np.float32)
-        pairing = np.repeat(np.arange(n_images), CAPTIONS_EACH)
-        start = time.perf_counter()
+        pairing = np.repeat(np.arange(n_images), CAPTIONS)
+        start = clock()
         moments.update(x, y, pairing)
-        moment_seconds += time.perf_counter() - start
+        moment_seconds += clock() - start
         peak_seconds += measure_fastest(partial(np.matmul, left, right, product), 1)
         samples += 1
-    n = IMAGES * CAPTIONS_EACH
+    n = IMAGES * CAPTIONS
     assert moments.count == n
     return {
         "captions": n,
@@ -356,11 +362,12 @@ def measure_stream() -> dict[str, float]:
     }
 
 
-def coco_like(captions: list[str], tokenize) -> list[str]:
+def draw_captions(captions: list[str]) -> list[str]:
+    """Return as many captions as COCO has, of the lengths and word frequencies of these."""
     rng = np.random.default_rng(0)
     tokens = [tokenize(caption) for caption in captions]
     everything = np.array([word for words in tokens for word in words])
-    lengths = rng.choice([len(words) for words in tokens if words], size=IMAGES * CAPTIONS_EACH)
+    lengths = rng.choice([len(words) for words in tokens if words], size=IMAGES * CAPTIONS)
     drawn = iter(everything[rng.integers(len(everything), size=lengths.sum())].tolist())
     return [" ".join(next(drawn) for _ in range(length)) for length in lengths.tolist()]
 

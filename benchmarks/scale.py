@@ -16,32 +16,37 @@ CORE_HOUR, CARD_HOUR = 0.04, 4.0  # dollars, a rented core and a rented H200
 STORED, HELD = 0.023, 3.0  # dollars a month for a gigabyte of object storage and of memory
 
 
-def rows(name: str) -> list[dict]:
+def read_rows(name: str) -> list[dict]:
+    """Return the table of another benchmark."""
     return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["rows"]
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
+    """Return the first number of a text."""
     return float(re.search(r"[\d.,]+", str(text)).group().replace(",", ""))
 
 
-def pairs_of(row: dict) -> tuple[float, float]:
+def parse_pairs(row: dict) -> tuple[float, float]:
+    """Return the images and captions of a row."""
     images, captions = row["images × captions"].split("×")
-    return number(images), number(captions)
+    return parse_number(images), parse_number(captions)
 
 
-def pass_flops(images: float, captions: float, x: int = WIDTH_X, y: int = WIDTH_Y) -> float:
-    """Multiplications and additions of the three products, with the symmetry of two of them."""
-    return images * x**2 + captions * y**2 + 2 * images * x * y
+def count_flops(images: float, captions: float) -> float:
+    """Return the multiplications and additions of the three products, with the symmetry of two of them."""
+    return images * WIDTH_X**2 + captions * WIDTH_Y**2 + 2 * images * WIDTH_X * WIDTH_Y
 
 
-def big(value: float, unit: str = "") -> str:
+def format_size(value: float, unit: str = "") -> str:
+    """Return a number with the prefix of its magnitude."""
     for scale, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
             return f"{value / scale:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Return seconds in the unit that reads best."""
     for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * scale:
             value = seconds / scale
@@ -49,33 +54,37 @@ def duration(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
-def dollars(value: float) -> str:
+def format_dollars(value: float) -> str:
+    """Return a price."""
     return f"${value:,.0f}" if value >= 10 else f"${value:.2g}" if value >= 0.01 else "under 1 ¢"
 
 
 def main() -> None:
-    core = rows("out_of_core")[-1]
-    card = next(row for row in rows("streaming_gpu")[::-1] if row["products"] == "float32")
-    core_rate = pass_flops(*pairs_of(core)) / number(core["pass, s"]) / 2  # of one core
+    core = read_rows("out_of_core")[-1]
+    card = next(row for row in read_rows("streaming_gpu")[::-1] if row["products"] == "float32")
+    core_rate = count_flops(*parse_pairs(core)) / parse_number(core["pass, s"]) / 2  # of one core
     # The card's products do not use symmetry: what it needs for n pairs is known by its own count.
-    card_flops = number(card["TFLOP/s"]) * 1e12
-    pictures = max(
-        number(row["pictures per second"]) for row in rows("encode_images") if "ResNet" in row["encoding"]
+    card_flops = parse_number(card["TFLOP/s"]) * 1e12
+    images_rate = max(
+        parse_number(value)
+        for row in read_rows("encode_images")
+        for column, value in row.items()
+        if "ResNet" in row["encoding"] and column.endswith("per second")
     )
-    sentences = number(rows("hkse_stream")[0]["captions per s"])
-    exact = next(row for row in rows("search_speed") if row["search"] == "index")
-    one_query = number(exact["one query"]) / 1e3 / 1e5  # seconds a vector of 512, two cores
-    batch = number(exact["batch of 1,000"]) / 1e3 / 1e3 / 1e5
+    captions_rate = parse_number(read_rows("hkse_stream")[0]["captions per s"])
+    exact = next(row for row in read_rows("search_speed") if row["search"] == "index")
+    one_query = parse_number(exact["one query"]) / 1e3 / 1e5  # seconds a vector of 512, two cores
+    batch = parse_number(exact["batch of 1,000"]) / 1e3 / 1e3 / 1e5
 
     table = []
     for n in SIZES:
-        images, work = n / CAPTIONS, pass_flops(n / CAPTIONS, n)
+        images, work = n / CAPTIONS, count_flops(n / CAPTIONS, n)
         stored = 2 * (images * WIDTH_X + n * WIDTH_Y)
         doubled = 2 * (images * WIDTH_X**2 + n * WIDTH_Y**2 + images * WIDTH_X * WIDTH_Y)
         projected = 2 * COMPONENTS * (images * WIDTH_X + n * WIDTH_Y)
         steps = {
-            "encode pictures (ResNet-50, ONNX)": (None, None, 2 * images / pictures, None),
-            "encode captions (HKSE)": (None, None, 2 * n / sentences, None),
+            "encode images (ResNet-50, ONNX)": (None, None, 2 * images / images_rate, None),
+            "encode captions (HKSE)": (None, None, 2 * n / captions_rate, None),
             "features, float16": (None, stored, None, None),
             "the pass": (work, None, work / core_rate, doubled / card_flops),
             "embed everything": (projected, None, projected / core_rate, projected / card_flops),
@@ -85,54 +94,56 @@ def main() -> None:
         for step, (flops, size, core_seconds, card_seconds) in steps.items():
             price = ""
             if step.startswith("features"):
-                price = f"{dollars(size / 1e9 * STORED)} a month"
+                price = f"{format_dollars(size / 1e9 * STORED)} a month"
             elif step.startswith("vectors"):
-                price = f"{dollars(size / 1e9 * HELD)} a month in memory"
+                price = f"{format_dollars(size / 1e9 * HELD)} a month in memory"
             elif core_seconds is not None:
-                price = dollars(core_seconds / 3600 * CORE_HOUR)
+                price = format_dollars(core_seconds / 3600 * CORE_HOUR)
                 if card_seconds is not None:
-                    price += f"; {dollars(card_seconds / 3600 * CARD_HOUR)} on a card"
+                    price += f"; {format_dollars(card_seconds / 3600 * CARD_HOUR)} on a card"
             table.append(
                 {
                     "pairs": f"10^{len(str(n)) - 1}",
                     "step": step,
-                    "FLOP": "" if flops is None else big(flops),
-                    "bytes": "" if size is None else big(size, "B"),
-                    "one core": "" if core_seconds is None else duration(core_seconds),
-                    "100 cores": "" if core_seconds is None else duration(core_seconds / 100),
-                    "one H200": "" if card_seconds is None else duration(card_seconds),
+                    "FLOP": "" if flops is None else format_size(flops),
+                    "bytes": "" if size is None else format_size(size, "B"),
+                    "one core": "" if core_seconds is None else format_seconds(core_seconds),
+                    "100 cores": "" if core_seconds is None else format_seconds(core_seconds / 100),
+                    "one H200": "" if card_seconds is None else format_seconds(card_seconds),
                     "money": price,
                 }
             )
     record(
         "scale_fit",
         table,
-        f"Five captions a picture, {WIDTH_X} × {WIDTH_Y} features, {COMPONENTS} components kept. Rates: "
+        f"Five captions an image, {WIDTH_X} × {WIDTH_Y} features, {COMPONENTS} components kept. Rates: "
         f"{core_rate / 1e9:.0f} GFLOP/s a core in a pass (out_of_core.json), {card_flops / 1e12:.1f} TFLOP/s "
-        f"on the card (streaming_gpu.json, which counts products without symmetry), {pictures / 2:.1f} "
-        f"pictures and {sentences / 2:,.0f} captions a second a core (encode_images.json, hkse_stream.json). "
-        "What follows the pass (two eigendecompositions, selection, models) does not depend on the number of "
-        f"pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the storage for each core and "
-        f"{read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are assumptions: "
-        f"${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} and ${HELD:.0f} a month for a "
-        "gigabyte stored and held in memory.",
+        f"on the card (streaming_gpu.json, which counts products without symmetry), {images_rate / 2:.1f} "
+        f"images and {captions_rate / 2:,.0f} captions a second a core (encode_images.json, "
+        "hkse_stream.json). What follows the pass (two eigendecompositions, selection, models) does not "
+        f"depend on the number of pairs. The pass asks {read / core_seconds_of_pass / 1e6:.0f} MB/s of the "
+        f"storage for each core and {read / card_seconds_of_pass / 1e9:.0f} GB/s for the card. Prices are "
+        f"assumptions: ${CORE_HOUR} a core-hour, ${CARD_HOUR:.0f} an H200-hour, ${STORED} and ${HELD:.0f} "
+        "a month for a gigabyte stored and held in memory.",
     )
 
-    server = {r["index"]: r for r in rows("postgresql") if r["vectors"].startswith("generated")}
+    server = {r["index"]: r for r in read_rows("postgresql") if r["vectors"].startswith("generated")}
     graph, plain = server["PostgreSQL, HNSW"], server["PostgreSQL, exact"]
-    held = number(graph["vectors"].partition(",")[2])
+    held = parse_number(graph["vectors"].partition(",")[2])
     vectors = []
     for n in SIZES:
         vectors.append(
             {
                 "vectors": f"10^{len(str(n)) - 1}",
-                "float32": big(4 * COMPONENTS * n, "B"),
-                "one query, exact, in memory, 2 cores": duration(one_query * n),
-                "the same in a batch of 1,000": duration(batch * n),
-                "one query, exact, PostgreSQL": duration(n / held / number(plain["queries a second"])),
-                "loaded by COPY": duration(n / number(plain["items a second"])),
-                "with a graph": duration(n / number(graph["items a second"])),
-                "on disk with it": big(number(graph["on disk"]) * 1e6 * n / held, "B"),
+                "float32": format_size(4 * COMPONENTS * n, "B"),
+                "one query, exact, in memory, 2 cores": format_seconds(one_query * n),
+                "the same in a batch of 1,000": format_seconds(batch * n),
+                "one query, exact, PostgreSQL": format_seconds(
+                    n / held / parse_number(plain["queries a second"])
+                ),
+                "loaded by COPY": format_seconds(n / parse_number(plain["items a second"])),
+                "with a graph": format_seconds(n / parse_number(graph["items a second"])),
+                "on disk with it": format_size(parse_number(graph["on disk"]) * 1e6 * n / held, "B"),
             }
         )
     record(
@@ -144,23 +155,23 @@ def main() -> None:
         f"{graph['of the 10 best']} of the ten best.",
     )
 
-    small, large = rows("out_of_core")[0], rows("out_of_core")[-1]
+    small, large = read_rows("out_of_core")[0], read_rows("out_of_core")[-1]
     first, last = (
         next(r for r in order if r["products"] == "float32")
-        for order in (rows("streaming_gpu"), rows("streaming_gpu")[::-1])
+        for order in (read_rows("streaming_gpu"), read_rows("streaming_gpu")[::-1])
     )
     checks = []
     for where, low, high in (("2 cores, from disk", small, large), ("H200, from host memory", first, last)):
-        grown = pairs_of(high)[1] / pairs_of(low)[1]
-        said, found = number(low["pass, s"]) * grown, number(high["pass, s"])
+        growth = parse_pairs(high)[1] / parse_pairs(low)[1]
+        extrapolated, measured = parse_number(low["pass, s"]) * growth, parse_number(high["pass, s"])
         checks.append(
             {
                 "pass": where,
                 "from": low["images × captions"],
                 "to": high["images × captions"],
-                "extrapolated": duration(said),
-                "measured": duration(found),
-                "off by": f"{100 * (said - found) / found:+.0f} %",
+                "extrapolated": format_seconds(extrapolated),
+                "measured": format_seconds(measured),
+                "off by": f"{100 * (extrapolated - measured) / measured:+.0f} %",
             }
         )
     record("scale_check", checks, "The smallest run of a kind, multiplied, beside its largest.")

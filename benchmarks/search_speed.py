@@ -21,11 +21,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
+from functools import partial
 from pathlib import Path
 
-from common import find_data, measure_fastest, pin_threads, record
+from common import (
+    find_data,
+    find_word_vectors,
+    measure_fastest,
+    pin_threads,
+    read_features,
+    record,
+    time_call,
+)
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("part", nargs="?", choices=["batches", "query", "folder", "startup", "save"])
@@ -34,12 +42,10 @@ parser.add_argument("--rounds", type=int, default=7, help="folder: how often eac
 options = parser.parse_args()
 pin_threads(2 if options.part in (None, "batches", "query") else 1)
 
-import faiss  # noqa: E402
 import numpy as np  # noqa: E402
 
-from diptych import AWCCA, HKSE, Retriever, read_pairs  # noqa: E402
-from diptych.data import PairedDataset, PairedViews  # noqa: E402
-from diptych.retrieval.stores._faiss import VectorIndex  # noqa: E402
+from diptych import AWCCA, HKSE, Retriever  # noqa: E402
+from diptych.data import PairedDataset, PairedViews, read_pairs  # noqa: E402
 
 ITEMS, COLUMNS, QUERIES, K = 100_000, 512, 1000, 10
 STEPS = ("first save", "save again", "load", "load, mapped", "load, add one item, save", "MB on disk")
@@ -49,6 +55,10 @@ WORDS = ["red", "green", "blue", "dog", "cat", "car", "tree", "house", "snow", "
 
 
 def measure_batches() -> None:
+    import faiss
+
+    from diptych.retrieval.stores._faiss import VectorIndex  # another checkout may not have it
+
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(ITEMS, 64)).astype(np.float32)
     x, y = (
@@ -66,9 +76,7 @@ def measure_batches() -> None:
     half = VectorIndex(vectors.shape[1], "float16")
     half.add(np.arange(ITEMS), vectors)
     graph = VectorIndex.of(vectors, np.ones(ITEMS, np.float32), np.arange(ITEMS))
-    start = time.perf_counter()
-    recall = graph.build_graph(queries[:500]).recall
-    build = time.perf_counter() - start
+    build, recall = time_call(lambda: graph.build_graph(queries[:500]).recall)
     truth = bare.search(queries, K)[1]
     ways = {
         "FAISS `IndexFlatIP`": lambda q, _: bare.search(q, K)[1],
@@ -109,19 +117,19 @@ def measure_batches() -> None:
 def measure_query() -> None:
     folder = find_data() / "flickr8k"
     pairs = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images")
-    x = np.load(folder / "resnet50.npy").astype(np.float32)
-    text = HKSE(find_data() / "word2vec-googlenews-26k.bin").fit(pairs.subset("train").captions)
+    x = read_features("resnet50")
+    text = HKSE(find_word_vectors()).fit(pairs.subset("train").captions)
     y = text.transform(pairs.captions, unknown="mean")
     retriever = Retriever(None, text, AWCCA(params=(1e3, 1.0), precision="float32"))
     retriever.fit(PairedViews(pairs, x, y))
     query = "a dog in the snow"
     embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
-    features = retriever.encoders.encode_texts([query], queries=True)
+    features, _ = retriever.encoders.encode_queries([query])
     vectors = embedding.queries(features, "search")
     whole = measure_fastest(lambda: retriever.search(query, K), 50)
     steps = {
         "words → HKSE(rbf, rbf), 2,000 × 2,000": measure_fastest(
-            lambda: retriever.encoders.encode_texts([query], queries=True), 50
+            lambda: retriever.encoders.encode_queries([query]), 50
         ),
         "HKSE → canonical vector": measure_fastest(lambda: embedding.queries(features, "search"), 50),
         f"{len(index):,} × {index.dimension} inner products, 10 best": measure_fastest(
@@ -142,27 +150,23 @@ def measure_save() -> dict[str, float]:
     half = SAVED_FEATURES // 2
     y = (x[:, :half] + rng.normal(size=(SAVED_ITEMS, half))).astype(np.float32)
     retriever = Retriever.from_features(x, y, model=AWCCA(params=(1.0, 1.0)))
-    times: dict[str, float] = {}
 
-    def timed(step, work):
-        start = time.perf_counter()
-        result = work()
-        times[step] = 1000 * (time.perf_counter() - start)
-        return result
-
-    def add():
+    def add() -> None:
         loaded = Retriever.load(folder)
         loaded.add(x[:1], ids=["one more"])
         loaded.save(folder)
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        timed(STEPS[0], lambda: retriever.save(folder))
-        timed(STEPS[1], lambda: retriever.save(folder))
-        timed(STEPS[2], lambda: Retriever.load(folder))
-        timed(STEPS[3], lambda: Retriever.load(folder, mmap=True))
-        timed(STEPS[4], add)
-        times[STEPS[5]] = sum(path.stat().st_size for path in Path(place).rglob("*") if path.is_file()) / 1e6
+        work = (
+            lambda: retriever.save(folder),
+            lambda: retriever.save(folder),
+            lambda: Retriever.load(folder),
+            lambda: Retriever.load(folder, mmap=True),
+            add,
+        )
+        times = {step: 1000 * time_call(function)[0] for step, function in zip(STEPS, work, strict=False)}
+        times[STEPS[-1]] = sum(path.stat().st_size for path in Path(place).rglob("*") if path.is_file()) / 1e6
     return times
 
 
@@ -177,7 +181,7 @@ def measure_folder() -> None:
                 [sys.executable, __file__, "save"],
                 env={**os.environ, "PYTHONPATH": str(source)},
                 check=True,
-                capture_output=True,
+                stdout=subprocess.PIPE,
             )
             times[name].append(json.loads(process.stdout))
     rows = [
@@ -194,7 +198,7 @@ def measure_folder() -> None:
 
 
 def make_model(folder: Path) -> None:
-    """A model of 8,000 images with a caption each; what it finds does not matter here."""
+    """Save a model of 8,000 images with a caption each; what it finds does not matter here."""
     rng = np.random.default_rng(0)
     captions = tuple(" ".join(rng.choice(WORDS, 5)) for _ in range(IMAGES))
     text = HKSE(word_features=200, sentence_features=200).fit(captions[:1000])
@@ -221,9 +225,8 @@ def measure_startup() -> None:
         fastest = dict.fromkeys(commands, float("inf"))
         for _ in range(TIMES):
             for name, command in commands.items():
-                start = time.perf_counter()
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                fastest[name] = min(fastest[name], time.perf_counter() - start)
+                run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+                fastest[name] = min(fastest[name], time_call(run)[0])
     bare = next(iter(fastest.values()))
     rows = [
         {"command": f"`{name}`", "seconds": f"{seconds:.2f}", "times the first": f"{seconds / bare:.1f}"}

@@ -23,7 +23,8 @@ parser.add_argument("--device", default="cpu")
 parser.add_argument("--scale", type=float, default=1.0, help="shrink every size of --device cuda")
 parser.add_argument("--quality", action="store_true")
 options = parser.parse_args()
-pin_threads(options.threads)
+if options.device == "cpu":
+    pin_threads(options.threads)
 
 import numpy as np  # noqa: E402
 

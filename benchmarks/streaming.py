@@ -1,5 +1,4 @@
-"""Fits larger than memory: ``python benchmarks/streaming.py disk`` and ``python benchmarks/streaming.py
-gpu``.
+"""Fits larger than memory: ``python benchmarks/streaming.py disk`` or ``gpu``.
 
 ``disk``: 1,000,000 images × 5 captions, 2048 × 2000, from float16 files on 2 cores. Three sizes, each in a
 process of its own, which reports its peak resident memory, the seconds of the pass and of the whole fit, and
@@ -13,20 +12,37 @@ validation images; and the vectors of every image back in host memory.
 
 from __future__ import annotations
 
-from common import RESULTS, clock, measure_gemm, pin_threads, record, start_figure
+import argparse
+import gc
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
-pin_threads(2)
+from common import (
+    RESULTS,
+    clock,
+    measure_gemm,
+    pin_threads,
+    read_memory,
+    record,
+    start_figure,
+    time_call,
+)
 
-import argparse  # noqa: E402
-import gc  # noqa: E402
-import json  # noqa: E402
-import multiprocessing  # noqa: E402
-import resource  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("part", choices=["disk", "gpu"])
+parser.add_argument("--images", type=int, default=1_000_000, help="disk: how many")
+parser.add_argument("--folder", help="disk: keep the files here, and use those that are there")
+parser.add_argument("--precision", default="float32", help="disk: of the products")
+parser.add_argument("--scale", type=float, default=1.0, help="gpu: shrink every size, to try it out")
+parser.add_argument("--device", default="cuda", help="gpu: the torch device")
+parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+options = parser.parse_args()
+if options.part == "disk":
+    pin_threads(2)
 
 import numpy as np  # noqa: E402
 
@@ -37,6 +53,7 @@ GPU_HIDDEN = 600
 
 
 def write_file(task: tuple[str, int, int]) -> None:
+    """Write the images and captions of one pair of files, unless they are there."""
     folder, number, images = task
     place = Path(folder)
     if (place / f"y-{number:04d}.npy").exists():
@@ -57,28 +74,26 @@ def write_file(task: tuple[str, int, int]) -> None:
 
 
 def fit_files(folder: str, files: int, precision: str) -> None:
-    """One fit, reported on standard output as JSON."""
+    """Fit once, and print what was measured as JSON."""
     from diptych.cca import _fit as cca_fit
     from diptych.data import shards
 
     seconds: dict[str, float] = {}
     inner = cca_fit.sum_blocks
 
-    def timed(*arguments, **options):
-        start = time.perf_counter()
-        moments = inner(*arguments, **options)
-        seconds["pass"] = time.perf_counter() - start
+    def sum_and_time(*arguments, **settings):
+        seconds["pass"], moments = time_call(lambda: inner(*arguments, **settings))
         return moments
 
-    cca_fit.sum_blocks = timed
+    cca_fit.sum_blocks = sum_and_time
     names = [[f"{folder}/{view}-{number:04d}.npy" for number in range(files)] for view in "xy"]
     peaks = [measure_gemm(np.ones((4096, 4096), np.float32))]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    before = read_memory()
+    start = clock()
     blocks = shards(*names, CAPTIONS)
     model = AWCCA(params=(1e5, 1e5), precision=precision, n_components=512).fit(blocks)
-    whole = time.perf_counter() - start
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    whole = clock() - start
+    memory = read_memory()
     peaks.append(measure_gemm(np.ones((4096, 4096), np.float32)))
     images, captions = blocks.n_x, blocks.n_y
     flops = images * WIDTHS[0] ** 2 + captions * WIDTHS[1] ** 2 + 2 * images * WIDTHS[0] * WIDTHS[1]
@@ -89,14 +104,15 @@ def fit_files(folder: str, files: int, precision: str) -> None:
         "whole": whole,
         "peak": max(peaks),
         "share": flops / seconds["pass"] / max(peaks),
-        "memory": memory / 2**20,
-        "before": before / 2**20,
+        "memory": memory / 1024,
+        "before": before / 1024,
         "correlation": float(model.models_["search"].correlations[0]),
     }
     print(json.dumps(report))
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw_passes(rows: list[dict], path: Path) -> None:
+    """Draw the seconds of the pass against the number of images."""
     images = np.array([row["images"] for row in rows]) / 1e6
     seconds = np.array([row["pass"] for row in rows])
     slope = float(images @ seconds / (images @ images))
@@ -118,7 +134,7 @@ def draw(rows: list[dict], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def measure_disk(options: argparse.Namespace) -> None:
+def measure_disk() -> None:
     if options.one:
         fit_files(options.folder, options.one, options.precision)
         return
@@ -127,21 +143,20 @@ def measure_disk(options: argparse.Namespace) -> None:
         Path(folder).mkdir(exist_ok=True)
         per_file = min(PER_FILE, options.images // 4)
         files = options.images // per_file
-        start = time.perf_counter()
+        start = clock()
         with multiprocessing.get_context("spawn").Pool(2) as pool:
             for _ in pool.imap_unordered(write_file, [(folder, i, per_file) for i in range(files)]):
                 pass
         size = sum(path.stat().st_size for path in Path(folder).glob("[xy]-*.npy"))
-        print(f"{size / 1e9:.1f} GB written in {time.perf_counter() - start:.0f} s", flush=True)
+        print(f"{size / 1e9:.1f} GB written in {clock() - start:.0f} s", flush=True)
         results = []
         for share in (4, 2, 1):
             command = [sys.executable, __file__, "disk", "--folder", folder, "--one", str(files // share)]
-            done = subprocess.run(
-                [*command, "--precision", options.precision], check=True, capture_output=True
-            )
-            results.append(json.loads(done.stdout.splitlines()[-1]))
+            command += ["--precision", options.precision]
+            process = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+            results.append(json.loads(process.stdout.splitlines()[-1]))
             print(results[-1], flush=True)
-    draw(results, RESULTS / "out_of_core.svg")
+    draw_passes(results, RESULTS / "out_of_core.svg")
     record(
         "out_of_core",
         [
@@ -183,12 +198,12 @@ class Source:
         for start in range(0, n, 20_000):
             rows = min(20_000, n - start)
             hidden = self._noise(rows, GPU_HIDDEN)
-            seen = (hidden + self._noise(rows, GPU_HIDDEN)) @ self.mixing[0]
-            x[start : start + rows] = (seen + 2.0 * self._noise(*seen.shape)).half().cpu().numpy()
-            heard = hidden.repeat_interleave(CAPTIONS, dim=0)
-            heard = (heard + 5.0 * self._noise(*heard.shape)) @ self.mixing[1]
-            heard += 2.0 * self._noise(*heard.shape)
-            y[start * CAPTIONS : (start + rows) * CAPTIONS] = heard.half().cpu().numpy()
+            images = (hidden + self._noise(rows, GPU_HIDDEN)) @ self.mixing[0]
+            x[start : start + rows] = (images + 2.0 * self._noise(*images.shape)).half().cpu().numpy()
+            captions = hidden.repeat_interleave(CAPTIONS, dim=0)
+            captions = (captions + 5.0 * self._noise(*captions.shape)) @ self.mixing[1]
+            captions += 2.0 * self._noise(*captions.shape)
+            y[start * CAPTIONS : (start + rows) * CAPTIONS] = captions.half().cpu().numpy()
         return x, y, np.arange(n).repeat(CAPTIONS)
 
     def _noise(self, *shape: int):
@@ -207,18 +222,16 @@ def measure_pass(pairs: tuple, precision: str, device: str) -> dict:
     prepare = Preparation(("none", "none"), precision, device)
     some = CAPTIONS * min(len(x), 30_000)  # load the libraries, and lock the pages that will be used again
     sum_blocks(ArrayBlocks(x, y[:some], pairing[:some], None, DEVICE_BLOCK_BYTES), prepare)
-    start = clock()
-    found = sum_blocks(blocks, prepare)
-    whole = clock() - start
-    assert found.count == len(y)
+    whole, moments = time_call(lambda: sum_blocks(blocks, prepare))
+    assert moments.count == len(y)
     start = clock()
     for block in copy_blocks(iter(blocks), device):
         del block
     copying = clock() - start
-    some = [block for block, _ in zip(copy_blocks(iter(blocks), device), range(4), strict=False)]
-    rows = sum(len(block[1]) for block in some)
+    first = [block for block, _ in zip(copy_blocks(iter(blocks), device), range(4), strict=False)]
+    rows = sum(len(block[1]) for block in first)
     start = clock()
-    for bx, by, p in some:
+    for bx, by, p in first:
         products(bx.float(), by.float(), p, precision)
     computing = (clock() - start) * len(y) / rows
     flops = 2 * (len(x) * x.shape[1] ** 2 + len(y) * y.shape[1] ** 2 + len(x) * x.shape[1] * y.shape[1])
@@ -263,7 +276,7 @@ def measure_fit(pairs: tuple, validation: tuple, precision: str, device: str) ->
     }
 
 
-def measure_gpu(options: argparse.Namespace) -> None:
+def measure_gpu() -> None:
     import torch
 
     def size(value: int) -> int:
@@ -273,9 +286,8 @@ def measure_gpu(options: argparse.Namespace) -> None:
     validation = source.draw(size(5000))
     passes, fits = [], []
     for n in (size(113287), size(1132870)):
-        start = time.perf_counter()
-        pairs = source.draw(n)
-        print(f"{n:,} images drawn in {time.perf_counter() - start:.0f} s", flush=True)
+        seconds, pairs = time_call(lambda n=n: source.draw(n))
+        print(f"{n:,} images drawn in {seconds:.0f} s", flush=True)
         for precision in ("float64", "float32"):
             passes.append(measure_pass(pairs, precision, options.device))
             print(passes[-1], flush=True)
@@ -298,13 +310,4 @@ def measure_gpu(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["disk", "gpu"])
-    parser.add_argument("--images", type=int, default=1_000_000, help="disk: how many")
-    parser.add_argument("--folder", help="disk: keep the files here, and use those that are there")
-    parser.add_argument("--precision", default="float32", help="disk: of the products")
-    parser.add_argument("--scale", type=float, default=1.0, help="gpu: shrink every size, to try it out")
-    parser.add_argument("--device", default="cuda", help="gpu: the torch device")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    (measure_disk if arguments.part == "disk" else measure_gpu)(arguments)
+    (measure_disk if options.part == "disk" else measure_gpu)()
