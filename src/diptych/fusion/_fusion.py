@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast, overload
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from diptych._arrays import to_numpy
+from diptych._arrays import Array, to_numpy
 from diptych._checks import (
     QUERY_VIEW,
     SEARCHED_VIEW,
@@ -66,6 +67,9 @@ from diptych.fusion._members import (
     make_uses,
 )
 from diptych.ranking import metric, ranks
+
+Views: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
+"""Features of one view, or named blocks of them."""
 
 KIND = "fusion"
 MOST_IMAGES = 1000
@@ -288,7 +292,12 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.precision = precision
 
     def fit(
-        self, X: Any, Y: Any, pairing: Any = None, *, validation: tuple[Any, ...] | None = None
+        self,
+        X: Views,
+        Y: Views,
+        pairing: ArrayLike | None = None,
+        *,
+        validation: tuple[Any, ...] | None = None,
     ) -> Fusion:
         """Choose everything on validation pairs, and fit.
 
@@ -344,11 +353,11 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         }
         return self
 
-    def refits(self, validation: Any = None) -> bool:
+    def refits(self, validation: tuple[Any, ...] | None = None) -> bool:
         """Return whether ``fit`` fits the chosen models again on training and validation pairs together."""
         return bool(self._settings()["refit"] or validation is None)
 
-    def items(self, features: Any, task: str = "search") -> Floats:
+    def items(self, features: Views, task: str = "search") -> Floats:
         """Return float32 vectors of the items of ``task`` (X for search, Y for annotate).
 
         Their inner products with ``queries`` are scores. The last coordinate is the hubness correction.
@@ -358,13 +367,22 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         vectors = self._embed(features, name, SEARCHED_VIEW[name], weighted=True)
         return append_offsets(vectors, compute_offsets(vectors, self.banks_[name], self.corrections_[name]))
 
-    def queries(self, features: Any, task: str = "search") -> Floats:
+    def queries(self, features: Views, task: str = "search") -> Floats:
         """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate)."""
         check_is_fitted(self, "members_")
         name = check_task(task)
         return append_ones(self._embed(features, name, QUERY_VIEW[name], weighted=False))
 
-    def transform(self, X: Any = None, Y: Any = None, *, task: str = "search") -> Any:
+    @overload
+    def transform(self, X: Views, Y: None = None, *, task: str = "search") -> Floats: ...
+
+    @overload
+    def transform(self, X: None = None, *, Y: Views, task: str = "search") -> Floats: ...
+
+    @overload
+    def transform(self, X: Views, Y: Views, *, task: str = "search") -> tuple[Floats, Floats]: ...
+
+    def transform(self, X: Views | None = None, Y: Views | None = None, *, task: str = "search") -> Any:
         """Return vectors of one view, or of both as a pair, for a task; their inner product ranks."""
         if X is None and Y is None:
             raise InputError("transform got neither X nor Y; give at least one view.")
@@ -376,14 +394,16 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         ]
         return vectors[0] if len(vectors) == 1 else tuple(vectors)
 
-    def ranks(self, X: Any, Y: Any, pairing: Any = None, *, task: str = "search") -> Any:
+    def ranks(self, X: Views, Y: Views, pairing: ArrayLike | None = None, *, task: str = "search") -> Array:
         """Return the rank of the true item of every query, as ``diptych.ranking`` counts it."""
         name = check_task(task)
         x, y = self.transform(X, Y, task=name)
         x, y = _to_cosines(x, y) if name == "search" else _to_cosines(y, x)[::-1]
         return ranks(x, y, pairing, task=name)
 
-    def score(self, X: Any, Y: Any, pairing: Any = None, *, task: str | None = None) -> float:
+    def score(
+        self, X: Views, Y: Views, pairing: ArrayLike | None = None, *, task: str | None = None
+    ) -> float:
         """Return recall at 1 in percent; the mean of both tasks when ``task`` is None."""
         tasks = TASKS if task is None else (check_task(task),)
         return sum(metric("r@1")(self.ranks(X, Y, pairing, task=t)) for t in tasks) / len(tasks)

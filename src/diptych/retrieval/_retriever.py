@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image
 from sklearn.base import clone
 
+from diptych._arrays import Array
 from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
 from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
@@ -22,7 +24,7 @@ from diptych.cca import AWCCA, Engine
 from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
-from diptych.image import OnnxEncoder
+from diptych.image import ImageEncoder, OnnxEncoder
 from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
@@ -72,6 +74,7 @@ from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
 from diptych.retrieval.stores._memory import MemoryStore
+from diptych.text import HKSE, SentenceEncoder
 
 T = TypeVar("T")
 
@@ -83,6 +86,11 @@ ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matri
 OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
 ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
 ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
+FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
+ImageEncoderLike: TypeAlias = str | os.PathLike[str] | ImageEncoder | None
+TextEncoderLike: TypeAlias = (
+    str | os.PathLike[str] | HKSE | SentenceEncoder | Callable[[list[str]], Array] | None
+)
 
 
 class SupportsArray(Protocol):
@@ -140,8 +148,8 @@ class Retriever:
 
     def __init__(
         self,
-        image_encoder: Any = "auto",
-        text_encoder: Any = "hkse",
+        image_encoder: ImageEncoderLike = "auto",
+        text_encoder: TextEncoderLike = "hkse",
         model: AWCCA | Fusion | None = None,
         *,
         preset: str | None = None,
@@ -331,11 +339,15 @@ class Retriever:
         hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
         return hits
 
-    def embed_images(self, images: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
+    def embed_images(
+        self, images: OneImage | ManyImages | SupportsArray, *, task: str = "search"
+    ) -> np.ndarray[Any, Any]:
         """Return vectors of images for a store of your own; inner products with texts' vectors rank."""
         return self._embed("image", images, task)
 
-    def embed_texts(self, texts: Any, *, task: str = "search") -> np.ndarray[Any, Any]:
+    def embed_texts(
+        self, texts: OneText | ManyTexts | SupportsArray, *, task: str = "search"
+    ) -> np.ndarray[Any, Any]:
         """Return vectors of texts for a store of your own; see ``embed_images``."""
         return self._embed("text", texts, task)
 
@@ -410,18 +422,18 @@ class Retriever:
     @classmethod
     def from_features(
         cls,
-        X: Any,
-        Y: Any,
-        pairing: Any = None,
+        X: FeatureBlocks,
+        Y: FeatureBlocks,
+        pairing: ArrayLike | None = None,
         *,
         ids: Sequence[str] | None = None,
         caption_ids: Sequence[str] | None = None,
         captions: Sequence[str] | None = None,
         splits: Sequence[str] | None = None,
-        paths: Sequence[Any] | None = None,
+        paths: Sequence[str | os.PathLike[str]] | None = None,
         metadata: Metadata | None = None,
-        image_encoder: Any = None,
-        text_encoder: Any = None,
+        image_encoder: ImageEncoderLike = None,
+        text_encoder: TextEncoderLike = None,
         **options: Any,
     ) -> Retriever:
         """Fit on features from any encoder.
@@ -449,15 +461,15 @@ class Retriever:
         """
         x, x_layout = stack_blocks(X, "X")
         y, y_layout = stack_blocks(Y, "Y")
-        pairing = check_pairing(pairing, len(x), y)
+        rows = check_pairing(pairing, len(x), y)
         texts = ("",) * len(y) if captions is None else tuple("" if t is None else str(t) for t in captions)
         dataset = PairedDataset(
             tuple(map(str, range(len(x)) if ids is None else ids)),
             texts,
-            pairing,
+            rows,
             tuple(map(str, caption_ids)) if caption_ids is not None else (),
             None if splits is None else tuple(splits),
-            None if paths is None else tuple(paths),
+            None if paths is None else cast(tuple[Path, ...], tuple(paths)),
         )
         if dataset.n_images != len(x) or dataset.n_captions != len(y):
             raise InputError(
@@ -474,9 +486,9 @@ class Retriever:
         cls,
         model: AWCCA | Fusion,
         *,
-        features: tuple[Any, Any] | None = None,
-        image_encoder: Any = None,
-        text_encoder: Any = None,
+        features: tuple[FeatureBlocks, FeatureBlocks] | None = None,
+        image_encoder: ImageEncoderLike = None,
+        text_encoder: TextEncoderLike = None,
         **options: Any,
     ) -> Retriever:
         """Return a retriever for a model that is fitted already, without items; ``add`` them.
@@ -519,14 +531,14 @@ class Retriever:
 
     def add(
         self,
-        images: Any = None,
-        captions: Any = None,
+        images: OneImage | ManyImages | SupportsArray | None = None,
+        captions: OneText | ManyTexts | SupportsArray | None = None,
         *,
-        pairing: Any = None,
+        pairing: ArrayLike | None = None,
         ids: Sequence[str] | None = None,
         caption_ids: Sequence[str] | None = None,
         texts: Sequence[str] | None = None,
-        paths: Sequence[Any] | None = None,
+        paths: Sequence[str | os.PathLike[str] | None] | None = None,
         metadata: Metadata | None = None,
     ) -> list[str]:
         """Add items to the index without changing the model; return their ids. All are added, or none.
@@ -625,8 +637,8 @@ class Retriever:
     def load(
         cls,
         folder: str | os.PathLike[str],
-        image_encoder: Any = None,
-        text_encoder: Any = None,
+        image_encoder: ImageEncoderLike = None,
+        text_encoder: TextEncoderLike = None,
         *,
         mmap: bool = False,
         trust_graph: bool = False,
@@ -662,7 +674,12 @@ class Retriever:
 
     @classmethod
     def connect(
-        cls, address: str, image_encoder: Any = None, text_encoder: Any = None, *, device: str = "cpu"
+        cls,
+        address: str,
+        image_encoder: ImageEncoderLike = None,
+        text_encoder: TextEncoderLike = None,
+        *,
+        device: str = "cpu",
     ) -> Retriever:
         """Open the model at ``postgresql://user@host/database``; the rest as ``load`` takes it."""
         if not isinstance(address, str) or "://" not in address:
