@@ -34,7 +34,7 @@ def test_a_missing_package_error_names_the_install_command():
     )
     postgres = str(missing_package_error("an index in PostgreSQL needs", "postgres"))
     assert "needs pgvector and psycopg; " in postgres
-    assert '"psycopg[binary]>=' in postgres
+    assert '"psycopg[binary,pool]>=' in postgres
     assert str(missing_package_error("s3://x needs", "zarr", "fsspec")).startswith("s3://x needs fsspec; ")
 
 
