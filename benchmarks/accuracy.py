@@ -7,7 +7,7 @@ read, and nothing is logged or recorded.
 
 from __future__ import annotations
 
-from common import (
+from measuring import (
     CAPTIONS,
     RESULTS,
     TRAIN,

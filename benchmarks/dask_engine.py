@@ -16,7 +16,7 @@ import warnings
 from operator import add
 from pathlib import Path
 
-from common import pin_threads, record, time_call
+from measuring import pin_threads, record, time_call
 
 WORKERS = 2
 pin_threads(WORKERS)

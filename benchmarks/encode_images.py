@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import find_data, read_memory, record, time_call
+from measuring import find_data, read_memory, record, time_call
 
 SCENES = 4000
 

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 
-from common import clock, pin_threads, read_memory, record
+from measuring import clock, pin_threads, read_memory, record
 
 pin_threads(2)
 

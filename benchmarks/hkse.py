@@ -20,7 +20,7 @@ import subprocess
 import sys
 from functools import partial
 
-from common import (
+from measuring import (
     CAPTIONS,
     clock,
     find_data,

@@ -14,7 +14,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import find_data, measure_fastest, pin_threads, read_features, record, time_call
+from measuring import find_data, measure_fastest, pin_threads, read_features, record, time_call
 
 pin_threads(1)
 

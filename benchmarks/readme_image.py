@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common import pin_threads, scale_rows
+from measuring import pin_threads, scale_rows
 
 pin_threads(2)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from common import RESULTS, record
+from measuring import RESULTS, record
 
 CAPTIONS, WIDTH_X, WIDTH_Y, COMPONENTS = 5, 2048, 2000, 512
 SIZES = (10**5, 10**7, 10**9)

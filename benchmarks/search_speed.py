@@ -25,7 +25,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from common import (
+from measuring import (
     find_data,
     find_word_vectors,
     measure_fastest,

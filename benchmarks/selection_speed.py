@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 
-from common import clock, load_flickr8k, measure_gemm, pin_threads, record, split_flickr8k
+from measuring import clock, load_flickr8k, measure_gemm, pin_threads, record, split_flickr8k
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--threads", type=int, default=2)

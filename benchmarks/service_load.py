@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any
 
-from common import clock, pin_threads, record
+from measuring import clock, pin_threads, record
 
 
 def read_options() -> argparse.Namespace:

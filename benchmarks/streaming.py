@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import (
+from measuring import (
     RESULTS,
     clock,
     measure_gemm,

@@ -195,7 +195,7 @@ class Encoders:
         text = self._open["text"]
         return text.hkse if isinstance(text, HKSEEncoder) else None
 
-    def kept(self, view: View, known: Mapping[View, EncoderRecord]) -> Any:
+    def match_open(self, view: View, known: Mapping[View, EncoderRecord]) -> Any:
         """Return the open encoder if it is the one that ``known`` names; None otherwise."""
         encoder, fingerprint = self._open[view], known.get(view, EncoderRecord()).fingerprint
         return encoder if fingerprint in ("", _fingerprint(encoder)) else None

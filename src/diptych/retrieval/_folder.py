@@ -313,7 +313,7 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
                     f"the model in {store.address} is damaged ({reason}); fit again, or restore the database."
                 ) from None
             hkse = None
-            if text and (before is None or before.kept("text", config.encoders) is None):
+            if text and (before is None or before.match_open("text", config.encoders) is None):
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
                 hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None

@@ -757,7 +757,7 @@ class Retriever:
                         "another process has fitted this index on features of other encoders; open it again, "
                         "and pass features of those."
                     )
-                encoders = loaded.encoders(*(encoders.kept(view, loaded.known) for view in VIEWS))
+                encoders = loaded.encoders(*(encoders.match_open(view, loaded.known) for view in VIEWS))
             self._searcher = loaded.searcher(encoders)
 
     def _join(self, view: View, features: Any) -> Any:
