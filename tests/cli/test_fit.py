@@ -299,6 +299,9 @@ UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, "-o", "m"]
         ("", {"model": {"precision": "float16"}}, "precision='float16'"),
         ("", {"model": {"n_components": "few"}}, "n_components='few'"),
         ("", {"model": {"validation_fraction": 2}}, "validation_fraction=2"),
+        ("", {"model": {"validation_fraction": "x"}}, "validation_fraction"),
+        ("--preset best", {"model": {"validation_fraction": 2}}, "validation_fraction=2"),
+        ("", {"retriever": {"keep_features": 3}}, "keep_features=3 is not true or false"),
         ("", {"model": {"path_metrics": "none"}}, "path_metrics='none'"),
         ("", {"model": {"gird": 5}}, "[model] has no setting 'gird'; did you mean 'grid'?"),
         ("", {"hkse": {"tokenizer": "x"}}, "[hkse] has no setting 'tokenizer'"),
@@ -331,6 +334,7 @@ def test_everything_is_checked_before_an_image_is_encoded(photos, monkeypatch, a
         raise AssertionError("an image was encoded")
 
     monkeypatch.setattr(PyramidDescriptor, "encode", encode)
+    monkeypatch.setattr(PyramidDescriptor, "prepare", encode)
     assert message in refused(*UNSPLIT, *arguments.split(), *(config(**settings) if settings else []))
     assert not (photos / "m").exists()
 

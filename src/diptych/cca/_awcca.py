@@ -59,7 +59,7 @@ from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import Projection, Weighting, check_normalization, check_weighting, weight_factors
 from diptych.cca.selection import Path
-from diptych.cca.selection._grids import check_grid
+from diptych.cca.selection._grids import check_grid, check_share
 from diptych.ranking import metric, ranks
 
 KIND = "awcca"
@@ -501,6 +501,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def check_parameters(self) -> None:
         """Raise an error for wrong settings; ``fit`` calls this first."""
         self._check_parameters()
+        check_share(self.validation_fraction)
         if self.params is None:
             check_grid(self.grid)
             return

@@ -30,7 +30,7 @@ from diptych.cca import Spectra, spectra_from_moments
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
-from diptych.cca.selection._grids import check_grid
+from diptych.cca.selection._grids import check_grid, check_share
 from diptych.fusion._blocks import (
     Block,
     Blocks,
@@ -453,6 +453,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     def check_parameters(self) -> None:
         """Refuse wrong settings before any data is read; ``fit`` begins with this."""
         check_grid(self.grid)
+        check_share(self.validation_fraction)
         self._settings()
 
     def _settings(self) -> dict[str, Any]:

@@ -172,6 +172,8 @@ class Retriever:
         self, store: Store, encoders: Encoders, model: AWCCA | Fusion, keep_features: bool, device: str
     ) -> None:
         self.store, self._encoders, self.model = store, encoders, model
+        if not isinstance(keep_features, bool):
+            raise InputError(f"keep_features={keep_features!r} is not true or false.")
         self.keep_features, self.device, self._guessed = keep_features, device, False
         self.base: Base | None = None
         self.version = ""

@@ -200,6 +200,14 @@ class HoldOut:
     pairing: Array
 
 
+def check_share(fraction: object) -> float:
+    """Return ``validation_fraction`` if it is a number between 0 and 1."""
+    share = check_number(fraction, "validation_fraction")
+    if not 0.0 < share < 1.0:
+        raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
+    return share
+
+
 def hold_out(
     pairing: Array, n_images: int, fraction: float, random_state: int | None
 ) -> tuple[HoldOut, HoldOut]:
@@ -208,9 +216,7 @@ def hold_out(
     At most ``MAX_HELD_OUT`` images are held out. Images without captions stay with training, where they have
     no weight.
     """
-    share = check_number(fraction, "validation_fraction")
-    if not 0.0 < share < 1.0:
-        raise InputError(f"validation_fraction={fraction} is not between 0 and 1; give a share such as 0.15.")
+    share = check_share(fraction)
     described = np.unique(to_numpy(pairing))
     size = holdout_size(len(described), share)
     if size is None:
