@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+# Nothing is downloaded in tests: what is not on this machine is an error at once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def declare_torchvision_operators() -> None:
+    """Declare two operators of torchvision where its compiled library does not load.
+
+    A torchvision built for CUDA beside a torch built without it cannot be imported, and with it neither timm
+    nor transformers, because its Python code looks up operators that nobody declared. Detection networks
+    alone call them; everything that the tests use is written in Python.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        import torch
+
+        for name in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
+
+
+@pytest.fixture(scope="session")
+def torchvision():
+    """torchvision, where torch and torchvision are installed."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    declare_torchvision_operators()
+    return pytest.importorskip("torchvision", reason="torchvision is not installed")
 
 
 @pytest.fixture(scope="session", autouse=True)
