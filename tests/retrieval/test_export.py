@@ -61,7 +61,9 @@ def make_blocks():
     hidden = rng.normal(size=(240, 6))
 
     def make(width):
-        rows = hidden @ rng.normal(size=(6, width)) + 0.8 * rng.normal(size=(240, width))
+        """Return a noisy view of half of the hidden cause, so that two blocks are better than one."""
+        seen = hidden[:, rng.permutation(6)[:4]]
+        rows = seen @ rng.normal(size=(4, width)) + 0.8 * rng.normal(size=(240, width))
         return (rows + rng.normal(size=width)).astype(np.float32)
 
     return {view: {name: make(width) for name, width in own.items()} for view, own in WIDTHS.items()}
@@ -117,8 +119,8 @@ def tolerances(retriever, rows, view, task):
             )
             for m in model.members_[task]
         ]
-        # Cosines with the bank are sums over the vectors of all members.
-        factor = len(steps) * (1 + model.corrections_[task].strength)
+        # Weights add up to 1, so the offset is a mean of cosines, times its strength.
+        factor = 1 + model.corrections_[task].strength
     else:
         how, mean, weights = embedding.linear_map(view, task)
         steps, factor = [(normalize(rows, how), mean, weights)], 1.0
@@ -153,8 +155,17 @@ def test_the_vectors_are_those_of_python(fit, tmp_path, name, view, task):
     for n in (1, 3, 100):
         blocks = {key: rows[:n] for key, rows in BLOCKS[view].items()}
         assert_same_vectors(feed(session, blocks), retriever, blocks, view, task)
-    nothing = feed(session, {key: rows[:0] for key, rows in BLOCKS[view].items()})
-    assert nothing.shape == (0, retriever.searcher.embedding.dimension(task))
+
+
+def test_the_models_above_have_everything_that_a_fusion_may_have(fit):
+    members = fit("best").fitted.model.members_["search"]
+    assert len(members) > 1
+    assert {view for view in ("x", "y") if len({getattr(m.part, view) for m in members}) > 1} == {"x", "y"}
+    scales = [m.part.y_scales for m in fit("pieces").fitted.model.members_["annotate"]]
+    assert any(set(each) != {1.0} for each in scales)
+    for name in ("best", "csls", "few in the bank"):
+        assert fit(name).fitted.model.corrections_["search"].strength > 0
+    assert fit("plain").fitted.model.corrections_["search"].strength == 0
 
 
 @pytest.mark.parametrize("name", ["unit", "l2", "csls", "pieces"])
