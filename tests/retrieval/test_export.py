@@ -15,6 +15,7 @@ from diptych.cca._weighting import normalize
 from diptych.data import open_features, read_pairs
 from diptych.fusion import Block, Fusion, Part
 from diptych.fusion._blocks import apply_geometry
+from diptych.fusion._members import identity_blocks
 from diptych.retrieval import _export
 from diptych.retrieval._embedding import split_blocks
 from example_files import code_blocks
@@ -25,7 +26,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 ReferenceEvaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
 
 PAGE = Path(__file__).parents[2] / "docs" / "retriever.md"
-WIDTHS = {"image": {"photos": 12, "sketches": 9}, "text": {"words": 10, "tones": 8}}
+WIDTHS = {"image": {"photos": 12, "sketches": 9}, "text": {"words": 12, "tones": 8}}
 SIDES = [(view, task) for view in WIDTHS for task in ("search", "annotate")]
 
 MODELS = {
@@ -52,21 +53,25 @@ MODELS = {
         },
         scales=(0.5, 1.0, 2.0),
     ),
+    "dual": Fusion(grid=4, parts=[Part(("photos",), ("words",), kind="identity")]),
     "a block unused": Fusion(grid=4, parts=[Part(("photos",), ("tones",))]),
 }
 
 
 def make_blocks():
+    """Features whose blocks know different things; photos and words are those of one dual encoder."""
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(240, 6))
 
-    def make(width):
-        """Return a noisy view of half of the hidden cause, so that two blocks are better than one."""
-        seen = hidden[:, rng.permutation(6)[:4]]
-        rows = seen @ rng.normal(size=(4, width)) + 0.8 * rng.normal(size=(240, width))
-        return (rows + rng.normal(size=width)).astype(np.float32)
+    def make(seen, mixture):
+        rows = hidden[:, seen] @ mixture + 0.8 * rng.normal(size=(240, mixture.shape[1]))
+        return (rows + rng.normal(size=mixture.shape[1])).astype(np.float32)
 
-    return {view: {name: make(width) for name, width in own.items()} for view, own in WIDTHS.items()}
+    dual, sketches, tones = (rng.normal(size=(4, width)) for width in (12, 9, 8))
+    return {
+        "image": {"photos": make([0, 1, 2, 3], dual), "sketches": make([2, 3, 4, 5], sketches)},
+        "text": {"words": make([0, 1, 2, 3], dual), "tones": make([0, 1, 4, 5], tones)},
+    }
 
 
 BLOCKS = make_blocks()
@@ -110,7 +115,9 @@ def tolerances(retriever, rows, view, task):
     model, embedding = retriever.fitted.model, retriever.searcher.embedding
     side = "x" if view == "image" else "y"
     if isinstance(model, Fusion):
-        blocks = apply_geometry(model.geometry_[side], split_blocks(rows, retriever.fitted.layout(view)))
+        unit = identity_blocks([m.part for m in model.members_[task]], side)
+        blocks = split_blocks(rows, retriever.fitted.layout(view))
+        blocks = apply_geometry(model.geometry_[side], blocks, unit)
         steps = [
             (
                 m.part.features(blocks, side),
@@ -158,14 +165,13 @@ def test_the_vectors_are_those_of_python(fit, tmp_path, name, view, task):
 
 
 def test_the_models_above_have_everything_that_a_fusion_may_have(fit):
-    members = fit("best").fitted.model.members_["search"]
-    assert len(members) > 1
-    assert {view for view in ("x", "y") if len({getattr(m.part, view) for m in members}) > 1} == {"x", "y"}
-    scales = [m.part.y_scales for m in fit("pieces").fitted.model.members_["annotate"]]
-    assert any(set(each) != {1.0} for each in scales)
-    for name in ("best", "csls", "few in the bank"):
-        assert fit(name).fitted.model.corrections_["search"].strength > 0
-    assert fit("plain").fitted.model.corrections_["search"].strength == 0
+    fusions = [fit(name).fitted.model for name, model in MODELS.items() if isinstance(model, Fusion)]
+    tasks = [(each.members_[task], each.corrections_[task]) for each in fusions for task in each.members_]
+    assert any(len(members) > 1 and correction.strength > 0 for members, correction in tasks)
+    assert any(correction.kind == "none" for _, correction in tasks)
+    parts = [member.part for members, _ in tasks for member in members]
+    assert {"awcca", "identity"} == {part.kind for part in parts}
+    assert any(set(part.x_scales + part.y_scales) != {1.0} for part in parts)
 
 
 @pytest.mark.parametrize("name", ["unit", "l2", "csls", "pieces"])
@@ -206,7 +212,7 @@ def sessions(fit, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sessions")
     return {
         (name, *side): open_session(export(fit(name), folder, *side))
-        for name in ("tikhonov", "unit", "signed-sqrt", "l2", "csls", "pieces")
+        for name in ("tikhonov", "unit", "signed-sqrt", "l2", "csls", "pieces", "dual")
         for side in SIDES
     }
 
@@ -240,7 +246,7 @@ def test_inputs_are_named_like_the_blocks_that_are_used(fit, tmp_path):
         assert [(each.name, each.shape[0]) for each in session.get_outputs()] == [("vectors", "n")]
         return {each.name: each.shape for each in session.get_inputs()}
 
-    assert inputs(fit("tikhonov"), "text") == {"words": ["n", 10], "tones": ["n", 8]}
+    assert inputs(fit("tikhonov"), "text") == {"words": ["n", 12], "tones": ["n", 8]}
     assert inputs(fit("best"), "image").items() <= {"photos": ["n", 12], "sketches": ["n", 9]}.items()
     assert inputs(fit("a block unused"), "image") == {"photos": ["n", 12]}
     assert inputs(fit("a block unused"), "text") == {"tones": ["n", 8]}

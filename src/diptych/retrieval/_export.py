@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from diptych._checks import InputError, Task, check_choice, check_task, is_unicode, missing_package_error
 from diptych._persistence import library_version, replace_file
-from diptych.fusion import Fusion
+from diptych.fusion import Fusion, Part
 from diptych.fusion._blocks import Geometry
 from diptych.retrieval._embedding import CanonicalEmbedding, Layout
 from diptych.retrieval._items import SEARCHED, VIEWS, View
@@ -175,19 +175,25 @@ def _add_awcca(
 
 
 def _add_fusion(graph: _Graph, inputs: Sequence[str], model: Fusion, view: View, task: Task) -> None:
-    side, searched = "x" if view == "image" else "y", SEARCHED[task] == view
-    used = _used_blocks(model, view, task)
-    blocks = {
-        name: _add_geometry(graph, rows, model.geometry_[side][name])
-        for name, rows in zip(used, inputs, strict=True)
-    }
+    side: Literal["x", "y"] = "x" if view == "image" else "y"
+    searched, shaped = SEARCHED[task] == view, dict[str, str]()
+    given = dict(zip(_used_blocks(model, view, task), inputs, strict=True))
+
+    def add_features(part: Part) -> str:
+        """As ``Part.features``."""
+        names, scales = (part.x, part.x_scales) if side == "x" else (part.y, part.y_scales)
+        if part.kind == "identity":
+            return graph.to_unit_length(given[names[0]])
+        for name in names:
+            if name not in shaped:
+                shaped[name] = _add_geometry(graph, given[name], model.geometry_[side][name])
+        return graph.concatenate([graph.scale(shaped[n], s) for n, s in zip(names, scales, strict=True)])
+
     parts = []
     for member in model.members_[task]:
-        names, scales = getattr(member.part, side), getattr(member.part, f"{side}_scales")
-        rows = graph.concatenate([graph.scale(blocks[n], s) for n, s in zip(names, scales, strict=True)])
         linear = member.linear
         mean, weights = (linear.x_mean, linear.x_map) if side == "x" else (linear.y_mean, linear.y_map)
-        vectors = graph.to_unit_length(graph.project(rows, mean, weights))
+        vectors = graph.to_unit_length(graph.project(add_features(member.part), mean, weights))
         parts.append(graph.scale(vectors, member.weight) if searched else vectors)
     vectors, correction = graph.concatenate(parts), model.corrections_[task]
     if not searched:
