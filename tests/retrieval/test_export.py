@@ -262,21 +262,22 @@ def test_inputs_are_named_like_the_blocks_that_are_used(fit, tmp_path):
 
 def test_blocks_may_have_any_name_but_that_of_the_output(tmp_path):
     images, (words, tones) = BLOCKS["image"]["photos"], BLOCKS["text"].values()
-    odd = Retriever.from_features(
-        images,
-        {"Abs_3": words, "constant_4": tones},
-        model=AWCCA(params=(2.0, 3.0), normalize=("none", "unit")),
-    )
-    found = feed(open_session(export(odd, tmp_path, "text", "search")), {"Abs_3": words, "constant_4": tones})
+    model = AWCCA(params=(2.0, 3.0), normalize=("none", "unit"))
+    before = Retriever.from_features(images, {"words": words, "tones": tones}, model=model)
+    graph = onnx.load(export(before, tmp_path, "text", "search")).graph
+    names = graph.node[1].output[0], graph.initializer[0].name  # which the file would use itself
+    odd = Retriever.from_features(images, dict(zip(names, (words, tones), strict=True)), model=model)
+    session = open_session(export(odd, tmp_path, "text", "search"))
+    found = feed(session, dict(zip(names, (words, tones), strict=True)))
     np.testing.assert_allclose(found, odd.embed_texts(np.hstack([words, tones])), atol=1e-5)
-    for name in ("vectors", "\ud800"):
+    for name in ("vectors", "", "a\0b", "\ud800"):
         wrong = Retriever.from_features(images, {name: words, "tones": tones}, model=AWCCA(params=(2.0, 3.0)))
         with pytest.raises(InputError, match="cannot be the name of an input"):
             wrong.export_onnx(tmp_path / "wrong.onnx")
     assert not (tmp_path / "wrong.onnx").exists()
 
 
-def test_the_file_says_what_it_is_and_names_no_folder(pictures, tmp_path):
+def test_the_file_says_what_it_is_and_names_no_folder(pictures, fit, tmp_path):
     for view, side in (("text", "query"), ("image", "item")):
         path = export(pictures, tmp_path, view, "search")
         about = open_session(path).get_modelmeta()
@@ -294,6 +295,9 @@ def test_the_file_says_what_it_is_and_names_no_folder(pictures, tmp_path):
             "diptych": pictures.info()["library"],
         }
         assert str(tmp_path).encode() not in path.read_bytes()
+    about = open_session(export(fit("best"), tmp_path, "image", "annotate")).get_modelmeta()
+    assert {"encoder", "encoder_fingerprint"}.isdisjoint(about.custom_metadata_map)
+    assert about.custom_metadata_map["model"] == "Fusion"
 
 
 def test_features_of_the_encoders_give_the_vectors_of_texts_and_images(pictures, drawn, tmp_path):

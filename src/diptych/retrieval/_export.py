@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from diptych._checks import InputError, Task, check_choice, check_task, is_unicode, missing_package_error
+from diptych._checks import InputError, Task, check_choice, check_task, missing_package_error
 from diptych._persistence import library_version, replace_file
 from diptych.fusion import Fusion, Part
 from diptych.fusion._blocks import Geometry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from diptych.retrieval._searcher import Searcher
 
 OPSET, IR_VERSION = 13, 7
-"""The oldest that has every operator used here as newer runtimes have it: ONNX Runtime 1.6, of 2020."""
+"""Old enough for ONNX Runtime 1.6, of 2020; newer runtimes read old files."""
 
 FEATURES, VECTORS = "features", "vectors"
 """The input of a model without named blocks, and the output."""
@@ -34,7 +34,7 @@ MAX_BYTES = 2**31 - 2**20
 def export_onnx(path: str | os.PathLike[str], searcher: Searcher, view: str, task: str) -> None:
     """Write the projection of the features of ``view`` to the vectors of ``task``; see ``Retriever``."""
     try:
-        import onnx
+        import onnx.helper
         import onnx.numpy_helper
     except ImportError:
         raise missing_package_error("an export to ONNX needs", "export") from None
@@ -225,7 +225,7 @@ def _choose_inputs(searcher: Searcher, view: View, task: Task) -> Layout:
     layout, model = searcher.fitted.layout(view), searcher.fitted.model
     if len(layout) < 2:
         return {FEATURES: searcher.embedding.features(view)}
-    if wrong := [name for name in layout if not name or name == VECTORS or not is_unicode(name)]:
+    if wrong := [name for name in layout if name in ("", VECTORS) or not name.isprintable()]:
         raise InputError(f"the block {wrong[0]!r} cannot be the name of an input; fit with another name.")
     if not isinstance(model, Fusion):
         return layout
