@@ -22,6 +22,7 @@ from diptych._checks import (
     InputError,
     Task,
     check_choice,
+    check_count,
     check_pairing,
     check_task,
 )
@@ -34,6 +35,7 @@ from diptych.fusion._blocks import (
     Block,
     Blocks,
     Floats,
+    Geometry,
     Pairs,
     Side,
     apply_geometry,
@@ -348,6 +350,38 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         }
         return self
 
+    @classmethod
+    def zero_shot(cls, width: int) -> Fusion:
+        """Return a model that compares the ``width`` features of a dual encoder as they are, without pairs.
+
+        ``Retriever.from_model`` makes a retriever of it, to which items can be added.
+
+        >>> import numpy as np
+        >>> model = Fusion.zero_shot(3)
+        >>> scores = model.queries(np.eye(3)) @ model.items(2 * np.eye(3)).T
+        >>> bool(np.allclose(scores, np.eye(3)))
+        True
+        """
+        check_count(width, "width")
+        part = Part(("x",), ("y",), kind="identity")
+        model = cls(parts=[part], hubness=("none",))
+        model.geometry_ = {view: {view: Geometry("none", 1, 1.0, width)} for view in ("x", "y")}
+        zero, eye = np.zeros(width, np.float32), np.eye(width, dtype=np.float32)
+        member = Member(part, Use("identity", 1.0), 1.0, LinearMaps(zero, zero, eye, eye))
+        model.members_ = {task: [member] for task in TASKS}
+        model.corrections_ = {task: Correction() for task in TASKS}
+        model.banks_ = {task: np.zeros((0, width), dtype=np.float32) for task in TASKS}
+        model.selection_ = {
+            "criterion": "none",
+            "validation": "no pairs",
+            "refitted": False,
+            "geometry": {},
+            "parts": [],
+            "tasks": {},
+            "seconds": 0.0,
+        }
+        return model
+
     def refits(self, validation: tuple[Any, ...] | None = None) -> bool:
         """Return whether ``fit`` fits the chosen models again on training and validation pairs together."""
         return bool(self._settings()["refit"] or validation is None)
@@ -532,7 +566,10 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
         best = [choose_use(one, trial, uses, settings["n_components"], kinds) for one in fitted]
-        choice = choose_weights(evaluator, [scores for _, scores, _ in best], kinds, self.search_weights)
+        unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
+        choice = choose_weights(
+            evaluator, [scores for _, scores, _ in best], kinds, self.search_weights, unfitted
+        )
         report: _TaskReport = {
             "parts": [cast(_PartReport, each) for _, _, each in best],
             "weights": list(choice.weights),
