@@ -240,6 +240,14 @@ def test_features_like_the_mean_give_a_zero_vector(fit, sessions):
     assert not np.any(retriever.embed_texts(mean))
 
 
+def test_a_model_without_pairs_is_exported(tmp_path):
+    retriever = Retriever.from_model(Fusion.zero_shot(12))
+    for view, rows in (("image", BLOCKS["image"]["photos"]), ("text", BLOCKS["text"]["words"])):
+        found = feed(open_session(export(retriever, tmp_path, view, "search")), {"features": rows})
+        limit = rounding(np.float32, rows.shape[1])
+        np.testing.assert_allclose(found, embed(retriever, view, "search", rows), rtol=0, atol=limit)
+
+
 def test_inputs_are_named_like_the_blocks_that_are_used(fit, tmp_path):
     def inputs(retriever, view):
         session = open_session(export(retriever, tmp_path, view, "search"))
