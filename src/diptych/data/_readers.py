@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,8 +19,9 @@ import numpy as np
 
 from diptych._checks import DataWarning, InputError, check_choice, count, is_unicode
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
+from diptych.data._hub_datasets import PREFIX, open_hub_dataset
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
-from diptych.data._tables import TABLE_SUFFIXES, open_table
+from diptych.data._tables import TABLE_SUFFIXES, Rows, open_table
 from diptych.image._decoding import EXTENSIONS
 
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
@@ -62,9 +63,12 @@ def read_pairs(
         A Karpathy split file (``restval`` counts as training), a COCO caption file (the split is in its
         name), a Flickr token file, a table (CSV, TSV, JSON lines, Parquet; one row per caption, or a list
         of captions per row), or a folder that holds one of these or images with ``.txt`` files beside them.
+        ``"hf:user/name"``: a dataset of the Hugging Face Hub, ``"hf:./folder"``: one on this machine, either
+        with ``?config=…&split=…&revision=…``; see ``docs/data.md``.
     images
         The folder of the images. None: for a table its own folder, or ``images`` beside it; for other
-        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images.
+        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images. For
+        ``hf:`` it is the folder that images are written to; None: one in the cache of ``datasets``.
     image_column, caption_column, split_column
         Columns of a table; None: the usual names (``image``, ``file_name``, …; ``caption``, ``text``, …;
         ``split``).
@@ -87,13 +91,19 @@ def read_pairs(
     >>> pairs.image_ids, pairs.captions
     (('cat.jpg', 'dog.jpg'), ('A cat.', 'It sleeps.', 'A dog.'))
     """
+    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
+    if os.fspath(path).startswith(PREFIX):
+        for name, value in {"encoding": encoding, "format": format}.items():
+            if value is not None:
+                raise InputError(f"{name} has no effect on {path}; leave it out.")
+        folder = None if images is None else Path(images)
+        return _read_hub_dataset(os.fspath(path), _Options(folder, columns, None, max_bytes))
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of images.")
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
     for name, value in {**columns, "encoding": encoding}.items():
         if value is not None and format != "table":
             raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
@@ -303,6 +313,42 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
     split, split_column = None, options.columns["split_column"]
     if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
         split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split", path)
+    pairs = _join_rows(rows, image, caption, split, path)
+    folder, beside = options.images or path.parent, path.parent / "images"
+    if options.images is None and beside.is_dir():
+        folder = folder if contained_path(folder, pairs.image_ids[0]).is_file() else beside
+    return replace(pairs, paths=tuple(contained_path(folder, name) for name in pairs.image_ids))
+
+
+def _read_hub_dataset(name: str, options: _Options) -> PairedDataset:
+    """Read a dataset of the Hub, or a local folder in its formats; its images are written to a folder."""
+    dataset = open_hub_dataset(name)
+    columns, images = list(dataset.features), dataset.find_image_columns()
+    wanted = options.columns["image_column"]
+    if not images or wanted not in (None, *images):
+        which = "none" if wanted is None or not images else repr(wanted)
+        raise InputError(
+            f"{name} has the columns {', '.join(columns)}, and {which} holds images; name one that does."
+        )
+    if wanted is not None or len(images) > 1:
+        images = [_find_column(images, wanted, _IMAGE_COLUMNS, "image", name)]
+    wanted, captions = options.columns["caption_column"], dataset.find_numbered_captions()
+    usual = any(column.lower() in _CAPTION_COLUMNS for column in columns)
+    if wanted is not None or usual or not captions:
+        captions = [_find_column(columns, wanted, _CAPTION_COLUMNS, "caption", name)]
+    split = options.columns["split_column"]
+    if split is not None and len(dataset.splits) > 1:
+        raise InputError(f"{name} is split already, so split_column has no effect; leave it out.")
+    if split is not None or (len(dataset.splits) == 1 and any(c.lower() in _SPLIT_COLUMNS for c in columns)):
+        split = _find_column(columns, split, _SPLIT_COLUMNS, "split", name)
+    folder = options.images or dataset.default_folder()
+    rows = dataset.rows(images[0], captions, split, folder, options.max_bytes)
+    pairs = _join_rows(rows, "image", "caption", "split", name)
+    return replace(pairs, paths=tuple(contained_path(folder, file) for file in pairs.image_ids))
+
+
+def _join_rows(rows: Rows, image: str, caption: str, split: str | None, path: Path | str) -> PairedDataset:
+    """Return the pairs in the rows of a table; ``path`` is for messages."""
     image_rows: dict[str, int] = {}
     captions: list[str] = []
     pairing: list[int] = []
@@ -328,16 +374,11 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
         pairing += [row] * len(texts)
     if not captions:
         raise InputError(f"{path} holds no captions; expected one row for each.")
-    folder = options.images or path.parent
-    beside = path.parent / "images"
-    if options.images is None and beside.is_dir():
-        folder = folder if contained_path(folder, next(iter(image_rows))).is_file() else beside
     return PairedDataset(
         tuple(image_rows),
         tuple(captions),
         np.array(pairing, np.int64),
         splits=tuple(splits) if any(splits) else None,
-        paths=tuple(contained_path(folder, name) for name in image_rows),
     )
 
 
@@ -358,7 +399,7 @@ def _check_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def _find_column(
-    columns: Sequence[str], wanted: str | None, usual: Sequence[str], what: str, path: Path
+    columns: Sequence[str], wanted: str | None, usual: Sequence[str], what: str, path: Path | str
 ) -> str:
     if wanted is not None:
         if wanted not in columns:
