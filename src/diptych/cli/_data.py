@@ -22,6 +22,7 @@ from diptych.cli._options import (
 )
 from diptych.cli._output import (
     RESUMES,
+    hide_library_bars,
     limit_threads,
     make_console,
     print_json,
@@ -56,6 +57,7 @@ def check(
     Example: `diptych check captions.csv --images photos`
     """
     with report_errors():
+        hide_library_bars(quiet or as_json)
         with show_progress("checking images", quiet or as_json) as (progress, task):
             columns = TableOptions(image_column, caption_column, encoding)
             report = inspect_pairs(

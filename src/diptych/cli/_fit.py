@@ -33,6 +33,7 @@ from diptych.cli._output import (
     RESUMES,
     EncodingBars,
     describe_model,
+    hide_library_bars,
     limit_threads,
     make_console,
     print_json,
@@ -128,6 +129,7 @@ def fit(
                 raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()
         check_writable(out, KIND)
+        hide_library_bars(silent)
         data = open_data(source, texts, pairs, images, TableOptions(image_column, caption_column, encoding))
         _refuse_unused(ctx, data, text_encoder, model, settings)
         is_raw = isinstance(data, PairedDataset)

@@ -125,8 +125,10 @@ def explain_hub_errors(name: str) -> Iterator[None]:
             message = f"there is no {name} on the Hub, or you may not see it; check the name and your login."
         elif status == 403:
             message = f"the Hub does not allow this for {name}; use a token that may write there."
-        elif status:
+        elif status >= 500:
             message = f"the Hub answered {status} for {name}; try again later."
+        elif status:
+            message = f"the Hub refused {name} ({' '.join(str(error).split())[:300].rstrip('.')})."
         elif any(isinstance(each, (errors.HTTPError, ConnectionError, FileNotFoundError)) for each in causes):
             message = (
                 f"{name} is not in the cache, and the Hub cannot be reached; check the network, and that "

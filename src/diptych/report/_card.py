@@ -105,6 +105,8 @@ class Card:
         Names and descriptions of the other files of the folder.
     has_figure
         Whether ``regularization.png`` is in the folder.
+    repo
+        The repository of the Hugging Face Hub that the model is published in.
 
     Examples
     --------
@@ -127,6 +129,7 @@ class Card:
     index: IndexFacts | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     has_figure: bool = False
+    repo: str = ""
 
 
 def model_card(facts: Card) -> str:
@@ -211,7 +214,9 @@ def _use(facts: Card) -> Iterator[str]:
         "python",
         *([] if text else ["import numpy as np", ""]),
         "from diptych import Retriever",
-        f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
+        f"model = Retriever.from_pretrained({json.dumps(facts.repo)})"
+        if facts.repo
+        else f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
         'model.search("a dog")'
         if text
         else 'model.search(np.load("texts.npy"))  # features, one row per query',
@@ -219,6 +224,7 @@ def _use(facts: Card) -> Iterator[str]:
     yield "or from the shell:"
     yield _code(
         "sh",
+        *([f"diptych pull {shlex.quote(facts.repo)} --out {argument}"] if facts.repo else []),
         f"diptych search {argument} " + ('"a dog"' if text else "--features texts.npy"),
         f"diptych annotate {argument} " + ("photo.jpg" if image else "--features images.npy"),
     )

@@ -24,7 +24,7 @@ from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
 from diptych.image._onnx import network_fingerprint
-from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval._items import VIEWS, View, file_name
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 from diptych.text._encoders import HKSEEncoder, folder_fingerprint
 
@@ -92,6 +92,16 @@ class EncoderRecord(Schema, frozen=True):
             beside = os.path.relpath(os.path.realpath(self.origin.path), folder)
             return msgspec.structs.replace(self, origin=msgspec.structs.replace(self.origin, beside=beside))
         return self
+
+    def strip_paths(self) -> EncoderRecord:
+        """Return the record as it is published: with file names instead of the paths of this machine."""
+        if self.origin is None:
+            return self
+        kind, colon, path = self.origin.source.rpartition(":")
+        source = f"{kind}{colon}{file_name(path)}" if colon else file_name(path)
+        weights = self.origin.weights and file_name(self.origin.weights)
+        origin = Origin(source, self.origin.recipe, weights)
+        return EncoderRecord(file_name(self.name), self.fingerprint, origin)
 
     def locate(self, folder: Path) -> EncoderRecord:
         """Return the record with the path of an encoder that was moved together with a model folder."""
