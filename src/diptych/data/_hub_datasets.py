@@ -87,7 +87,7 @@ class HubDataset:
                 size += sum(len(text) for text in texts if isinstance(text, str))
                 if size > max_bytes:
                     raise InputError(
-                        f"{self.name} has more than {max_bytes:,} bytes of captions; raise max_bytes."
+                        f"{self.name} has more than {max_bytes:,} characters of captions; raise max_bytes."
                     )
                 file = self._write_image(row[image], images, name)
                 if file is None:
