@@ -36,6 +36,12 @@ class Repository:
         self.commits[sha], self.branches[branch] = files, sha
         return sha
 
+    def copy(self, **changes: bytes) -> "Repository":
+        """Return a public repository with the same files, and some others."""
+        other = Repository(private=False)
+        other.commit("main", {**self.files(), **changes})
+        return other
+
     def files(self, revision: str = "main") -> dict[str, bytes]:
         return self.commits[self.branches.get(revision, revision)]
 
@@ -51,7 +57,7 @@ class HubServer:
         self.blobs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.broken = ""  # answer 500 where a path contains this
-        self.stalls = ""  # send half of a file whose name contains this, and wait
+        self.stalls = ""  # once, send half of a file whose name contains this, and wait
         self.stalled = threading.Event()
         config = uvicorn.Config(make_app(self), port=0, log_level="warning", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
@@ -263,6 +269,8 @@ def make_app(hub: HubServer) -> FastAPI:
         status = 206 if "Content-Range" in headers else 200
         if request.method == "HEAD" or not (hub.stalls and hub.stalls in path):
             return Response(content, status, headers)
+
+        hub.stalls = ""
 
         async def stall():
             yield content[: len(content) // 2]

@@ -270,6 +270,7 @@ def test_commands_take_datasets(tmp_path, scenes):
     assert "has no split 'dev'" in refused("check", f"{source}?split=dev")
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_hub(tmp_path, scenes):
     write_parquet(tmp_path / "made", scenes)
     files = {f"data/{path.name}": path.read_bytes() for path in (tmp_path / "made" / "data").iterdir()}
