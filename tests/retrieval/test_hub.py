@@ -134,6 +134,7 @@ def test_a_downloaded_model_in_the_cache_is_only_read(hub, published, place, cli
         code="""
         import json, os, sys
         from pathlib import Path
+        from huggingface_hub import snapshot_download
         from diptych import InputError, Retriever
 
         place, out = map(Path, sys.argv[1:])
@@ -155,6 +156,8 @@ def test_a_downloaded_model_in_the_cache_is_only_read(hub, published, place, cli
         refuse("save", lambda: known.save(folder))
         refuse("add", lambda: Retriever.load(folder).save(folder))
         known.save(out / "copy")
+        snapshot_download("ada/scenes", local_dir=out / "local")
+        result["local"] = [hit.id for hit in Retriever.from_pretrained(out / "local").search("a red star")]
         result["copy"] = Retriever.load(out / "copy").item("new") is not None
         print(json.dumps(result))
         """,
@@ -163,6 +166,7 @@ def test_a_downloaded_model_in_the_cache_is_only_read(hub, published, place, cli
     assert cache.is_relative_to(tmp_path / "home")
     assert (cache / POINTER).is_symlink()  # to a blob
     expected = Retriever.load(place / "model")
+    assert result["local"] == result["hits"]
     assert result["hits"] == [hit.id for hit in expected.search(QUERY)]
     assert set(result["paths"]) == {None}
     assert "its images were encoded by colours.onnx" in result["annotate"]
@@ -278,17 +282,17 @@ def test_errors_are_one_sentence(hub, published, place, client, tmp_path):
         (["hf_ada", "pull", "ada/private", "--images", "none", "--out", out], "none is not a folder"),
         (
             ["hf_ada", "pull", "ada/damaged", "--out", out],
-            "items.jsonl is not as it was written (its checksum",
+            "items.jsonl is not as it was written",
         ),
         (
             ["hf_ada", "pull", "ada/other", "--out", out],
-            "ada/other is not a model of diptych: current.json is",
+            "ada/other is not a model of diptych",
         ),
         (
             ["hf_ada", "pull", "ada/broken", "--out", out],
-            "the Hub answered 500 for ada/broken; try again later",
+            "the Hub answered 500 for ada/broken",
         ),
-        (["hf_ada", "push", model, "ada/broken"], "the Hub answered 500 for ada/broken; try again later"),
+        (["hf_ada", "push", model, "ada/broken"], "the Hub answered 500 for ada/broken"),
     ]
     results = client(json.dumps([arguments for arguments, _ in cases]), code=code)
     for (arguments, message), (status, errors) in zip(cases, results, strict=True):

@@ -36,7 +36,7 @@ from diptych.retrieval._encoders import choose_recipe, warn_of_pyramid
 from diptych.scenes import make_scenes
 from diptych.text import sentence_encoder
 
-PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
+PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]

@@ -97,8 +97,9 @@ class EncoderRecord(Schema, frozen=True):
         """Return the record as it is published: with file names instead of the paths of this machine."""
         if self.origin is None:
             return self
-        kind, colon, path = self.origin.source.rpartition(":")
-        source = f"{kind}{colon}{file_name(path)}" if colon else file_name(path)
+        source = file_name(self.origin.source)
+        kind, colon, path = source.partition(":")
+        source = f"{kind}:{file_name(path)}" if colon else source
         weights = self.origin.weights and file_name(self.origin.weights)
         origin = Origin(source, self.origin.recipe, weights)
         return EncoderRecord(file_name(self.name), self.fingerprint, origin)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import ntpath
 import os
+import posixpath
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -368,12 +371,14 @@ def strip_paths(items: Iterable[Item]) -> list[Item]:
 
 
 def file_name(name: str) -> str:
-    """Return the last part of an absolute path; any other name unchanged.
+    r"""Return the last part of an absolute path of any system; other names unchanged.
 
-    >>> file_name("/home/ada/photos/dog.jpg"), file_name("photos/dog.jpg")
-    ('dog.jpg', 'photos/dog.jpg')
+    >>> file_name("/home/ada/photos/dog.jpg"), file_name("photos/dog.jpg"), file_name(r"C:\Users\ada\dog.jpg")
+    ('dog.jpg', 'photos/dog.jpg', 'dog.jpg')
     """
-    return os.path.basename(os.path.normpath(name)) if os.path.isabs(name) else name
+    if posixpath.isabs(name) or ntpath.splitdrive(name)[0]:
+        return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    return name
 
 
 def write_items(items: Iterable[Item], path: Path, places: Places) -> None:
