@@ -196,7 +196,7 @@ class Pipeline:
                 waiting = time.perf_counter() - begin
                 unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
                 good = [i for i in range(size) if i not in unreadable]
-                features = np.empty((0, 0))
+                features: Features = np.empty((0, 0))
                 if good:
                     rows, refused = self.encode([batch[i] for i in good])
                     unreadable |= {good[i]: error for i, error in refused.items()}

@@ -49,6 +49,7 @@ _CAPTION_COLUMNS = (
     *("caption", "captions", "text", "sentence", "sentences", "description", "comment", "alt", "title"),
     *("raw", "label"),
 )
+PAIRS_SUFFIXES = (".json", ".token", ".txt", *TABLE_SUFFIXES)
 _SPLIT_COLUMNS = ("split", "subset", "partition", "fold")
 
 Format: TypeAlias = Literal["json", "tokens", "flickr8k", "table", "folder"]
@@ -153,9 +154,7 @@ def _detect_format(path: Path) -> tuple[Format, Path]:
         return "json", path
     if suffix in (".token", ".txt"):
         return "tokens", path
-    raise InputError(
-        f"{path} is not a file of pairs; expected .json, .token, {', '.join(TABLE_SUFFIXES)}, or a folder."
-    )
+    raise InputError(f"{path} is not a file of pairs; expected {', '.join(PAIRS_SUFFIXES)}, or a folder.")
 
 
 def _read_json(path: Path, options: _Options) -> PairedDataset:

@@ -222,14 +222,16 @@ def open_input(source: Any, inputs: Inputs, what: str, max_pixels: int = DEFAULT
 
 
 def prepare_input(encoder: ImageEncoder, source: Any, what: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Any:
-    """Open one item for an encoder and do the work that can run ahead; return the error if it is unreadable."""
+    """Open one item for an encoder and do the work that can run ahead; return the error if that fails."""
     inputs = inputs_of(encoder)
     try:
         opened = open_input(source, inputs, what, max_pixels)
         if not isinstance(encoder, StagedEncoder):
             return opened
         return encoder.prepare(opened) if inputs == "images" else _try(encoder.prepare, opened, opened, what)
-    except UnreadableImage if inputs == "images" else InputError as problem:
+    except InputError as problem:
+        if inputs == "images" and not isinstance(problem, UnreadableImage):
+            raise
         return problem
 
 
@@ -267,8 +269,8 @@ def _try(function: Callable[[Any], Any], argument: Any, source: str, what: str) 
         return InputError(error if shown in str(error) else f"{shown}: {error}")
     except Exception as error:  # functions of users raise classes of their own
         raise InputError(
-            f"the {what} encoder failed on {shown} ({type(error).__name__}: {error}); let it raise InputError "
-            "for what cannot be read, which is then left out."
+            f"the {what} encoder failed on {shown} ({type(error).__name__}: {error}); let it raise "
+            "InputError for what cannot be read, which is then left out."
         ) from error
 
 
