@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import TASKS, InputError, check_choice
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, ViewNames, check_choice, check_view_names
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -100,7 +100,10 @@ class IndexConfig(Schema, frozen=True):
 
 
 class ModelConfig(Schema, frozen=True):
-    """A fitted model and its encoders; the limit of an outlier detector is None if it has none."""
+    """A fitted model and its encoders; the limit of an outlier detector is None if it has none.
+
+    ``views`` are the names of the views for people, unless they are image and text.
+    """
 
     model: AWCCAConfig | FusionConfig
     outlier_limits: dict[View, float | None]
@@ -108,9 +111,16 @@ class ModelConfig(Schema, frozen=True):
     index: IndexConfig
     keep_features: bool
     facts: Facts
+    views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def names(self) -> ViewNames:
+        """The names of the views."""
+        return IMAGE_AND_TEXT if self.views is msgspec.UNSET else check_view_names(self.views)
 
     def __post_init__(self) -> None:
-        """Refuse a config without one of the views."""
+        """Refuse a config without one of the views, and names that are none."""
+        self.names  # noqa: B018
         if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
             raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
 
@@ -159,11 +169,12 @@ class LoadedModel:
     known: dict[View, EncoderRecord]
     hkse: HKSE | None
     keep_features: bool
+    views: ViewNames
     version: str = ""
 
     def encoders(self, image: Any = None, text: Any = None) -> Encoders:
         """Return the encoders, with those of the user in place of the stored ones."""
-        return Encoders(image, self.hkse if text is None else text, self.known)
+        return Encoders(image, self.hkse if text is None else text, self.known, self.views)
 
     def has_encoders(self, encoders: Encoders) -> bool:
         """Return whether the features of this model came from ``encoders``."""
@@ -339,7 +350,8 @@ def read_version(
             view: known[view].strip_paths() if published else known[view].locate(version.folder)
             for view in VIEWS
         }
-        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features)
+        names = config.model.names
+        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features, names)
     return loaded, Base.start(version, loaded.store, loaded.fitted, loaded.hkse, config.journal)
 
 
@@ -372,7 +384,8 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
                 hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
-        return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
+        known, names = dict(config.encoders), config.names
+        return LoadedModel(fitted, store, known, hkse, config.keep_features, names, version)
 
 
 def _write_model(
@@ -412,6 +425,7 @@ def _write_model(
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
+        msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
     )
 
 
@@ -516,7 +530,7 @@ def _read_items(
     path = files.check(ITEMS)
     items = read_items(path, counts.image + counts.text, places)
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
-        raise InputError(f"{path} does not hold the images and texts that were saved; save the model again.")
+        raise InputError(f"{path} does not hold the items that were saved; save the model again.")
     table = ItemTable(items)
     arrays = _map(files, INDEX, mmap)
     indexes = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 FILES = (POINTER, *FOR_PEOPLE, *(f"{VERSIONS}/*.{kind}" for kind in ("json", "jsonl", "safetensors")))
 """Patterns of what is uploaded and downloaded: arrays, JSON and the card; nothing that can be executed."""
 
-_TASK_TYPES = {"search": "text-to-image-retrieval", "annotate": "image-to-text-retrieval"}
 _METRICS = {"r@1": "recall_at_1", "r@5": "recall_at_5", "r@10": "recall_at_10"}
 
 
@@ -43,7 +41,7 @@ def push(
     with explain_hub_errors(repo_id), tempfile.TemporaryDirectory() as scratch:
         hub.utils.validate_repo_id(repo_id)
         folder = Path(scratch) / "model"
-        front_matter = _write_front_matter(hub, repo_id, license, retriever.fitted.facts)
+        front_matter = _write_front_matter(hub, repo_id, license, retriever)
         # Before a repository is created, because it refuses what cannot be published.
         save_published(retriever, folder, repo_id, keep_features=keep_features, front_matter=front_matter)
         created = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -82,11 +80,13 @@ def find_model(repo_id: str | os.PathLike[str], revision: str | None, token: str
     return Path(folder)
 
 
-def _write_front_matter(hub: Any, repo_id: str, license: str, facts: Mapping[str, Any]) -> str:
+def _write_front_matter(hub: Any, repo_id: str, license: str, retriever: Retriever) -> str:
     """Return what the Hub reads of a card: library, licence, tags, and the recalls on the test split."""
+    facts, (image, text) = retriever.fitted.facts, (name.replace(" ", "-") for name in retriever.views)
+    kinds = {"search": f"{text}-to-{image}-retrieval", "annotate": f"{image}-to-{text}-retrieval"}
     results = [
         hub.EvalResult(
-            task_type=_TASK_TYPES[task],
+            task_type=kinds[task],
             task_name=task,
             dataset_type="unknown",
             dataset_name="test split of the pairs that the model was fitted on",
@@ -100,7 +100,7 @@ def _write_front_matter(hub: Any, repo_id: str, license: str, facts: Mapping[str
     data = hub.ModelCardData(
         library_name="diptych",
         license=license,
-        tags=["diptych", "cross-modal-retrieval", "image-text-retrieval", "cca"],
+        tags=["diptych", "cross-modal-retrieval", f"{image}-{text}-retrieval", "cca"],
         model_name=repo_id.rpartition("/")[2] if results else None,
         eval_results=results or None,
     )
