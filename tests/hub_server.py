@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, field
 
 import uvicorn
-import yaml
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -126,6 +125,8 @@ def make_app(hub: HubServer) -> FastAPI:
 
     @app.post("/api/validate-yaml")
     async def validate_yaml(request: Request):
+        import yaml  # which comes with the client library
+
         card = yaml.safe_load((await request.json())["content"].split("---")[1])
         errors = [] if card.get("license") in LICENCES else [{"message": '"license" must be one of [...]'}]
         return JSONResponse({"errors": errors, "warnings": []}, 400 if errors else 200)

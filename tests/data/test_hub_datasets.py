@@ -211,6 +211,29 @@ def test_an_image_file_outside_of_the_dataset_is_not_opened(tmp_path, scenes):
     assert not (tmp_path / "images").exists()
 
 
+def test_the_name_of_a_split_does_not_lead_out_of_the_images(tmp_path, scenes):
+    make_dataset(scenes, range(3)).save_to_disk(tmp_path / "elsewhere")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "dataset_dict.json").write_text('{"splits": ["../elsewhere"]}')
+    before = sorted(tmp_path.iterdir())
+    pairs = read_pairs(f"hf:{tmp_path / 'made'}", images=tmp_path / "images" / "deep")
+    assert {path.resolve().parent.parent for path in pairs.paths} == {tmp_path / "images" / "deep"}
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "images"])
+
+
+def test_damaged_files_are_refused(tmp_path, scenes):
+    write_parquet(tmp_path / "parquet", scenes)
+    save_to_disk(tmp_path / "saved", scenes)
+    for file in (next((tmp_path / "parquet").rglob("train*")), next((tmp_path / "saved").rglob("*.arrow"))):
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "dataset_dict.json").write_text("[]")
+    for name in ("parquet", "saved", "state"):
+        with pytest.raises(InputError, match=f"hf:.*{name}"):
+            read_pairs(f"hf:{tmp_path / name}", images=tmp_path / "images")
+
+
 def test_a_dataset_script_is_refused_and_not_run(tmp_path):
     folder = tmp_path / "made"
     folder.mkdir()

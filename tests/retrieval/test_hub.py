@@ -11,7 +11,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import yaml
 
 from diptych import InputError, Retriever
 from diptych._persistence import CONFIG, POINTER, lock_for_serving, new_version, write_config
@@ -23,6 +22,7 @@ from hub_server import HubServer, Repository
 from tolerance import assert_same_hits
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+yaml = pytest.importorskip("yaml")
 
 LIMIT = 120
 TOLERANCE = 1e-5

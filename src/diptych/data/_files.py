@@ -101,7 +101,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (errors.HTTPError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # the libraries raise many classes of their own
         if isinstance(error, OSError) and error.filename is not None:  # of this machine
             raise
         # The answer of the Hub may be the cause of another error.
@@ -135,7 +135,10 @@ def explain_hub_errors(name: str) -> Iterator[None]:
                 "HF_HUB_OFFLINE is not set."
             )
         else:
-            detail = (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
+            reason: BaseException = error
+            while reason.__cause__ is not None:
+                reason = reason.__cause__
+            detail = (str(reason).splitlines() or [""])[0].rstrip(".") or type(reason).__name__
             message = f"{name} could not be read ({detail})."
         raise InputError(message) from None
 

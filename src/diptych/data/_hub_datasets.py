@@ -81,7 +81,8 @@ class HubDataset:
         size, number, empty = 0, 0, 0
         for name, table in self.splits.items():
             own = _name_split(name, single=len(self.splits) == 1)
-            for row in self._read(name, table, image, captions, split):
+            folder = re.sub(r"[^\w-]+", "_", name)  # a name from a file must not lead out of the images
+            for row in self._read(table, image, captions, split):
                 number += 1
                 texts = [text for column in captions for text in _list_texts(row[column])]
                 size += sum(len(text) for text in texts if isinstance(text, str))
@@ -89,7 +90,7 @@ class HubDataset:
                     raise InputError(
                         f"{self.name} has more than {max_bytes:,} characters of captions; raise max_bytes."
                     )
-                file = self._write_image(row[image], images, name)
+                file = self._write_image(row[image], images, folder)
                 if file is None:
                     empty += 1
                     continue
@@ -100,7 +101,7 @@ class HubDataset:
             )
 
     def _read(
-        self, name: str, table: Any, image: str, captions: Sequence[str], split: str | None
+        self, table: Any, image: str, captions: Sequence[str], split: str | None
     ) -> Iterator[Mapping[str, Any]]:
         datasets = importlib.import_module("datasets")
         columns = [image, *captions, *([] if split is None else [split])]
@@ -108,8 +109,8 @@ class HubDataset:
             table = table.select_columns(list(dict.fromkeys(columns)))
             yield from table.with_format(None).cast_column(image, datasets.Image(decode=False))
 
-    def _write_image(self, cell: Mapping[str, Any] | None, images: Path, split: str) -> str | None:
-        """Write the image of a row and return its file, relative to the folder; None if there is no image."""
+    def _write_image(self, cell: Mapping[str, Any] | None, images: Path, folder: str) -> str | None:
+        """Write the image of a row and return its file, relative to ``images``; None if there is no image."""
         if cell is None or (cell["bytes"] is None and not cell["path"]):
             return None
         content = cell["bytes"]
@@ -122,7 +123,7 @@ class HubDataset:
         known = PurePosixPath((cell["path"] or "").replace("\\", "/"))
         suffix = known.suffix.lower() if known.suffix.lower() in EXTENSIONS else _detect_suffix(content)
         stem = re.sub(r"[^\w.-]+", "_", known.stem)[:80].strip("._-")
-        file = f"{split}/{stem}-{digest[:12]}{suffix}" if stem else f"{split}/{digest[:20]}{suffix}"
+        file = f"{folder}/{stem}-{digest[:12]}{suffix}" if stem else f"{folder}/{digest[:20]}{suffix}"
         target = images / file
         if not target.is_file() or target.stat().st_size != len(content):
             target.parent.mkdir(parents=True, exist_ok=True)
