@@ -157,7 +157,10 @@ def make_app(hub: HubServer) -> FastAPI:
             return repo
         if not repo.has(revision):
             return refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        inside, recursive = f"{folder}/" if folder else "", request.query_params.get("recursive") == "true"
+        inside, recursive = (
+            f"{folder}/" if folder else "",
+            request.query_params.get("recursive", "").lower() == "true",
+        )
         entries = {}
         for path, content in repo.files(revision).items():
             if path.startswith(inside):

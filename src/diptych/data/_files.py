@@ -108,8 +108,9 @@ def explain_hub_errors(name: str) -> Iterator[None]:
         causes: list[BaseException] = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and len(causes) < 10:
             causes.append(cause)
-        answer: Any = next((each for each in causes if isinstance(each, errors.HfHubHTTPError)), None)
-        status = 0 if answer is None or answer.response is None else answer.response.status_code
+        answers = (each for each in causes if isinstance(each, errors.HfHubHTTPError))
+        answer: Any = next((each for each in answers if each.response is not None), None)
+        status = 0 if answer is None else answer.response.status_code
         if isinstance(error, errors.HFValidationError):
             message = f"{name!r} is not the name of a repository; give user/name."
         elif isinstance(answer, errors.GatedRepoError):
