@@ -97,6 +97,7 @@ def explain_errors(name: str) -> Iterator[None]:
 def explain_hub_errors(name: str) -> Iterator[None]:
     """Turn the errors of the Hugging Face libraries in the block into an ``InputError`` about ``name``."""
     errors = importlib.import_module("huggingface_hub.errors")
+    unreachable = errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError
     try:
         yield
     except InputError:
@@ -130,7 +131,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
             message = f"the Hub answered {status} for {name}; try again later."
         elif status:
             message = f"the Hub refused {name} ({' '.join(str(error).split())[:300].rstrip('.')})."
-        elif any(isinstance(each, (errors.HTTPError, ConnectionError, FileNotFoundError)) for each in causes):
+        elif any(isinstance(each, unreachable) for each in causes):
             message = (
                 f"{name} is not in the cache, and the Hub cannot be reached; check the network, and that "
                 "HF_HUB_OFFLINE is not set."
