@@ -268,6 +268,7 @@ def test_what_cannot_be_read_is_explained(tmp_path, scenes):
         (f"{source}?revision=main", {}, "revision= has no effect on a local folder"),
         (source, {"encoding": "cp1252"}, "encoding has no effect"),
         (source, {"format": "table"}, "format has no effect"),
+        (source, {"views": ("audio", "text")}, "only images are read; leave the names of views out"),
         (source, {"split_column": "split"}, "is split already, so split_column has no effect"),
     ):
         with pytest.raises(InputError, match=message):
