@@ -219,6 +219,18 @@ def test_preprocessing_is_that_of_timm(timm, rng):
     }
 
 
+def test_every_configuration_of_timm_is_a_recipe_unless_timm_pads(timm):
+    for name in timm.list_pretrained():
+        config = timm.data.resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+        if config["crop_mode"] == "border" or config["crop_pct"] > 1:
+            with pytest.raises(InputError, match=f"timm prepares images for {name} as no recipe does"):
+                _read_timm_config(name, config)
+        else:
+            recipe = _read_timm_config(name, config)
+            sides = recipe.size if recipe.crop == "none" else (recipe.crop_size, recipe.crop_size)
+            assert sides == tuple(config["input_size"][1:]), name
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
