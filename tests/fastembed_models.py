@@ -1,4 +1,4 @@
-"""Models laid out as fastembed expects: small ones in a cache, and the real ResNet-50 and MiniLM in folders."""
+"""Models laid out as fastembed expects: small ones in a cache, the real ResNet-50 and MiniLM in folders."""
 
 import json
 import shutil
@@ -135,7 +135,7 @@ def write_minilm(folder):
             folder / "model.onnx",
             input_names=names,
             output_names=["last_hidden_state"],
-            dynamic_axes={name: axes for name in [*names, "last_hidden_state"]},
+            dynamic_axes=dict.fromkeys([*names, "last_hidden_state"], axes),
             dynamo=False,
         )
 
