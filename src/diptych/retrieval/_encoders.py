@@ -18,7 +18,7 @@ from sklearn.base import clone
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, count
-from diptych._fastembed import FASTEMBED, fastembed_fingerprint, open_fastembed
+from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
@@ -121,12 +121,12 @@ class EncoderRecord(Schema, frozen=True):
             )
         if source == "pyramid":
             encoder: Any = image_encoder(source)
-        elif not (os.path.isdir if view == "text" or source.startswith(FASTEMBED) else os.path.isfile)(path):
-            raise InputError(f"{path} does not exist any more")
         elif source.startswith(FASTEMBED):
-            name, folder = source.removeprefix(FASTEMBED), Path(path)
-            self._compare(fastembed_fingerprint(view, name, folder), path)
-            encoder = open_fastembed(view, name, folder)
+            files = find_fastembed(view, source.removeprefix(FASTEMBED), Path(path))
+            self._compare(files.fingerprint, path)
+            encoder = files.open()
+        elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
+            raise InputError(f"{path} does not exist any more")
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
             encoder = image_encoder(source, recipe, weights=path)
         elif view == "text":
