@@ -115,16 +115,16 @@ class EncoderRecord(Schema, frozen=True):
         assert self.origin is not None
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
-        if source != "pyramid" and not os.path.isabs(path):
-            raise InputError(
-                f"{source} may have to be downloaded, which is not done because a model names it"
-            )
         if source == "pyramid":
             encoder: Any = image_encoder(source)
         elif source.startswith(FASTEMBED):
             files = find_fastembed(view, source.removeprefix(FASTEMBED), Path(path))
-            self._compare(files.fingerprint, path)
+            self._compare(files.fingerprint, str(files.folder))
             encoder = files.open()
+        elif not os.path.isabs(path):
+            raise InputError(
+                f"{source} may have to be downloaded, which is not done because a model names it"
+            )
         elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
             raise InputError(f"{path} does not exist any more")
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
