@@ -71,8 +71,8 @@ ImageEncoderName = Annotated[
     typer.Option(
         "--image-encoder",
         rich_help_panel=ENCODERS,
-        help="An .onnx file, torchvision:NAME, timm:NAME, pyramid (no weights), or FILE.py:NAME: an encoder "
-        "in a Python file of yours, which is run.",
+        help="An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, pyramid (no "
+        "weights), or FILE.py:NAME: an encoder in your own Python file, which is run. See diptych encoders.",
     ),
 ]
 Recipe = Annotated[
@@ -91,8 +91,8 @@ TextEncoderName = Annotated[
     typer.Option(
         "--text-encoder",
         rich_help_panel=ENCODERS,
-        help="hkse, the folder of a saved HKSE, a sentence-transformers model, or FILE.py:NAME: a function "
-        "in a Python file of yours, which is run.",
+        help="fastembed:NAME, fastembed:FOLDER, a sentence-transformers model, hkse, the folder of a saved "
+        "HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych encoders.",
     ),
 ]
 Vectors = Annotated[

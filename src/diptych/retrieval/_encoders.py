@@ -28,6 +28,7 @@ from diptych._checks import (
     plural,
     with_article,
 )
+from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
@@ -58,8 +59,9 @@ _ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 class Origin(Schema, frozen=True):
     """Where an encoder can be opened again.
 
-    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``. ``beside``
-    is the path from the model folder, for encoders that are moved together with it.
+    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``; for models
+    of fastembed it is a folder. ``beside`` is the path from the model folder, for encoders that are moved
+    together with it.
     """
 
     source: str
@@ -135,12 +137,16 @@ class EncoderRecord(Schema, frozen=True):
         assert self.origin is not None
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
-        if source != "pyramid" and not os.path.isabs(path):
+        if source == "pyramid":
+            encoder: Any = image_encoder(source)
+        elif source.startswith(FASTEMBED):
+            files = find_fastembed(view, source.removeprefix(FASTEMBED), Path(path))
+            self._compare(files.fingerprint, str(files.folder))
+            encoder = files.open()
+        elif not os.path.isabs(path):
             raise InputError(
                 f"{source} may have to be downloaded, which is not done because a model names it"
             )
-        if source == "pyramid":
-            encoder: Any = image_encoder(source)
         elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
             raise InputError(f"{path} does not exist any more")
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
@@ -328,8 +334,9 @@ class Encoders:
 
     def _open_image_encoder(self, source: str | os.PathLike[str]) -> ImageEncoder:
         """Open an image encoder by its name, with the recipe that the model was fitted with."""
-        record = self.known.get("image", EncoderRecord())
-        if os.fspath(source) != "pyramid" and record.origin is not None and record.origin.recipe is not None:
+        record, name = self.known.get("image", EncoderRecord()), os.fspath(source)
+        takes_recipe = name != "pyramid" and not name.startswith(FASTEMBED)
+        if takes_recipe and record.origin is not None and record.origin.recipe is not None:
             return image_encoder(source, Recipe.from_dict(record.origin.recipe))
         encoder = image_encoder(source)
         if isinstance(encoder, OnnxEncoder) and encoder.assumed and record.fingerprint:
