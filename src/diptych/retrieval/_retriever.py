@@ -118,10 +118,10 @@ class Retriever:
     ----------
     image_encoder
         An ``.onnx`` file, ``"fastembed:NAME"``, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no
-        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``; for
-        other things than images, such as a ``FunctionEncoder``, see ``docs/modalities.md``. If an ``.onnx``
-        file does not say how to prepare images, ``fit`` chooses by retrieval on some training pairs.
-        ``"auto"``: ``"pyramid"``, with a ``DataWarning`` when images are encoded.
+        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``;
+        for other things than images, such as a ``FunctionEncoder``, see ``docs/modalities.md``. If an
+        ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
+        pairs. ``"auto"``: ``"pyramid"``, with a ``DataWarning`` when images are encoded.
     text_encoder
         ``"hkse"``, an ``HKSE``, ``"fastembed:NAME"``, the name or folder of a sentence-transformers model, or
         any function from a list of texts to an array.
