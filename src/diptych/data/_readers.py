@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -117,7 +117,7 @@ def read_pairs(
                 raise InputError(f"{name} has no effect on {path}; leave it out.")
         folder = None if images is None else Path(images)
         pairs = _read_hub_dataset(os.fspath(path), _Options(folder, columns, None, max_bytes, names))
-        return replace(pairs, views=names)
+        return pairs.with_views(names)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
