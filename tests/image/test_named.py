@@ -392,7 +392,8 @@ def test_heavy_libraries_are_imported_only_when_used():
     program = (
         # scikit-learn imports pandas where it is installed, and pandas pyarrow.
         "import sys; import sklearn; theirs = set(sys.modules); import diptych.data, diptych.image;"
-        "heavy = {'torch', 'torchvision', 'timm', 'onnxruntime', 'pyarrow', 'h5py'};"
+        "heavy = {'torch', 'torchvision', 'timm', 'onnxruntime', 'onnx', 'fastembed', 'datasets',"
+        "'huggingface_hub', 'pyarrow', 'h5py'};"
         "sys.exit(', '.join(heavy & set(sys.modules) - theirs) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
