@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError, ViewNames, plural
+from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca import AWCCA
 from diptych.cca._weighting import NAMES
@@ -236,6 +236,11 @@ class LoadedModel:
             if is_awcca
             else {},
             "views": self.views._asdict(),
+            "nouns": {
+                "image": _noun_forms(self.views.image),
+                "text": _noun_forms(self.views.text),
+                "caption": _noun_forms(self.views.caption),
+            },
             "inputs": self.inputs,
             "uploads": sorted(self.upload_suffixes) if self.inputs == "paths" else [],
             "examples": {
@@ -373,6 +378,11 @@ def _to_json(value: Any) -> Any:
 
 def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _noun_forms(noun: str) -> list[str]:
+    """Return the singular and the plural of a noun that is counted."""
+    return [count(1, noun).partition(" ")[2], plural(noun)]
 
 
 def _item_url(item_id: str) -> str:
