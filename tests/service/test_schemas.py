@@ -19,6 +19,7 @@ OPERATIONS = [
     "GET /v1/items/{item_id}",
     "GET /v1/items/{item_id}/image",
     "GET /v1/items/{item_id}/thumbnail",
+    "GET /v1/items/{item_id}/file",
     "DELETE /v1/items/{item_id}",
     "GET /v1/model",
     "GET /healthz",
