@@ -155,7 +155,6 @@ class Encoders:
     ) -> None:
         self.known: dict[View, EncoderRecord] = dict(known or {})
         self._failures: dict[View, str] = {}
-        self.inputs = "images"
         self._unfitted: HKSE | None = None
         if isinstance(image, str | os.PathLike):
             image = self._open_image_encoder(image)

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._arrays import Array
-from diptych._checks import InputError, ViewNames, check_matrix, check_pairing, check_task, count
+from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
 from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
@@ -172,7 +172,6 @@ class Retriever:
         self, store: Store, encoders: Encoders, model: AWCCA | Fusion, keep_features: bool, device: str
     ) -> None:
         self.store, self._encoders, self.model = store, encoders, model
-        self.views = ViewNames()
         if not isinstance(keep_features, bool):
             raise InputError(f"keep_features={keep_features!r} is not true or false.")
         self.keep_features, self.device, self._guessed = keep_features, device, False
