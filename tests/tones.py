@@ -1,7 +1,7 @@
 """Tones in WAV files with captions, and an encoder for them: items that are not images."""
 
 import wave
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -45,10 +45,10 @@ def encode_tones(paths):
             sound = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
         spectrum = np.abs(np.fft.rfft(sound, RATE))[50:3000]
         edges = np.geomspace(1, len(spectrum), BANDS + 1).astype(int)
-        bands = [spectrum[a : max(b, a + 1)].max() for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        bands = [spectrum[start : max(end, start + 1)].max() for start, end in pairwise(edges)]
         parts = [np.abs(part).mean() for part in np.array_split(sound, 32)]
-        rows.append(np.log([*bands, *parts] + np.array(1e-4)))
-    return np.array(rows, np.float32)
+        rows.append([*bands, *parts])
+    return np.log(np.array(rows, np.float32) + 1e-4)
 
 
 def encode_captions(texts):

@@ -2,14 +2,19 @@
 
 import json
 import os
+import shutil
+import tempfile
 
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
-from tones import encode_captions, encode_tones, write_tones
 
-from diptych import Retriever
-from diptych._checks import ViewNames
+from diptych import InputError, Retriever
+from diptych.image import FunctionEncoder
 from diptych.service import Limits, create_app
+from diptych.service._app import Service, build_app
+from diptych.service._model import ModelHolder
+from tones import encode_captions, encode_tones, write_tones
 
 LOCAL = "http://127.0.0.1"
 TOKEN = "0123456789abcdef0123"
@@ -20,7 +25,7 @@ def tones(tmp_path_factory):
     return write_tones(tmp_path_factory.mktemp("tones"))
 
 
-def fit(tones, paths=None, **options):
+def fit(tones, paths=None, views=("audio", "text"), **options):
     """A model of tones, whose items may have other files."""
     files, captions = tones
     return Retriever.from_features(
@@ -29,6 +34,7 @@ def fit(tones, paths=None, **options):
         ids=[file.name for file in files],
         captions=captions,
         paths=files if paths is None else paths,
+        views=views,
         **options,
     )
 
@@ -88,7 +94,9 @@ def test_a_part_of_a_file_is_sent(audio, tones, asked, part):
     assert answer.headers["content-range"] == f"bytes {start}-{end}/{len(whole)}"
 
 
-@pytest.mark.parametrize("asked", ["bytes=9-2", "bytes=", "bytes=-", "bytes=a-b", "items=0-1", "bytes=0-1,5-6"])
+@pytest.mark.parametrize(
+    "asked", ["bytes=9-2", "bytes=", "bytes=-", "bytes=a-b", "items=0-1", "bytes=0-1,5-6"]
+)
 def test_ranges_that_are_not_understood_are_ignored(audio, tones, asked):
     answer = audio.get("/v1/items/tone-000.wav/file", headers={"Range": asked})
     assert (answer.status_code, answer.content) == (200, tones[0][0].read_bytes())
@@ -135,9 +143,7 @@ def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
     files["empty.wav"].touch()
     (tmp_path / "linked.wav").symlink_to(tones[0][1])
     paths = [*files.values(), tmp_path / "linked.wav", *tones[0][len(files) + 1 :]]
-    retriever = fit(tones, paths)
-    retriever.views = ViewNames("audio", "text")
-    client = client_of(retriever)
+    client = client_of(fit(tones, paths))
     for number, name in enumerate(files):
         answer = client.get(f"/v1/items/tone-{number:03d}.wav/file")
         assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-file"), name
@@ -158,8 +164,7 @@ def test_a_file_that_has_changed_since_is_checked_again(client_of, tones, tmp_pa
 def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones, tmp_path):
     page = tmp_path / "pagé.html"
     page.write_text("<script>alert(document.domain)</script>")
-    retriever = fit(tones, [page, *tones[0][1:]])
-    retriever.views = ViewNames("document", "text")
+    retriever = fit(tones, [page, *tones[0][1:]], views=("document", "text"))
     item = client_of(retriever).get("/v1/items/tone-000.wav").json()
     assert (item["media"], item["file_url"], item["file_name"]) == ("file", None, "pagé.html")
     client = client_of(retriever, send_files=True)
@@ -214,9 +219,7 @@ def test_an_item_says_how_to_show_it(audio, client, easy, tones):
 
 
 def test_messages_use_the_names_of_the_views(client_of, tones):
-    retriever = fit(tones)
-    retriever.views = ViewNames("audio", "text")
-    client = client_of(retriever)
+    client = client_of(fit(tones))
     model = client.get("/v1/model").json()
     assert model["views"] == {"image": "audio", "text": "text"}
     assert model["nouns"]["image"] == ["audio item", "audio items"]
@@ -229,3 +232,133 @@ def test_messages_use_the_names_of_the_views(client_of, tones):
     assert short.json()["detail"].endswith("for audio items.")
     refused = client.post("/v1/annotate", files={"image": ("x.wav", b"RIFF")})
     assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "no-encoder")
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder of temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def tone_encoder():
+    return FunctionEncoder(encode_tones, "tones", "paths")
+
+
+def upload(client, name, content, **fields):
+    return client.post("/v1/annotate", files={"image": (name, content)}, data=fields)
+
+
+def test_an_uploaded_audio_file_finds_texts(client_of, tones, temporary):
+    """A program has the encoder of its retriever in memory."""
+    retriever = fit(tones, image_encoder=tone_encoder())
+    client = client_of(retriever)
+    model = client.get("/v1/model").json()
+    assert (model["can"]["image"], model["inputs"], model["uploads"]) == (None, "paths", [".wav"])
+    for number in (3, 40):
+        path, caption = tones[0][number], tones[1][number]
+        answer = upload(client, "Straße 7.WAV", path.read_bytes(), k=3)
+        assert answer.status_code == 200, answer.text
+        hits = answer.json()["results"][0]["hits"]
+        assert [hit["id"] for hit in hits] == [hit.id for hit in retriever.annotate(path, k=3)]
+        assert hits[0]["text"] == caption
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.wav", b""),
+        ("x.wav", b"RIFF\xff\xff\xff\xffWAVE"),
+        ("x.wav", os.urandom(4000)),
+        ("x.mp3", b"ID3"),
+        ("x", b"RIFF"),
+        ("../../x.wav/../y", b"RIFF"),
+    ],
+)
+def test_unreadable_uploads_are_refused(client_of, tones, temporary, name, content):
+    answer = upload(client_of(fit(tones, image_encoder=tone_encoder())), name, content)
+    assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (422, "unreadable-file")
+    assert str(temporary) not in answer.text
+    assert list(temporary.iterdir()) == []
+
+
+def test_large_uploads_are_refused(client_of, tones):
+    client = client_of(fit(tones, image_encoder=tone_encoder()), upload_bytes=5000)
+    assert upload(client, "x.wav", bytes(6000)).status_code == 413
+
+
+def test_audio_without_stored_features_is_encoded_again(client_of, tones):
+    retriever = fit(tones, image_encoder=tone_encoder(), keep_features=False)
+    answer = client_of(retriever).post("/v1/annotate", json={"id": "tone-003.wav", "k": 2})
+    found = [hit["id"] for hit in answer.json()["results"][0]["hits"]]
+    assert found == [hit.id for hit in retriever.annotate(tones[0][3], k=2)]
+
+
+def fit_molecules():
+    """A model of formulas, which are texts, and their descriptions."""
+    formulas = [f"C{'C' * i}{'O' * j}{'N' * k}" for i in range(6) for j in range(4) for k in range(3)]
+    texts = [f"{f.count('C')} carbon {f.count('O')} oxygen {f.count('N')} nitrogen" for f in formulas]
+    encoder = FunctionEncoder(
+        lambda inputs: [[float(each.count(atom)) for atom in "CON"] for each in inputs], "atoms", "texts"
+    )
+    x = encoder.encode(formulas)
+    options = {"ids": formulas, "captions": texts, "views": ("molecule", "description")}
+    return Retriever.from_features(x, x, image_encoder=encoder, **options)
+
+
+def test_a_first_view_of_texts_is_queried_by_texts(client_of):
+    retriever = fit_molecules()
+    client = client_of(retriever)
+    assert client.get("/v1/model").json()["inputs"] == "texts"
+    item = client.get("/v1/items/CCO").json()
+    assert (item["text"], item["media"], item["has_file"]) == ("CCO", None, False)
+    answer = client.post("/v1/annotate", json={"text": ["CCO", "CCCN"], "k": 3})
+    found = [[hit["text"] for hit in result["hits"]] for result in answer.json()["results"]]
+    assert found == [[hit.text for hit in hits] for hits in retriever.annotate(["CCO", "CCCN"], k=3)]
+    refused = upload(client, "x.wav", b"RIFF")
+    assert refused.json()["detail"] == "this model takes texts for a molecule, not files."
+
+
+def test_a_first_view_of_files_or_images_takes_no_texts(client, client_of, tones):
+    for own in (client, client_of(fit(tones, image_encoder=tone_encoder()))):
+        refused = own.post("/v1/annotate", json={"text": "CCO"})
+        assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
+        assert "takes files" in refused.json()["detail"]
+
+
+def test_encoders_of_a_retriever_cannot_be_replaced(tones):
+    with pytest.raises(InputError, match="own encoders"):
+        create_app(fit(tones), image_encoder=tone_encoder())
+
+
+def test_images_of_another_name_are_shown_as_images(client_of, tones, tmp_path):
+    Image.new("RGB", (8, 8), "teal").save(tmp_path / "chart.png")
+    client = client_of(fit(tones, [tmp_path / "chart.png", *tones[0][1:]], views=("chart", "text")))
+    assert client.get("/v1/items/tone-000.wav").json()["media"] == "image"
+    assert client.get("/v1/items/tone-000.wav/image").headers["content-type"] == "image/webp"
+
+
+def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
+    """As a journal entry, and as an item of the saved model, at another place."""
+    fit(tones, image_encoder=tone_encoder()).save(tmp_path / "model")
+    content = tones[0][3].read_bytes()
+
+    def serve(folder):
+        holder = ModelHolder.open(folder, writable=True, image_encoder=tone_encoder(), text_encoder=None)
+        return TestClient(build_app(Service(holder, Limits(decoders=1), threads=1)), LOCAL)
+
+    client = serve(tmp_path / "model")
+    added = client.post("/v1/items", files={"image": ("new tone.WAV", content)}, data={"id": "new"})
+    assert added.status_code == 201, added.text
+    (stored,) = (tmp_path / "model" / "uploads").iterdir()
+    assert stored.suffix == ".wav"
+    with serve(tmp_path / "model") as client:  # not saved: it is replayed, and saved at the end
+        assert client.get("/v1/items/new/file").content == content
+    shutil.move(tmp_path / "model", tmp_path / "moved")
+    client = serve(tmp_path / "moved")
+    assert client.get("/v1/items/new/file").content == content
+    hits = client.post("/v1/annotate", json={"id": "new", "k": 1}).json()["results"][0]["hits"]
+    assert hits[0]["text"] == tones[1][3]
+    refused = client.post("/v1/items", files={"image": ("x.exe", content)})
+    assert refused.json()["type"].endswith("unreadable-file")

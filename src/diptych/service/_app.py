@@ -30,7 +30,7 @@ from diptych.image import UnreadableImage
 from diptych.retrieval import Retriever
 from diptych.retrieval._items import Item, View
 from diptych.service._batching import Batcher
-from diptych.service._files import SentFile, check_file, encode_inputs
+from diptych.service._files import SentFile, check_file, encode_first_view
 from diptych.service._images import Images, WebpImage
 from diptych.service._limits import (
     Limits,
@@ -249,7 +249,7 @@ class Service:
                     image = await self.images.load_pixels(content=content, path=path)
                     return await self.batcher.run(encoders.encode_images, [image])
                 if path is not None:
-                    return await self.batcher.run(encode_inputs, encoders, [path])
+                    return await self.batcher.run(encode_first_view, encoders, [path])
                 return await self.batcher.run(model.encode_file, content, name)
 
     async def encode_first_texts(self, model: LoadedModel, texts: list[str]) -> np.ndarray[Any, Any]:
@@ -259,7 +259,7 @@ class Service:
             raise InputError(
                 f"this model takes files for {with_article(model.views.image)}; send one as a form."
             )
-        return await self.batcher.run(encode_inputs, model.retriever.encoders, texts)
+        return await self.batcher.run(encode_first_view, model.retriever.encoders, texts)
 
     def _check_encoder(self, model: LoadedModel) -> None:
         if (reason := model.why_not_encoded("image")) is not None:

@@ -130,12 +130,14 @@ def send_file(request: Request, file: SentFile) -> Response:
     return response
 
 
-def encode_inputs(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, Any]:
+def encode_first_view(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, Any]:
     """Return the features of files or texts of the first view, from an encoder that reads them itself.
 
     It may be any function, and raise anything for an input that it cannot read. The message for clients has
     none of that: it may name a path on this machine.
     """
+    if encoders.image is None:
+        raise encoders.missing("image")
     try:
         return encoders.encode_images(inputs)
     except Exception:

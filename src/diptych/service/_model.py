@@ -26,7 +26,7 @@ from diptych.retrieval import Hit, Item, Pack, Retriever
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
-from diptych.service._files import MEDIA_TYPES, Media, encode_inputs, media_of, suffix, temporary_file
+from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
 from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix
 from diptych.service._writes import Writer, read_entries
@@ -121,7 +121,7 @@ class LoadedModel:
             accepted = ", ".join(sorted(self.upload_suffixes))
             raise UnreadableFile(f"files that end in {own[:10]!r} are not accepted; send one of {accepted}.")
         with temporary_file(content, own) as path:
-            return encode_inputs(self.retriever.encoders, [path])
+            return encode_first_view(self.retriever.encoders, [path])
 
     def encode_queries(self, queries: Queries) -> EncodedQueries:
         """Return the features of queries and the words that were ignored."""
@@ -131,7 +131,7 @@ class LoadedModel:
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
-        rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view)
+        rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view, self.views)
         width = self.retriever.searcher.embedding.features(view)
         if rows.shape[1] != width:
             raise InputError(

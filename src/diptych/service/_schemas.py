@@ -342,8 +342,8 @@ class ModelOut(BaseModel):
     library: str
     views: dict[str, str] = Field(description="What people call the items of the two views.")
     nouns: dict[str, list[str]] = Field(
-        description="Singular and plural of what people call an item of the first view (image), of the second "
-        "(text), and one of the second that belongs to one of the first (caption)."
+        description="Singular and plural of what people call an item of the first view (image), one of the "
+        "second (text), and one of the second that belongs to one of the first (caption)."
     )
     inputs: Literal["images", "paths", "texts"] = Field(
         description="What the encoder of the first view takes: images, other files, or texts."

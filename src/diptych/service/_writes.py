@@ -32,7 +32,7 @@ from diptych._persistence import JOURNAL, UPLOADS, flush_folder, lock_folder, re
 from diptych.image import open_image
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import check_current, save
-from diptych.service._files import encode_inputs
+from diptych.service._files import encode_first_view
 from diptych.service._limits import Problem, unknown_item
 
 log = logging.getLogger("diptych.service")
@@ -326,11 +326,10 @@ class Writer:
         features = None
         if entry.file is not None:
             path = self.journal.uploads / entry.file
-            if retriever.encoders.inputs == "images":
-                # Its size was checked when it was uploaded.
+            if path.suffix:
+                features = encode_first_view(retriever.encoders, [str(path)])
+            else:  # an image; its size was checked when it was uploaded
                 features = retriever.encoders.encode_images([open_image(path, max_pixels=2**31)])
-            else:
-                features = encode_inputs(retriever.encoders, [str(path)])
         elif entry.features is not None:
             features = _from_base64(entry.features, 1)
         self._apply(retriever, entry, features)
