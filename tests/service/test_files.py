@@ -9,12 +9,11 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from diptych import InputError, Retriever
-from diptych.image import FunctionEncoder
+from diptych import InputError
 from diptych.service import Limits, create_app
 from diptych.service._app import Service, build_app
 from diptych.service._model import ModelHolder
-from tones import encode_captions, encode_tones, write_tones
+from other_views import fit_molecules, fit_tones, tone_encoder, write_tones
 
 LOCAL = "http://127.0.0.1"
 TOKEN = "0123456789abcdef0123"
@@ -23,20 +22,6 @@ TOKEN = "0123456789abcdef0123"
 @pytest.fixture(scope="module")
 def tones(tmp_path_factory):
     return write_tones(tmp_path_factory.mktemp("tones"))
-
-
-def fit(tones, paths=None, views=("audio", "text"), **options):
-    """A model of tones, whose items may have other files."""
-    files, captions = tones
-    return Retriever.from_features(
-        encode_tones(files),
-        encode_captions(captions),
-        ids=[file.name for file in files],
-        captions=captions,
-        paths=files if paths is None else paths,
-        views=views,
-        **options,
-    )
 
 
 @pytest.fixture
@@ -58,7 +43,7 @@ def client_of():
 
 @pytest.fixture
 def audio(client_of, tones):
-    return client_of(fit(tones))
+    return client_of(fit_tones(tones))
 
 
 def test_an_audio_file_is_sent_as_it_is(audio, tones):
@@ -143,7 +128,7 @@ def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
     files["empty.wav"].touch()
     (tmp_path / "linked.wav").symlink_to(tones[0][1])
     paths = [*files.values(), tmp_path / "linked.wav", *tones[0][len(files) + 1 :]]
-    client = client_of(fit(tones, paths))
+    client = client_of(fit_tones(tones, paths))
     for number, name in enumerate(files):
         answer = client.get(f"/v1/items/tone-{number:03d}.wav/file")
         assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-file"), name
@@ -155,7 +140,7 @@ def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
 def test_a_file_that_has_changed_since_is_checked_again(client_of, tones, tmp_path):
     own = tmp_path / "own.wav"
     own.write_bytes(tones[0][0].read_bytes())
-    client = client_of(fit(tones, [own, *tones[0][1:]]))
+    client = client_of(fit_tones(tones, [own, *tones[0][1:]]))
     assert client.get("/v1/items/tone-000.wav/file").status_code == 200
     own.write_text("the password is swordfish")
     assert client.get("/v1/items/tone-000.wav/file").status_code == 404
@@ -164,7 +149,7 @@ def test_a_file_that_has_changed_since_is_checked_again(client_of, tones, tmp_pa
 def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones, tmp_path):
     page = tmp_path / "pagé.html"
     page.write_text("<script>alert(document.domain)</script>")
-    retriever = fit(tones, [page, *tones[0][1:]], views=("document", "text"))
+    retriever = fit_tones(tones, [page, *tones[0][1:]], views=("document", "text"))
     item = client_of(retriever).get("/v1/items/tone-000.wav").json()
     assert (item["media"], item["file_url"], item["file_name"]) == ("file", None, "pagé.html")
     client = client_of(retriever, send_files=True)
@@ -178,14 +163,14 @@ def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones,
 
 def test_large_files_are_not_sent(client_of, tones):
     size = tones[0][0].stat().st_size
-    answer = client_of(fit(tones), file_bytes=size - 1).get("/v1/items/tone-000.wav/file")
+    answer = client_of(fit_tones(tones), file_bytes=size - 1).get("/v1/items/tone-000.wav/file")
     assert answer.status_code == 404
     assert f"has {size:,} bytes; at most {size - 1:,} are sent" in answer.json()["detail"]
-    assert client_of(fit(tones), file_bytes=size).get("/v1/items/tone-000.wav/file").status_code == 200
+    assert client_of(fit_tones(tones), file_bytes=size).get("/v1/items/tone-000.wav/file").status_code == 200
 
 
 def test_files_need_the_token(client_of, tones):
-    client = client_of(fit(tones), token=TOKEN)
+    client = client_of(fit_tones(tones), token=TOKEN)
     for method in ("GET", "HEAD"):
         assert client.request(method, "/v1/items/tone-000.wav/file").status_code == 401
         headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -219,7 +204,7 @@ def test_an_item_says_how_to_show_it(audio, client, easy, tones):
 
 
 def test_messages_use_the_names_of_the_views(client_of, tones):
-    client = client_of(fit(tones))
+    client = client_of(fit_tones(tones))
     model = client.get("/v1/model").json()
     assert model["views"] == {"image": "audio", "text": "text"}
     assert model["nouns"]["image"] == ["audio item", "audio items"]
@@ -241,17 +226,13 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def tone_encoder():
-    return FunctionEncoder(encode_tones, "tones", "paths")
-
-
 def upload(client, name, content, **fields):
     return client.post("/v1/annotate", files={"image": (name, content)}, data=fields)
 
 
 def test_an_uploaded_audio_file_finds_texts(client_of, tones, temporary):
     """A program has the encoder of its retriever in memory."""
-    retriever = fit(tones, image_encoder=tone_encoder())
+    retriever = fit_tones(tones, image_encoder=tone_encoder())
     client = client_of(retriever)
     model = client.get("/v1/model").json()
     assert (model["can"]["image"], model["inputs"], model["uploads"]) == (None, "paths", [".wav"])
@@ -277,34 +258,22 @@ def test_an_uploaded_audio_file_finds_texts(client_of, tones, temporary):
     ],
 )
 def test_unreadable_uploads_are_refused(client_of, tones, temporary, name, content):
-    answer = upload(client_of(fit(tones, image_encoder=tone_encoder())), name, content)
+    answer = upload(client_of(fit_tones(tones, image_encoder=tone_encoder())), name, content)
     assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (422, "unreadable-file")
     assert str(temporary) not in answer.text
     assert list(temporary.iterdir()) == []
 
 
 def test_large_uploads_are_refused(client_of, tones):
-    client = client_of(fit(tones, image_encoder=tone_encoder()), upload_bytes=5000)
+    client = client_of(fit_tones(tones, image_encoder=tone_encoder()), upload_bytes=5000)
     assert upload(client, "x.wav", bytes(6000)).status_code == 413
 
 
 def test_audio_without_stored_features_is_encoded_again(client_of, tones):
-    retriever = fit(tones, image_encoder=tone_encoder(), keep_features=False)
+    retriever = fit_tones(tones, image_encoder=tone_encoder(), keep_features=False)
     answer = client_of(retriever).post("/v1/annotate", json={"id": "tone-003.wav", "k": 2})
     found = [hit["id"] for hit in answer.json()["results"][0]["hits"]]
     assert found == [hit.id for hit in retriever.annotate(tones[0][3], k=2)]
-
-
-def fit_molecules():
-    """A model of formulas, which are texts, and their descriptions."""
-    formulas = [f"C{'C' * i}{'O' * j}{'N' * k}" for i in range(6) for j in range(4) for k in range(3)]
-    texts = [f"{f.count('C')} carbon {f.count('O')} oxygen {f.count('N')} nitrogen" for f in formulas]
-    encoder = FunctionEncoder(
-        lambda inputs: [[float(each.count(atom)) for atom in "CON"] for each in inputs], "atoms", "texts"
-    )
-    x = encoder.encode(formulas)
-    options = {"ids": formulas, "captions": texts, "views": ("molecule", "description")}
-    return Retriever.from_features(x, x, image_encoder=encoder, **options)
 
 
 def test_a_first_view_of_texts_is_queried_by_texts(client_of):
@@ -321,7 +290,7 @@ def test_a_first_view_of_texts_is_queried_by_texts(client_of):
 
 
 def test_a_first_view_of_files_or_images_takes_no_texts(client, client_of, tones):
-    for own in (client, client_of(fit(tones, image_encoder=tone_encoder()))):
+    for own in (client, client_of(fit_tones(tones, image_encoder=tone_encoder()))):
         refused = own.post("/v1/annotate", json={"text": "CCO"})
         assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
         assert "takes files" in refused.json()["detail"]
@@ -329,19 +298,19 @@ def test_a_first_view_of_files_or_images_takes_no_texts(client, client_of, tones
 
 def test_encoders_of_a_retriever_cannot_be_replaced(tones):
     with pytest.raises(InputError, match="own encoders"):
-        create_app(fit(tones), image_encoder=tone_encoder())
+        create_app(fit_tones(tones), image_encoder=tone_encoder())
 
 
 def test_images_of_another_name_are_shown_as_images(client_of, tones, tmp_path):
     Image.new("RGB", (8, 8), "teal").save(tmp_path / "chart.png")
-    client = client_of(fit(tones, [tmp_path / "chart.png", *tones[0][1:]], views=("chart", "text")))
+    client = client_of(fit_tones(tones, [tmp_path / "chart.png", *tones[0][1:]], views=("chart", "text")))
     assert client.get("/v1/items/tone-000.wav").json()["media"] == "image"
     assert client.get("/v1/items/tone-000.wav/image").headers["content-type"] == "image/webp"
 
 
 def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
     """As a journal entry, and as an item of the saved model, at another place."""
-    fit(tones, image_encoder=tone_encoder()).save(tmp_path / "model")
+    fit_tones(tones, image_encoder=tone_encoder()).save(tmp_path / "model")
     content = tones[0][3].read_bytes()
 
     def serve(folder):

@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { toCaption, toImage, write } from "./url.js";
 import { h, isolated } from "./dom.js";
-import { frame, isPlayed, player } from "./results.js";
+import { frame, isPlayed, ownText, player } from "./results.js";
 import { capitalise, many, one } from "./words.js";
 
 export function notice(title, detail, ...actions) {
@@ -65,8 +65,8 @@ export function exampleImages(model, state) {
   const link = (item, label, ...inside) => h("a", { href: write(toImage(state, item.id)), "data-image": item.id, dir: "auto", "aria-label": label }, inside);
   const title = `${capitalise(many("caption"))} for the ${one("image")}`;
   const show = (item) => (isPlayed(item) ? [player(item.media, api.file(item.id), item.file_name), link(item, null, item.id)]
-    : item.text ? link(item, null, item.text) : link(item, `${title} ${isolated(item.id)}`, frame(item, { lazy: false })));
-  const kind = some.some(isPlayed) ? "examples played" : some.some((item) => item.text) ? "examples" : "samples";
+    : ownText(item) ? link(item, null, ownText(item)) : link(item, `${title} ${isolated(item.id)}`, frame(item, { lazy: false })));
+  const kind = some.some(isPlayed) ? "examples played" : some.some(ownText) ? "examples" : "samples";
   return h("div", { class: "begin" },
     h("h3", {}, "Or start with one of these"),
     h("ul", { class: kind }, some.slice(0, kind === "samples" ? 8 : 5).map((item) => h("li", {}, show(item)))));

@@ -24,14 +24,17 @@ function score(value, share) {
 const ownMark = (label) =>
   h("span", { class: "own-mark" }, h("span", { class: "dot", "aria-hidden": "true" }), label);
 
+/** What an item of the first view has in place of an image: its text, or the name of its file. */
+export const ownText = (item) => item.text || item.file_name;
+
 const captionOf = (item) => item.captions?.find((each) => each.text)?.text ?? "";
 
-/** An item of the first view as an image, or as text: its own, its file's name, its caption or its id. */
+/** An item of the first view as an image, or as text: its own, its caption, or its id. */
 export function frame(item, { lazy = true, whole = false } = {}) {
   const inside = h("span", { class: "frame" });
   const fallback = () => {
-    inside.classList.add(item.text ? "own-text" : "no-file");
-    inside.replaceChildren(h("span", { dir: "auto" }, item.text || item.file_name || captionOf(item) || item.id));
+    inside.classList.add(ownText(item) ? "own-text" : "no-file");
+    inside.replaceChildren(h("span", { dir: "auto" }, ownText(item) || captionOf(item) || item.id));
   };
   if (item.media === "image") {
     const src = whole ? api.image(item.id) : api.thumbnail(item.id);
@@ -67,10 +70,12 @@ export function images(hits, state, own) {
     const mine = own.has(hit.id) ? ownMark("its own") : null;
     // A player has buttons of its own, which a link must not contain.
     const played = isPlayed(hit);
+    const markBelow = ownText(hit) ? mine : null;
     return h("li", { class: mine ? "own" : "" },
       played ? player(hit.media, api.file(hit.id), caption || hit.file_name) : null,
       h("a", { class: "tile", href: write(toImage(state, hit.id)), "data-image": hit.id },
-        played ? mine : h("span", { class: "tile-image" }, frame(hit, { lazy: place > 11 }), mine),
+        played ? null : h("span", { class: "tile-image" }, frame(hit, { lazy: place > 11 }), markBelow ? null : mine),
+        markBelow,
         h("span", { class: "tile-caption", dir: "auto" }, caption || hit.id),
         score(hit.score, bars[place])),
       download(hit));

@@ -1,9 +1,12 @@
-"""Tones in WAV files with captions, and an encoder for them: items that are not images."""
+"""Models whose items are no images: tones in WAV files, and formulas, with texts and encoders for them."""
 
 import wave
 from itertools import pairwise, product
 
 import numpy as np
+
+from diptych import Retriever
+from diptych.image import FunctionEncoder
 
 PITCHES = {"low": 160, "middle": 440, "high": 1250}
 SHAPES = {
@@ -49,6 +52,38 @@ def encode_tones(paths):
         parts = [np.abs(part).mean() for part in np.array_split(sound, 32)]
         rows.append([*bands, *parts])
     return np.log(np.array(rows, np.float32) + 1e-4)
+
+
+def tone_encoder():
+    """Return the encoder of tones for a retriever."""
+    return FunctionEncoder(encode_tones, "tones", "paths")
+
+
+def fit_tones(tones, paths=None, views=("audio", "text"), **options):
+    """Return a model of tones; ``paths`` are other files for its items."""
+    files, captions = tones
+    return Retriever.from_features(
+        encode_tones(files),
+        encode_captions(captions),
+        ids=[file.name for file in files],
+        captions=captions,
+        paths=files if paths is None else paths,
+        views=views,
+        **options,
+    )
+
+
+def fit_molecules(**options):
+    """Return a model of formulas, which are texts, and their descriptions."""
+    formulas = [f"C{'C' * i}{'O' * j}{'N' * k}" for i in range(6) for j in range(4) for k in range(3)]
+    texts = [f"{f.count('C')} carbon {f.count('O')} oxygen {f.count('N')} nitrogen" for f in formulas]
+    encoder = FunctionEncoder(
+        lambda inputs: [[float(each.count(atom)) for atom in "CON"] for each in inputs], "atoms", "texts"
+    )
+    x, views = encoder.encode(formulas), ("molecule", "description")
+    return Retriever.from_features(
+        x, x, ids=formulas, captions=texts, image_encoder=encoder, views=views, **options
+    )
 
 
 def encode_captions(texts):
