@@ -597,7 +597,7 @@ def test_an_uploaded_audio_file_finds_captions(visit, serve_in_thread, tones, wi
           document.dispatchEvent(new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true}));
         }"""
     )
-    wait_for_notice(page, "This audio item cannot be opened")
+    wait_for_notice(page, "This audio cannot be opened")
     page.locator(".unplayable").wait_for()
 
 

@@ -4,7 +4,7 @@ import { api } from "./api.js";
 import { toCaption, toImage, write } from "./url.js";
 import { h, isolated } from "./dom.js";
 import { frame, isPlayed, ownText, player } from "./results.js";
-import { capitalise, many, one } from "./words.js";
+import { capitalise, many, name, one } from "./words.js";
 
 export function notice(title, detail, ...actions) {
   return h("div", { class: "notice" },
@@ -28,7 +28,7 @@ export function errorNotice(problem, again, state, clear) {
     return notice("The server is busy", "Many searches are running; try again shortly.", button("Try again", again));
   }
   if (problem.status === 413 || ["unreadable-image", "unreadable-file"].includes(problem.kind)) {
-    return notice(`This ${one("image")} cannot be opened`, capitalise(problem.message));
+    return notice(`This ${name("image")} cannot be opened`, capitalise(problem.message));
   }
   if (problem.status >= 500) return notice("Something went wrong", capitalise(problem.message), button("Try again", again));
   return notice("This search is not possible", capitalise(problem.message), ...filterButton(state, clear));
