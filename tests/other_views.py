@@ -1,62 +1,43 @@
-"""Models whose items are no images: tones in WAV files, and formulas, with texts and encoders for them."""
+"""Fitted models whose items are no images: tones in WAV files, and molecules."""
 
 import wave
-from itertools import pairwise, product
 
 import numpy as np
 
 from diptych import Retriever
 from diptych.image import FunctionEncoder
+from modality_files import PITCHES, RATE, RHYTHMS, VOLUMES, make_molecules, write_tones
 
-PITCHES = {"low": 160, "middle": 440, "high": 1250}
-SHAPES = {
-    "pure": np.sin,
-    "rough": lambda phase: np.sign(np.sin(phase)),
-    "buzzing": lambda phase: phase / np.pi % 2 - 1,
-}
-COURSES = {
-    "steady": np.ones_like,
-    "fading": lambda t: np.exp(-6 * t / t[-1]),
-    "pulsing": lambda t: (np.sin(2 * np.pi * 9 * t) > 0).astype(float),
-}
-RATE = 8000
-BANDS = 24
+WORDS = sorted({word for name in (*PITCHES, *RHYTHMS, *VOLUMES) for word in name.split()})
+ATOMS = ("C", "O", "=", "N", "S", "F", "l", "Br", "I")
 
 
-def write_tones(folder, repeats=5):
+def make_tones(folder):
     """Write WAV files; return their paths and a caption for each."""
-    rng = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths, captions = [], []
-    for number, (pitch, shape, course) in enumerate(list(product(PITCHES, SHAPES, COURSES)) * repeats):
-        t = np.arange(int(RATE * rng.uniform(0.5, 0.9))) / RATE
-        sound = SHAPES[shape](2 * np.pi * PITCHES[pitch] * rng.uniform(0.85, 1.18) * t) * COURSES[course](t)
-        path = folder / f"tone-{number:03d}.wav"
-        with wave.open(str(path), "wb") as file:
-            file.setparams((1, 2, RATE, 0, "NONE", ""))
-            file.writeframes((8000 * sound + 50 * rng.normal(size=len(t))).astype("<i2").tobytes())
-        paths.append(path)
-        captions.append(f"a {course} {shape} {pitch} tone")
-    return paths, captions
+    captions = write_tones(folder)
+    return [folder / "clips" / name for name in captions], list(captions.values())
 
 
 def encode_tones(paths):
-    """Return the loudness of frequency bands and of parts of each WAV file."""
+    """Return the loudness of frequencies and rhythms of WAV files."""
     rows = []
     for path in paths:
         with wave.open(str(path)) as file:
-            sound = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
-        spectrum = np.abs(np.fft.rfft(sound, RATE))[50:3000]
-        edges = np.geomspace(1, len(spectrum), BANDS + 1).astype(int)
-        bands = [spectrum[start : max(end, start + 1)].max() for start, end in pairwise(edges)]
-        parts = [np.abs(part).mean() for part in np.array_split(sound, 32)]
-        rows.append([*bands, *parts])
-    return np.log(np.array(rows, np.float32) + 1e-4)
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
+        pitch = np.abs(np.fft.rfft(samples, RATE))[:2000].reshape(100, -1).sum(axis=1)
+        rhythm = np.abs(np.fft.rfft(np.abs(samples), RATE))[2:20]
+        rows.append(np.log(np.concatenate([pitch, rhythm]) + 1))
+    return np.array(rows, np.float32)
 
 
 def tone_encoder():
     """Return the encoder of tones for a retriever."""
     return FunctionEncoder(encode_tones, "tones", "paths")
+
+
+def encode_captions(texts):
+    """Return how often each word of the captions occurs in each text."""
+    return np.array([[text.replace(",", "").split().count(word) for word in WORDS] for text in texts], float)
 
 
 def fit_tones(tones, paths=None, views=("audio", "text"), **options):
@@ -65,7 +46,7 @@ def fit_tones(tones, paths=None, views=("audio", "text"), **options):
     return Retriever.from_features(
         encode_tones(files),
         encode_captions(captions),
-        ids=[file.name for file in files],
+        ids=[f"tone {i}" for i in range(len(files))],
         captions=captions,
         paths=files if paths is None else paths,
         views=views,
@@ -74,19 +55,20 @@ def fit_tones(tones, paths=None, views=("audio", "text"), **options):
 
 
 def fit_molecules(**options):
-    """Return a model of formulas, which are texts, and their descriptions."""
-    formulas = [f"C{'C' * i}{'O' * j}{'N' * k}" for i in range(6) for j in range(4) for k in range(3)]
-    texts = [f"{f.count('C')} carbon {f.count('O')} oxygen {f.count('N')} nitrogen" for f in formulas]
+    """Return a model of molecules, which are texts, and their names."""
+    names = make_molecules()
     encoder = FunctionEncoder(
-        lambda inputs: [[float(each.count(atom)) for atom in "CON"] for each in inputs], "atoms", "texts"
+        lambda inputs: np.array([[each.count(atom) for atom in ATOMS] for each in inputs], float),
+        "atoms",
+        "texts",
     )
-    x, views = encoder.encode(formulas), ("molecule", "description")
+    x = encoder.encode(list(names))
     return Retriever.from_features(
-        x, x, ids=formulas, captions=texts, image_encoder=encoder, views=views, **options
+        x,
+        x,
+        ids=list(names),
+        captions=list(names.values()),
+        image_encoder=encoder,
+        views=("molecule", "name"),
+        **options,
     )
-
-
-def encode_captions(texts):
-    """Return how often each word of the captions occurs in each text."""
-    words = [*PITCHES, *SHAPES, *COURSES]
-    return np.array([[text.split().count(word) for word in words] for text in texts], np.float32)

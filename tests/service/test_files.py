@@ -13,7 +13,7 @@ from diptych import InputError
 from diptych.service import Limits, create_app
 from diptych.service._app import Service, build_app
 from diptych.service._model import ModelHolder
-from other_views import fit_molecules, fit_tones, tone_encoder, write_tones
+from other_views import fit_molecules, fit_tones, make_tones, tone_encoder
 
 LOCAL = "http://127.0.0.1"
 TOKEN = "0123456789abcdef0123"
@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef0123"
 
 @pytest.fixture(scope="module")
 def tones(tmp_path_factory):
-    return write_tones(tmp_path_factory.mktemp("tones"))
+    return make_tones(tmp_path_factory.mktemp("tones"))
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def audio(client_of, tones):
 
 def test_an_audio_file_is_sent_as_it_is(audio, tones):
     (path, *_), _ = tones
-    answer = audio.get("/v1/items/tone-000.wav/file")
+    answer = audio.get("/v1/items/tone%200/file")
     assert (answer.status_code, answer.content) == (200, path.read_bytes())
     assert answer.headers["content-type"] == "audio/wav"
     assert answer.headers["accept-ranges"] == "bytes"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "media-src 'self' blob:" in answer.headers["content-security-policy"]
-    head = audio.head("/v1/items/tone-000.wav/file")
+    head = audio.head("/v1/items/tone%200/file")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(path.stat().st_size)
-    again = audio.get("/v1/items/tone-000.wav/file", headers={"If-None-Match": answer.headers["etag"]})
+    again = audio.get("/v1/items/tone%200/file", headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -72,7 +72,7 @@ def test_an_audio_file_is_sent_as_it_is(audio, tones):
 )
 def test_a_part_of_a_file_is_sent(audio, tones, asked, part):
     whole = tones[0][0].read_bytes()
-    answer = audio.get("/v1/items/tone-000.wav/file", headers={"Range": asked})
+    answer = audio.get("/v1/items/tone%200/file", headers={"Range": asked})
     assert (answer.status_code, answer.content) == (206, whole[part])
     start = part.indices(len(whole))[0]
     end = start + len(answer.content) - 1
@@ -83,20 +83,20 @@ def test_a_part_of_a_file_is_sent(audio, tones, asked, part):
     "asked", ["bytes=9-2", "bytes=", "bytes=-", "bytes=a-b", "items=0-1", "bytes=0-1,5-6"]
 )
 def test_ranges_that_are_not_understood_are_ignored(audio, tones, asked):
-    answer = audio.get("/v1/items/tone-000.wav/file", headers={"Range": asked})
+    answer = audio.get("/v1/items/tone%200/file", headers={"Range": asked})
     assert (answer.status_code, answer.content) == (200, tones[0][0].read_bytes())
 
 
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-0"])
 def test_a_range_beyond_the_file_is_refused(audio, tones, asked):
-    answer = audio.get("/v1/items/tone-000.wav/file", headers={"Range": asked})
+    answer = audio.get("/v1/items/tone%200/file", headers={"Range": asked})
     assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (416, "no-range")
     assert answer.headers["content-range"] == f"bytes */{tones[0][0].stat().st_size}"
 
 
 def test_a_range_of_a_file_that_has_changed_is_ignored(audio, tones):
     headers = {"Range": "bytes=0-9", "If-Range": '"of another file"'}
-    assert audio.get("/v1/items/tone-000.wav/file", headers=headers).status_code == 200
+    assert audio.get("/v1/items/tone%200/file", headers=headers).status_code == 200
 
 
 def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
@@ -130,10 +130,10 @@ def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
     paths = [*files.values(), tmp_path / "linked.wav", *tones[0][len(files) + 1 :]]
     client = client_of(fit_tones(tones, paths))
     for number, name in enumerate(files):
-        answer = client.get(f"/v1/items/tone-{number:03d}.wav/file")
+        answer = client.get(f"/v1/items/tone%20{number}/file")
         assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-file"), name
         assert str(tmp_path) not in answer.text
-    linked = client.get(f"/v1/items/tone-{len(files):03d}.wav/file")
+    linked = client.get(f"/v1/items/tone%20{len(files)}/file")
     assert linked.content == tones[0][1].read_bytes()
 
 
@@ -141,19 +141,19 @@ def test_a_file_that_has_changed_since_is_checked_again(client_of, tones, tmp_pa
     own = tmp_path / "own.wav"
     own.write_bytes(tones[0][0].read_bytes())
     client = client_of(fit_tones(tones, [own, *tones[0][1:]]))
-    assert client.get("/v1/items/tone-000.wav/file").status_code == 200
+    assert client.get("/v1/items/tone%200/file").status_code == 200
     own.write_text("the password is swordfish")
-    assert client.get("/v1/items/tone-000.wav/file").status_code == 404
+    assert client.get("/v1/items/tone%200/file").status_code == 404
 
 
 def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones, tmp_path):
     page = tmp_path / "pagé.html"
     page.write_text("<script>alert(document.domain)</script>")
     retriever = fit_tones(tones, [page, *tones[0][1:]], views=("document", "text"))
-    item = client_of(retriever).get("/v1/items/tone-000.wav").json()
+    item = client_of(retriever).get("/v1/items/tone%200").json()
     assert (item["media"], item["file_url"], item["file_name"]) == ("file", None, "pagé.html")
     client = client_of(retriever, send_files=True)
-    item = client.get("/v1/items/tone-000.wav").json()
+    item = client.get("/v1/items/tone%200").json()
     answer = client.get(item["file_url"])
     assert answer.content == page.read_bytes()
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -163,41 +163,41 @@ def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones,
 
 def test_large_files_are_not_sent(client_of, tones):
     size = tones[0][0].stat().st_size
-    answer = client_of(fit_tones(tones), file_bytes=size - 1).get("/v1/items/tone-000.wav/file")
+    answer = client_of(fit_tones(tones), file_bytes=size - 1).get("/v1/items/tone%200/file")
     assert answer.status_code == 404
     assert f"has {size:,} bytes; at most {size - 1:,} are sent" in answer.json()["detail"]
-    assert client_of(fit_tones(tones), file_bytes=size).get("/v1/items/tone-000.wav/file").status_code == 200
+    assert client_of(fit_tones(tones), file_bytes=size).get("/v1/items/tone%200/file").status_code == 200
 
 
 def test_files_need_the_token(client_of, tones):
     client = client_of(fit_tones(tones), token=TOKEN)
     for method in ("GET", "HEAD"):
-        assert client.request(method, "/v1/items/tone-000.wav/file").status_code == 401
+        assert client.request(method, "/v1/items/tone%200/file").status_code == 401
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        assert client.request(method, "/v1/items/tone-000.wav/file", headers=headers).status_code == 200
+        assert client.request(method, "/v1/items/tone%200/file", headers=headers).status_code == 200
 
 
 def test_there_is_no_file_of_captions_images_and_features(audio, client, easy, make_client, fused_folder):
     for own, item_id in (
-        (audio, "tone-000.wav%230"),
+        (audio, "tone%200%230"),
         (audio, "nobody"),
         (client, easy.image.replace("/", "%2F")),
         (make_client(fused_folder), "0"),
     ):
         answer = own.get(f"/v1/items/{item_id}/file")
         assert answer.status_code == 404, item_id
-    assert audio.get("/v1/items/tone-000.wav/image").status_code == 404
-    assert audio.get("/v1/items/tone-000.wav/thumbnail").status_code == 404
+    assert audio.get("/v1/items/tone%200/image").status_code == 404
+    assert audio.get("/v1/items/tone%200/thumbnail").status_code == 404
 
 
 def test_an_item_says_how_to_show_it(audio, client, easy, tones):
-    item = audio.get("/v1/items/tone-000.wav").json()
+    item = audio.get("/v1/items/tone%200").json()
     assert item["media"] == "audio"
-    assert item["file_url"] == "/v1/items/tone-000.wav/file"
-    assert item["file_name"] == "tone-000.wav"
+    assert item["file_url"] == "/v1/items/tone%200/file"
+    assert item["file_name"] == "0.wav"
     assert "thumbnail" not in item
     assert str(tones[0][0].parent) not in json.dumps(item)
-    hit = audio.post("/v1/search", json={"id": "tone-000.wav#0", "k": 1}).json()["results"][0]["hits"][0]
+    hit = audio.post("/v1/search", json={"id": "tone 0#0", "k": 1}).json()["results"][0]["hits"][0]
     assert hit["media"] == "audio"
     image = client.get(f"/v1/items/{easy.image.replace('/', '%2F')}").json()
     assert (image["media"], "file_url" in image) == ("image", False)
@@ -211,8 +211,8 @@ def test_messages_use_the_names_of_the_views(client_of, tones):
     assert model["can"]["image"] == (
         "This server has no audio encoder for this model; choose one of the stored audio items instead."
     )
-    wrong = client.post("/v1/search", json={"id": "tone-000.wav"})
-    assert wrong.json()["detail"] == "'tone-000.wav' is an audio item; give the id of a caption."
+    wrong = client.post("/v1/search", json={"id": "tone 0"})
+    assert wrong.json()["detail"] == "'tone 0' is an audio item; give the id of a caption."
     short = client.post("/v1/annotate", json={"features": [1, 2]})
     assert short.json()["detail"].endswith("for audio items.")
     refused = client.post("/v1/annotate", files={"image": ("x.wav", b"RIFF")})
@@ -271,7 +271,7 @@ def test_large_uploads_are_refused(client_of, tones):
 
 def test_audio_without_stored_features_is_encoded_again(client_of, tones):
     retriever = fit_tones(tones, image_encoder=tone_encoder(), keep_features=False)
-    answer = client_of(retriever).post("/v1/annotate", json={"id": "tone-003.wav", "k": 2})
+    answer = client_of(retriever).post("/v1/annotate", json={"id": "tone 3", "k": 2})
     found = [hit["id"] for hit in answer.json()["results"][0]["hits"]]
     assert found == [hit.id for hit in retriever.annotate(tones[0][3], k=2)]
 
@@ -304,8 +304,8 @@ def test_encoders_of_a_retriever_cannot_be_replaced(tones):
 def test_images_of_another_name_are_shown_as_images(client_of, tones, tmp_path):
     Image.new("RGB", (8, 8), "teal").save(tmp_path / "chart.png")
     client = client_of(fit_tones(tones, [tmp_path / "chart.png", *tones[0][1:]], views=("chart", "text")))
-    assert client.get("/v1/items/tone-000.wav").json()["media"] == "image"
-    assert client.get("/v1/items/tone-000.wav/image").headers["content-type"] == "image/webp"
+    assert client.get("/v1/items/tone%200").json()["media"] == "image"
+    assert client.get("/v1/items/tone%200/image").headers["content-type"] == "image/webp"
 
 
 def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
