@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
+import httpx
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
@@ -13,7 +15,7 @@ from diptych import InputError
 from diptych.service import Limits, create_app
 from diptych.service._app import Service, build_app
 from diptych.service._model import ModelHolder
-from other_views import fit_molecules, fit_tones, make_tones, tone_encoder
+from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
 
 LOCAL = "http://127.0.0.1"
 TOKEN = "0123456789abcdef0123"
@@ -308,14 +310,19 @@ def test_images_of_another_name_are_shown_as_images(client_of, tones, tmp_path):
     assert client.get("/v1/items/tone%200/image").headers["content-type"] == "image/webp"
 
 
+def writable(folder, encoder):
+    """A client of a server that adds items; it saves them only if it is used as a context manager."""
+    holder = ModelHolder.open(folder, writable=True, image_encoder=encoder)
+    return TestClient(build_app(Service(holder, Limits(decoders=1), threads=1)), LOCAL)
+
+
 def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
     """As a journal entry, and as an item of the saved model, at another place."""
     fit_tones(tones, image_encoder=tone_encoder()).save(tmp_path / "model")
     content = tones[0][3].read_bytes()
 
     def serve(folder):
-        holder = ModelHolder.open(folder, writable=True, image_encoder=tone_encoder(), text_encoder=None)
-        return TestClient(build_app(Service(holder, Limits(decoders=1), threads=1)), LOCAL)
+        return writable(folder, tone_encoder())
 
     client = serve(tmp_path / "model")
     added = client.post("/v1/items", files={"image": ("new tone.WAV", content)}, data={"id": "new"})
@@ -331,3 +338,48 @@ def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
     assert hits[0]["text"] == tones[1][3]
     refused = client.post("/v1/items", files={"image": ("x.exe", content)})
     assert refused.json()["type"].endswith("unreadable-file")
+
+
+def test_an_item_that_is_a_text_is_added_and_survives_a_crash(tmp_path):
+    retriever = fit_molecules()
+    encoder = retriever.encoders.image
+    retriever.save(tmp_path / "model")
+    client = writable(tmp_path / "model", encoder)
+    added = client.post("/v1/items", json={"text": "CNCNCN", "id": "new"})
+    assert added.status_code == 201, added.text
+    with writable(tmp_path / "model", encoder) as client:  # not saved: it is replayed, and saved at the end
+        assert client.get("/v1/items/new").json()["text"] == "CNCNCN"
+    client = writable(tmp_path / "model", encoder)
+    assert client.get("/v1/items/new").json()["text"] == "CNCNCN"
+    found = client.post("/v1/similar", json={"id": "new", "k": 1}).json()["results"][0]["hits"]
+    assert found[0]["id"] == "new"
+    for body in ({"text": "C", "features": [1.0] * 9}, {"text": "C" * 3000}, {"text": " "}):
+        assert client.post("/v1/items", json=body).status_code == 422
+
+
+ENCODER_FILE = """
+import sys
+sys.path.insert(0, {folder!r})
+from other_views import encode_captions, tone_encoder
+tones = tone_encoder()
+"""
+
+
+def test_the_command_serves_audio_with_an_encoder_from_a_file(start, tones, tmp_path):
+    fit_tones(tones, text_encoder=encode_captions).save(tmp_path / "model")
+    (tmp_path / "encoders.py").write_text(ENCODER_FILE.format(folder=str(Path(__file__).parent.parent)))
+    encoders = [
+        *("--image-encoder", f"{tmp_path}/encoders.py:tones"),
+        *("--text-encoder", f"{tmp_path}/encoders.py:encode_captions"),
+    ]
+    server = start(tmp_path / "model", "--quiet", "--writable", *encoders)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        hits = upload(client, "x.wav", tones[0][3].read_bytes(), k=1).json()["results"][0]["hits"]
+        assert hits[0]["text"] == tones[1][3]
+        found = client.post("/v1/search", json={"text": tones[1][3], "k": 1}).json()["results"][0]["hits"][0]
+        part = client.get(found["file_url"], headers={"Range": "bytes=0-3"})
+        assert (part.status_code, part.content) == (206, b"RIFF")
+        added = client.post("/v1/items", files={"image": ("x.wav", tones[0][3].read_bytes())})
+        assert added.status_code == 201
+    _, logged = server.stop()
+    assert "Traceback" not in logged

@@ -206,7 +206,7 @@ def item_routes(service: Service) -> APIRouter:
         after a broken connection: 409 then means that the item was added.
         """
         writer = _writer(service)
-        upload: Upload | None = None
+        source: Upload | str | None = None
         features = caption_features = None
         if _is_form(request):
             async with request.form(max_files=1, max_fields=service.limits.batch + 2) as form:
@@ -214,25 +214,28 @@ def item_routes(service: Service) -> APIRouter:
                 body = _validate(schemas.AddForm, _form_fields(form, lists=("captions",)))
                 if files:
                     own = "" if service.model.inputs == "images" else suffix(files[0].filename or "")
-                    upload = Upload(await files[0].read(), own)
+                    source = Upload(await files[0].read(), own)
         else:
             body = parsed = _validate(schemas.AddRequest, await _read_json(request))
-            features, caption_features = parsed.features, parsed.caption_features
+            source, features, caption_features = parsed.text, parsed.features, parsed.caption_features
         captions: list[str | None] = [*body.captions]
         if not captions and caption_features is not None:
             captions = [None] * schemas.count_rows(caption_features)
-        if upload is None and features is None and not captions:
+        if source is None and features is None and not captions:
             nouns = " nor ".join(with_article(service.model.noun(view)) for view in VIEWS)
             raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
-        schemas.check_sizes(service.limits, queries=max(1, len(captions)), texts=body.captions)
+        texts = [*body.captions, source] if isinstance(source, str) else body.captions
+        schemas.check_sizes(service.limits, queries=max(1, len(captions)), texts=texts)
 
         async def encode(model: LoadedModel) -> tuple[np.ndarray[Any, Any] | None, schemas.Matrix | None]:
             reason = model.why_not_encoded("text") if captions and caption_features is None else None
             if reason is not None:
                 raise Problem(422, "no-encoder", reason)
             rows = caption_rows = None
-            if upload is not None:
-                rows = await service.encode_image(model, content=upload.content, name=f"x{upload.suffix}")
+            if isinstance(source, str):
+                rows = await service.encode_first_texts(model, [source])
+            elif source is not None:
+                rows = await service.encode_image(model, content=source.content, name=f"x{source.suffix}")
             elif features is not None:
                 rows = await service.look_up(model.join_features, "image", features)
             if caption_features is not None:
@@ -248,7 +251,7 @@ def item_routes(service: Service) -> APIRouter:
                 ids = await service.batcher.run(
                     writer.add,
                     service.model.retriever,
-                    None if rows is None else (upload, rows),
+                    None if rows is None else (source, rows),
                     captions,
                     body.id,
                     body.metadata,

@@ -232,6 +232,9 @@ class AddRequest(AddForm):
         {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
         {"features": [0.12, -1.5], "captions": ["a red star"], "caption_features": [[0.3, 0.1]]},
     )
+    text: Text | None = Field(
+        None, description="In place of an image, for a model whose first view is texts, such as molecules."
+    )
     features: Features = Field(None, description=f"Of one image. {ABOUT_FEATURES}")
     caption_features: Features = Field(
         None, description="Of the captions, one list for each; needed where the server has no text encoder."
@@ -239,6 +242,8 @@ class AddRequest(AddForm):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
+        if self.features is not None and self.text is not None:
+            raise ValueError("give text or features, not both")
         if self.features is not None and count_rows(self.features) != 1:
             raise ValueError("features must be those of one image; add one image at a time")
         if self.caption_features is not None and self.captions:

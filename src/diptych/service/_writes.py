@@ -45,8 +45,8 @@ class Entry(BaseModel):
     """One line of the journal: items that were added, or one that was removed.
 
     Entries have ascending numbers ``n``. Captions have the id of their image with ``#`` and a number. An
-    image is the name of an upload (``file``) or its features, and a caption its text or its features, or
-    both; features are float32 as base64.
+    image is the name of an upload (``file``), a text (such as a molecule) or its features, and a caption its
+    text or its features, or both; features are float32 as base64.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -57,6 +57,7 @@ class Entry(BaseModel):
     captions: list[str | None] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)
     file: Annotated[str, Field(pattern="^[^/]*$")] | None = None
+    text: str | None = None
     features: str | None = None
     caption_features: str | None = None
 
@@ -70,7 +71,7 @@ class Entry(BaseModel):
 
     @property
     def has_image(self) -> bool:
-        return self.file is not None or self.features is not None
+        return self.file is not None or self.text is not None or self.features is not None
 
     @property
     def item_ids(self) -> list[str]:
@@ -209,7 +210,7 @@ class Writer:
     def add(
         self,
         retriever: Retriever,
-        image: tuple[Upload | None, np.ndarray[Any, Any]] | None,
+        image: tuple[Upload | str | None, np.ndarray[Any, Any]] | None,
         captions: Sequence[str | None],
         item_id: str | None,
         metadata: dict[str, Any],
@@ -217,25 +218,26 @@ class Writer:
     ) -> dict[str, Any]:
         """Add an image with its captions, or either alone; return the ids.
 
-        ``image`` is its file, if there is one, and its features. A caption is None where only its features
+        ``image`` is its file or text, if known, and its features. A caption is None where only its features
         are known.
         """
         with self._lock:
-            upload, features = image or (None, None)
+            source, features = image or (None, None)
             entry = Entry(
                 op="add",
                 id=item_id or f"item-{uuid4().hex[:12]}",
                 captions=list(captions),
                 metadata=metadata,
                 # The file is kept rather than its features: another model may need other features.
-                file=None if upload is None else upload.stored_name,
-                features=None if features is None or upload is not None else _to_base64(features),
+                file=source.stored_name if isinstance(source, Upload) else None,
+                text=source if isinstance(source, str) else None,
+                features=None if features is None or source is not None else _to_base64(features),
                 caption_features=None if caption_features is None else _to_base64(caption_features),
             )
             if existing := _existing(retriever, entry):
                 raise Problem(409, "taken", f"there is an item {existing[0]!r} already; choose another id.")
-            if upload is not None:
-                self.journal.store_upload(upload)
+            if isinstance(source, Upload):
+                self.journal.store_upload(source)
             self._apply(retriever, entry, features)
             try:
                 self._record(retriever, entry)
@@ -330,6 +332,8 @@ class Writer:
                 features = encode_first_view(retriever.encoders, [str(path)])
             else:  # an image; its size was checked when it was uploaded
                 features = retriever.encoders.encode_images([open_image(path, max_pixels=2**31)])
+        elif entry.text is not None:
+            features = encode_first_view(retriever.encoders, [entry.text])
         elif entry.features is not None:
             features = _from_base64(entry.features, 1)
         self._apply(retriever, entry, features)
@@ -355,7 +359,7 @@ class Writer:
             ids=ids[:1],
             caption_ids=ids[1:] if texts else None,
             texts=texts if texts else None,
-            paths=[self.journal.uploads / entry.file if entry.file is not None else None],
+            paths=[entry.text if entry.file is None else self.journal.uploads / entry.file],
             metadata=metadata,
         )
 
