@@ -1,6 +1,7 @@
 """Fitted models whose items are no images: tones in WAV files, and molecules."""
 
 import wave
+from pathlib import Path
 
 import numpy as np
 
@@ -54,14 +55,18 @@ def fit_tones(tones, paths=None, views=("audio", "text"), **options):
     )
 
 
-def fit_molecules(**options):
-    """Return a model of molecules, which are texts, and their names."""
-    names = make_molecules()
-    encoder = FunctionEncoder(
+def atom_encoder():
+    """Return the encoder of molecules for a retriever."""
+    return FunctionEncoder(
         lambda inputs: np.array([[each.count(atom) for atom in ATOMS] for each in inputs], float),
         "atoms",
         "texts",
     )
+
+
+def fit_molecules(**options):
+    """Return a model of molecules, which are texts, and their names."""
+    names, encoder = make_molecules(), atom_encoder()
     x = encoder.encode(list(names))
     return Retriever.from_features(
         x,
@@ -72,3 +77,14 @@ def fit_molecules(**options):
         views=("molecule", "name"),
         **options,
     )
+
+
+def write_encoders(folder):
+    """Write a Python file with the encoders ``atoms``, ``tones`` and ``encode_captions``; return its path."""
+    file = folder / "encoders.py"
+    file.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from other_views import atom_encoder, encode_captions, tone_encoder\n"
+        "atoms, tones = atom_encoder(), tone_encoder()\n"
+    )
+    return file

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import tempfile
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,7 +14,7 @@ from diptych import InputError
 from diptych.service import Limits, create_app
 from diptych.service._app import Service, build_app
 from diptych.service._model import ModelHolder
-from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
+from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder, write_encoders
 
 LOCAL = "http://127.0.0.1"
 TOKEN = "0123456789abcdef0123"
@@ -357,21 +356,10 @@ def test_an_item_that_is_a_text_is_added_and_survives_a_crash(tmp_path):
         assert client.post("/v1/items", json=body).status_code == 422
 
 
-ENCODER_FILE = """
-import sys
-sys.path.insert(0, {folder!r})
-from other_views import encode_captions, tone_encoder
-tones = tone_encoder()
-"""
-
-
 def test_the_command_serves_audio_with_an_encoder_from_a_file(start, tones, tmp_path):
     fit_tones(tones, text_encoder=encode_captions).save(tmp_path / "model")
-    (tmp_path / "encoders.py").write_text(ENCODER_FILE.format(folder=str(Path(__file__).parent.parent)))
-    encoders = [
-        *("--image-encoder", f"{tmp_path}/encoders.py:tones"),
-        *("--text-encoder", f"{tmp_path}/encoders.py:encode_captions"),
-    ]
+    file = write_encoders(tmp_path)
+    encoders = ("--image-encoder", f"{file}:tones", "--text-encoder", f"{file}:encode_captions")
     server = start(tmp_path / "model", "--quiet", "--writable", *encoders)
     with httpx.Client(base_url=server.url, timeout=60) as client:
         hits = upload(client, "x.wav", tones[0][3].read_bytes(), k=1).json()["results"][0]["hits"]
