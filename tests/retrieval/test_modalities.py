@@ -341,6 +341,7 @@ def test_the_commands_speak_of_audio(clips, tmp_path, monkeypatch):
         refused(*fit),
         refused(*fit, "--image-encoder", "nothing.py:tones"),
         refused(*fit, "--image-encoder", "encoders.py:nothing"),
+        refused(*fit, "--image-encoder", "encoders.py:spectrum").replace("diptych.image", ""),
     ]
     assert "there is no audio encoder for these pairs" in messages[0]
     result = run(*fit, *encoder)
