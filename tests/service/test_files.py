@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from diptych import InputError
+from diptych import InputError, Retriever
 from diptych.service import Limits, create_app
 from diptych.service._app import Service, build_app
 from diptych.service._model import ModelHolder
@@ -295,6 +295,11 @@ def test_a_first_view_of_files_or_images_takes_no_texts(client, client_of, tones
         refused = own.post("/v1/annotate", json={"text": "CCO"})
         assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
         assert "takes files" in refused.json()["detail"]
+
+
+def test_a_retriever_that_is_not_fitted_is_refused():
+    with pytest.raises(InputError, match="not fitted"):
+        create_app(Retriever(tone_encoder(), encode_captions, views=("audio", "text")))
 
 
 def test_encoders_of_a_retriever_cannot_be_replaced(tones):

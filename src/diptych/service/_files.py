@@ -105,10 +105,6 @@ def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
     return SentFile(path, status, media_type)
 
 
-def _no_file(reason: str) -> Problem:
-    return Problem(404, "no-file", f"the file of this item {reason}.")
-
-
 def send_file(request: Request, file: SentFile) -> Response:
     """Return the response with a file, or the part of it that the request asks for."""
     attached = "attachment" if file.media_type == ANY_TYPE else "inline"
@@ -153,6 +149,10 @@ def temporary_file(content: bytes, own_suffix: str) -> Iterator[str]:
         with open(path, "wb") as file:
             file.write(content)
         yield path
+
+
+def _no_file(reason: str) -> Problem:
+    return Problem(404, "no-file", f"the file of this item {reason}.")
 
 
 def _has_range(request: Request, size: int) -> bool:

@@ -38,8 +38,6 @@ class Limits:
     ----------
     upload_bytes
         Size of a request with images or other files.
-    file_bytes
-        Size of an audio, video or other file that is sent as it is.
     json_bytes
         Size of any other request.
     pixels
@@ -68,6 +66,8 @@ class Limits:
         Time to send the body of a request, and to read a part of the response.
     text_characters
         Length of one text.
+    file_bytes
+        Size of an audio, video or other file that is sent as it is.
 
     Examples
     --------
@@ -76,7 +76,6 @@ class Limits:
     """
 
     upload_bytes: int = 20 * 2**20
-    file_bytes: int = 2**30
     json_bytes: int = 2**20
     pixels: int = 40_000_000
     k: int = 200
@@ -92,6 +91,7 @@ class Limits:
     thumbnail_bytes: int = 64 * 2**20
     body_seconds: float = 30.0
     text_characters: int = 2000
+    file_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         for field in fields(self):
