@@ -23,6 +23,7 @@ from diptych.scenes import make_scenes
 from diptych.service._app import Service, build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
+from other_views import fit_molecules, write_encoders
 
 LOCAL = "http://127.0.0.1"
 
@@ -224,6 +225,17 @@ def live_writable(folder, tmp_path_factory):
     """One server for a module of tests that change a copy of the model."""
     place = shutil.copytree(folder, tmp_path_factory.mktemp("writable") / "model")
     server = Server(place, "--writable", "--quiet")
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def live_of_molecules(tmp_path_factory):
+    """One writable server of a model whose first view is texts."""
+    place = tmp_path_factory.mktemp("of-molecules")
+    fit_molecules().save(place / "model")
+    encoder = f"{write_encoders(place)}:atoms"
+    server = Server(place / "model", "--writable", "--quiet", "--image-encoder", encoder)
     yield server.url
     server.kill()
 

@@ -3,11 +3,16 @@
 import base64
 import os
 import re
+import socket
+import threading
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from diptych import Retriever
+from diptych.service import Limits, create_app
+from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
 
 pytestmark = pytest.mark.browser
 
@@ -500,3 +505,163 @@ def test_a_model_with_its_encoder_has_the_box(visit, width):
     page = visit(viewport={"width": width, "height": 844})
     page.locator("#choose").wait_for()
     assert page.locator("#choose").is_visible()
+
+
+@pytest.fixture
+def serve_in_thread():
+    """Serve retrievers in memory, as programs do: ``serve_in_thread(retriever)`` returns the address."""
+    running = []
+
+    def serve(retriever, **options):
+        listener = socket.create_server(("127.0.0.1", 0))
+        app = create_app(retriever, limits=Limits(decoders=1), threads=1, **options)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        running.append((server, thread))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield serve
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def tones(tmp_path_factory):
+    return make_tones(tmp_path_factory.mktemp("tones"))
+
+
+WINDOWS = pytest.mark.parametrize("width", [1360, 390])
+
+
+def play(page, selector):
+    """Play the first audio or video with its own controls' means; return its length in seconds."""
+    return page.locator(selector).first.evaluate(
+        """async (player) => {
+          await player.play();
+          if (player.readyState < 2 || player.error) throw new Error("it cannot be played");
+          return player.duration;
+        }"""
+    )
+
+
+def check_width(page, width):
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@WINDOWS
+def test_audio_is_found_and_played(visit, serve_in_thread, tones, width):
+    retriever = fit_tones(tones, text_encoder=encode_captions)
+    page = visit(base=serve_in_thread(retriever), viewport={"width": width, "height": 844})
+    page.locator("#summary", has_text="120 audio items · 120 captions").wait_for()
+    assert page.locator("#images-title").inner_text().lower() == "audio"
+    assert page.locator("#q").get_attribute("placeholder") == "Describe the audio"
+    assert page.locator("#drop-text").inner_text() == (
+        "This server has no audio encoder for this model; choose one of the stored audio items instead."
+    )
+    assert page.locator("#choose").count() == 0
+    assert page.locator(".examples.played audio").count() == 5
+    check_width(page, width)
+    page.fill("#q", "a high tone, fast and loud")
+    assert first_image(page) == retriever.search("a high tone, fast and loud", k=1)[0].id
+    page.locator("#status", has_text="12 audio items for “a high tone, fast and loud”").wait_for()
+    players = page.locator(".tile-caption")
+    assert players.count() == page.locator(".grid audio[controls][preload=none]").count() == 12
+    assert page.locator("a audio, main img").count() == 0
+    assert 0.4 < play(page, ".grid audio") < 1
+    check_width(page, width)
+    page.locator(".tile").first.click()
+    assert first_caption(page)
+    page.locator("#status", has_text="12 captions for this audio").wait_for()
+    assert 0.4 < play(page, ".chosen audio") < 1
+    check_width(page, width)
+
+
+@WINDOWS
+def test_an_uploaded_audio_file_finds_captions(visit, serve_in_thread, tones, width):
+    base = serve_in_thread(fit_tones(tones, image_encoder=tone_encoder(), text_encoder=encode_captions))
+    page = visit(base=base, viewport={"width": width, "height": 844})
+    page.locator("#drop-text", has_text="Drop an audio file, or choose one").wait_for()
+    assert page.locator("#file").get_attribute("accept") == ".wav"
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="choose one").click()
+    chooser.value.set_files(tones[0][3])
+    first_caption(page)
+    assert tones[1][3] in page.locator(".line").first.inner_text()
+    assert 0.4 < play(page, ".chosen audio") < 1
+    page.evaluate(
+        """() => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File(["no sound"], "broken.wav", {type: "audio/wav"}));
+          document.dispatchEvent(new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true}));
+        }"""
+    )
+    wait_for_notice(page, "This audio cannot be opened")
+    page.locator(".unplayable").wait_for()
+
+
+def test_video_is_played(visit, serve_in_thread, tones, tmp_path):
+    """The browser records it."""
+    recorded = visit("/healthz").evaluate(
+        """async () => {
+          const canvas = document.createElement("canvas");
+          const recorder = new MediaRecorder(canvas.captureStream(25), {mimeType: "video/webm"});
+          const pen = canvas.getContext("2d"), parts = [];
+          recorder.ondataavailable = (event) => parts.push(event.data);
+          recorder.start();
+          for (let frame = 0; frame < 25; frame += 1) {
+            pen.fillStyle = `hsl(${frame * 14} 80% 50%)`;
+            pen.fillRect(0, 0, canvas.width, canvas.height);
+            await new Promise((done) => setTimeout(done, 30));
+          }
+          await new Promise((done) => { recorder.onstop = done; recorder.stop(); });
+          return [...new Uint8Array(await new Blob(parts).arrayBuffer())];
+        }"""
+    )
+    video = tmp_path / "clip.webm"
+    video.write_bytes(bytes(recorded))
+    page = visit("/?image=tone 0", base=serve_in_thread(fit_tones(tones, [video, *tones[0][1:]])))
+    first_caption(page)
+    play(page, ".chosen video[controls]")
+    assert page.locator(".chosen video").evaluate("video => video.videoWidth") == 300
+
+
+@WINDOWS
+def test_items_that_are_texts_are_shown_and_entered(visit, serve_in_thread, width):
+    page = visit(base=serve_in_thread(fit_molecules()), viewport={"width": width, "height": 844})
+    page.locator("#summary", has_text="80 molecules · 80 names").wait_for()
+    assert "Search molecules with names" in page.locator("h1").first.inner_text()
+    page.get_by_label("Enter a molecule").fill("CCCCN")
+    page.keyboard.press("Enter")
+    first_caption(page)
+    page.locator("#status", has_text="12 names for “CCCCN”").wait_for()
+    assert page.locator(".line").first.inner_text().startswith("an amine with four carbon atoms")
+    page.wait_for_url("**/?input=CCCCN")
+    assert page.locator(".chosen .own-text").inner_text() == "CCCCN"
+    check_width(page, width)
+    page.locator(".line").first.click()
+    assert first_image(page)
+    page.locator("#status", has_text="12 molecules for").wait_for()
+    assert page.locator("li.own .tile .own-text").inner_text() == "CCCCN"
+    check_width(page, width)
+    page.reload()
+    page.go_back()
+    first_caption(page)
+    assert page.locator("#input").input_value() == "CCCCN"
+
+
+def test_other_files_are_named_and_downloaded_if_they_are_sent(visit, serve_in_thread, tones, tmp_path):
+    files = [tmp_path / f"<b>{path.stem}.csv" for path in tones[0]]
+    for file in files:
+        file.write_text("time,value\n0,1\n")
+    retriever = fit_tones(tones, files, views=("time series", "text"), text_encoder=encode_captions)
+    page = visit("/?q=a low tone, slow and quiet", base=serve_in_thread(retriever))
+    assert first_image(page)
+    page.locator("#status", has_text="12 time series for").wait_for()
+    assert page.locator(".tile .own-text").first.inner_text().startswith("<b>")
+    assert page.locator(".download").count() == 0
+    page = visit("/?q=a low tone, slow and quiet", base=serve_in_thread(retriever, send_files=True))
+    with page.expect_download() as download:
+        page.locator(".download").first.click()
+    assert Path(download.value.path()).read_text() == "time,value\n0,1\n"

@@ -19,6 +19,7 @@ OPERATIONS = [
     "GET /v1/items/{item_id}",
     "GET /v1/items/{item_id}/image",
     "GET /v1/items/{item_id}/thumbnail",
+    "GET /v1/items/{item_id}/file",
     "DELETE /v1/items/{item_id}",
     "GET /v1/model",
     "GET /healthz",
@@ -48,6 +49,11 @@ def operations_of_features(live_of_features):
     return load_operations(live_of_features)
 
 
+@pytest.fixture(scope="module")
+def operations_of_molecules(live_of_molecules):
+    return load_operations(live_of_molecules)
+
+
 def test_every_operation_is_tested(operations):
     assert sorted(operations) == sorted(OPERATIONS)
 
@@ -68,6 +74,12 @@ def test_no_request_is_an_internal_error(operations, label, mode):
 @pytest.mark.parametrize("label", OPERATIONS[:4])
 def test_no_request_is_an_internal_error_for_a_model_of_features(operations_of_features, label, mode):
     fuzz(operations_of_features[label], mode)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("label", ["POST /v1/annotate", "POST /v1/items"])
+def test_no_request_is_an_internal_error_for_a_first_view_of_texts(operations_of_molecules, label, mode):
+    fuzz(operations_of_molecules[label], mode)
 
 
 def fuzz(operation, mode):

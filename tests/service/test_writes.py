@@ -19,7 +19,7 @@ from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych._persistence import current_version, lock_for_serving
 from diptych.service._model import ModelHolder
-from diptych.service._writes import Entry, Journal, Writer, read_entries
+from diptych.service._writes import Entry, Journal, Upload, Writer, read_entries
 from saved_files import files_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
@@ -110,10 +110,10 @@ def test_many_changes_are_saved_while_requests_go_on(make_client, own_folder):
 def test_entries_that_were_saved_are_not_replayed(own_folder):
     writer, retriever = Writer(own_folder), Retriever.load(own_folder)
     rows = retriever.encoders.encode_images([png()])
-    writer.add(retriever, (png(), rows), ["a red star"], "first", {})
+    writer.add(retriever, (Upload(png()), rows), ["a red star"], "first", {})
     writer.add(retriever, None, ["a blue star"], "second", {})
     writer.remove(retriever, "first")
-    writer.add(retriever, (png("blue"), rows), [], "first", {"again": True})
+    writer.add(retriever, (Upload(png("blue")), rows), [], "first", {"again": True})
     retriever.save(own_folder)  # and a power cut before the journal is rewritten
     before = {item.id for item in retriever.store.items()}
     loaded = Retriever.load(own_folder)
@@ -382,7 +382,7 @@ def test_a_server_starts_with_a_damaged_upload(make_client, own_folder, caplog):
     retriever = holder.current.retriever
     for name, colour in (("first", "red"), ("damaged", "green"), ("last", "blue")):
         rows = retriever.encoders.encode_images([png(colour)])
-        holder.writer.add(retriever, (png(colour), rows), [], name, {})
+        holder.writer.add(retriever, (Upload(png(colour)), rows), [], name, {})
     holder.writer.journal.close()  # and a power cut
     upload = own_folder / "uploads" / holder.writer.journal.entries[1].file
     whole = upload.read_bytes()

@@ -43,8 +43,12 @@ def serve(
     weights: Weights = None,
     text_encoder: TextEncoderName = None,
     max_upload_mb: Annotated[
-        float, typer.Option(min=0.001, help="Size of a request with images.", rich_help_panel=LIMITS)
+        float, typer.Option(min=0.001, help="Size of a request with files.", rich_help_panel=LIMITS)
     ] = 20,
+    max_file_mb: Annotated[
+        float,
+        typer.Option(min=0.001, help="Size of an audio or video file to send.", rich_help_panel=LIMITS),
+    ] = 1024,
     max_pixels: Annotated[
         int, typer.Option(min=1, help="Pixels of one image.", rich_help_panel=LIMITS)
     ] = 40_000_000,
@@ -58,6 +62,10 @@ def serve(
     ] = 10,
     log_queries: Annotated[
         bool, typer.Option("--log-queries", help="Write queries to the access log.")
+    ] = False,
+    send_files: Annotated[
+        bool,
+        typer.Option("--send-files", help="Let clients download files that are no image, audio or video."),
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
     threads: Threads = None,
@@ -77,6 +85,7 @@ def serve(
             raise missing_package_error("serving needs", "serve") from None
         limits = Limits(
             upload_bytes=int(max_upload_mb * 2**20),
+            file_bytes=int(max_file_mb * 2**20),
             pixels=max_pixels,
             k=max_k,
             batch=max_batch,
@@ -96,6 +105,7 @@ def serve(
             quiet=quiet,
             image_encoder=make_image_encoder(image_encoder, recipe, weights),
             text_encoder=make_text_encoder(text_encoder),
+            send_files=send_files,
             browser=not no_browser and sys.stdout.isatty(),
             say=console.print,
         )

@@ -263,8 +263,12 @@ def unknown_item(item_id: object) -> InputError:
     return InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
 
 
+_UPLOAD = r"\A[0-9a-f]{64}(\.[0-9a-z]{1,10})?\Z"
+"""The name of an upload: its SHA-256, and for other files than images their suffix."""
+
+
 class _StoredItem(msgspec.Struct, forbid_unknown_fields=True):
-    """An item as a line of a file; ``upload`` is the name of an uploaded image in the model folder."""
+    """An item as a line of a file; ``upload`` is the name of an upload in the model folder."""
 
     id: str
     view: View
@@ -272,7 +276,7 @@ class _StoredItem(msgspec.Struct, forbid_unknown_fields=True):
     text: str | None = None
     image: str | None = None
     metadata: dict[str, Any] = {}
-    upload: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | msgspec.UnsetType = msgspec.UNSET
+    upload: Annotated[str, msgspec.Meta(pattern=_UPLOAD)] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -324,7 +328,7 @@ class Places:
         if item.path is None:
             return stored
         folder, name = os.path.split(item.path)
-        if folder == str(self.folder / UPLOADS) and len(name) == 64 and set(name) <= set("0123456789abcdef"):
+        if folder == str(self.folder / UPLOADS) and re.match(_UPLOAD, name):
             del stored["path"]
             return stored | {"upload": name}
         if self.images is not None and item.path.startswith(start := os.path.join(self.images, "")):

@@ -24,17 +24,20 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych._checks import InputError
+from diptych._checks import InputError, with_article
 from diptych._persistence import library_version
 from diptych.image import UnreadableImage
-from diptych.retrieval._items import View
+from diptych.retrieval import Retriever
+from diptych.retrieval._items import Item, View
 from diptych.service._batching import Batcher
+from diptych.service._files import SentFile, check_file, encode_first_view
 from diptych.service._images import Images, WebpImage
 from diptych.service._limits import (
     Limits,
     Problem,
     ProblemDetails,
     Slots,
+    UnreadableFile,
     answer_problem,
     unknown_item,
 )
@@ -145,7 +148,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 DESCRIPTION = """
-Search images with text, and text with images.
+Search images with text, and text with images, or items of any two views with each other. Requests and
+responses call the views `image` and `text`, whatever they hold; `views` of `/v1/model` names them for people.
 
 A score is a cosine (or minus a distance, for some models), not a probability: it orders the hits of one
 query. Errors are problem details (RFC 9457). If the server needs a token, send it as
@@ -176,7 +180,7 @@ class Service:
         self.batcher = Batcher(self.limits, self.threads, self.metrics.batches.observe)
         self.images = Images(self.limits)
         self._encoding = asyncio.Semaphore(self.limits.decoders)
-        self._images_waiting = Slots(self.limits.waiting, "many images are waiting to be encoded")
+        self._images_waiting = Slots(self.limits.waiting, "many files are waiting to be encoded")
         self._saving: asyncio.Task[None] | None = None
         self._item_count: asyncio.Future[int] | None = None
         for name, about, read in (
@@ -232,15 +236,34 @@ class Service:
         return float(count.result())
 
     async def encode_image(
-        self, model: LoadedModel, *, content: bytes = b"", path: str | None = None
+        self, model: LoadedModel, *, content: bytes = b"", name: str = "", path: str | None = None
     ) -> np.ndarray[Any, Any]:
-        """Return the features of an uploaded or stored image; only a few are in memory at a time."""
-        if (reason := model.why_not_encoded("image")) is not None:
-            raise Problem(422, "no-encoder", reason)
+        """Return the features of an uploaded or stored image or other file; only a few are in memory."""
+        self._check_encoder(model)
+        encoders = model.retriever.encoders
+        if model.inputs == "texts":
+            raise InputError(f"this model takes texts for {with_article(model.views.image)}, not files.")
         with self._images_waiting:
             async with self._encoding:
-                image = await self.images.load_pixels(content=content, path=path)
-                return await self.batcher.run(model.retriever.encoders.encode_images, [image])
+                if model.inputs == "images":
+                    image = await self.images.load_pixels(content=content, path=path)
+                    return await self.batcher.run(encoders.encode_images, [image])
+                if path is not None:
+                    return await self.batcher.run(encode_first_view, encoders, [path])
+                return await self.batcher.run(model.encode_file, content, name)
+
+    async def encode_first_texts(self, model: LoadedModel, texts: list[str]) -> np.ndarray[Any, Any]:
+        """Return the features of texts of the first view, such as molecules."""
+        self._check_encoder(model)
+        if model.inputs != "texts":
+            raise InputError(
+                f"this model takes files for {with_article(model.views.image)}; send one as a form."
+            )
+        return await self.batcher.run(encode_first_view, model.retriever.encoders, texts)
+
+    def _check_encoder(self, model: LoadedModel) -> None:
+        if (reason := model.why_not_encoded("image")) is not None:
+            raise Problem(422, "no-encoder", reason)
 
     async def item_features(self, model: LoadedModel, view: View, ids: list[str]) -> np.ndarray[Any, Any]:
         """Return the features of stored items, encoded again where the model does not keep them."""
@@ -251,11 +274,13 @@ class Service:
             if item is None:
                 raise unknown_item(item_id)
             if item.view != view:
-                raise InputError(f"{item_id!r} is {_name(item.view)}; give the id of {_name(view)}.")
+                own, other = (with_article(model.noun(each)) for each in (item.view, view))
+                raise InputError(f"{item_id!r} is {own}; give the id of {other}.")
             items.append(item)
         if (features := await self.look_up(model.retriever.store.features, view, ids)) is not None:
             return features
-        sources = [item.path if view == "image" else item.text for item in items]
+        by_text = view == "text" or model.inputs == "texts"
+        sources = [item.text if by_text else item.path for item in items]
         known = [source for source in sources if source is not None]
         if len(known) != len(items):
             raise Problem(
@@ -263,28 +288,42 @@ class Service:
             )
         if view == "text":
             return await self.batcher.run(model.retriever.encoders.encode_texts, known)
+        if by_text:
+            return await self.encode_first_texts(model, known)
         blocks = []
         for item_id, path in zip(ids, known, strict=True):
             try:
                 blocks.append(await self.encode_image(model, path=path))
-            except UnreadableImage:
-                raise _unreadable_file(item_id) from None
+            except (UnreadableImage, UnreadableFile):
+                raise _unreadable_file(model, item_id) from None
         return np.concatenate(blocks)
 
     async def stored_image(self, item_id: str, side: int) -> WebpImage:
         """Return a stored image for a browser."""
         model = self.model
+        item, path = await self._item_with_file(model, item_id, "no-image")
+        if model.media(item) != "image":
+            raise _unreadable_file(model, item_id)
+        try:
+            return await self.images.load_webp(model.version, item.id, path, side)
+        except UnreadableImage:
+            raise _unreadable_file(model, item_id) from None
+
+    async def stored_file(self, item_id: str) -> SentFile:
+        """Return the file of an item that is sent as it is."""
+        model = self.model
+        item, path = await self._item_with_file(model, item_id, "no-file")
+        if model.media(item) == "image":
+            raise Problem(404, "no-file", "images are sent as WebP; ask for /image or /thumbnail.")
+        return await asyncio.to_thread(check_file, path, self.limits.file_bytes, any_type=model.send_files)
+
+    async def _item_with_file(self, model: LoadedModel, item_id: str, problem: str) -> tuple[Item, str]:
         item = await self.look_up(model.retriever.item, item_id)
         if item is None or item.view != "image":
             raise unknown_item(item_id)
         if item.path is None:
-            raise Problem(
-                404, "no-image", f"the image {item_id[:200]!r} was added by its features, without a file."
-            )
-        try:
-            return await self.images.load_webp(model.version, item.id, item.path, side)
-        except UnreadableImage:
-            raise _unreadable_file(item_id) from None
+            raise Problem(404, problem, f"the item {item_id[:200]!r} was added without a file.")
+        return item, item.path
 
     def save_if_due(self) -> None:
         """Save the changes in the background once there are many of them."""
@@ -302,13 +341,10 @@ class Service:
         self._saving = asyncio.create_task(save())
 
 
-def _name(view: View) -> str:
-    return "an image" if view == "image" else "a caption"
-
-
-def _unreadable_file(item_id: str) -> Problem:
+def _unreadable_file(model: LoadedModel, item_id: str) -> Problem:
     # The error itself names a path on this machine, which clients must not see.
-    return Problem(404, "no-image", f"the file of {item_id[:200]!r} is missing or is not an image.")
+    kind = with_article(model.views.image)
+    return Problem(404, "no-image", f"the file of {item_id[:200]!r} is missing or is not {kind}.")
 
 
 class _ItemPaths:
@@ -328,7 +364,7 @@ class _ItemPaths:
 
 
 def create_app(
-    folder: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Retriever,
     *,
     token: str | None = None,
     limits: Limits | None = None,
@@ -336,26 +372,30 @@ def create_app(
     text_encoder: object | None = None,
     threads: int | None = None,
     log_queries: bool = False,
+    send_files: bool = False,
 ) -> FastAPI:
-    """Return an ASGI application with the web page and the HTTP API of a saved model, read-only.
+    """Return an ASGI application with the web page and the HTTP API of a model, read-only.
 
     A new version of the model that is saved to the folder is loaded within seconds. For a server that adds
     and removes items, and that limits slow connections, use ``diptych serve``.
 
     Parameters
     ----------
-    folder
-        The model folder that ``Retriever.save`` or ``diptych fit`` wrote.
+    model
+        The model folder that ``Retriever.save`` or ``diptych fit`` wrote, or a fitted ``Retriever`` in
+        memory, with the encoders it has.
     token
         The secret that clients must send; None: none, and then only loopback host names are answered.
     limits
         Limits on requests; None: the defaults.
     image_encoder, text_encoder
-        Encoders to use instead of those that the model remembers.
+        With a folder: encoders to use instead of those that the model remembers.
     threads
         BLAS and OpenMP threads of one search; None: one per core.
     log_queries
         Write queries to the access log, the logger ``diptych.access``.
+    send_files
+        Let clients download the files of items of any type; otherwise they get only images, audio and video.
 
     Examples
     --------
@@ -372,7 +412,16 @@ def create_app(
     '7'
     >>> folder.cleanup()
     """
-    holder = ModelHolder.open(Path(folder), image_encoder=image_encoder, text_encoder=text_encoder)
+    if isinstance(model, Retriever):
+        if image_encoder is not None or text_encoder is not None:
+            raise InputError("a retriever has its own encoders; leave out image_encoder and text_encoder.")
+        model.info()  # an error if it is not fitted
+        version = "memory" if model.base is None else model.base.version.id
+        holder = ModelHolder(LoadedModel(model, "diptych", version, send_files=send_files))
+    else:
+        holder = ModelHolder.open(
+            Path(model), image_encoder=image_encoder, text_encoder=text_encoder, send_files=send_files
+        )
     # 127.0.0.1 as the host: without a token, the application refuses all other host names itself.
     service = Service(holder, limits or Limits(), check_token("127.0.0.1", token), threads)
     return build_app(service, log_queries=log_queries)

@@ -37,7 +37,7 @@ class Limits:
     Parameters
     ----------
     upload_bytes
-        Size of a request with images.
+        Size of a request with images or other files.
     json_bytes
         Size of any other request.
     pixels
@@ -66,6 +66,8 @@ class Limits:
         Time to send the body of a request, and to read a part of the response.
     text_characters
         Length of one text.
+    file_bytes
+        Size of an audio, video or other file that is sent as it is.
 
     Examples
     --------
@@ -89,6 +91,7 @@ class Limits:
     thumbnail_bytes: int = 64 * 2**20
     body_seconds: float = 30.0
     text_characters: int = 2000
+    file_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -127,6 +130,10 @@ def busy(reason: str) -> Problem:
     return Problem(503, "busy", f"the server is busy ({reason}); try again shortly.", {"Retry-After": "1"})
 
 
+class UnreadableFile(InputError):  # noqa: N818, the name describes the file
+    """An encoder that reads files or texts of the first view itself cannot read one."""
+
+
 class Slots:
     """A context manager for a limited number of calls at once; one more is refused as busy."""
 
@@ -153,6 +160,8 @@ def as_problem(error: Exception) -> Problem:
         return error
     if isinstance(error, UnreadableImage):
         return Problem(422, "unreadable-image", str(error))
+    if isinstance(error, UnreadableFile):
+        return Problem(422, "unreadable-file", str(error))
     if isinstance(error, UnavailableError):
         # The error's own message names the address of the database, which clients must not see.
         return busy("the database is unreachable, or the model is being replaced")

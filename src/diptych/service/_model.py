@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError
+from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca import AWCCA
 from diptych.cca._weighting import NAMES
@@ -24,6 +26,8 @@ from diptych.retrieval import Hit, Item, Pack, Retriever
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
+from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
+from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix
 from diptych.service._writes import Writer, read_entries
 
@@ -43,24 +47,25 @@ MAX_SPECTRUM = 512
 # Facets and examples are taken from the first items only, so that loading stays fast and memory bounded.
 _FACET_ITEMS, _EXAMPLE_ITEMS = 20_000, 1_000_000
 
-_NO_ENCODER: dict[View, str] = {
-    "image": "This server has no image encoder for this model; choose a stored image instead.",
-    "text": "This server has no text encoder for this model; choose a stored caption instead.",
-}
-
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One version of a model in memory, with the name of its folder and its model card (Markdown)."""
+    """One version of a model in memory, with the name of its folder and its model card (Markdown).
+
+    If ``send_files``, clients may get the files of its items of any type.
+    """
 
     retriever: Retriever
     name: str
     folder_version: str
     card: str = ""
+    send_files: bool = False
     _description: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path, image_encoder: Any = None, text_encoder: Any = None) -> LoadedModel:
+    def load(
+        cls, folder: Path, image_encoder: Any = None, text_encoder: Any = None, *, send_files: bool = False
+    ) -> LoadedModel:
         """Load a model folder."""
         retriever = Retriever.load(folder, image_encoder, text_encoder)
         assert retriever.base is not None
@@ -69,11 +74,30 @@ class LoadedModel:
         with suppress(OSError):  # another version has just replaced it, and will be loaded next
             if card.is_file() and not card.is_symlink() and card.stat().st_size <= MAX_CARD_BYTES:
                 text = card.read_text("utf-8", errors="replace")
-        model = cls(retriever, Path(folder).absolute().name, version.id, text)
+        return cls(retriever, Path(folder).absolute().name, version.id, text, send_files)
+
+    def __post_init__(self) -> None:
+        """Tell the operator of missing encoders."""
         for view in VIEWS:
-            if (error := model._encoder_error(view)) is not None:
+            if (error := self._encoder_error(view)) is not None:
                 log.warning("%s", error)
-        return model
+
+    @property
+    def views(self) -> ViewNames:
+        """What people call the items of the two views."""
+        return self.retriever.views
+
+    @property
+    def inputs(self) -> str:
+        """What the encoder of the first view takes: images, paths or texts."""
+        return self.retriever.encoders.inputs
+
+    @cached_property
+    def upload_suffixes(self) -> frozenset[str]:
+        """Suffixes of the files that may be uploaded for the first view: those of the stored items."""
+        items = islice(self.retriever.store.items("image"), _FACET_ITEMS)
+        own = {suffix(item.path) for item in items if item.path is not None}
+        return frozenset(filter(None, own)) or frozenset(MEDIA_TYPES)
 
     @property
     def version(self) -> str:
@@ -86,7 +110,18 @@ class LoadedModel:
         own = self.retriever.searcher.embedding.weighting
         if own is None:
             return "fusion"
-        return own if isinstance(own, str) else f"Σ^{own[0]:g} on images, Σ^{own[1]:g} on texts"
+        if isinstance(own, str):
+            return own
+        return f"Σ^{own[0]:g} on {plural(self.views.image)}, Σ^{own[1]:g} on {plural(self.views.text)}"
+
+    def encode_file(self, content: bytes, name: str) -> np.ndarray[Any, Any]:
+        """Return the features of an uploaded file, from an encoder that reads files itself."""
+        own = suffix(name)
+        if own not in self.upload_suffixes:
+            accepted = ", ".join(sorted(self.upload_suffixes))
+            raise UnreadableFile(f"files that end in {own[:10]!r} are not accepted; send one of {accepted}.")
+        with temporary_file(content, own) as path:
+            return encode_first_view(self.retriever.encoders, [path])
 
     def encode_queries(self, queries: Queries) -> EncodedQueries:
         """Return the features of queries and the words that were ignored."""
@@ -96,11 +131,12 @@ class LoadedModel:
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
-        rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view)
+        rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view, self.views)
         width = self.retriever.searcher.embedding.features(view)
         if rows.shape[1] != width:
             raise InputError(
-                f"the features have {rows.shape[1]} numbers; this model expects {width} for {view}s."
+                f"the features have {rows.shape[1]} numbers; this model expects {width} for "
+                f"{plural(self.views.of(view))}."
             )
         return rows
 
@@ -109,7 +145,20 @@ class LoadedModel:
 
         What to do about it is logged for the operator when the model is loaded.
         """
-        return None if self._encoder_error(view) is None else _NO_ENCODER[view]
+        if self._encoder_error(view) is None:
+            return None
+        return (
+            f"This server has no {self.views.of(view)} encoder for this model; choose one of the stored "
+            f"{plural(self.noun(view))} instead."
+        )
+
+    def noun(self, view: View) -> str:
+        """Return what people call a stored item of a view."""
+        return self.views.image if view == "image" else self.views.caption
+
+    def media(self, item: Item) -> Media | None:
+        """Return how to show the file of an item; None if it has none."""
+        return media_of(item.path, default="image" if self.views.image == "image" else "file")
 
     def describe(self) -> dict[str, Any]:
         """Return the content of ``GET /v1/model``, without limits."""
@@ -132,12 +181,18 @@ class LoadedModel:
         if item.view == "image":
             captions = islice(self.retriever.store.items(image=item.id), CAPTIONS_SHOWN)
             content["captions"] = [{"id": caption.id, "text": caption.text} for caption in captions]
-            content |= {"has_file": item.path is not None, **_image_urls(item.id)}
+            media, url = self.media(item), _item_url(item.id)
+            content |= {"text": item.text, "has_file": item.path is not None, "media": media}
+            if media == "image":
+                content |= {"image_url": f"{url}/image", "thumbnail": f"{url}/thumbnail"}
+            elif item.path is not None:
+                content["file_name"] = os.path.basename(item.path)
+                content["file_url"] = f"{url}/file" if media != "file" or self.send_files else None
         else:
             content |= {"text": item.text, "image": item.image}
             image = self.retriever.item(item.image) if item.image is not None else None
-            if image is not None and image.path is not None:
-                content["thumbnail"] = _image_urls(image.id)["thumbnail"]
+            if image is not None and self.media(image) == "image":
+                content["thumbnail"] = f"{_item_url(image.id)}/thumbnail"
         return content | {"metadata": dict(item.metadata)}
 
     def _feature_widths(self, view: View) -> int | dict[str, int]:
@@ -180,7 +235,18 @@ class LoadedModel:
             "spectrum": {t: _thin_spectrum(np.asarray(model.models_[t].correlations)) for t in TASKS}
             if is_awcca
             else {},
-            "examples": _choose_examples(items),
+            "views": self.views._asdict(),
+            "nouns": {
+                "image": _noun_forms(self.views.image),
+                "text": _noun_forms(self.views.text),
+                "caption": _noun_forms(self.views.caption),
+            },
+            "inputs": self.inputs,
+            "uploads": sorted(self.upload_suffixes) if self.inputs == "paths" else [],
+            "examples": {
+                view: [self.describe_item(item) for item in own]
+                for view, own in _choose_examples(items).items()
+            },
             "facets": _collect_facets(items[:_FACET_ITEMS]),
             "features": {view: self._feature_widths(view) for view in VIEWS},
             "can": {"text": self.why_not_encoded("text"), "image": self.why_not_encoded("image")},
@@ -212,13 +278,13 @@ class ModelHolder:
         self.reloads = {"loaded": 0, "failed": 0}
 
     @classmethod
-    def open(cls, folder: Path, *, writable: bool = False, **encoders: Any) -> ModelHolder:
-        """Load a model folder; if ``writable``, also the changes in its journal."""
+    def open(cls, folder: Path, *, writable: bool = False, **options: Any) -> ModelHolder:
+        """Load a model folder as ``LoadedModel.load`` does; if ``writable``, also its journal."""
         if writable:  # changes go to this folder, even if a link to it is changed later
             folder = real_folder(folder)
 
         def load() -> LoadedModel:
-            return LoadedModel.load(folder, **encoders)
+            return LoadedModel.load(folder, **options)
 
         model = load()
         if not writable:
@@ -314,9 +380,13 @@ def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _image_urls(item_id: str) -> dict[str, str]:
-    url = f"/v1/items/{quote(item_id, safe='', errors='surrogatepass')}"
-    return {"image_url": f"{url}/image", "thumbnail": f"{url}/thumbnail"}
+def _noun_forms(noun: str) -> list[str]:
+    """Return the singular and the plural of a noun that is counted."""
+    return [count(1, noun).partition(" ")[2], plural(noun)]
+
+
+def _item_url(item_id: str) -> str:
+    return f"/v1/items/{quote(item_id, safe='', errors='surrogatepass')}"
 
 
 def _describe_path(path: Any) -> dict[str, Any] | None:
@@ -345,17 +415,16 @@ def _thin_spectrum(correlations: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"number": (chosen + 1).tolist(), "correlation": correlations[chosen].astype(float).tolist()}
 
 
-def _choose_examples(items: list[Item]) -> dict[str, list[dict[str, Any]]]:
+def _choose_examples(items: list[Item]) -> dict[View, list[Item]]:
     """Return a few evenly spaced items of each view, held out from training if there are any."""
-    examples: dict[str, list[dict[str, Any]]] = {}
+    examples: dict[View, list[Item]] = {}
     for view in VIEWS:
         own = [item for item in items if item.view == view]
         held_out = [item for item in own if item.metadata.get("split") in ("test", "val")] or own
         short = [item for item in held_out if item.text and len(item.text) <= 90] or held_out
         step = max(1, len(short) // EXAMPLES)
         # The offset avoids that only first captions are chosen.
-        chosen = short[step // 3 :: step][:EXAMPLES]
-        examples[view] = [{"id": item.id, "text": item.text, "image": item.image} for item in chosen]
+        examples[view] = short[step // 3 :: step][:EXAMPLES]
     return examples
 
 

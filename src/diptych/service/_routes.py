@@ -18,12 +18,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
+from diptych._checks import with_article
+from diptych.retrieval._items import VIEWS
 from diptych.service import _schemas as schemas
+from diptych.service._files import ANY_TYPE, MEDIA_TYPES, send_file, suffix
 from diptych.service._images import IMAGE_SIDE, THUMBNAIL_SIDE
 from diptych.service._limits import Problem, problem_responses, unknown_item
 from diptych.service._model import LoadedModel, Queries
 from diptych.service._security import COOKIE, media_type, secrets_equal, session_cookie
-from diptych.service._writes import Writer
+from diptych.service._writes import Upload, Writer
 
 if TYPE_CHECKING:
     from diptych.service._app import Service
@@ -35,6 +38,16 @@ _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The image.", "content": {"image/webp": {"schema": {"type": "string"}}}},
     304: {"description": "It has not changed."},
     **problem_responses(401, 404, 421, 503),
+}
+_FILE = {
+    "description": "The file.",
+    "content": {t: {"schema": {"type": "string"}} for t in (*MEDIA_TYPES.values(), ANY_TYPE)},
+}
+_FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: _FILE,
+    206: _FILE | {"description": "A part of it."},
+    304: {"description": "It has not changed."},
+    **problem_responses(401, 404, 416, 421, 503),
 }
 
 
@@ -99,16 +112,22 @@ def search_routes(service: Service) -> APIRouter:
                 body = _validate(schemas.AnnotateForm, _form_fields(form))
                 names: list[Any] = [file.filename or "" for file in files]
                 if not files:
-                    raise Problem(422, "bad-request", "the form has no image; send one in the field 'image'.")
+                    raise Problem(422, "bad-request", "the form has no file; send one in the field 'image'.")
                 schemas.check_sizes(service.limits, k=body.k, queries=len(files))
-                blocks = [await service.encode_image(model, content=await file.read()) for file in files]
+                blocks = [
+                    await service.encode_image(model, content=await file.read(), name=file.filename or "")
+                    for file in files
+                ]
                 features = np.concatenate(blocks)
         else:
             body = _validate(schemas.AnnotateRequest, await _read_json(request))
-            names = _query_names(body.features, body.id)
-            schemas.check_sizes(service.limits, k=body.k, queries=len(names))
+            names = _query_names(body.features, body.text if body.text is not None else body.id)
+            texts = names if body.text is not None else None
+            schemas.check_sizes(service.limits, k=body.k, queries=len(names), texts=texts)
             if body.features is not None:
                 features = await service.look_up(model.join_features, "image", body.features)
+            elif texts is not None:
+                features = await service.encode_first_texts(model, texts)
             else:
                 features = await service.item_features(model, "image", names)
         request.state.queries = names
@@ -159,6 +178,12 @@ def item_routes(service: Service) -> APIRouter:
         """Return a stored image as WebP, at most 320 pixels wide and high."""
         return await send_image(item_id, request, THUMBNAIL_SIDE)
 
+    @router.head("/{item_id:path}/file", include_in_schema=False)
+    @router.get("/{item_id:path}/file", responses=_FILE_RESPONSES, response_class=Response)
+    async def file(item_id: schemas.ItemPath, request: Request) -> Response:
+        """Return the audio or video file of an item as it is, or a part of it (``Range``)."""
+        return send_file(request, await service.stored_file(item_id))
+
     @router.get("/{item_id:path}", response_model=schemas.ItemOut, responses=problem_responses(401, 404, 421))
     async def item(item_id: schemas.ItemPath) -> JsonResponse:
         """Return an item."""
@@ -181,30 +206,36 @@ def item_routes(service: Service) -> APIRouter:
         after a broken connection: 409 then means that the item was added.
         """
         writer = _writer(service)
-        content: bytes | None = None
+        source: Upload | str | None = None
         features = caption_features = None
         if _is_form(request):
             async with request.form(max_files=1, max_fields=service.limits.batch + 2) as form:
                 files = _form_images(form)
                 body = _validate(schemas.AddForm, _form_fields(form, lists=("captions",)))
-                content = await files[0].read() if files else None
+                if files:
+                    own = "" if service.model.inputs == "images" else suffix(files[0].filename or "")
+                    source = Upload(await files[0].read(), own)
         else:
             body = parsed = _validate(schemas.AddRequest, await _read_json(request))
-            features, caption_features = parsed.features, parsed.caption_features
+            source, features, caption_features = parsed.text, parsed.features, parsed.caption_features
         captions: list[str | None] = [*body.captions]
         if not captions and caption_features is not None:
             captions = [None] * schemas.count_rows(caption_features)
-        if content is None and features is None and not captions:
-            raise Problem(422, "bad-request", "the request has neither an image nor a caption; send one.")
-        schemas.check_sizes(service.limits, queries=max(1, len(captions)), texts=body.captions)
+        if source is None and features is None and not captions:
+            nouns = " nor ".join(with_article(service.model.noun(view)) for view in VIEWS)
+            raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
+        texts = [*body.captions, source] if isinstance(source, str) else body.captions
+        schemas.check_sizes(service.limits, queries=max(1, len(captions)), texts=texts)
 
         async def encode(model: LoadedModel) -> tuple[np.ndarray[Any, Any] | None, schemas.Matrix | None]:
             reason = model.why_not_encoded("text") if captions and caption_features is None else None
             if reason is not None:
                 raise Problem(422, "no-encoder", reason)
             rows = caption_rows = None
-            if content is not None:
-                rows = await service.encode_image(model, content=content)
+            if isinstance(source, str):
+                rows = await service.encode_first_texts(model, [source])
+            elif source is not None:
+                rows = await service.encode_image(model, content=source.content, name=f"x{source.suffix}")
             elif features is not None:
                 rows = await service.look_up(model.join_features, "image", features)
             if caption_features is not None:
@@ -220,7 +251,7 @@ def item_routes(service: Service) -> APIRouter:
                 ids = await service.batcher.run(
                     writer.add,
                     service.model.retriever,
-                    None if rows is None else (content, rows),
+                    None if rows is None else (source, rows),
                     captions,
                     body.id,
                     body.metadata,
@@ -331,7 +362,7 @@ def _is_form(request: Request) -> bool:
     """Return whether the body is a form; refuse anything else but JSON."""
     kind = media_type(request.headers)
     if kind not in ("multipart/form-data", "application/json"):
-        raise Problem(415, "wrong-type", "send multipart/form-data with an image, or application/json.")
+        raise Problem(415, "wrong-type", "send multipart/form-data with a file, or application/json.")
     return kind == "multipart/form-data"
 
 

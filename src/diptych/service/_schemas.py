@@ -169,11 +169,14 @@ class AnnotateRequest(AnnotateForm):
         {"features": {"resnet": [0.12, -1.5], "dino": [0.7, 0.1, -0.3]}},
     )
     id: ItemId | list[ItemId] | None = Field(None, description="The id of a stored image, or several.")
+    text: Text | list[Text] | None = Field(
+        None, description="For a model whose first view is texts, such as molecules: one, or several."
+    )
     features: Features = Field(None, description=ABOUT_FEATURES)
 
     @model_validator(mode="after")
     def _check_query(self) -> Self:
-        _check_one(id=self.id, features=self.features)
+        _check_one(id=self.id, text=self.text, features=self.features)
         return self
 
 
@@ -229,6 +232,9 @@ class AddRequest(AddForm):
         {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
         {"features": [0.12, -1.5], "captions": ["a red star"], "caption_features": [[0.3, 0.1]]},
     )
+    text: Text | None = Field(
+        None, description="In place of an image, for a model whose first view is texts, such as molecules."
+    )
     features: Features = Field(None, description=f"Of one image. {ABOUT_FEATURES}")
     caption_features: Features = Field(
         None, description="Of the captions, one list for each; needed where the server has no text encoder."
@@ -236,6 +242,8 @@ class AddRequest(AddForm):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
+        if self.features is not None and self.text is not None:
+            raise ValueError("give text or features, not both")
         if self.features is not None and count_rows(self.features) != 1:
             raise ValueError("features must be those of one image; add one image at a time")
         if self.caption_features is not None and self.captions:
@@ -263,12 +271,17 @@ class ItemOut(BaseModel):
 
     id: str
     view: Literal["image", "text"]
-    text: str | None = Field(None, description="Of a caption: its text.")
+    text: str | None = Field(None, description="Its text, if it is one.")
     image: str | None = Field(None, description="Of a caption: the id of its image.")
     captions: list[CaptionOut] | None = Field(None, description="Of an image: its first captions.")
     has_file: bool | None = Field(None, description="Of an image: whether its file is known, to show it.")
-    image_url: str | None = None
-    thumbnail: str | None = None
+    media: Literal["image", "audio", "video", "file"] | None = Field(
+        None, description="Of an image: how to show its file; null if it has none."
+    )
+    image_url: str | None = Field(None, description="Where to get an image.")
+    thumbnail: str | None = Field(None, description="Where to get a small image.")
+    file_url: str | None = Field(None, description="Where to get a file that is no image, if it is sent.")
+    file_name: str | None = Field(None, description="The name of a file that is no image.")
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -332,6 +345,15 @@ class ModelOut(BaseModel):
     name: str
     version: str
     library: str
+    views: dict[str, str] = Field(description="What people call the items of the two views.")
+    nouns: dict[str, list[str]] = Field(
+        description="Singular and plural of what people call an item of the first view (image), one of the "
+        "second (text), and one of the second that belongs to one of the first (caption)."
+    )
+    inputs: Literal["images", "paths", "texts"] = Field(
+        description="What the encoder of the first view takes: images, other files, or texts."
+    )
+    uploads: list[str] = Field(description="Suffixes of the files that may be uploaded; none for images.")
     items: dict[str, int]
     encoders: dict[str, Any]
     filters: dict[str, list[str]]

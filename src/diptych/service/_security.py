@@ -28,8 +28,9 @@ SESSION_BYTES = 8192
 ON_TRUSTED = "diptych.on_trusted"
 """Key of the request scope: a function to call once the request has sent the token."""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "media-src 'self' blob:; connect-src 'self'; form-action 'none'; base-uri 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,

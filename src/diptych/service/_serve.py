@@ -57,6 +57,7 @@ def serve(
     quiet: bool = False,
     image_encoder: Any = None,
     text_encoder: Any = None,
+    send_files: bool = False,
     browser: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
@@ -72,7 +73,11 @@ def serve(
         if writable:
             stack.enter_context(lock_for_serving(folder))
         holder = ModelHolder.open(
-            folder, writable=writable, image_encoder=image_encoder, text_encoder=text_encoder
+            folder,
+            writable=writable,
+            image_encoder=image_encoder,
+            text_encoder=text_encoder,
+            send_files=send_files,
         )
         service = Service(holder, limits or Limits(), token, threads)
         run(service, listener, log_queries=log_queries, browser=browser, say=say)
@@ -114,8 +119,8 @@ def run(
     )
     server = _Server(config)
     url = page_url(listener)
-    items = service.model.describe()["items"]
-    say(f"{service.model.name}: {count(items['image'], 'image')}, {count(items['text'], 'text')}")
+    items, views = service.model.describe()["items"], service.model.views
+    say(f"{service.model.name}: {count(items['image'], views.image)}, {count(items['text'], views.text)}")
     say(f"Open {url} (Ctrl+C stops)")
     if browser:
         threading.Thread(target=_open_browser, args=(server, url), daemon=True).start()

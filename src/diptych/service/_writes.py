@@ -19,6 +19,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
@@ -31,6 +32,7 @@ from diptych._persistence import JOURNAL, UPLOADS, flush_folder, lock_folder, re
 from diptych.image import open_image
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import check_current, save
+from diptych.service._files import encode_first_view
 from diptych.service._limits import Problem, unknown_item
 
 log = logging.getLogger("diptych.service")
@@ -43,8 +45,8 @@ class Entry(BaseModel):
     """One line of the journal: items that were added, or one that was removed.
 
     Entries have ascending numbers ``n``. Captions have the id of their image with ``#`` and a number. An
-    image is the name of an upload (``file``) or its features, and a caption its text or its features, or
-    both; features are float32 as base64.
+    image is the name of an upload (``file``), a text (such as a molecule) or its features, and a caption its
+    text or its features, or both; features are float32 as base64.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -55,6 +57,7 @@ class Entry(BaseModel):
     captions: list[str | None] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)
     file: Annotated[str, Field(pattern="^[^/]*$")] | None = None
+    text: str | None = None
     features: str | None = None
     caption_features: str | None = None
 
@@ -68,7 +71,7 @@ class Entry(BaseModel):
 
     @property
     def has_image(self) -> bool:
-        return self.file is not None or self.features is not None
+        return self.file is not None or self.text is not None or self.features is not None
 
     @property
     def item_ids(self) -> list[str]:
@@ -80,8 +83,21 @@ class Entry(BaseModel):
         return json.dumps(self.model_dump(exclude_defaults=True), allow_nan=False).encode() + b"\n"
 
 
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded file, and its suffix if the encoder needs it to read the file."""
+
+    content: bytes
+    suffix: str = ""
+
+    @property
+    def stored_name(self) -> str:
+        """The name of the file in the model folder."""
+        return hashlib.sha256(self.content).hexdigest() + self.suffix
+
+
 class Journal:
-    """An append-only file in a model folder, and a folder of the uploaded images that it names.
+    """An append-only file in a model folder, and a folder of the uploaded files that it names.
 
     A last line that a crash cut short was never acknowledged, and is dropped when the journal is opened.
     Entries stay in the journal when a saved version contains them, because a newly fitted model contains
@@ -122,12 +138,12 @@ class Journal:
         """Return an unused number: the time, so that no older version seems to contain the entry."""
         return max(self.last + 1, time.time_ns() // 1000)
 
-    def store_image(self, name: str, content: bytes) -> None:
-        """Write an uploaded image to disk, unless it is there."""
-        path = self.uploads / name
+    def store_upload(self, upload: Upload) -> None:
+        """Write an uploaded file to disk, unless it is there."""
+        path = self.uploads / upload.stored_name
         if not path.is_file():
             with replace_file(path) as staged:
-                staged.write_bytes(content)
+                staged.write_bytes(upload.content)
 
     def rewrite(self, entries: list[Entry]) -> None:
         with replace_file(self.path) as staged:
@@ -194,7 +210,7 @@ class Writer:
     def add(
         self,
         retriever: Retriever,
-        image: tuple[bytes | None, np.ndarray[Any, Any]] | None,
+        image: tuple[Upload | str | None, np.ndarray[Any, Any]] | None,
         captions: Sequence[str | None],
         item_id: str | None,
         metadata: dict[str, Any],
@@ -202,25 +218,26 @@ class Writer:
     ) -> dict[str, Any]:
         """Add an image with its captions, or either alone; return the ids.
 
-        ``image`` is its file, if there is one, and its features. A caption is None where only its features
+        ``image`` is its file or text, if known, and its features. A caption is None where only its features
         are known.
         """
         with self._lock:
-            content, features = image or (None, None)
+            source, features = image or (None, None)
             entry = Entry(
                 op="add",
                 id=item_id or f"item-{uuid4().hex[:12]}",
                 captions=list(captions),
                 metadata=metadata,
                 # The file is kept rather than its features: another model may need other features.
-                file=None if content is None else hashlib.sha256(content).hexdigest(),
-                features=None if features is None or content is not None else _to_base64(features),
+                file=source.stored_name if isinstance(source, Upload) else None,
+                text=source if isinstance(source, str) else None,
+                features=None if features is None or source is not None else _to_base64(features),
                 caption_features=None if caption_features is None else _to_base64(caption_features),
             )
             if existing := _existing(retriever, entry):
                 raise Problem(409, "taken", f"there is an item {existing[0]!r} already; choose another id.")
-            if content is not None and entry.file is not None:
-                self.journal.store_image(entry.file, content)
+            if isinstance(source, Upload):
+                self.journal.store_upload(source)
             self._apply(retriever, entry, features)
             try:
                 self._record(retriever, entry)
@@ -310,9 +327,13 @@ class Writer:
             return False
         features = None
         if entry.file is not None:
-            # Its size was checked when it was uploaded.
-            image = open_image(self.journal.uploads / entry.file, max_pixels=2**31)
-            features = retriever.encoders.encode_images([image])
+            path = self.journal.uploads / entry.file
+            if path.suffix:
+                features = encode_first_view(retriever.encoders, [str(path)])
+            else:  # an image; its size was checked when it was uploaded
+                features = retriever.encoders.encode_images([open_image(path, max_pixels=2**31)])
+        elif entry.text is not None:
+            features = encode_first_view(retriever.encoders, [entry.text])
         elif entry.features is not None:
             features = _from_base64(entry.features, 1)
         self._apply(retriever, entry, features)
@@ -338,7 +359,7 @@ class Writer:
             ids=ids[:1],
             caption_ids=ids[1:] if texts else None,
             texts=texts if texts else None,
-            paths=[self.journal.uploads / entry.file if entry.file is not None else None],
+            paths=[entry.text if entry.file is None else self.journal.uploads / entry.file],
             metadata=metadata,
         )
 

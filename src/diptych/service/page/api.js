@@ -38,9 +38,10 @@ export const api = {
   item: (id, signal) => call(place(id), { signal }),
   search: (body, signal) => post("v1/search", body, signal),
   annotate: (body, signal) => post("v1/annotate", body, signal),
-  session: (token) => post("v1/session", { token }),
   image: (id) => `${place(id)}/image`,
   thumbnail: (id) => `${place(id)}/thumbnail`,
+  file: (id) => `${place(id)}/file`,
+  session: (token) => post("v1/session", { token }),
 };
 
 export function upload(file, body) {

@@ -1,15 +1,16 @@
 // The page: reads the URL, searches, shows the results, and writes the URL.
 
 import { api, Problem } from "./api.js";
-import { read, toCaption, toImage, toText, withoutQuery, write } from "./url.js";
+import { read, toCaption, toImage, toInput, toText, withoutQuery, write } from "./url.js";
 import { modeOf, runSearch } from "./search.js";
 import { columns } from "./compare.js";
-import { by, h, isolated, plural, show } from "./dom.js";
+import { by, h, isolated, show } from "./dom.js";
 import { describe } from "./model.js";
 import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
-import { showQuery } from "./query.js";
+import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
+import { counted, name, useNames } from "./words.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
@@ -75,11 +76,11 @@ function more(mode, hits) {
 }
 
 function announce(mode, hits, seconds, item) {
-  const what = mode === "search" ? plural(hits.length, "image") : plural(hits.length, "caption");
-  const text = mode === "search" ? item?.text ?? (state.q.trim() || state.caption) : null;
-  const query = text === null ? "this image" : ["“", h("bdi", {}, text), "”"];
+  const what = counted(hits.length, mode === "search" ? "image" : "caption");
+  const text = mode === "search" ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
+  const query = text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"];
   show(by("status"), h("span", {}, `${what} for `, query), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
-  const status = `${what} for ${text === null ? "this image" : `“${isolated(text)}”`}`;
+  const status = `${what} for ${text === null ? query : `“${isolated(text)}”`}`;
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
   by("announcement").textContent = best ? `${status}. Best: ${isolated(best)}` : status;
 }
@@ -201,7 +202,9 @@ async function start() {
     else showInstead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
     return;
   }
-  show(by("summary"), h("bdi", {}, model.name), ` · ${plural(model.items.image, "image")} · ${plural(model.items.text, "caption")}`);
+  useNames(model);
+  offerInput(model);
+  show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
@@ -214,6 +217,8 @@ listen({
   cleared: () => go(withoutQuery(state), { focus: false }),
   image: (id) => go(toImage(state, id)),
   caption: (id) => go(toCaption(state, id)),
+  accepts: (file) => (model && model.inputs !== "images" ? model.inputs === "paths" : file.type.startsWith("image/") || !file.type),
+  input: (text) => go(text.trim() ? toInput(state, text) : withoutQuery(state)),
   file: (file) => {
     if (model && model.can.image !== null) return;
     if (model && file.size > model.limits.upload_bytes) {

@@ -1,6 +1,7 @@
 // Charts of a model: the scores over its regularisation grid, and its canonical spectrum.
 
 import { h, svg } from "./dom.js";
+import { many } from "./words.js";
 
 // Five stops of viridis: its lightness grows evenly, so that it is readable without colour vision.
 const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
@@ -48,21 +49,22 @@ export function heatMap(grid, task, title) {
   const [cx, cy] = path.choice[task];
   const symbol = { tsvd: "k", tikhonov: "γ" }[path.kind] ?? "parameter";
   const [left, top, size] = [70, 8, 300];
+  const [onX, onY] = [`on ${many("image")}`, `on ${many("text")}`];
   const [w, t] = [size / nx, size / ny];
   const cells = scores.flatMap((row, i) => row.map((value, j) => svg("rect", {
     x: left + i * w, y: top + size - (j + 1) * t, width: w, height: t, "shape-rendering": "crispEdges",
     fill: value === null ? "none" : colour(high > low ? (value - low) / (high - low) : 1),
-  }, svg("title", {}, `${symbol} ${short(path.x[i], path.kind)} on images, ${short(path.y[j], path.kind)} on texts: ${value === null ? "below the best, or failed" : value.toFixed(1)}`))));
+  }, svg("title", {}, `${symbol} ${short(path.x[i], path.kind)} ${onX}, ${short(path.y[j], path.kind)} ${onY}: ${value === null ? "below the best, or failed" : value.toFixed(1)}`))));
   const [mx, my] = [left + (cx + 0.5) * w, top + size - (cy + 0.5) * t];
   const labels = [
     ...ticks(path.x).map((i) => svg("text", { x: left + (i + 0.5) * w, y: top + size + 16, "text-anchor": "middle" }, short(path.x[i], path.kind))),
     ...ticks(path.y).map((j) => svg("text", { x: left - 6, y: top + size - (j + 0.5) * t + 4, "text-anchor": "end" }, short(path.y[j], path.kind))),
-    svg("text", { x: left + size / 2, y: top + size + 34, "text-anchor": "middle", class: "axis" }, `${symbol} on images`),
-    svg("text", { x: 10, y: top + size / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 10 ${top + size / 2})` }, `${symbol} on texts`),
+    svg("text", { x: left + size / 2, y: top + size + 34, "text-anchor": "middle", class: "axis" }, `${symbol} ${onX}`),
+    svg("text", { x: 10, y: top + size / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 10 ${top + size / 2})` }, `${symbol} ${onY}`),
   ];
   const best = scores[cx][cy];
   const label = `${path.metric} of ${title} over a grid of ${nx} by ${ny}, from ${low.toFixed(1)} to ${high.toFixed(1)}. `
-    + `Selected: ${symbol} ${short(path.x[cx], path.kind)} on images and ${short(path.y[cy], path.kind)} on texts, ${best.toFixed(1)}.`;
+    + `Selected: ${symbol} ${short(path.x[cx], path.kind)} ${onX} and ${short(path.y[cy], path.kind)} ${onY}, ${best.toFixed(1)}.`;
   return h("figure", { class: "chart" },
     svg("svg", { viewBox: `0 0 ${left + size + 20} ${top + size + 40}`, role: "img", "aria-label": label },
       ...cells,

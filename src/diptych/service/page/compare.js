@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { captions, images, ownRank, waiting } from "./results.js";
+import { one } from "./words.js";
 
 export const WEIGHTINGS = [
   { name: "asymmetric", title: "Query generation", about: "Σ weights the items: the method of the paper." },
@@ -16,7 +17,7 @@ const ordinal = (n) => {
 
 function showRank(mode, hits, own) {
   if (!own.size) return null;
-  const word = mode === "search" ? "Its own image" : "Its own caption";
+  const word = `Its own ${one(mode === "search" ? "image" : "caption")}`;
   const rank = ownRank(hits, own);
   return h("p", { class: rank === 1 ? "own-rank first" : "own-rank" },
     h("span", { class: "dot", "aria-hidden": "true" }),

@@ -25,5 +25,3 @@ export const show = (element, ...children) => element.replaceChildren(...childre
 export const isolated = (text) => `\u2068${text}\u2069`;
 
 export const number = (value) => new Intl.NumberFormat("en").format(value);
-
-export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;

@@ -6,7 +6,7 @@ import { grow } from "./query.js";
 const plainClick = (event) =>
   event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
 
-const imageIn = (transfer) => [...(transfer?.files ?? [])].find((file) => file.type.startsWith("image/") || !file.type);
+const fileIn = (transfer, act) => [...(transfer?.files ?? [])].find((file) => act.accepts(file));
 
 function typing(act, delay) {
   const field = by("q");
@@ -57,13 +57,17 @@ function picking(act) {
   by("drop").addEventListener("click", (event) => {
     if (event.target.id === "choose") by("file").click();
   });
+  by("drop").addEventListener("submit", (event) => {
+    event.preventDefault();
+    act.input(by("input").value);
+  });
   by("file").addEventListener("change", (event) => {
     const [file] = event.target.files;
     if (file) act.file(file);
     event.target.value = "";
   });
   document.addEventListener("paste", (event) => {
-    const file = imageIn(event.clipboardData);
+    const file = fileIn(event.clipboardData, act);
     if (file) {
       event.preventDefault();
       act.file(file);
@@ -85,7 +89,7 @@ function picking(act) {
     event.preventDefault();
     depth = 0;
     over(false);
-    const file = imageIn(event.dataTransfer);
+    const file = fileIn(event.dataTransfer, act);
     if (file) act.file(file);
   });
 }

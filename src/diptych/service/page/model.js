@@ -1,20 +1,21 @@
 // The model tab: what the model is, how good it is, how it was selected.
 
 import { heatMap, legend, spectrum } from "./charts.js";
-import { h, number, plural } from "./dom.js";
+import { h, number } from "./dom.js";
+import { capitalise, counted, many, name, tasks } from "./words.js";
 
-const TASKS = { search: "text → images", annotate: "image → captions" };
 const COLUMNS = { "r@1": "r@1", "r@5": "r@5", "r@10": "r@10", median_rank: "median rank", mean_rank: "mean rank" };
 
 function facts(model) {
   const pairs = model.facts.pairs ?? {};
-  const fitted = pairs.train ? `${plural(pairs.train[0], "image")}, ${plural(pairs.train[1], "caption")}` : "unknown";
+  const sizes = (n, m) => `${counted(n, "image")}, ${counted(m, "caption")}`;
+  const fitted = pairs.train ? sizes(...pairs.train) : "unknown";
   const encoder = (view) => `${model.encoders[view].name || "precomputed features"}, ${number(model.encoders[view].dimension)} dimensions`;
   return h("dl", { class: "facts" }, [
-    ["In the index", `${plural(model.items.image, "image")}, ${plural(model.items.text, "caption")}`],
+    ["In the index", sizes(model.items.image, model.items.text)],
     ["Fitted on", fitted],
-    ["Image encoder", encoder("image")],
-    ["Text encoder", encoder("text")],
+    [`${capitalise(name("image"))} encoder`, encoder("image")],
+    [`${capitalise(name("text"))} encoder`, encoder("text")],
     ["Weighting", model.weighting],
     ["Selected on", model.facts.selection?.pairs ?? "nothing"],
     ["Version", `${model.version}, diptych ${model.library}`],
@@ -23,8 +24,8 @@ function facts(model) {
 
 function recalls(metrics) {
   if (!metrics || !Object.keys(metrics).length) return null;
-  const rows = Object.entries(metrics).flatMap(([split, tasks]) => Object.entries(tasks).map(([task, scores]) =>
-    h("tr", {}, h("th", { scope: "row" }, split), h("td", { class: "left" }, TASKS[task] ?? task),
+  const rows = Object.entries(metrics).flatMap(([split, scored]) => Object.entries(scored).map(([task, scores]) =>
+    h("tr", {}, h("th", { scope: "row" }, split), h("td", { class: "left" }, tasks()[task] ?? task),
       Object.keys(COLUMNS).map((name) => {
         const value = scores[name];
         const label = typeof value === "number" ? value.toFixed(name === "median_rank" ? 0 : 1) : "–";
@@ -39,7 +40,7 @@ function recalls(metrics) {
 
 /** The members of a fusion. */
 function members(model) {
-  return Object.entries(TASKS).map(([task, title]) => h("div", { class: "members" }, h("h3", {}, title),
+  return Object.entries(tasks()).map(([task, title]) => h("div", { class: "members" }, h("h3", {}, title),
     h("ul", {}, model.filters[task].map((member) => h("li", {}, member)))));
 }
 
@@ -48,22 +49,22 @@ function regularised(model) {
     return [h("h2", {}, "Members"),
       h("p", { class: "note" }, "Several models whose scores are summed, with the weight of each."), members(model)];
   }
-  const chosen = (task) => `${model.filters[task][0]} on images, ${model.filters[task][1]} on texts`;
+  const chosen = (task) => `${model.filters[task][0]} on ${many("image")}, ${model.filters[task][1]} on ${many("text")}`;
   return [h("h2", {}, "Regularisation"),
     h("p", { class: "note" }, `The points of the grid, scored by retrieval. Blank points were ruled out by a bound, without an exact score. Selected for search: ${chosen("search")}; for annotate: ${chosen("annotate")}.`),
     maps(model),
     h("h2", {}, "Canonical spectrum"),
     h("p", { class: "note" }, "The singular values Σ of the regularised model. Query generation weights the items by them. Regularisation shrinks them, and chance raises them."),
-    spectrum(model.spectrum, TASKS),
+    spectrum(model.spectrum, tasks()),
     correlations(model.correlations)];
 }
 
 const KINDS = { correlations: "regularised (Σ)", train_correlations: "on training pairs", validation_correlations: "on validation pairs" };
 
 /** Correlations of the first canonical variates beside Σ; those on validation pairs are the unbiased ones. */
-function correlations(tasks) {
-  const rows = Object.entries(tasks ?? {}).flatMap(([task, kinds]) => Object.entries(KINDS).map(([kind, name]) =>
-    h("tr", {}, h("th", { scope: "row" }, TASKS[task] ?? task), h("td", { class: "left" }, name),
+function correlations(measured) {
+  const rows = Object.entries(measured ?? {}).flatMap(([task, kinds]) => Object.entries(KINDS).map(([kind, name]) =>
+    h("tr", {}, h("th", { scope: "row" }, tasks()[task] ?? task), h("td", { class: "left" }, name),
       h("td", { class: "left" }, kinds[kind] ? kinds[kind].map((value) => value.toFixed(3)).join(", ") : "not measured"))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Canonical correlations" },
     h("table", {},
@@ -74,7 +75,7 @@ function correlations(tasks) {
 function maps(model) {
   if (!model.path) return h("p", { class: "note" }, "The regularisation was not selected on a grid, so there are no scores to show.");
   return h("div", {},
-    h("div", { class: "charts" }, Object.entries(TASKS).map(([task, title]) => heatMap(model.path, task, title))),
+    h("div", { class: "charts" }, Object.entries(tasks()).map(([task, title]) => heatMap(model.path, task, title))),
     h("p", { class: "scale" }, h("span", {}, "lowest"), legend(), h("span", {}, "highest")));
 }
 

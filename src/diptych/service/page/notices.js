@@ -1,8 +1,10 @@
 // What the page shows in place of results: examples, empty results, errors, the form for the token.
 
+import { api } from "./api.js";
 import { toCaption, toImage, write } from "./url.js";
 import { h, isolated } from "./dom.js";
-import { frame } from "./results.js";
+import { frame, isPlayed, ownText, player } from "./results.js";
+import { capitalise, many, name, one } from "./words.js";
 
 export function notice(title, detail, ...actions) {
   return h("div", { class: "notice" },
@@ -12,8 +14,6 @@ export function notice(title, detail, ...actions) {
 }
 
 export const button = (label, act) => h("button", { type: "button", class: "button", onclick: act }, label);
-
-const capitalise = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
 
 export function errorNotice(problem, again, state, clear) {
   if (problem.kind === "unknown-item") {
@@ -27,8 +27,8 @@ export function errorNotice(problem, again, state, clear) {
   if (problem.status === 503) {
     return notice("The server is busy", "Many searches are running; try again shortly.", button("Try again", again));
   }
-  if (problem.status === 413 || problem.kind === "unreadable-image") {
-    return notice("This image cannot be opened", capitalise(problem.message));
+  if (problem.status === 413 || ["unreadable-image", "unreadable-file"].includes(problem.kind)) {
+    return notice(`This ${name("image")} cannot be opened`, capitalise(problem.message));
   }
   if (problem.status >= 500) return notice("Something went wrong", capitalise(problem.message), button("Try again", again));
   return notice("This search is not possible", capitalise(problem.message), ...filterButton(state, clear));
@@ -54,19 +54,22 @@ export function exampleTexts(model, state) {
   const some = model.examples.text;
   if (!some.length) return null;
   return h("div", { class: "begin" },
-    h("h3", {}, model.can.text === null ? "For example" : "Start with a stored caption"),
-    h("ul", { class: "examples" }, some.slice(0, 6).map((one) =>
-      h("li", {}, h("a", { href: write(toCaption(state, one.id)), "data-caption": one.id, dir: "auto" }, one.text ?? one.id)))));
+    h("h3", {}, model.can.text === null ? "For example" : `Start with a stored ${one("caption")}`),
+    h("ul", { class: "examples" }, some.slice(0, 6).map((item) =>
+      h("li", {}, h("a", { href: write(toCaption(state, item.id)), "data-caption": item.id, dir: "auto" }, item.text ?? item.id)))));
 }
 
 export function exampleImages(model, state) {
   const some = model.examples.image;
   if (!some.length) return null;
+  const link = (item, label, ...inside) => h("a", { href: write(toImage(state, item.id)), "data-image": item.id, dir: "auto", "aria-label": label }, inside);
+  const title = `${capitalise(many("caption"))} for the ${one("image")}`;
+  const show = (item) => (isPlayed(item) ? [player(item.media, api.file(item.id), item.file_name), link(item, null, item.id)]
+    : ownText(item) ? link(item, null, ownText(item)) : link(item, `${title} ${isolated(item.id)}`, frame(item, { lazy: false })));
+  const kind = some.some(isPlayed) ? "examples played" : some.some(ownText) ? "examples" : "samples";
   return h("div", { class: "begin" },
     h("h3", {}, "Or start with one of these"),
-    h("ul", { class: "samples" }, some.map((one) =>
-      h("li", {}, h("a", { href: write(toImage(state, one.id)), "data-image": one.id, "aria-label": `Captions for the image ${isolated(one.id)}` },
-        frame(one.id, true, one.id, { lazy: false }))))));
+    h("ul", { class: kind }, some.slice(0, kind === "samples" ? 8 : 5).map((item) => h("li", {}, show(item)))));
 }
 
 export function tokenForm(enter) {

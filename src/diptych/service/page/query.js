@@ -2,7 +2,8 @@
 
 import { by, h, show } from "./dom.js";
 import { exampleTexts } from "./notices.js";
-import { frame } from "./results.js";
+import { frame, player, showItem } from "./results.js";
+import { name, one, withArticle } from "./words.js";
 
 let previewed = { file: null, url: "" };
 
@@ -24,14 +25,40 @@ function queryText(state, mode, item) {
   return state.caption ? (item?.text ?? state.caption) : state.q;
 }
 
+function showUpload(file) {
+  const [media] = file.type.split("/");
+  if (media === "audio" || media === "video") return player(media, preview(file), file.name, "metadata");
+  return media === "image" || !media
+    ? h("span", { class: "frame" }, h("img", { src: preview(file), alt: "", onerror: (event) => event.target.remove() })) : null;
+}
+
 function queryImage(state, item) {
-  const name = state.upload ? state.upload.name || "pasted image" : state.image;
-  const whole = state.upload
-    ? h("span", { class: "frame" }, h("img", { src: preview(state.upload), alt: "", onerror: (event) => event.target.remove() }))
-    : frame(state.image, item.has_file, item.captions?.[0]?.text ?? "", { lazy: false, whole: true });
+  const label = state.upload ? state.upload.name || `pasted ${one("image")}` : state.image ?? "";
+  const whole = state.upload ? showUpload(state.upload)
+    : item ? showItem(item, { lazy: false, whole: true }) : frame({ text: state.input });
   return h("figure", { class: "chosen" }, whole,
-    h("figcaption", {}, h("span", { dir: "auto" }, name),
-      state.upload ? h("span", {}, "This image is not part of the address; it is lost when you leave the page.") : null));
+    h("figcaption", {}, h("span", { dir: "auto" }, label),
+      state.upload ? h("span", {}, "This file is not part of the address; it is lost when you leave the page.") : null));
+}
+
+/** Offer what the encoder of the first view takes: a file, or a text; or say why it takes nothing. */
+export function offerInput(model) {
+  const [drop, text] = [by("drop"), by("drop-text")];
+  const isImage = model.inputs === "images";
+  drop.classList.toggle("off", model.can.image !== null);
+  drop.classList.toggle("no-picture", !isImage || name("image") !== "image");
+  if (model.can.image !== null) {
+    text.textContent = model.can.image;
+  } else if (model.inputs === "texts") {
+    const label = `Enter ${withArticle(one("image"))}`;
+    text.replaceWith(h("form", { id: "input-form" },
+      h("input", { id: "input", type: "text", dir: "auto", placeholder: label, "aria-label": label, autocomplete: "off", spellcheck: "false", enterkeyhint: "search" }),
+      h("button", { type: "submit", class: "button" }, "Search")));
+  } else {
+    const what = isImage ? "Drop or paste an image" : `Drop ${withArticle(name("image"))} file`;
+    show(text, `${what}, or `, h("button", { type: "button", id: "choose", class: "link-button" }, "choose one"));
+    by("file").accept = isImage ? "image/*" : model.uploads.join(",");
+  }
 }
 
 /** Show the query; a stored item is known only once the server has answered. */
@@ -45,9 +72,9 @@ export function showQuery(state, mode, model, item, restored = false) {
   field.disabled = model.can.text !== null;
   grow(field);
   by("text-note").textContent = model.can.text !== null ? model.can.text
-    : (mode === "search" && item?.image ? "A stored caption; its own image is marked." : "");
-  if (mode === "annotate") show(by("images-body"), state.upload || item ? queryImage(state, item) : null);
+    : (mode === "search" && item?.image ? `A stored ${one("caption")}; its own ${one("image")} is marked.` : "");
+  if (mode === "annotate") show(by("images-body"), state.upload || state.input || item ? queryImage(state, item) : null);
   if (mode === "search") show(by("text-body"), h("div", { class: "aside" }, exampleTexts(model, state)));
-  by("drop").classList.toggle("off", model.can.image !== null);
-  if (model.can.image !== null) by("drop-text").textContent = model.can.image;
+  const input = by("input");
+  if (input && document.activeElement !== input) input.value = state.input;
 }

@@ -1,4 +1,4 @@
-// Results: images as a grid, captions as a list, each a link that searches the other way.
+// Results: items of the first view as a grid, captions as a list, each a link that searches the other way.
 
 import { api } from "./api.js";
 import { toCaption, toImage, write } from "./url.js";
@@ -24,32 +24,61 @@ function score(value, share) {
 const ownMark = (label) =>
   h("span", { class: "own-mark" }, h("span", { class: "dot", "aria-hidden": "true" }), label);
 
-export function frame(id, hasFile, caption, { lazy = true, whole = false } = {}) {
+/** What an item of the first view has in place of an image: its text, or the name of its file. */
+export const ownText = (item) => item.text || item.file_name;
+
+const captionOf = (item) => item.captions?.find((each) => each.text)?.text ?? "";
+
+/** An item of the first view as an image, or as text: its own, its caption, or its id. */
+export function frame(item, { lazy = true, whole = false } = {}) {
   const inside = h("span", { class: "frame" });
   const fallback = () => {
-    inside.classList.add("no-file");
-    inside.replaceChildren(h("span", { dir: "auto" }, caption || id));
+    inside.classList.add(ownText(item) ? "own-text" : "no-file");
+    inside.replaceChildren(h("span", { dir: "auto" }, ownText(item) || captionOf(item) || item.id));
   };
-  if (!hasFile) {
+  if (item.media === "image") {
+    const src = whole ? api.image(item.id) : api.thumbnail(item.id);
+    inside.append(h("img", { src, alt: "", loading: lazy ? "lazy" : "eager", decoding: "async", onerror: fallback }));
+  } else {
     fallback();
-    return inside;
   }
-  const src = whole ? api.image(id) : api.thumbnail(id);
-  inside.append(h("img", { src, alt: "", loading: lazy ? "lazy" : "eager", decoding: "async", onerror: fallback }));
   return inside;
 }
 
+export const isPlayed = (item) => item.media === "audio" || item.media === "video";
+
+/** A player for an audio or video file; it says so if the browser cannot play it. */
+export function player(media, src, label, preload = "none") {
+  const played = h(media, { class: "player", controls: true, preload, src, "aria-label": label });
+  played.addEventListener("error", () =>
+    played.replaceWith(h("p", { class: "note unplayable" }, `This ${media} file cannot be played here.`)));
+  return played;
+}
+
+const download = (item) => (item.media === "file" && item.file_url
+  ? h("a", { class: "download", href: api.file(item.id), download: item.file_name }, `Download ${item.file_name}`) : null);
+
+/** An item of the first view outside of any link: a player, or as ``frame`` shows it. */
+export const showItem = (item, options) => (isPlayed(item) ? player(item.media, api.file(item.id), item.file_name, "metadata")
+  : [frame(item, options), download(item)]);
+
 export function images(hits, state, own) {
   const bars = shares(hits);
-  return h("ol", { class: "grid" }, hits.map((hit, place) => {
-    const caption = hit.captions.find((each) => each.text)?.text ?? "";
-    const mine = own.has(hit.id);
+  const wide = hits.some(isPlayed);
+  return h("ol", { class: wide ? "grid players" : "grid" }, hits.map((hit, place) => {
+    const caption = captionOf(hit);
+    const mine = own.has(hit.id) ? ownMark("its own") : null;
+    // A player has buttons of its own, which a link must not contain.
+    const played = isPlayed(hit);
+    const markBelow = ownText(hit) ? mine : null;
     return h("li", { class: mine ? "own" : "" },
+      played ? player(hit.media, api.file(hit.id), caption || hit.file_name) : null,
       h("a", { class: "tile", href: write(toImage(state, hit.id)), "data-image": hit.id },
-        h("span", { class: "tile-image" }, frame(hit.id, hit.has_file, caption, { lazy: place > 11 }),
-          mine ? ownMark("its own") : null),
+        played ? null : h("span", { class: "tile-image" }, frame(hit, { lazy: place > 11 }), markBelow ? null : mine),
+        markBelow,
         h("span", { class: "tile-caption", dir: "auto" }, caption || hit.id),
-        score(hit.score, bars[place])));
+        score(hit.score, bars[place])),
+      download(hit));
   }));
 }
 

@@ -4,7 +4,7 @@ import { api, upload } from "./api.js";
 import { WEIGHTINGS } from "./compare.js";
 
 export function modeOf(state) {
-  if (state.image || state.upload) return "annotate";
+  if (state.image || state.upload || state.input.trim()) return "annotate";
   return state.caption || state.q.trim() ? "search" : "empty";
 }
 
@@ -25,6 +25,7 @@ function searcher(state, model, signal) {
     const body = { ...common, weighting };
     if (state.upload) return api.annotate(upload(state.upload, body), signal);
     if (state.image) return api.annotate({ ...body, id: state.image }, signal);
+    if (state.input.trim()) return api.annotate({ ...body, text: state.input.trim() }, signal);
     if (state.caption) return api.search({ ...body, id: state.caption }, signal);
     return api.search({ ...body, text: state.q.trim() }, signal);
   };

@@ -14,6 +14,7 @@ export function read(location) {
     q: query.get("q") ?? "",
     caption: query.get("caption"),
     image: query.get("image"),
+    input: query.get("input") ?? "",
     compare: query.get("compare") === "1",
     k: Number.isFinite(k) && k > 0 ? k : STEP,
     where,
@@ -23,6 +24,7 @@ export function read(location) {
 export function write(state) {
   const query = new URLSearchParams();
   if (state.image) query.set("image", state.image);
+  else if (state.input) query.set("input", state.input);
   else if (state.caption) query.set("caption", state.caption);
   else if (state.q) query.set("q", state.q);
   if (state.compare) query.set("compare", "1");
@@ -33,9 +35,10 @@ export function write(state) {
 }
 
 export const withoutQuery = (state) => ({
-  ...state, model: false, q: "", caption: null, image: null, upload: null, k: STEP,
+  ...state, model: false, q: "", caption: null, image: null, input: "", upload: null, k: STEP,
 });
 
 export const toImage = (state, id) => ({ ...withoutQuery(state), image: id });
 export const toCaption = (state, id) => ({ ...withoutQuery(state), caption: id });
+export const toInput = (state, input) => ({ ...withoutQuery(state), input });
 export const toText = (state, q) => ({ ...withoutQuery(state), q });
