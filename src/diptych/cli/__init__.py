@@ -91,11 +91,18 @@ class Commands(LazyGroup):
             "info",
             "Show what a model is, what it was fitted on, and how good it is.",
         ),
+        "export": (
+            "diptych.cli._search",
+            "export",
+            "Write an ONNX file that turns features of one view into vectors, for clients without Python.",
+        ),
         "serve": (
             "diptych.cli._serve",
             "serve",
             "Open a web page that searches images with text and text with images, and serve the HTTP API.",
         ),
+        "push": ("diptych.cli._hub", "push", "Publish a model on the Hugging Face Hub."),
+        "pull": ("diptych.cli._hub", "pull", "Download a published model from the Hugging Face Hub."),
         "check": (
             "diptych.cli._data",
             "check",

@@ -10,18 +10,21 @@ import typer
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
-from diptych._checks import InputError, count
+from diptych._checks import InputError, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._options import (
     TableOptions,
     list_hkse_settings,
     make_hkse,
+    make_image_encoder,
     make_text_encoder,
     read_settings,
+    read_views,
     refuse_unused,
 )
 from diptych.cli._output import (
     RESUMES,
+    hide_library_bars,
     limit_threads,
     make_console,
     print_json,
@@ -35,7 +38,7 @@ from diptych.retrieval._encoders import choose_recipe, warn_of_pyramid
 from diptych.scenes import make_scenes
 from diptych.text import sentence_encoder
 
-PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
+PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
@@ -47,17 +50,22 @@ def check(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
+    views: opt.Views = opt.VIEWS,
     threads: opt.Threads = None,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Check pairs and their images; exit with 1 when something is wrong.
 
+    Files that are not images, of --views audio,text for example, must exist and not be empty.
+
     Example: `diptych check captions.csv --images photos`
     """
     with report_errors():
-        with show_progress("checking images", quiet or as_json) as (progress, task):
-            columns = TableOptions(image_column, caption_column, encoding)
+        hide_library_bars(quiet or as_json)
+        names = read_views(views)
+        with show_progress(f"checking {plural(names.image)}", quiet or as_json) as (progress, task):
+            columns = TableOptions(image_column, caption_column, encoding, names)
             report = inspect_pairs(
                 read_pairs(pairs, images=images, **vars(columns)),
                 workers=threads,
@@ -68,16 +76,18 @@ def check(
         elif not quiet:
             console = make_console()
             sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
-            console.print(f"{count(report.images, 'image')} ({sizes}), {count(report.captions, 'caption')}")
+            items = count(report.images, names.image), count(report.captions, names.caption)
+            console.print(f"{items[0]} ({sizes}), {items[1]}")
             for name, summary in (
-                ("captions per image", report.captions_per_image),
-                ("words per caption", report.caption_words),
+                (f"{plural(names.caption)} per {names.image}", report.captions_per_image),
+                (f"words per {names.caption}", report.caption_words),
             ):
                 console.print(f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}")
             if not report.images_checked:
-                console.print("the image files were not checked: give their folder as --images")
+                console.print(f"no {names.image} files were checked: give their folder as --images")
             if report.copies:
-                console.print(f"{count(len(report.copies), 'group')} of equal images within a split")
+                groups = count(len(report.copies), "group")
+                console.print(f"{groups} of equal {plural(names.image)} within a split")
             for name, reason in report.unreadable:
                 console.print(f"unreadable: {name}: {reason}")
             for problem in report.problems:
@@ -117,6 +127,7 @@ def encode_images_command(
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
     images: opt.ImagesFolder = None,
+    views: opt.Views = opt.VIEWS,
     batch_size: Batch = 32,
     dtype: Dtype = "float32",
     threads: opt.Threads = None,
@@ -130,13 +141,17 @@ def encode_images_command(
     with (
         report_errors(RESUMES),
         limit_threads(threads),
-        show_progress("encoding images", quiet or as_json) as (progress, task),
+        show_progress(f"encoding {plural(read_views(views).image)}", quiet or as_json) as (progress, task),
     ):
-        columns = vars(TableOptions(image_column, caption_column, encoding))
+        columns = vars(TableOptions(image_column, caption_column, encoding, read_views(views)))
         dataset = read_pairs(pairs, images=images, **columns)
         if image_encoder is None:
+            if dataset.views.image != "image":
+                raise InputError(f"there is no {dataset.views.image} encoder; name one with --image-encoder.")
             warn_of_pyramid()
-        encoder = image_encoder_named(image_encoder or "pyramid", recipe, weights=weights)
+        encoder = make_image_encoder(image_encoder or "pyramid", recipe, weights)
+        if isinstance(encoder, str):
+            encoder = image_encoder_named(encoder)
         if isinstance(encoder, OnnxEncoder) and encoder.assumed:
             encoder = choose_recipe(encoder, dataset, watch=lambda done: _update(progress, task, done))
         store = encode_images(
@@ -149,7 +164,8 @@ def encode_images_command(
         )
         _report(store, quiet, as_json)
         if not store.ids:
-            raise InputError(f"none of {count(len(store.skipped), 'image')} can be read; see diptych check.")
+            none = f"none of {count(len(store.skipped), dataset.views.image)} can be read"
+            raise InputError(f"{none}; see diptych check.")
 
 
 def encode_text_command(
@@ -166,6 +182,7 @@ def encode_text_command(
     config: opt.HkseConfig = None,
     random_state: opt.RandomState = 0,
     save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
+    views: opt.Views = opt.VIEWS,
     batch_size: Batch = 1024,
     dtype: Dtype = "float32",
     threads: opt.Threads = None,
@@ -180,14 +197,15 @@ def encode_text_command(
     with (
         report_errors(RESUMES),
         limit_threads(threads),
-        show_progress("encoding captions", quiet or as_json) as (progress, task),
+        show_progress(f"encoding {plural(read_views(views).caption)}", quiet or as_json) as (progress, task),
     ):
         if text_encoder == "hkse":
             refuse_unused(ctx, ("device",), "with hkse, which runs on the CPU")
         else:
             reason = f"with --text-encoder {text_encoder}; it belongs to hkse"
             refuse_unused(ctx, ("vectors", "config", "random_state", "save_encoder"), reason)
-        dataset = read_pairs(pairs, **vars(TableOptions(image_column, caption_column, encoding)))
+        table = TableOptions(image_column, caption_column, encoding, read_views(views))
+        dataset = read_pairs(pairs, **vars(table))
         if text_encoder == "hkse":
             settings = read_settings(ctx, config, hkse=list_hkse_settings())
             split = "train" in dataset.split_sizes()

@@ -49,6 +49,7 @@ def describe(retriever: Retriever) -> dict[str, Any]:
         encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
     return {
         "library": library_version(),
+        "views": list(retriever.views),
         "encoders": encoders,
         **_describe_tasks(fitted.model),
         "index": {"kind": store.kind, "dtype": store.dtype},
@@ -82,20 +83,23 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
     }
 
 
-def write_card(retriever: Retriever, folder: Path, name: str) -> None:
-    """Write the model card, with a figure of the regularisation path if matplotlib is installed."""
+def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
+    """Write the model card, with a figure of the regularisation path if matplotlib is installed.
+
+    ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
+    """
     facts, searcher = describe(retriever), retriever.searcher
     fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
     if isinstance(model, AWCCA) and model.path_ is not None:
         with suppress(InputError):
-            draw_regularization_path(model.path_, folder / FIGURE_FILE)
+            draw_regularization_path(model.path_, folder / FIGURE_FILE, views=retriever.views)
     encoders = [
         EncoderFacts(
             **own,
             kept=(view == "text" and searcher.encoders.hkse is not None)
-            or searcher.encoders.describe(view).can_reopen,
+            or (record.strip_paths() if repo else record).can_reopen,
         )
-        if (own := facts["encoders"][view])["name"]
+        if (own := facts["encoders"][view])["name"] and (record := searcher.encoders.describe(view))
         else None
         for view in VIEWS
     ]
@@ -103,6 +107,7 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
     card = Card(
         name=name,
         folder=name,
+        repo=repo,
         library=facts["library"],
         date=str(fitted.facts.get("date", "")),
         pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
@@ -115,15 +120,16 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
         quality=fitted.facts.get("quality", Card.quality),
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
-            facts["items"],
+            {retriever.views.of(view): facts["items"][view] for view in VIEWS},
             "exact" if store.kind == "flat" else store.kind,
             store.dtype,
             min(recall.values()) if recall else None,
         ),
         files={each: meaning for each, meaning in _FILES.items() if (folder / each).exists()},
         has_figure=(folder / FIGURE_FILE).is_file(),
+        views=retriever.views,
     )
-    (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
+    (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
 
 
 def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, TaskFacts]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,25 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._arrays import to_numpy
-from diptych._checks import TASKS, DataWarning, InputError, count
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    TASKS,
+    DataWarning,
+    InputError,
+    ViewNames,
+    count,
+    plural,
+    with_article,
+)
+from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
+from diptych.image._encoders import Inputs, encode_inputs, inputs_of, prepare_input
 from diptych.image._onnx import network_fingerprint
-from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval._items import VIEWS, View, file_name
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 from diptych.text._encoders import HKSEEncoder, folder_fingerprint
 
@@ -47,8 +59,9 @@ _ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 class Origin(Schema, frozen=True):
     """Where an encoder can be opened again.
 
-    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``. ``beside``
-    is the path from the model folder, for encoders that are moved together with it.
+    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``; for models
+    of fastembed it is a folder. ``beside`` is the path from the model folder, for encoders that are moved
+    together with it.
     """
 
     source: str
@@ -93,6 +106,17 @@ class EncoderRecord(Schema, frozen=True):
             return msgspec.structs.replace(self, origin=msgspec.structs.replace(self.origin, beside=beside))
         return self
 
+    def strip_paths(self) -> EncoderRecord:
+        """Return the record as it is published: with file names instead of the paths of this machine."""
+        if self.origin is None:
+            return self
+        source = file_name(self.origin.source)
+        kind, colon, path = source.partition(":")
+        source = f"{kind}:{file_name(path)}" if colon else source
+        weights = self.origin.weights and file_name(self.origin.weights)
+        origin = Origin(source, self.origin.recipe, weights)
+        return EncoderRecord(file_name(self.name), self.fingerprint, origin)
+
     def locate(self, folder: Path) -> EncoderRecord:
         """Return the record with the path of an encoder that was moved together with a model folder."""
         origin = self.origin
@@ -113,12 +137,16 @@ class EncoderRecord(Schema, frozen=True):
         assert self.origin is not None
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
-        if source != "pyramid" and not os.path.isabs(path):
+        if source == "pyramid":
+            encoder: Any = image_encoder(source)
+        elif source.startswith(FASTEMBED):
+            files = find_fastembed(view, source.removeprefix(FASTEMBED), Path(path))
+            self._compare(files.fingerprint, str(files.folder))
+            encoder = files.open()
+        elif not os.path.isabs(path):
             raise InputError(
                 f"{source} may have to be downloaded, which is not done because a model names it"
             )
-        if source == "pyramid":
-            encoder: Any = image_encoder(source)
         elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
             raise InputError(f"{path} does not exist any more")
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
@@ -148,20 +176,27 @@ class Encoders:
         ``"hkse"``, an ``HKSE`` (fitted or not), or what ``diptych.text.sentence_encoder`` takes.
     known
         The encoders that a model was fitted with; others are refused.
+    views
+        What messages call an image and a text.
     """
 
     def __init__(
-        self, image: Any = None, text: Any = None, known: Mapping[View, EncoderRecord] | None = None
+        self,
+        image: Any = None,
+        text: Any = None,
+        known: Mapping[View, EncoderRecord] | None = None,
+        views: ViewNames = IMAGE_AND_TEXT,
     ) -> None:
         self.known: dict[View, EncoderRecord] = dict(known or {})
+        self.views = views
         self._failures: dict[View, str] = {}
         self._unfitted: HKSE | None = None
         if isinstance(image, str | os.PathLike):
             image = self._open_image_encoder(image)
         if image is not None and not isinstance(image, ImageEncoder):
             raise InputError(
-                f"{type(image).__name__} is not an image encoder; give an .onnx file, a name, or an object "
-                "with encode(), dimension and fingerprint."
+                f"{type(image).__name__} is not {with_article(f'{views.image} encoder')}; give an .onnx "
+                "file, a name, or an object with encode(), dimension and fingerprint."
             )
         if isinstance(text, str) and text == "hkse":
             text = HKSE()
@@ -183,6 +218,11 @@ class Encoders:
     @image.setter
     def image(self, encoder: ImageEncoder) -> None:
         self._open["image"] = encoder
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the encoder of the first view takes: images, paths or texts; images if none is open."""
+        return inputs_of(self._open["image"])
 
     @property
     def text(self) -> Any:
@@ -227,16 +267,25 @@ class Encoders:
         return "hkse (not fitted)" if waiting else self.describe(view).name or "none"
 
     def encode_images(self, images: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """Return the features of images: paths, bytes or Pillow images."""
-        encoder = self.image
+        """Return the features of images: paths, bytes or Pillow images; or of what the encoder takes."""
+        encoder, name = self.image, self.views.image
         if encoder is None:
             raise self.missing("image")
-        opened = [i.convert("RGB") if isinstance(i, Image.Image) else open_image(i) for i in images]
-        return _check_rows(encoder.encode(opened), len(opened), "image")
+        with ExitStack() as stack:
+            if self.inputs == "paths":
+                images = [stack.enter_context(_as_file(image)) for image in images]
+            prepared = [prepare_input(encoder, image, name) for image in images]
+            for each in prepared:
+                if isinstance(each, InputError):
+                    raise each
+            features, refused = encode_inputs(encoder, prepared, name)
+        for error in refused.values():
+            raise error
+        return self._check_rows(features, len(prepared), "image")
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
         """Return the features of texts."""
-        return _check_rows(self._check_texts(texts).encode(list(texts)), len(texts), "text")
+        return self._check_rows(self._check_texts(texts).encode(list(texts)), len(texts), "text")
 
     def encode_queries(self, texts: Sequence[str]) -> tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]:
         """Return the features of text queries, and the words of each that the encoder ignored.
@@ -246,23 +295,23 @@ class Encoders:
         encoder = self._check_texts(texts)
         if hasattr(encoder, "encode_queries"):
             features, ignored = encoder.encode_queries(list(texts))
-            return _check_rows(features, len(texts), "text"), ignored
-        return _check_rows(encoder.encode(list(texts)), len(texts), "text"), [()] * len(texts)
+            return self._check_rows(features, len(texts), "text"), ignored
+        return self._check_rows(encoder.encode(list(texts)), len(texts), "text"), [()] * len(texts)
 
     def missing(self, view: View) -> InputError:
         """Return the error that says why there is no encoder, and what to give."""
-        record, things = self.known.get(view, EncoderRecord()), "images" if view == "image" else "texts"
+        record, name = self.known.get(view, EncoderRecord()), self.views.of(view)
         argument = _ARGUMENTS[view]
         option = argument.replace("_", "-")
-        encoded = f"its {things} were encoded by {record.name}"
+        encoded = f"its {plural(name)} were encoded by {record.name}"
         if view in self._failures:
             return InputError(
-                f"this model has no {view} encoder here: {encoded}, but {self._failures[view]}; give it with "
+                f"this model has no {name} encoder here: {encoded}, but {self._failures[view]}; give it with "
                 f"--{option} ({argument}= in Python)."
             )
         encoded = encoded if record.name else "it was made from features"
         return InputError(
-            f"this model has no {view} encoder here: {encoded}. Give {argument}= in Python or --{option} on "
+            f"this model has no {name} encoder here: {encoded}. Give {argument}= in Python or --{option} on "
             "the command line, or give features."
         )
 
@@ -271,13 +320,23 @@ class Encoders:
             raise self.missing("text")
         for text in texts:
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{text!r} is not a text; give at least one word.")
+                raise InputError(f"{text!r} is not {with_article(self.views.text)}; give at least one word.")
         return self.text
+
+    def _check_rows(self, features: Any, n: int, view: View) -> np.ndarray[Any, Any]:
+        rows, name = to_numpy(features), self.views.of(view)
+        if rows.ndim != 2 or len(rows) != n:
+            raise InputError(
+                f"the {name} encoder gave an array of shape {list(rows.shape)} for {count(n, name)}; "
+                "expected one row for each."
+            )
+        return rows
 
     def _open_image_encoder(self, source: str | os.PathLike[str]) -> ImageEncoder:
         """Open an image encoder by its name, with the recipe that the model was fitted with."""
-        record = self.known.get("image", EncoderRecord())
-        if os.fspath(source) != "pyramid" and record.origin is not None and record.origin.recipe is not None:
+        record, name = self.known.get("image", EncoderRecord()), os.fspath(source)
+        takes_recipe = name != "pyramid" and not name.startswith(FASTEMBED)
+        if takes_recipe and record.origin is not None and record.origin.recipe is not None:
             return image_encoder(source, Recipe.from_dict(record.origin.recipe))
         encoder = image_encoder(source)
         if isinstance(encoder, OnnxEncoder) and encoder.assumed and record.fingerprint:
@@ -298,8 +357,9 @@ class Encoders:
         expected = self.known.get(view, EncoderRecord()).fingerprint
         if encoder is not None and expected not in ("", fingerprint := _fingerprint(encoder)):
             raise InputError(
-                f"the {view} encoder given is {fingerprint or type(encoder).__name__!r}, but the model was "
-                f"made with {expected!r}; give that one (the same file, weights and preprocessing)."
+                f"the {self.views.of(view)} encoder given is {fingerprint or type(encoder).__name__!r}, but "
+                f"the model was made with {expected!r}; give that one (the same file, weights and "
+                "preprocessing)."
             )
 
 
@@ -372,12 +432,13 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "__array__")
 
 
-def as_list(value: Any) -> tuple[list[Any], bool]:
+def as_list(value: Any, names: ViewNames = IMAGE_AND_TEXT) -> tuple[list[Any], bool]:
     """Return inputs as a list, and whether it was a single one: a path, bytes, an image, a text."""
     if isinstance(value, str | bytes | Path | Image.Image) or hasattr(value, "__fspath__"):
         return [value], True
     if not isinstance(value, Iterable):
-        raise InputError(f"{value!r} is not an image, a text or an array of features, nor a list of them.")
+        items = ", ".join(map(with_article, names))
+        raise InputError(f"{value!r} is not {items} or an array of features, nor a list of them.")
     return list(value), False
 
 
@@ -389,7 +450,7 @@ def _encode_candidates(
 ) -> tuple[PairedDataset, dict[str, np.ndarray[Any, Any]]]:
     """Return a sample of the pairs, and its images' features by each candidate."""
     if training.paths is None:
-        raise InputError("these pairs do not know where their images are; read them with images=FOLDER.")
+        raise InputError("these pairs have no image paths; read them with images=FOLDER.")
     paths, start = training.paths, time.perf_counter()
     rows = np.random.default_rng(random_state).permutation(np.unique(training.pairing))[:MOST_IMAGES]
     networks = {
@@ -438,11 +499,13 @@ def _fingerprint(encoder: Any) -> str:
     return str(getattr(encoder, "fingerprint", ""))
 
 
-def _check_rows(features: Any, n: int, view: View) -> np.ndarray[Any, Any]:
-    rows = to_numpy(features)
-    if rows.ndim != 2 or len(rows) != n:
-        raise InputError(
-            f"the {view} encoder gave an array of shape {list(rows.shape)} for {count(n, view)}; expected "
-            "one row for each."
-        )
-    return rows
+@contextmanager
+def _as_file(source: Any) -> Iterator[Any]:
+    """Yield the bytes of a file as the name of a temporary file; anything else unchanged."""
+    if not isinstance(source, bytes):
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "query"
+        path.write_bytes(source)
+        yield path

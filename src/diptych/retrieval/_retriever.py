@@ -17,7 +17,18 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._arrays import Array
-from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    InputError,
+    ViewNames,
+    check_matrix,
+    check_pairing,
+    check_task,
+    check_view_names,
+    count,
+    plural,
+    with_article,
+)
 from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
@@ -28,6 +39,7 @@ from diptych.image import ImageEncoder, OnnxEncoder
 from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
+from diptych.retrieval._export import export_onnx
 from diptych.retrieval._fit import (
     Fitted,
     Recalls,
@@ -47,6 +59,7 @@ from diptych.retrieval._folder import (
     save,
     write_stored_model,
 )
+from diptych.retrieval._hub import find_model, push
 from diptych.retrieval._inputs import (
     Metadata,
     check_metadata,
@@ -105,13 +118,14 @@ class Retriever:
     Parameters
     ----------
     image_encoder
-        An ``.onnx`` file, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no weights: for drawings
-        and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. If an ``.onnx`` file
-        does not say how to prepare images, ``fit`` chooses by retrieval on some training pairs. ``"auto"``:
-        ``"pyramid"``, with a ``DataWarning`` when images are encoded.
+        An ``.onnx`` file, ``"fastembed:NAME"``, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no
+        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``;
+        for other things than images, such as a ``FunctionEncoder``, see ``docs/modalities.md``. If an
+        ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
+        pairs. ``"auto"``: ``"pyramid"``, with a ``DataWarning`` when images are encoded.
     text_encoder
-        ``"hkse"``, an ``HKSE``, the name or folder of a sentence-transformers model, or any function from
-        a list of texts to an array.
+        ``"hkse"``, an ``HKSE``, ``"fastembed:NAME"``, the name or folder of a sentence-transformers model, or
+        any function from a list of texts to an array.
     model
         The ``AWCCA`` or ``Fusion`` to fit; None: an ``AWCCA`` with its defaults.
     preset
@@ -127,6 +141,8 @@ class Retriever:
         is smaller on disk.
     device
         Where fitting and evaluation run: ``"cpu"``, or a torch device such as ``"cuda"``.
+    views
+        What people call an item of each view: messages, reports and the page use these names.
 
     Examples
     --------
@@ -157,14 +173,18 @@ class Retriever:
         dtype: str = "float32",
         keep_features: bool = True,
         device: str = "cpu",
+        views: tuple[str, str] = IMAGE_AND_TEXT,
     ) -> None:
+        names = check_view_names(views)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
             model = AWCCA() if preset is None else Fusion(preset)
         model.check_parameters()
         guess = isinstance(image_encoder, str) and image_encoder == "auto"
-        encoders = Encoders("pyramid" if guess else image_encoder, text_encoder)
+        if guess and names.image != "image":
+            image_encoder, guess = None, False
+        encoders = Encoders("pyramid" if guess else image_encoder, text_encoder, views=names)
         self._set_up(open_store(index, dtype), encoders, model, keep_features, device)
         self._guessed = guess
 
@@ -185,11 +205,11 @@ class Retriever:
     def __repr__(self) -> str:
         """Return one line: whether it is fitted, its items, encoders, model and index."""
         searcher, store = self._searcher, self.store
-        parts = [f"{view} encoder {self.encoders.name(view)}" for view in VIEWS]
+        parts = [f"{self.views.of(view)} encoder {self.encoders.name(view)}" for view in VIEWS]
         if searcher is None:
             parts.append(repr(self.model))
         elif not store.shared:  # counting in a database takes a while and may fail, which a repr must not
-            parts.insert(0, ", ".join(count(store.count(view), view) for view in VIEWS))
+            parts.insert(0, ", ".join(count(store.count(view), self.views.of(view)) for view in VIEWS))
             parts.append(_summarize(searcher.fitted.model))
         index = self.index if searcher is None or not store.shared else f"{store.kind} ({self.index})"
         name = "Retriever, not fitted" if searcher is None else "Retriever"
@@ -204,6 +224,11 @@ class Retriever:
     def dtype(self) -> str:
         """The dtype of the vectors in the index."""
         return self.store.dtype
+
+    @property
+    def views(self) -> ViewNames:
+        """What people call an item of each view: ``("image", "text")`` unless others were given."""
+        return self.encoders.views
 
     @property
     def encoders(self) -> Encoders:
@@ -312,7 +337,8 @@ class Retriever:
         ----------
         image
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
-            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such.
+            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such. What
+            is no image is given as its encoder takes it: a path, or a text.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
         k, where, weighting
@@ -320,7 +346,8 @@ class Retriever:
         """
         if packs:
             if where is not None or weighting is not None:
-                raise InputError("packs are ranked among all images; leave out where and weighting.")
+                every = plural(self.views.image)
+                raise InputError(f"packs are ranked among all {every}; leave out where and weighting.")
             return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
         where = _reusable(where)
         return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
@@ -335,7 +362,8 @@ class Retriever:
     ) -> Hits:
         """Return the ``k`` images most similar to an image, or texts most similar to a text."""
         if (image is None) == (text is None):
-            raise InputError("similar takes an image or a text; give one of them.")
+            either = " or ".join(map(with_article, self.views))
+            raise InputError(f"similar takes {either}; give one of them.")
         view: View = "text" if image is None else "image"
         query, where = text if image is None else image, _reusable(where)
         hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
@@ -352,6 +380,24 @@ class Retriever:
     ) -> np.ndarray[Any, Any]:
         """Return vectors of texts for a store of your own; see ``embed_images``."""
         return self._embed("text", texts, task)
+
+    def export_onnx(self, path: str | os.PathLike[str], *, view: View = "text", task: str = "search") -> None:
+        """Write an ONNX file that turns features of one view into vectors, for clients without Python.
+
+        It computes what ``embed_texts`` or ``embed_images`` returns for features. A file that exists is
+        replaced. The default is for clients that search with texts. Needs the package ``onnx``.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        view
+            Whose features the file takes, ``"image"`` or ``"text"``. They are one input, ``features``; where
+            the model was fitted on several named blocks, one input for each block that the task uses.
+        task
+            ``"search"`` or ``"annotate"``: whose vectors the output, ``vectors``, holds.
+        """
+        export_onnx(path, self.searcher, view, task)
 
     def fit(
         self,
@@ -385,15 +431,17 @@ class Retriever:
         """
         self._check_settings(engine)
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
+        views = replace(views, dataset=views.dataset.with_views(self.views))
         fitted = fit_model(
             clone(self.model), views, device=self.device, engine=engine, checkpoint=checkpoint, layout=layout
         )
         rows = {
-            view: check_matrix(np.asarray(own), f"{view} features")
+            view: check_matrix(np.asarray(own), f"{self.views.of(view)} features")
             for view, own in zip(VIEWS, (views.x, views.y), strict=True)
         }
         self.encoders.remember(views.encoders)
-        self._fill(fitted, dataset_items(views.dataset, check_metadata(metadata)), rows)
+        items = dataset_items(views.dataset, check_metadata(metadata), self.encoders.inputs)
+        self._fill(fitted, items, rows)
         return self
 
     def encode(
@@ -504,7 +552,7 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them.
         """
-        fitted = adopt_model(model, features)
+        fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
         retriever._fill(fitted, {}, {})
         return retriever
@@ -564,7 +612,8 @@ class Retriever:
             For some ids, plain values to filter by.
         """
         if images is None and captions is None:
-            raise InputError("add was given neither images nor captions; give at least one.")
+            images_or_captions = f"{plural(self.views.image)} nor {plural(self.views.caption)}"
+            raise InputError(f"add was given neither {images_or_captions}; give at least one.")
         about = check_metadata(metadata)
         inputs: dict[View, tuple[Any, Any]] = {"image": (images, paths), "text": (captions, texts)}
 
@@ -580,7 +629,8 @@ class Retriever:
                     raise ModelChanged  # another thread has loaded a new model
                 before = None
                 while True:
-                    items = new_items(things, pairing, ids, caption_ids, about, current.unused_ids())
+                    unused, takes = current.unused_ids(), current.encoders.inputs
+                    items = new_items(things, pairing, ids, caption_ids, about, unused, takes)
                     try:
                         current.add(items, features, self.keep_features)
                         return items, features
@@ -591,7 +641,8 @@ class Retriever:
 
         items, features = self._retry(put, encodes=not (is_features(images) or is_features(captions)))
         for view, own in items.items():
-            warn_outliers(self._current().fitted.outliers[view], view, features[view], own)
+            detector = self._current().fitted.outliers[view]
+            warn_outliers(detector, self.views.of(view), features[view], own)
         return [item.id for own in items.values() for item in own]
 
     def remove(self, ids: str | Iterable[str]) -> int:
@@ -689,6 +740,93 @@ class Retriever:
         loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
         return cls._from_loaded(loaded, image_encoder, text_encoder, device)
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        commit_message: str = "Push model with diptych",
+        license: str = "unknown",
+        keep_features: bool = False,
+    ) -> str:
+        """Publish the model in a repository of the Hugging Face Hub; return the address of the commit.
+
+        Published are the model, the vectors of all items, their ids, texts and metadata, an ``HKSE``, and the
+        model card; no image, no path of this machine, and no network. Absolute paths that serve as ids become
+        file names.
+
+        Parameters
+        ----------
+        repo_id
+            ``"user/name"``; it is created if it does not exist.
+        private
+            Whether a new repository is private; None: the default of the user or organisation, mostly public.
+        token
+            None: that of ``hf auth login``, or of the variable ``HF_TOKEN``.
+        branch
+            None: ``"main"``.
+        commit_message
+            The message of the commit.
+        license
+            The licence that the card names, as the Hub abbreviates it (``"cc-by-4.0"``).
+        keep_features
+            Publish features and moments too, so that others can ``refit``.
+        """
+        return push(
+            self,
+            repo_id,
+            private=private,
+            token=token,
+            branch=branch,
+            commit_message=commit_message,
+            license=license,
+            keep_features=keep_features,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str | os.PathLike[str],
+        image_encoder: ImageEncoderLike = None,
+        text_encoder: TextEncoderLike = None,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        images: str | os.PathLike[str] | None = None,
+        mmap: bool = False,
+        device: str = "cpu",
+    ) -> Retriever:
+        """Read a model that others published; nothing in it is executed, and no path in it is opened.
+
+        Only the files of a model are downloaded, into the cache of ``huggingface_hub``, which is never
+        changed: ``save`` takes another folder.
+
+        Parameters
+        ----------
+        repo_id
+            ``"user/name"`` on the Hugging Face Hub, or a model folder that came from others.
+        image_encoder, text_encoder
+            The encoders of the model, unless they are part of it; they are checked against its fingerprints.
+        revision
+            A branch, a tag or a commit; None: the newest on the main branch.
+        token
+            None: that of ``hf auth login``, or of the variable ``HF_TOKEN``.
+        images
+            A folder with the image files under their ids, if you have them.
+        mmap, device
+            As ``load`` takes them.
+        """
+        if images is not None and not os.path.isdir(images):
+            raise InputError(f"{images} is not a folder; give the folder that holds the images.")
+        folder = find_model(repo_id, revision, token)
+        wants_text = text_encoder is None
+        loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
+        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
+        retriever.base = base
+        return retriever
+
     def info(self) -> dict[str, Any]:
         """Return what is known of the model, as plain data."""
         return describe(self)
@@ -753,18 +891,19 @@ class Retriever:
                 return
             loaded = load_from_store(searcher.store, before=searcher.encoders)
             self.version, encoders = loaded.version, searcher.encoders
-            if not loaded.has_encoders(encoders):
-                if not encodes:
-                    raise UnavailableError(
-                        "another process has fitted this index on features of other encoders; open it again, "
-                        "and pass features of those."
-                    )
+            same = loaded.has_encoders(encoders)
+            if not same and not encodes:
+                raise UnavailableError(
+                    "another process has fitted this index on features of other encoders; open it again, "
+                    "and pass features of those."
+                )
+            if not same or encoders.views != loaded.views:
                 encoders = loaded.encoders(*(encoders.match_open(view, loaded.known) for view in VIEWS))
             self._searcher = loaded.searcher(encoders)
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        return join_blocks(features, self._current().fitted.layout, view)
+        return join_blocks(features, self._current().fitted.layout, view, self.views)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
@@ -811,8 +950,8 @@ class Retriever:
             same = mine.embedding.features(view) == theirs.embedding.features(view)
             if not same or mine.encoders.describe(view).fingerprint != loaded.known[view].fingerprint:
                 raise ChangedError(
-                    f"{current.folder} was fitted again meanwhile, on features of another {view} encoder; "
-                    "load it again and repeat the changes."
+                    f"{current.folder} was fitted again meanwhile, on features of another "
+                    f"{self.views.of(view)} encoder; load it again and repeat the changes."
                 )
         assert self.base is not None
         removed, added = mine.store.changes_since(self.base.first_key)
