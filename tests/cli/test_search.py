@@ -17,7 +17,7 @@ def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     pairs = make_scenes(150).write(folder / "drawn")
     text = HKSE(word_features=80, sentence_features=80)
-    Retriever(text_encoder=text).fit(pairs).save(folder / "model")
+    Retriever("pyramid", text).fit(pairs).save(folder / "model")
     return folder
 
 

@@ -96,6 +96,11 @@ class Commands(LazyGroup):
             "serve",
             "Open a web page that searches images with text and text with images, and serve the HTTP API.",
         ),
+        "encoders": (
+            "diptych.cli._encoders",
+            "encoders",
+            "List the encoders: what is installed, and which to name for which need.",
+        ),
         "check": (
             "diptych.cli._data",
             "check",
