@@ -10,6 +10,7 @@ ORDER = [
     ["_checks"],
     ["_threads"],
     ["_devices", "_persistence"],
+    ["_fastembed"],
     ["ranking"],
     ["cca"],
     ["text", "image"],

@@ -8,15 +8,11 @@ from typing import Annotated
 
 import typer
 
+from diptych._fastembed import FASTEMBED, list_fastembed_models
 from diptych.cli import _options as opt
 from diptych.cli._output import make_console, print_json, report_errors
-from diptych.retrieval._recommended import (
-    FIELDS,
-    RECOMMENDED,
-    Recommendation,
-    installed_packages,
-    list_fastembed,
-)
+from diptych.retrieval._items import VIEWS
+from diptych.retrieval._recommended import FIELDS, RECOMMENDED, Recommendation, installed_packages
 
 
 def encoders(
@@ -31,7 +27,7 @@ def encoders(
     """
     with report_errors():
         packages = installed_packages()
-        listed = list(list_fastembed()) if everything else list(RECOMMENDED)
+        listed = _list_all() if everything else list(RECOMMENDED)
         if as_json:
             rows = [asdict(each) for each in listed]
             print_json({"installed": packages, "encoders": rows, "fields": dict(FIELDS)})
@@ -46,11 +42,19 @@ def encoders(
         console.print("Give the name as --image-encoder or --text-encoder; docs/encoders.md says more.")
 
 
+def _list_all() -> list[Recommendation]:
+    return [
+        Recommendation(view, "", FASTEMBED + each.name, each.dimension, each.gigabytes, each.licence)
+        for view in VIEWS
+        for each in list_fastembed_models(view)
+    ]
+
+
 def _align(listed: Iterable[Recommendation]) -> list[str]:
     """Return the lines of a table; one of rich would break names that are to be copied."""
     rows = [("view", "name", "dimension", "GB", "licence", "for")]
     for each in listed:
-        size = f"{each.size:g}" if each.size else "-"
-        rows.append((each.view, each.name, str(each.dimension), size, each.license or "-", each.need))
+        size = f"{each.gigabytes:g}" if each.gigabytes else "-"
+        rows.append((each.view, each.name, str(each.dimension), size, each.licence or "-", each.need))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -57,7 +57,8 @@ ImageEncoderName = Annotated[
     typer.Option(
         "--image-encoder",
         rich_help_panel=ENCODERS,
-        help="An .onnx file, torchvision:NAME, timm:NAME, or pyramid (no weights).",
+        help="An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, or pyramid (no "
+        "weights).",
     ),
 ]
 Recipe = Annotated[
@@ -76,7 +77,8 @@ TextEncoderName = Annotated[
     typer.Option(
         "--text-encoder",
         rich_help_panel=ENCODERS,
-        help="hkse, the folder of a saved HKSE, or a sentence-transformers model.",
+        help="hkse, the folder of a saved HKSE, fastembed:NAME, fastembed:FOLDER, or a sentence-transformers "
+        "model.",
     ),
 ]
 Vectors = Annotated[

@@ -1,6 +1,6 @@
-"""Image encoders by name: networks of torchvision and timm, ONNX files, and the pyramid descriptor.
+"""Image encoders by name: networks of fastembed, torchvision and timm, ONNX files, and the pyramid.
 
-torch, torchvision and timm are imported only when one of their networks is used.
+These libraries are imported only when one of their networks is used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError
+from diptych._fastembed import FastembedEncoder
 from diptych._persistence import read_tensors
 from diptych.image._encoders import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder, PyramidDescriptor
 from diptych.image._onnx import OnnxEncoder
@@ -122,13 +123,14 @@ def image_encoder(
     Parameters
     ----------
     source
-        The path of an ``.onnx`` file, ``"torchvision:NAME"``, ``"timm:NAME"``, or ``"pyramid"``: the
-        descriptor without weights, for generated scenes and quick tests.
+        The path of an ``.onnx`` file, ``"fastembed:NAME"``, ``"fastembed:FOLDER"``, ``"torchvision:NAME"``,
+        ``"timm:NAME"``, or ``"pyramid"``: the descriptor without weights, for generated scenes and quick
+        tests.
     recipe
         Preprocessing: a ``Recipe``, the name of a preset, or its fields as a dict. None: the JSON file
-        beside an ONNX model, or the default of a named network.
+        beside an ONNX model, or the default of a named network. fastembed's models have their own.
     weights
-        A safetensors file with the weights of a named network; None: the library's own.
+        A safetensors file with the weights of a network of torchvision or timm; None: the library's own.
 
     Examples
     --------
@@ -141,13 +143,17 @@ def image_encoder(
         return _LIBRARIES[library](name, recipe, weights=weights)
     if weights is not None:
         raise InputError(f"weights= needs torchvision:NAME or timm:NAME, not {source!r}; leave it out.")
+    if colon and library == "fastembed":
+        if recipe is not None:
+            raise InputError("fastembed's models have their own preprocessing; leave the recipe out.")
+        return FastembedEncoder("image", name)
     if Path(source).suffix == ".onnx":
         return OnnxEncoder(source, recipe)
     if source == "pyramid" and recipe is None:
         return PyramidDescriptor()
     raise InputError(
         f"{source!r} is not an image encoder{' that takes a recipe' if recipe else ''}; pass an .onnx file, "
-        "torchvision:NAME, timm:NAME, or pyramid."
+        "fastembed:NAME, torchvision:NAME, timm:NAME, or pyramid."
     )
 
 

@@ -18,6 +18,7 @@ from sklearn.base import clone
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, count
+from diptych._fastembed import FASTEMBED, FastembedEncoder, fastembed_fingerprint
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
@@ -48,8 +49,9 @@ _ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 class Origin(Schema, frozen=True):
     """Where an encoder can be opened again.
 
-    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``. ``beside``
-    is the path from the model folder, for encoders that are moved together with it.
+    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``; for models
+    of fastembed it is a folder. ``beside`` is the path from the model folder, for encoders that are moved
+    together with it.
     """
 
     source: str
@@ -120,8 +122,12 @@ class EncoderRecord(Schema, frozen=True):
             )
         if source == "pyramid":
             encoder: Any = image_encoder(source)
-        elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
+        elif not (os.path.isdir if view == "text" or source.startswith(FASTEMBED) else os.path.isfile)(path):
             raise InputError(f"{path} does not exist any more")
+        elif source.startswith(FASTEMBED):
+            name, folder = source.removeprefix(FASTEMBED), Path(path)
+            self._compare(fastembed_fingerprint(view, name, folder), path)
+            encoder = FastembedEncoder(view, name, folder)
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
             encoder = image_encoder(source, recipe, weights=path)
         elif view == "text":
@@ -295,8 +301,9 @@ class Encoders:
 
     def _open_image_encoder(self, source: str | os.PathLike[str]) -> ImageEncoder:
         """Open an image encoder by its name, with the recipe that the model was fitted with."""
-        record = self.known.get("image", EncoderRecord())
-        if os.fspath(source) != "pyramid" and record.origin is not None and record.origin.recipe is not None:
+        record, name = self.known.get("image", EncoderRecord()), os.fspath(source)
+        takes_recipe = name != "pyramid" and not name.startswith(FASTEMBED)
+        if takes_recipe and record.origin is not None and record.origin.recipe is not None:
             return image_encoder(source, Recipe.from_dict(record.origin.recipe))
         encoder = image_encoder(source)
         if isinstance(encoder, OnnxEncoder) and encoder.assumed and record.fingerprint:
@@ -380,7 +387,7 @@ def open_defaults(views: Sequence[View], random_state: int | None = 0) -> dict[V
     recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
     if recommended:
         named = " and ".join(
-            f"{c.name} for {v}s ({c.license}, {c.size:g} GB)" for v, c in recommended.items()
+            f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
         )
         _warn(f"encoders chosen by default: {named}, downloaded once; diptych encoders lists others.")
     encoders: dict[View, Any] = {}

@@ -6,13 +6,10 @@ before it is installed; ``tests/retrieval/test_recommended.py`` compares the two
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from diptych._checks import missing_package_error
 from diptych.retrieval._items import View
 
 PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers", "timm", "torchvision")
@@ -23,15 +20,15 @@ PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers", "timm", "torchv
 class Recommendation:
     """An encoder of a view: what it is good for, the name to give, and what it costs.
 
-    ``size`` is the download in GB. ``license`` is that of the weights.
+    ``gigabytes`` are to be downloaded. ``licence`` is that of the weights.
     """
 
     view: View
     need: str
     name: str
     dimension: int
-    size: float = 0.0
-    license: str = ""
+    gigabytes: float = 0.0
+    licence: str = ""
 
 
 RECOMMENDED = (
@@ -75,25 +72,6 @@ def installed_packages() -> dict[str, str | None]:
         except PackageNotFoundError:
             versions[package] = None
     return versions
-
-
-def list_fastembed() -> Iterator[Recommendation]:
-    """Yield every encoder that fastembed lists, with its description as the need."""
-    try:
-        library = importlib.import_module("fastembed")
-    except ImportError:
-        raise missing_package_error("the list of its models needs", "encoders") from None
-    views: dict[View, str] = {"image": "ImageEmbedding", "text": "TextEmbedding"}
-    for view, kind in views.items():
-        for model in getattr(library, kind).list_supported_models():
-            yield Recommendation(
-                view,
-                str(model["description"]),
-                f"fastembed:{model['model']}",
-                int(model["dim"]),
-                float(model["size_in_GB"]),
-                str(model["license"]),
-            )
 
 
 def default_encoder(view: View) -> Recommendation | None:

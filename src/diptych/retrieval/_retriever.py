@@ -105,14 +105,15 @@ class Retriever:
     Parameters
     ----------
     image_encoder
-        An ``.onnx`` file, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no weights: for drawings
-        and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. If an ``.onnx`` file
-        does not say how to prepare images, ``fit`` chooses by retrieval on some training pairs. ``"auto"``:
-        where fastembed is installed, the recommended encoder (``diptych encoders``), and ``"pyramid"``
-        otherwise; it is opened by ``fit``, which names it in a ``DataWarning``.
+        An ``.onnx`` file, ``"fastembed:NAME"``, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no
+        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. If
+        an ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
+        pairs. ``"auto"``: where fastembed is installed, the recommended encoder (``diptych encoders``), and
+        ``"pyramid"`` otherwise; ``fit`` opens it, and names it in a ``DataWarning``.
     text_encoder
-        ``"hkse"``, an ``HKSE``, the name or folder of a sentence-transformers model, or any function from
-        a list of texts to an array. ``"auto"``: the recommended one as for images, or ``"hkse"``.
+        ``"hkse"``, an ``HKSE``, ``"fastembed:NAME"``, the name or folder of a sentence-transformers model, or
+        any function from a list of texts to an array. ``"auto"``: the recommended one as for images, or
+        ``"hkse"``.
     model
         The ``AWCCA`` or ``Fusion`` to fit; None: an ``AWCCA`` with its defaults.
     preset

@@ -14,6 +14,7 @@ import numpy as np
 
 from diptych._arrays import Array, namespace
 from diptych._checks import InputError, check_view, missing_package_error
+from diptych._fastembed import FASTEMBED, FastembedEncoder
 from diptych._persistence import file_digest, map_npy
 from diptych.text._hkse import BLOCK_ROWS, HKSE, hkse_fingerprint
 from diptych.text._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
@@ -65,6 +66,7 @@ def sentence_encoder(
           array;
         - the path of a ``.npy`` file, or an array, with features computed elsewhere (skip-thought vectors,
           for example); row i belongs to ``texts[i]``;
+        - ``"fastembed:NAME"`` or ``"fastembed:FOLDER"``;
         - the name or the local folder of a sentence-transformers model.
     texts
         For features computed elsewhere: the text of each row.
@@ -82,6 +84,8 @@ def sentence_encoder(
     if isinstance(source, str | os.PathLike):
         if Path(source).suffix == ".npy":
             return PrecomputedEncoder(map_npy(Path(source)), texts)
+        if os.fspath(source).startswith(FASTEMBED):
+            return FastembedEncoder("text", os.fspath(source).removeprefix(FASTEMBED))
         return SentenceTransformersEncoder(source, device=device)
     if isinstance(source, HKSE):
         return HKSEEncoder(source)
@@ -94,7 +98,7 @@ def sentence_encoder(
         return CallableEncoder(source)
     raise InputError(
         f"{type(source).__name__} is not a sentence encoder; pass a function, an object with encode(), the "
-        "path of a .npy file, or the name of a sentence-transformers model."
+        "path of a .npy file, fastembed:NAME, or the name of a sentence-transformers model."
     )
 
 

@@ -1,0 +1,296 @@
+"""Models of fastembed as encoders of either view: ONNX networks with their own preprocessing, without torch.
+
+fastembed is imported only when one of its models is used. A model is a name that fastembed lists, or a folder
+with the files that fastembed reads. In a folder, the files say what the network needs, but not how its output
+becomes features. That is known
+
+1. if the folder is named as one of fastembed's models, or as its repository at Hugging Face (also in a cache:
+   ``models--ORG--NAME/snapshots/REVISION``), and has its network;
+2. else for images, if the network is ``model.onnx``: its first output, one row per image, at unit length;
+3. else for texts, in a folder of sentence-transformers whose network is ``model.onnx`` or
+   ``onnx/model.onnx``: ``modules.json`` names the pooling.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from diptych._checks import InputError, check_view, missing_package_error
+from diptych._persistence import file_digest, parse_json
+
+View: TypeAlias = Literal["image", "text"]
+Description: TypeAlias = Mapping[str, Any]
+"""A model as fastembed lists it."""
+
+FASTEMBED = "fastembed:"
+
+_BATCH = {"image": 16, "text": 64}
+_SETTINGS = {
+    "image": ("preprocessor_config.json",),
+    "text": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"),
+}
+"""The files that fastembed reads beside the network."""
+
+_PLAIN = "Qdrant/resnet50-onnx"
+"""fastembed runs its network, model.onnx, as the second rule of this module says."""
+
+_POOLING = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST_TOKEN"}
+"""The names of sentence-transformers and of fastembed."""
+
+_registering = Lock()
+
+
+class ListedModel(NamedTuple):
+    """A model that fastembed fetches by its name."""
+
+    view: View
+    name: str
+    dimension: int
+    gigabytes: float
+    licence: str
+
+
+def list_fastembed_models(view: View) -> list[ListedModel]:
+    """Return the models that fastembed has for images or for texts."""
+    return [
+        ListedModel(view, each["model"], each["dim"], each["size_in_GB"], each["license"])
+        for each in _library(view).list_supported_models()
+    ]
+
+
+class FastembedEncoder:
+    """Encode images or texts with a model of fastembed.
+
+    Parameters
+    ----------
+    view
+        What the model encodes.
+    source
+        The name of a model, or a folder. fastembed fetches a named model once, into its cache.
+    folder
+        The folder of a named model, from which it is read instead; then nothing is fetched.
+    """
+
+    def __init__(self, view: View, source: str, folder: Path | None = None) -> None:
+        self.view, self._files = view, _find_files(view, source, folder)
+        self.fingerprint, self.label = self._files.fingerprint, self._files.label
+        self._model = self._files.open()
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a saved model stores to open the same encoder again."""
+        return {"source": FASTEMBED + self._files.source, "weights": str(self._files.folder)}
+
+    @cached_property
+    def dimension(self) -> int:
+        """Number of columns of the features."""
+        example: Any = Image.new("RGB", (256, 256), "grey") if self.view == "image" else "a"
+        return int(self.encode([example]).shape[1])
+
+    def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """Return the features of 8-bit RGB images, or of texts, one row for each."""
+        if isinstance(inputs, str):
+            raise InputError("texts is one string; pass a list of texts: [text].")
+        if not inputs:
+            return np.empty((0, self.dimension), np.float32)
+        try:
+            # Queries are encoded as captions are, because the model of both views is fitted on captions.
+            rows = np.stack(list(self._model.embed(list(inputs), batch_size=_BATCH[self.view])))
+        except Exception as error:  # fastembed passes on what onnxruntime and others raise
+            raise InputError(f"{self.label} could not encode these {self.view}s ({error}).") from None
+        features: np.ndarray[Any, Any] = check_view(rows, f"the output of {self.label}")
+        return features
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A session cannot be pickled, so another process opens the files itself.
+        return _reopen, (self.view, self._files.source, self._files.folder, self.fingerprint)
+
+
+def fastembed_fingerprint(view: View, source: str, folder: Path) -> str:
+    """Return the fingerprint of the model in a folder, without loading it."""
+    return _find_files(view, source, folder).fingerprint
+
+
+def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> FastembedEncoder:
+    if fastembed_fingerprint(view, source, folder) != fingerprint:
+        raise InputError(
+            f"{folder} does not have the same model as in the process that sent it; copy the same files."
+        )
+    return FastembedEncoder(view, source, folder)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of a model.
+
+    ``model`` is the name under which fastembed knows how to use them; ``source`` is that name if fastembed
+    lists these very files, and otherwise the folder.
+    """
+
+    view: View
+    source: str
+    folder: Path
+    network: str
+    model: str
+
+    @property
+    def label(self) -> str:
+        return self.folder.name if os.path.isabs(self.source) else self.source
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all that decides the features."""
+        network = self.folder / self.network
+        # Large networks have their weights in a second file, usually model.onnx_data.
+        files = [file for file in network.parent.iterdir() if file.name.startswith(network.name)]
+        files += [self.folder / name for name in _SETTINGS[self.view]]
+        lines = sorted(f"{file.name}\0{file_digest(file)}\n" for file in files if file.is_file())
+        return f"{FASTEMBED}{hashlib.sha256(''.join([self.model, *lines]).encode()).hexdigest()[:32]}"
+
+    def open(self) -> Any:
+        try:
+            return _library(self.view)(self.model, specific_model_path=str(self.folder))
+        except Exception as error:  # fastembed passes on what onnxruntime and others raise
+            raise InputError(f"fastembed could not open {self.folder} ({error}).") from None
+
+
+def _find_files(view: View, source: str, folder: Path | None) -> _Files:
+    listed = _library(view, source).list_supported_models()
+    named = next((each for each in listed if each["model"].lower() == source.lower()), None)
+    if folder is None and os.path.isdir(source):
+        folder = Path(source).absolute()
+        named = named or _recognise(folder, listed)
+    elif folder is None:
+        if named is None:
+            raise _unknown_model(view, source, [each["model"] for each in listed])
+        folder = _fetch(view, named)
+    if named is not None:
+        network, model = named["model_file"], named["model"]
+        if not (folder / network).is_file():
+            raise InputError(f"{folder} has no {network}, the network of {model}.")
+        return _Files(view, model, folder, network, model)
+    describe = _describe_images if view == "image" else _describe_texts
+    return _Files(view, str(folder), folder, *describe(folder))
+
+
+def _recognise(folder: Path, listed: Sequence[Description]) -> Description | None:
+    """Return the model that a folder is named for and has the network of, if there is one."""
+    cached = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    name = folder.parent.parent.name.rpartition("--")[2] if cached else folder.name
+    for each in listed:
+        names = {f"/{known}".lower().rpartition("/")[2] for known in (each["model"], each["sources"]["hf"])}
+        if name.lower() in names and (folder / each["model_file"]).is_file():
+            return each
+    return None
+
+
+def _describe_images(folder: Path) -> tuple[str, str]:
+    if not (folder / "model.onnx").is_file():
+        raise InputError(
+            f"{folder} has no model.onnx, and is not named for an image model of fastembed; put the network "
+            "and its preprocessor_config.json into one folder."
+        )
+    return "model.onnx", _PLAIN
+
+
+def _describe_texts(folder: Path) -> tuple[str, str]:
+    """Return the network of a sentence-transformers folder, and the name it is registered by."""
+    networks = [name for name in ("model.onnx", "onnx/model.onnx") if (folder / name).is_file()]
+    if not networks or not (folder / "modules.json").is_file():
+        missing = "modules.json" if networks else "model.onnx"
+        raise InputError(
+            f"{folder} has no {missing}, and is not named for a text model of fastembed; give a folder of "
+            "sentence-transformers with the network as model.onnx or onnx/model.onnx."
+        )
+    try:
+        modules = parse_json((folder / "modules.json").read_bytes())
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        pooling = parse_json((folder / modules[1]["path"] / "config.json").read_bytes())
+        modes = pooling.get("pooling_mode") or [
+            key.removeprefix("pooling_mode_").removesuffix("_token").removesuffix("_tokens")
+            for key, value in pooling.items()
+            if key.startswith("pooling_mode_") and value is True
+        ]
+        width = int(pooling.get("embedding_dimension") or pooling["word_embedding_dimension"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}: modules.json and its pooling could not be read ({error!r}).") from None
+    mode = modes if isinstance(modes, str) else "+".join(modes)
+    if (
+        kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+        or mode not in _POOLING
+    ):
+        raise InputError(
+            f"{folder} is {', '.join(kinds)} with pooling {mode!r}; fastembed does Transformer, Pooling "
+            f"({', '.join(_POOLING)}) and Normalize."
+        )
+    return networks[0], _register(networks[0], mode, width, normalize="Normalize" in kinds)
+
+
+def _register(network: str, mode: str, width: int, *, normalize: bool) -> str:
+    """Tell fastembed how to use a network, and return the name for that."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    name = f"diptych/{network}, {mode}{' normalized' if normalize else ''}, {width}"
+    with _registering:
+        if not any(each["model"] == name for each in TextEmbedding.list_supported_models()):
+            TextEmbedding.add_custom_model(
+                name, PoolingType(_POOLING[mode]), normalize, ModelSource(hf=name), width, network
+            )
+    return name
+
+
+def _fetch(view: View, description: Description) -> Path:
+    """Return the folder of a model in fastembed's cache, downloaded if it is not there yet."""
+    from fastembed.common.model_description import DenseModelDescription, ModelSource
+    from fastembed.common.utils import define_cache_dir
+    from loguru import logger
+
+    library, cache = _library(view), str(define_cache_dir())
+    model = DenseModelDescription(**{**description, "sources": ModelSource(**description["sources"])})
+    logger.disable("fastembed")  # which logs as an error that a model is not in the cache
+    try:
+        return Path(library.download_model(model, cache, local_files_only=True)).absolute()
+    except ValueError:
+        pass
+    finally:
+        logger.enable("fastembed")
+    try:
+        # download_model would try three times, wait in between, and not say why it failed.
+        files = [model.model_file, *model.additional_files]
+        return Path(library.download_files_from_huggingface(model.sources.hf, cache, files)).absolute()
+    except Exception as error:  # of the network, the hub or the disk
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(
+            f"{model.model} ({model.size_in_GB} GB) is not in fastembed's cache, {cache}, and could not be "
+            f"downloaded ({reason}); download it elsewhere and pass its folder ({FASTEMBED}FOLDER), or set "
+            "FASTEMBED_CACHE_PATH to a cache that has it."
+        ) from None
+
+
+def _unknown_model(view: View, source: str, names: Sequence[str]) -> InputError:
+    by_key = {key: name for name in names for key in (name.lower(), name.lower().rpartition("/")[2])}
+    keys = [key for key in by_key if source.lower() in key]
+    keys += difflib.get_close_matches(source.lower(), by_key, n=6, cutoff=0.5)
+    closest = list(dict.fromkeys(by_key[key] for key in keys))[:3]
+    hint = f"its closest names are {', '.join(closest)}" if closest else "check the path or the name"
+    return InputError(f"{source!r} is no folder, and fastembed has no {view} model of that name; {hint}.")
+
+
+def _library(view: View, source: str = "") -> Any:
+    try:
+        import fastembed
+    except ImportError:
+        raise missing_package_error(f"the encoder '{FASTEMBED}{source}' needs", "encoders") from None
+    return fastembed.ImageEmbedding if view == "image" else fastembed.TextEmbedding
