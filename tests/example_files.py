@@ -1,9 +1,7 @@
 """Files that the examples in the README and the docs read."""
 
-import json
 import re
 
-import numpy as np
 import pytest
 
 from diptych.image import Recipe
@@ -43,59 +41,3 @@ def write_network(path):
     onnx.save(model, path)
     recipe = Recipe(size=(64, 64), mean=(0, 0, 0), std=(1, 1, 1))
     path.with_suffix(".json").write_text(recipe.to_json())
-
-
-def write_fastembed_cache(folder):
-    """Write a cache of fastembed with small networks in place of CLIP's two; return the folder.
-
-    The network of images is that of ``write_network``. That of texts sums a random vector for each word.
-    """
-    vision, text = (_write_snapshot(folder, f"clip-ViT-B-32-{tower}") for tower in ("vision", "text"))
-    write_network(vision / "model.onnx")
-    (vision / "model.json").unlink()
-    sizes = {"do_resize": True, "size": {"height": 64, "width": 64}, "do_center_crop": False}
-    pixels = {"image_mean": [0, 0, 0], "image_std": [1, 1, 1], "image_processor_type": "CLIPImageProcessor"}
-    (vision / "preprocessor_config.json").write_text(json.dumps(sizes | pixels))
-    _write_words(text)
-    return folder
-
-
-def _write_snapshot(cache, name):
-    """Make the folder of a model as Hugging Face lays out a cache."""
-    model, revision = cache / f"models--Qdrant--{name}", "0" * 40
-    for part, content in (("refs/main", revision), (f"snapshots/{revision}/config.json", "{}")):
-        (model / part).parent.mkdir(parents=True)
-        (model / part).write_text(content)
-    return model / "snapshots" / revision
-
-
-def _write_words(folder):
-    onnx = pytest.importorskip("onnx")
-    tokenizers = pytest.importorskip("tokenizers")
-    scenes = make_scenes(50, size=16).dataset.captions
-    words = sorted({word for text in scenes for word in re.findall(r"\w+", text.lower())})
-    known = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *words])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, "[UNK]"))
-    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"model_max_length": 77, "pad_token": "[PAD]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    vectors = np.random.default_rng(0).normal(size=(len(known), 40)).astype(np.float32)
-    vectors[0] = 0
-    helper, types = onnx.helper, onnx.TensorProto
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["vectors", "input_ids"], ["words"]),
-            helper.make_node("ReduceSum", ["words", "axis"], ["features"], keepdims=0),
-        ],
-        "words",
-        [helper.make_tensor_value_info("input_ids", types.INT64, ["n", "m"])],
-        [helper.make_tensor_value_info("features", types.FLOAT, ["n", 40])],
-        [
-            onnx.numpy_helper.from_array(vectors, "vectors"),
-            onnx.numpy_helper.from_array(np.array([1]), "axis"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, folder / "model.onnx")

@@ -135,7 +135,7 @@ def write_minilm(folder):
             folder / "model.onnx",
             input_names=names,
             output_names=["last_hidden_state"],
-            dynamic_axes={name: axes for name in [*names, "last_hidden_state"]},
+            dynamic_axes=dict.fromkeys([*names, "last_hidden_state"], axes),
             dynamo=False,
         )
 

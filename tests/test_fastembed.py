@@ -6,14 +6,13 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from diptych import InputError, Retriever, read_pairs
+from diptych import InputError, read_pairs
 from diptych._fastembed import list_fastembed_models
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, image_encoder, open_image
 from diptych.text import SentenceEncoder, sentence_encoder

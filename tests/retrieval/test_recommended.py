@@ -13,7 +13,7 @@ from diptych.image import PyramidDescriptor
 from diptych.retrieval._recommended import PACKAGES, RECOMMENDED, default_encoder
 from diptych.scenes import make_scenes
 from diptych.text import HKSE
-from example_files import write_fastembed_cache
+from fastembed_models import write_fastembed_cache
 
 VISION, TEXT = "fastembed:Qdrant/clip-ViT-B-32-vision", "fastembed:Qdrant/clip-ViT-B-32-text"
 SMALL = {"word_features": 40, "sentence_features": 40}
