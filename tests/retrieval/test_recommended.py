@@ -1,8 +1,10 @@
 """Encoders that nobody named: the recommended ones with fastembed, and others without it."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from diptych.image import PyramidDescriptor
 from diptych.retrieval._recommended import PACKAGES, RECOMMENDED, default_encoder
 from diptych.scenes import make_scenes
 from diptych.text import HKSE
+from example_files import code_blocks, write_photos
 from fastembed_models import write_fastembed_cache
 
 VISION, TEXT = "fastembed:Qdrant/clip-ViT-B-32-vision", "fastembed:Qdrant/clip-ViT-B-32-text"
@@ -239,3 +242,31 @@ def test_importing_and_loading_do_not_import_fastembed(weights):
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert json.loads(shown.stdout.replace("'", '"')) == [], shown.stderr
+
+
+class TestThePage:
+    page = Path(__file__).parents[2] / "docs" / "encoders.md"
+
+    def test_its_tables_are_those_of_the_command(self):
+        rows = re.findall(
+            r"^\| (.+?) \| `(.+?)` \| (\d+) \| (.*?) ?\| (.*?) ?\|$", self.page.read_text("utf-8"), re.M
+        )
+        assert rows == [
+            (
+                each.need,
+                each.name,
+                str(each.dimension),
+                f"{each.gigabytes:g}" * bool(each.gigabytes),
+                each.licence,
+            )
+            for each in RECOMMENDED
+        ]
+
+    def test_the_example_runs(self, place, tmp_path):
+        write_photos(tmp_path, 40, size=32)
+        names = {}
+        exec(code_blocks(self.page)[0], names)
+        names["retriever"].save("model")
+        encoders = names["retriever"].encoders
+        loaded = Retriever.load("model", encoders.image, encoders.text)
+        assert loaded.search("a red star") == names["retriever"].search("a red star")
