@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 import warnings
@@ -121,6 +122,8 @@ def encode_views(
         seconds["encoding captions"] = round(time.perf_counter() - start, 3)
         skipped = images.skipped
         if not images.ids:
+            # Otherwise the right folder of images would be refused as other inputs of interrupted work.
+            shutil.rmtree(images.folder)
             raise InputError(
                 f"none of {count(len(skipped), 'image')} could be read (the first: {skipped[0].reason}); "
                 "diptych check lists all of them."
