@@ -1,4 +1,4 @@
-"""Models laid out as fastembed expects: small ones in a cache, and the real ResNet-50 and MiniLM in folders."""
+"""Models laid out as fastembed expects: small ones in a cache, the real ResNet-50 and MiniLM in folders."""
 
 import json
 import shutil

@@ -6,15 +6,16 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from diptych import InputError, read_pairs
+from diptych import AWCCA, InputError, Retriever, read_pairs
 from diptych._fastembed import list_fastembed_models
-from diptych.image import ImageEncoder, OnnxEncoder, Recipe, image_encoder, open_image
+from diptych.image import ImageEncoder, OnnxEncoder, Recipe, StagedEncoder, image_encoder, open_image
 from diptych.text import SentenceEncoder, sentence_encoder
 from fastembed_models import (
     TEXT,
@@ -182,6 +183,28 @@ def test_a_folder_is_recognised_by_its_name(cached, tmp_path):
         sentence_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-text'}")
 
 
+@pytest.mark.parametrize(
+    ("settings", "prepared"),
+    [
+        ({"do_resize": True, "size": {"shortest_edge": 100}}, (133, 100)),
+        ({"do_resize": True, "size": {"height": 90, "width": 120}}, (120, 90)),
+        ({"image_processor_type": "ConvNextFeatureExtractor", "size": {"shortest_edge": 70}}, (106, 80)),
+        (
+            {"image_processor_type": "JinaCLIPImageProcessor", "size": 64, "interpolation": "bicubic"},
+            (64, 64),
+        ),
+    ],
+)
+def test_images_are_resized_ahead_without_changing_the_features(real_data, tmp_path, rng, settings, prepared):
+    write_resnet(tmp_path / "network", real_data.parent / "models" / "resnet50.onnx", **settings)
+    encoder = image_encoder(f"fastembed:{tmp_path / 'network'}")
+    assert isinstance(encoder, StagedEncoder)
+    images = make_images(rng, (400, 300))
+    small = [encoder.prepare(image) for image in images]
+    assert small[0].size == prepared
+    assert_close(encoder.encode_prepared(small), encoder.encode(images), terms=50 * 4608)
+
+
 def test_the_fingerprint_changes_with_every_file_that_decides_the_features(cached, tmp_path):
     for name, open_encoder in ((VISION, image_encoder), (TEXT, sentence_encoder)):
         folder = tmp_path / name.partition("/")[2]
@@ -315,3 +338,155 @@ def run(*arguments, **environment):
     return subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False
     )
+
+
+@pytest.fixture(scope="session")
+def photos(thumbnails, resnet, minilm, tmp_path_factory):
+    """A folder with photographs, their captions, both encoders and a model made with them."""
+    place = tmp_path_factory.mktemp("photos") / "place"
+    (place / "photos").mkdir(parents=True)
+    shutil.copytree(resnet, place / "resnet")
+    shutil.copytree(minilm, place / "minilm")
+    rows = []
+    for row, path in enumerate(thumbnails.paths[:30]):
+        shutil.copy(path, place / "photos")
+        captions = [thumbnails.captions[j] for j in thumbnails.caption_rows([row])]
+        rows.append(
+            json.dumps(
+                {"image": path.name, "captions": captions, "split": "val" if row % 5 == 0 else "train"}
+            )
+        )
+    (place / "captions.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    pairs = read_pairs(place / "captions.jsonl", images=place / "photos")
+    retriever = Retriever(f"fastembed:{place / 'resnet'}", f"fastembed:{place / 'minilm'}", AWCCA(grid=4))
+    retriever.fit(pairs).save(place / "model")
+    return place
+
+
+@pytest.fixture
+def moved(photos, tmp_path):
+    """All of it in another place, while the first is not there."""
+    shutil.move(photos, tmp_path / "moved")
+    yield tmp_path / "moved"
+    shutil.move(tmp_path / "moved", photos)
+
+
+def find_query(place):
+    """Return a training caption, and its image."""
+    row = json.loads((place / "captions.jsonl").read_text("utf-8").splitlines()[1])
+    return row["captions"][0], row["image"]
+
+
+def test_a_model_with_both_encoders_is_moved_with_them_and_searches_both_ways(moved):
+    retriever = Retriever.load(moved / "model")
+    caption, image = find_query(moved)
+    hits = retriever.search(caption, k=3)
+    assert hits[0].id == image
+    annotations = retriever.annotate(moved / "photos" / image, k=3)
+    assert annotations[0].item.image == image
+    assert retriever.encoders.image.origin["weights"] == str(moved / "resnet")
+    assert retriever.encoders.text.label == "minilm"
+    # Saved from there, it opens there.
+    retriever.save(moved / "again")
+    assert Retriever.load(moved / "again").search(caption, k=1)[0].id == hits[0].id
+
+
+@pytest.mark.parametrize(
+    ("file", "query"),
+    [
+        ("resnet/preprocessor_config.json", "image"),
+        ("resnet/model.onnx", "image"),
+        ("minilm/tokenizer.json", "text"),
+        ("minilm/1_Pooling/config.json", "text"),
+    ],
+)
+def test_changed_or_missing_files_of_an_encoder_are_an_error_that_says_so(moved, file, query):
+    path, (caption, image) = moved / file, find_query(moved)
+    original, folder = path.read_bytes(), path.relative_to(moved).parts[0]
+
+    def ask():
+        retriever = Retriever.load(moved / "model")
+        return retriever.search(caption) if query == "text" else retriever.annotate(moved / "photos" / image)
+
+    changed = original.replace(b'"pooling_mode_mean_tokens": true', b'"pooling_mode_cls_token": true')
+    path.write_bytes(original + b" " if changed == original else changed)
+    try:
+        with pytest.raises(InputError, match=f"{folder} has changed .its digest differs.; give it with"):
+            ask()
+        (moved / folder).rename(moved / "elsewhere")
+        with pytest.raises(
+            InputError, match=f"{folder} does not exist any more; give it with --{query}-encoder"
+        ):
+            ask()
+    finally:
+        if (moved / "elsewhere").exists():
+            (moved / "elsewhere").rename(moved / folder)
+        path.write_bytes(original)
+    assert ask()
+
+
+def test_an_encoder_that_is_given_must_be_the_model_s(photos, cached):
+    caption, _ = find_query(photos)
+    given = Retriever.load(photos / "model", text_encoder=f"fastembed:{photos / 'minilm'}")
+    assert given.search(caption, k=1)
+    with pytest.raises(
+        InputError, match="the image encoder given is 'fastembed:.*but the model was made with"
+    ):
+        Retriever.load(photos / "model", image_encoder=f"fastembed:{VISION}")
+
+
+def test_a_server_answers_with_both_encoders(photos):
+    testclient = pytest.importorskip("starlette.testclient")
+    from diptych.service import create_app
+
+    caption, image = find_query(photos)
+    with testclient.TestClient(create_app(photos / "model"), "http://127.0.0.1") as client:
+        answer = client.post("/v1/search", json={"text": caption, "k": 1}).json()
+        assert answer["results"][0]["hits"][0]["id"] == image
+        with (photos / "photos" / image).open("rb") as file:
+            answer = client.post("/v1/annotate", files={"image": file}, data={"k": "1"}).json()
+        assert answer["results"][0]["hits"][0]["image"] == image
+
+
+def test_the_command_line_fits_and_searches_with_both_encoders(photos, tmp_path):
+    encoders = ["--image-encoder", f"fastembed:{photos / 'resnet'}"]
+    encoders += ["--text-encoder", f"fastembed:{photos / 'minilm'}"]
+    data = [photos / "captions.jsonl", "--images", photos / "photos"]
+    made = run("fit", *data, *encoders, "--out", tmp_path / "model")
+    assert made.returncode == 0, made.stderr
+    assert "Traceback" not in made.stderr
+    caption, image = find_query(photos)
+    found = run("search", tmp_path / "model", caption, "-k", 1, "--json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)[0]["hits"][0]["id"] == image
+    annotated = run("annotate", tmp_path / "model", photos / "photos" / image, "-k", 1, "--json")
+    assert json.loads(annotated.stdout)[0]["hits"][0]["image"] == image
+
+
+@pytest.mark.parametrize(
+    "environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}]
+)
+def test_a_failed_download_is_one_sentence_and_quick(tmp_path, environment):
+    (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\n")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    start = time.perf_counter()
+    result = run(
+        *(
+            "fit",
+            tmp_path / "captions.csv",
+            "--image-encoder",
+            f"fastembed:{VISION}",
+            "--text-encoder",
+            "hkse",
+        ),
+        *("--out", tmp_path / "model"),
+        **environment,
+        FASTEMBED_CACHE_PATH=str(tmp_path / "cache"),
+    )
+    assert result.returncode == 2
+    assert time.perf_counter() - start < 60
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(
+        f"error: {VISION} (0.34 GB) is not in fastembed's cache, {tmp_path / 'cache'}, and"
+    )
+    assert line.endswith("or set FASTEMBED_CACHE_PATH to a cache that has it.")

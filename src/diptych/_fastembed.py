@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from PIL import Image
@@ -70,22 +70,11 @@ def list_fastembed_models(view: View) -> list[ListedModel]:
 
 
 class FastembedEncoder:
-    """Encode images or texts with a model of fastembed.
+    """Encode images or texts with a model of fastembed; see ``open_fastembed``."""
 
-    Parameters
-    ----------
-    view
-        What the model encodes.
-    source
-        The name of a model, or a folder. fastembed fetches a named model once, into its cache.
-    folder
-        The folder of a named model, from which it is read instead; then nothing is fetched.
-    """
-
-    def __init__(self, view: View, source: str, folder: Path | None = None) -> None:
-        self.view, self._files = view, _find_files(view, source, folder)
-        self.fingerprint, self.label = self._files.fingerprint, self._files.label
-        self._model = self._files.open()
+    def __init__(self, files: _Files) -> None:
+        self._files, self._model = files, files.open()
+        self.fingerprint, self.label = files.fingerprint, files.label
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -95,7 +84,7 @@ class FastembedEncoder:
     @cached_property
     def dimension(self) -> int:
         """Number of columns of the features."""
-        example: Any = Image.new("RGB", (256, 256), "grey") if self.view == "image" else "a"
+        example: Any = Image.new("RGB", (256, 256), "grey") if self._files.view == "image" else "a"
         return int(self.encode([example]).shape[1])
 
     def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -104,17 +93,55 @@ class FastembedEncoder:
             raise InputError("texts is one string; pass a list of texts: [text].")
         if not inputs:
             return np.empty((0, self.dimension), np.float32)
+        view = self._files.view
         try:
             # Queries are encoded as captions are, because the model of both views is fitted on captions.
-            rows = np.stack(list(self._model.embed(list(inputs), batch_size=_BATCH[self.view])))
+            rows = np.stack(list(self._model.embed(list(inputs), batch_size=_BATCH[view])))
         except Exception as error:  # fastembed passes on what onnxruntime and others raise
-            raise InputError(f"{self.label} could not encode these {self.view}s ({error}).") from None
+            raise InputError(f"{self.label} could not encode these {view}s ({error}).") from None
         features: np.ndarray[Any, Any] = check_view(rows, f"the output of {self.label}")
         return features
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the files itself.
-        return _reopen, (self.view, self._files.source, self._files.folder, self.fingerprint)
+        return _reopen, (self._files.view, self._files.source, self._files.folder, self.fingerprint)
+
+
+class FastembedImageEncoder(FastembedEncoder):
+    """Encode images with a model of fastembed, which can be resized ahead in other threads."""
+
+    def prepare(self, image: Image.Image) -> Image.Image:
+        """Return the image in the size in which the network sees it.
+
+        ``encode`` resizes it once more, which changes nothing. Without this, all images of a batch would be
+        in memory as large as they were decoded.
+        """
+        for transform in self._model.model.processor.transforms:
+            (result,) = transform([image])
+            if not isinstance(result, Image.Image):
+                break
+            image = result
+        return image
+
+    def encode_prepared(self, prepared: Sequence[Image.Image]) -> np.ndarray[Any, Any]:
+        """Return the features of images that went through ``prepare``, one row for each."""
+        return self.encode(prepared)
+
+
+@overload
+def open_fastembed(
+    view: Literal["image"], source: str, folder: Path | None = None
+) -> FastembedImageEncoder: ...
+@overload
+def open_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedEncoder: ...
+def open_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedEncoder:
+    """Open a model of fastembed as an encoder of images or of texts.
+
+    ``source`` is the name of a model, or a folder. fastembed fetches a named model once, into its cache. If
+    the ``folder`` of a named model is given, it is read from there, and nothing is fetched.
+    """
+    files = _find_files(view, source, folder)
+    return FastembedImageEncoder(files) if view == "image" else FastembedEncoder(files)
 
 
 def fastembed_fingerprint(view: View, source: str, folder: Path) -> str:
@@ -127,7 +154,7 @@ def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> Fastembe
         raise InputError(
             f"{folder} does not have the same model as in the process that sent it; copy the same files."
         )
-    return FastembedEncoder(view, source, folder)
+    return open_fastembed(view, source, folder)
 
 
 @dataclass(frozen=True)

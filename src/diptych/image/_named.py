@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError
-from diptych._fastembed import FastembedEncoder
+from diptych._fastembed import open_fastembed
 from diptych._persistence import read_tensors
 from diptych.image._encoders import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder, PyramidDescriptor
 from diptych.image._onnx import OnnxEncoder
@@ -146,7 +146,7 @@ def image_encoder(
     if colon and library == "fastembed":
         if recipe is not None:
             raise InputError("fastembed's models have their own preprocessing; leave the recipe out.")
-        return FastembedEncoder("image", name)
+        return open_fastembed("image", name)
     if Path(source).suffix == ".onnx":
         return OnnxEncoder(source, recipe)
     if source == "pyramid" and recipe is None:

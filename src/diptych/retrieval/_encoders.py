@@ -18,7 +18,7 @@ from sklearn.base import clone
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, count
-from diptych._fastembed import FASTEMBED, FastembedEncoder, fastembed_fingerprint
+from diptych._fastembed import FASTEMBED, fastembed_fingerprint, open_fastembed
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
@@ -127,7 +127,7 @@ class EncoderRecord(Schema, frozen=True):
         elif source.startswith(FASTEMBED):
             name, folder = source.removeprefix(FASTEMBED), Path(path)
             self._compare(fastembed_fingerprint(view, name, folder), path)
-            encoder = FastembedEncoder(view, name, folder)
+            encoder = open_fastembed(view, name, folder)
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
             encoder = image_encoder(source, recipe, weights=path)
         elif view == "text":

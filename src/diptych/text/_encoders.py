@@ -14,7 +14,7 @@ import numpy as np
 
 from diptych._arrays import Array, namespace
 from diptych._checks import InputError, check_view, missing_package_error
-from diptych._fastembed import FASTEMBED, FastembedEncoder
+from diptych._fastembed import FASTEMBED, open_fastembed
 from diptych._persistence import file_digest, map_npy
 from diptych.text._hkse import BLOCK_ROWS, HKSE, hkse_fingerprint
 from diptych.text._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
@@ -85,7 +85,7 @@ def sentence_encoder(
         if Path(source).suffix == ".npy":
             return PrecomputedEncoder(map_npy(Path(source)), texts)
         if os.fspath(source).startswith(FASTEMBED):
-            return FastembedEncoder("text", os.fspath(source).removeprefix(FASTEMBED))
+            return open_fastembed("text", os.fspath(source).removeprefix(FASTEMBED))
         return SentenceTransformersEncoder(source, device=device)
     if isinstance(source, HKSE):
         return HKSEEncoder(source)
