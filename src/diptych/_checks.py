@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import scipy.sparse
@@ -51,15 +51,91 @@ class DataWarning(UserWarning):
 FEW_PAIRS = 50
 """With fewer training pairs, what is selected is mostly chance; a fit warns, and the model card says so."""
 
+MAX_NAME = 30
+"""Letters of the name of a view."""
+
+
+_MASS_NOUNS = ("audio", "data", "footage", "music", "speech")
+_OWN_PLURALS = ("series", "species")
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a noun; what cannot be counted is counted in items.
+
+    >>> plural("image"), plural("query"), plural("sketch"), plural("time series"), plural("audio")
+    ('images', 'queries', 'sketches', 'time series', 'audio items')
+    """
+    if noun.endswith(_OWN_PLURALS):
+        return noun
+    noun = _countable(noun)
+    if noun[-1] == "y" and noun[-2:-1] not in tuple("aeiou"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "z", "ch", "sh")) else f"{noun}s"
+
 
 def count(n: int, noun: str) -> str:
     """Return ``n`` with its noun, singular or plural, for messages.
 
-    >>> count(1, "image"), count(1200, "image"), count(2, "query")
-    ('1 image', '1,200 images', '2 queries')
+    >>> count(1, "image"), count(1200, "image"), count(2, "query"), count(1, "audio")
+    ('1 image', '1,200 images', '2 queries', '1 audio item')
     """
-    plural = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else f"{noun}s"
-    return f"{n:,} {noun if n == 1 else plural}"
+    return f"{n:,} {_countable(noun) if n == 1 else plural(noun)}"
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with "a" or "an".
+
+    >>> with_article("image"), with_article("molecule"), with_article("audio")
+    ('an image', 'a molecule', 'an audio item')
+    """
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {_countable(noun)}"
+
+
+def _countable(noun: str) -> str:
+    return f"{noun} item" if noun.rpartition(" ")[2] in _MASS_NOUNS else noun
+
+
+class ViewNames(NamedTuple):
+    """What people call the items of the two views; messages use these names.
+
+    The library itself calls the views "image" and "text" whatever they hold: in ``item.view``, in model
+    folders and over HTTP.
+    """
+
+    image: str = "image"
+    text: str = "text"
+
+    @property
+    def caption(self) -> str:
+        """The name of a text that belongs to an item of the first view."""
+        return "caption" if self.text == "text" else self.text
+
+    def of(self, view: Literal["image", "text"]) -> str:
+        """Return the name of a view."""
+        return self.image if view == "image" else self.text
+
+
+IMAGE_AND_TEXT = ViewNames()
+
+
+def check_view_names(views: object) -> ViewNames:
+    """Return the names of two views: two different short words.
+
+    >>> check_view_names(("audio", "text")).image
+    'audio'
+    """
+    names = tuple(views) if isinstance(views, list | tuple) else ()
+    if len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise InputError(f'views={views!r} is not a pair of names; give two, such as ("audio", "text").')
+    for name in names:
+        if not re.fullmatch(r"[^\W\d_]+([ -][^\W\d_]+)*", name) or len(name) > MAX_NAME:
+            raise InputError(
+                f"the name {name[:40]!r} of a view is not a plain word; give a noun in the singular, of at "
+                f'most {MAX_NAME} letters, such as "audio" or "time series".'
+            )
+    if names[0] == names[1]:
+        raise InputError(f"both views are called {names[0]!r}; give each a name of its own.")
+    return ViewNames(*names)
 
 
 def missing_package_error(what: str, extra: str, package: str = "") -> InputError:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
-from diptych._checks import InputError, count
+from diptych._checks import InputError, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._options import (
     TableOptions,
@@ -20,6 +20,7 @@ from diptych.cli._options import (
     make_image_encoder,
     make_text_encoder,
     read_settings,
+    read_views,
     refuse_unused,
 )
 from diptych.cli._output import (
@@ -49,17 +50,21 @@ def check(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
+    views: opt.Views = opt.VIEWS,
     threads: opt.Threads = None,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Check pairs and their images; exit with 1 when something is wrong.
 
+    Files that are not images, of --views audio,text for example, must exist and not be empty.
+
     Example: `diptych check captions.csv --images photos`
     """
     with report_errors():
-        with show_progress("checking images", quiet or as_json) as (progress, task):
-            columns = TableOptions(image_column, caption_column, encoding)
+        names = read_views(views)
+        with show_progress(f"checking {plural(names.image)}", quiet or as_json) as (progress, task):
+            columns = TableOptions(image_column, caption_column, encoding, names)
             report = inspect_pairs(
                 read_pairs(pairs, images=images, **vars(columns)),
                 workers=threads,
@@ -70,16 +75,18 @@ def check(
         elif not quiet:
             console = make_console()
             sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
-            console.print(f"{count(report.images, 'image')} ({sizes}), {count(report.captions, 'caption')}")
+            items = count(report.images, names.image), count(report.captions, names.caption)
+            console.print(f"{items[0]} ({sizes}), {items[1]}")
             for name, summary in (
-                ("captions per image", report.captions_per_image),
-                ("words per caption", report.caption_words),
+                (f"{plural(names.caption)} per {names.image}", report.captions_per_image),
+                (f"words per {names.caption}", report.caption_words),
             ):
                 console.print(f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}")
             if not report.images_checked:
-                console.print("the image files were not checked: give their folder as --images")
+                console.print(f"no {names.image} files were checked: give their folder as --images")
             if report.copies:
-                console.print(f"{count(len(report.copies), 'group')} of equal images within a split")
+                groups = count(len(report.copies), "group")
+                console.print(f"{groups} of equal {plural(names.image)} within a split")
             for name, reason in report.unreadable:
                 console.print(f"unreadable: {name}: {reason}")
             for problem in report.problems:
@@ -119,6 +126,7 @@ def encode_images_command(
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
     images: opt.ImagesFolder = None,
+    views: opt.Views = opt.VIEWS,
     batch_size: Batch = 32,
     dtype: Dtype = "float32",
     threads: opt.Threads = None,
@@ -132,15 +140,17 @@ def encode_images_command(
     with (
         report_errors(RESUMES),
         limit_threads(threads),
-        show_progress("encoding images", quiet or as_json) as (progress, task),
+        show_progress(f"encoding {plural(read_views(views).image)}", quiet or as_json) as (progress, task),
     ):
-        columns = vars(TableOptions(image_column, caption_column, encoding))
+        columns = vars(TableOptions(image_column, caption_column, encoding, read_views(views)))
         dataset = read_pairs(pairs, images=images, **columns)
         named = make_image_encoder(image_encoder, recipe, weights)
-        if named in (None, "auto"):
-            encoder = open_defaults(["image"])["image"]
-        else:
+        if named not in (None, "auto"):
             encoder = image_encoder_named(named) if isinstance(named, str) else named
+        elif dataset.views.image != "image":
+            raise InputError(f"there is no {dataset.views.image} encoder; name one with --image-encoder.")
+        else:
+            encoder = open_defaults(["image"])["image"]
         if isinstance(encoder, OnnxEncoder) and encoder.assumed:
             encoder = choose_recipe(encoder, dataset, watch=lambda done: _update(progress, task, done))
         store = encode_images(
@@ -153,7 +163,8 @@ def encode_images_command(
         )
         _report(store, quiet, as_json)
         if not store.ids:
-            raise InputError(f"none of {count(len(store.skipped), 'image')} can be read; see diptych check.")
+            none = f"none of {count(len(store.skipped), dataset.views.image)} can be read"
+            raise InputError(f"{none}; see diptych check.")
 
 
 def encode_text_command(
@@ -168,6 +179,7 @@ def encode_text_command(
     config: opt.HkseConfig = None,
     random_state: opt.RandomState = 0,
     save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
+    views: opt.Views = opt.VIEWS,
     batch_size: Batch = 1024,
     dtype: Dtype = "float32",
     threads: opt.Threads = None,
@@ -182,7 +194,7 @@ def encode_text_command(
     with (
         report_errors(RESUMES),
         limit_threads(threads),
-        show_progress("encoding captions", quiet or as_json) as (progress, task),
+        show_progress(f"encoding {plural(read_views(views).caption)}", quiet or as_json) as (progress, task),
     ):
         of_hkse = ("vectors", "config", "random_state", "save_encoder")
         if text_encoder in (None, "auto"):
@@ -193,7 +205,8 @@ def encode_text_command(
         else:
             refuse_unused(ctx, of_hkse, f"with --text-encoder {text_encoder}; it belongs to hkse")
         settings = read_settings(ctx, config, hkse=list_hkse_settings())
-        dataset = read_pairs(pairs, **vars(TableOptions(image_column, caption_column, encoding)))
+        table = TableOptions(image_column, caption_column, encoding, read_views(views))
+        dataset = read_pairs(pairs, **vars(table))
         chosen: Any
         if text_encoder == "auto":
             chosen = open_defaults(["text"])["text"]

@@ -26,6 +26,7 @@ from diptych.cli._options import (
     open_data,
     open_engine,
     read_settings,
+    read_views,
     refuse_settings,
     refuse_unused,
 )
@@ -60,6 +61,7 @@ def fit(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
+    views: opt.Views = opt.VIEWS,
     image_encoder: opt.ImageEncoderName = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
@@ -129,7 +131,8 @@ def fit(
                 raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()
         check_writable(out, KIND)
-        data = open_data(source, texts, pairs, images, TableOptions(image_column, caption_column, encoding))
+        table = TableOptions(image_column, caption_column, encoding, read_views(views))
+        data = open_data(source, texts, pairs, images, table)
         is_raw = isinstance(data, PairedDataset)
         if text_encoder in (None, "auto"):
             means_hkse = vectors is not None or settings["hkse"]
@@ -147,16 +150,17 @@ def fit(
             index=index,
             dtype=dtype,
             device=device,
+            views=table.views,
             **settings["retriever"],
         )
         work = out.absolute().with_name(f".{out.name}.features")
         with open_engine(dask) as engine:
             if is_raw:
                 with show_progress("encoding", silent) as bar:
-                    views = retriever.encode(data, features=work, watch=EncodingBars(*bar))  # type: ignore[arg-type]
+                    features = retriever.encode(data, features=work, watch=EncodingBars(*bar))  # type: ignore[arg-type]
             else:
-                views = data  # type: ignore[assignment]
-            retriever.fit(views, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
+                features = data  # type: ignore[assignment]
+            retriever.fit(features, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
         retriever.save(out)
         shutil.rmtree(work, ignore_errors=True)
         seconds = round(time.perf_counter() - start, 1)
@@ -193,13 +197,6 @@ def evaluate(
     """
     with report_errors(), limit_threads(threads):
         check_choice(split, ("train", "val", "test", "all"), "split")
-        data = open_data(source, texts, pairs, images, TableOptions(image_column, caption_column, encoding))
-        is_raw = isinstance(data, PairedDataset)
-        dataset = data if isinstance(data, PairedDataset) else data.dataset
-        if dataset.splits is None and split != "all":
-            refuse_unused(ctx, ("split",), "on pairs without splits")
-        if not is_raw:
-            refuse_unused(ctx, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
         retriever = Retriever.load(
             model,
             make_image_encoder(image_encoder, recipe, weights),
@@ -207,6 +204,14 @@ def evaluate(
             mmap=True,
             device=device,
         )
+        table = TableOptions(image_column, caption_column, encoding, retriever.views)
+        data = open_data(source, texts, pairs, images, table)
+        is_raw = isinstance(data, PairedDataset)
+        dataset = data if isinstance(data, PairedDataset) else data.dataset
+        if dataset.splits is None and split != "all":
+            refuse_unused(ctx, ("split",), "on pairs without splits")
+        if not is_raw:
+            refuse_unused(ctx, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
         name = "all" if dataset.splits is None else split
         with show_progress("encoding", quiet or as_json or not is_raw) as bar:
             scores = retriever.evaluate(data, None if name == "all" else name, watch=EncodingBars(*bar))
@@ -262,7 +267,9 @@ def _print_fitted(info: dict[str, Any]) -> None:
     parts = {name: value for name, value in facts["seconds"].items() if name != "all"}
     parts["reading, indexing and writing"] = max(0.0, info["seconds"] - sum(parts.values()))
     times = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
-    sizes = " and ".join(f"{n} {view}s" for view, n in info["items"].items())
+    sizes = " and ".join(
+        count(n, name) for name, n in zip(info["views"], info["items"].values(), strict=True)
+    )
     console.print(
         f"{count(facts['pairs']['train'][1], 'training pair')}; {info['seconds']:.1f} s in all: {times}"
     )

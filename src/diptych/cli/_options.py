@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from diptych._checks import InputError, check_choice
+from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, check_choice, check_view_names
 from diptych._persistence import POINTER, map_npy
 from diptych.cca import AWCCA
 from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
 from diptych.fusion import PRESETS, Fusion
-from diptych.image import ImageEncoder, image_encoder
+from diptych.image import image_encoder
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 
 DATA, ENCODERS, MODEL, INDEX, RUN = "Data", "Encoders", "Model", "Index", "Run"
@@ -40,7 +42,16 @@ Pairs = Annotated[
     ),
 ]
 ImagesFolder = Annotated[
-    Path | None, typer.Option("--images", rich_help_panel=DATA, help="Folder of the image files.")
+    Path | None,
+    typer.Option("--images", rich_help_panel=DATA, help="Folder of the image files, or other files."),
+]
+Views = Annotated[
+    str,
+    typer.Option(
+        rich_help_panel=DATA,
+        metavar="NAME,NAME",
+        help="What the pairs are, such as audio,text (docs/modalities.md).",
+    ),
 ]
 ImageColumn = Annotated[
     str | None, typer.Option(rich_help_panel=DATA, help="Table column with the names of image files.")
@@ -57,8 +68,8 @@ ImageEncoderName = Annotated[
     typer.Option(
         "--image-encoder",
         rich_help_panel=ENCODERS,
-        help="An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, or pyramid (no "
-        "weights).",
+        help="An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, pyramid (no "
+        "weights), or FILE.py:NAME: an encoder in your own Python file, which is run. See diptych encoders.",
     ),
 ]
 Recipe = Annotated[
@@ -77,8 +88,8 @@ TextEncoderName = Annotated[
     typer.Option(
         "--text-encoder",
         rich_help_panel=ENCODERS,
-        help="hkse, the folder of a saved HKSE, fastembed:NAME, fastembed:FOLDER, or a sentence-transformers "
-        "model.",
+        help="fastembed:NAME, fastembed:FOLDER, a sentence-transformers model, hkse, the folder of a saved "
+        "HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych encoders.",
     ),
 ]
 Vectors = Annotated[
@@ -124,6 +135,19 @@ class TableOptions:
     image_column: str | None = None
     caption_column: str | None = None
     encoding: str | None = None
+    views: ViewNames = IMAGE_AND_TEXT
+
+
+VIEWS = ",".join(IMAGE_AND_TEXT)
+"""The default of ``--views``."""
+
+
+def read_views(names: str) -> ViewNames:
+    """Return the names of the views of ``--views``."""
+    parts = [name.strip() for name in names.split(",")]
+    if len(parts) != 2:
+        raise InputError(f"--views {names} is not a pair of names; give two, such as --views audio,text.")
+    return check_view_names(parts)
 
 
 def refuse_unused(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
@@ -201,9 +225,7 @@ def make_hkse(vectors: Path | None, random_state: int, settings: dict[str, Any])
     return HKSE(vectors, **{"random_state": random_state} | settings)
 
 
-def make_image_encoder(
-    name: str | None, recipe: str | None = None, weights: Path | None = None
-) -> ImageEncoder | str | None:
+def make_image_encoder(name: str | None, recipe: str | None = None, weights: Path | None = None) -> Any:
     """Return the image encoder of the options; a bare name is kept, so that a model can add its recipe."""
     if name is None:
         for option, value in (("--recipe", recipe), ("--weights", weights)):
@@ -211,7 +233,7 @@ def make_image_encoder(
                 raise InputError(f"{option} needs --image-encoder; give both.")
         return None
     if recipe is None and weights is None:
-        return name
+        return load_from_file(name) or name
     return image_encoder(name, recipe, weights=weights)
 
 
@@ -221,7 +243,33 @@ def make_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceE
         return None
     if (Path(name) / POINTER).is_file():
         return HKSE.load(name)
+    if (own := load_from_file(name)) is not None:
+        return sentence_encoder(own)
     return sentence_encoder(name, device=None if device == "cpu" else device)
+
+
+def load_from_file(name: str) -> Any:
+    """Return the object that FILE.py:NAME names in a Python file of the user; None for any other name.
+
+    Only a command runs such a file: what a model folder names is never run.
+    """
+    path, _, own = name.rpartition(":")
+    if not path.endswith(".py"):
+        return None
+    if not Path(path).is_file():
+        raise InputError(f"{path} does not exist or is not a file; check the path.")
+    spec = spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # dataclasses and pickle look it up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} could not be run ({type(error).__name__}: {error}).") from error
+    if not hasattr(module, own):
+        raise InputError(f"{path} has no {own!r}; give FILE.py:NAME, the name of an encoder in it.")
+    return getattr(module, own)
 
 
 def open_data(
@@ -239,7 +287,7 @@ def open_data(
     if pairs is not None and pairs.suffix != ".npy":
         dataset = read_pairs(pairs, images=images, **vars(table))
         return join(dataset, _open_features(source), _open_features(texts))
-    if images is not None or table != TableOptions():
+    if images is not None or replace(table, views=IMAGE_AND_TEXT) != TableOptions():
         raise InputError(
             "--images, --image-column, --caption-column and --encoding need a table of pairs; leave them "
             "out, or give one."
@@ -254,7 +302,8 @@ def open_data(
         raise InputError(f"{pairs} names row {int(pairing.max())}, but {source} has rows 0 to {len(x) - 1}.")
     ids = tuple(str(i) for i in range(len(x)))
     encoders = _read_encoder(source), _read_encoder(texts)
-    return PairedViews(PairedDataset(ids, ("",) * len(y), pairing), x, y, encoders=encoders)
+    dataset = PairedDataset(ids, ("",) * len(y), pairing, views=table.views)
+    return PairedViews(dataset, x, y, encoders=encoders)
 
 
 def _open_features(path: Path) -> Any:

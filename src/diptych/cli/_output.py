@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import threadpoolctl
@@ -26,9 +25,10 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from diptych._checks import DataWarning, InputError
+from diptych._checks import DataWarning, InputError, plural
 from diptych.data import Progress
-from diptych.image._decoding import UnreadableImage, open_image
+from diptych.image._encoders import open_input
+from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
 """The options of the running command, by the parameter names of the library."""
@@ -89,20 +89,22 @@ def limit_threads(threads: int | None) -> Iterator[None]:
         yield
 
 
-def split_readable(paths: Iterable[Path]) -> tuple[list[Path], dict[str, str]]:
-    """Return the image files that can be decoded, and the others with the reason."""
+def split_readable(sources: Iterable[str], encoders: Encoders) -> tuple[list[str], dict[str, str]]:
+    """Return the items that can be opened for the encoder of the first view, and why the others cannot."""
+    if encoders.image is None:
+        raise encoders.missing("image")
     readable, unreadable = [], dict[str, str]()
-    for path in paths:
+    for source in sources:
         try:
-            open_image(path)
-            readable.append(path)
-        except UnreadableImage as error:
-            unreadable[str(path)] = str(error)
+            open_input(source, encoders.inputs, encoders.views.image)
+            readable.append(source)
+        except InputError as error:
+            unreadable[source] = str(error)
     return readable, unreadable
 
 
 def exit_if_unreadable(unreadable: dict[str, str]) -> None:
-    """Name the image files that were skipped, and exit with 1 if there are any."""
+    """Name the files that were skipped, and exit with 1 if there are any."""
     for reason in unreadable.values():
         make_console(stderr=True).print(f"skipped: {reason}")
     if unreadable:
@@ -124,7 +126,8 @@ def describe_model(info: dict[str, Any]) -> list[str]:
             hubness = f"; hubness: {correction['kind']}, {correction['strength']:g}"
             lines.append(f"{task}: {' + '.join(chosen)}{hubness if correction['kind'] != 'none' else ''}")
         else:
-            lines.append(f"{task}: {chosen[0]} on images, {chosen[1]} on texts")
+            on = [f"{own} on {plural(name)}" for own, name in zip(chosen, info["views"], strict=True)]
+            lines.append(f"{task}: {', '.join(on)}")
         lines[-1] += f"; {info['components'][task]} components"
     return lines
 

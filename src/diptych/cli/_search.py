@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from diptych._checks import DataWarning, InputError, count
+from diptych._checks import DataWarning, InputError, ViewNames, count, plural, with_article
 from diptych.cli import _options as opt
 from diptych.cli._options import (
     K,
@@ -33,7 +33,9 @@ from diptych.cli._output import (
     split_readable,
 )
 from diptych.data import PairedDataset, PairedViews, open_features
+from diptych.data._readers import PAIRS_SUFFIXES
 from diptych.image._decoding import EXTENSIONS
+from diptych.image._encoders import Inputs
 from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
 
 MAX_NAMED_WORDS = 10
@@ -65,17 +67,20 @@ def search(
     Example: `diptych search model "a dog in the snow" -k 5`
     """
     with report_errors(), limit_threads(threads):
-        inputs = _read_queries(queries, features, "a text")
         if features is not None:
             refuse_unused(ctx, ("text_encoder", "device"), "on features")
         retriever = Retriever.load(model, None, make_text_encoder(text_encoder, device), mmap=True)
+        inputs = _read_queries(queries, features, with_article(retriever.views.text))
         _print_hits(queries, retriever.search(inputs, k, weighting=weighting), quiet, as_json)  # type: ignore[arg-type]
 
 
 def annotate(
     ctx: typer.Context,
     model: opt.Model,
-    images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files.")] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[IMAGE]...", help="Image files, or what the model's encoder takes."),
+    ] = None,
     k: K = 5,
     packs: Annotated[
         bool, typer.Option("--packs", help="Rank all captions of an image as one result.")
@@ -95,17 +100,17 @@ def annotate(
     Example: `diptych annotate model photo.jpg -k 3`
     """
     with report_errors(), limit_threads(threads):
-        inputs = _read_queries(images, features, "an image file")
-        unreadable: dict[str, str] = {}
         if features is not None:
             refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "on features")
-        elif len(inputs) > 1:
-            inputs, unreadable = split_readable(inputs)
+        encoder = make_image_encoder(image_encoder, recipe, weights)
+        retriever = Retriever.load(model, encoder, mmap=True, device=device)
+        inputs = _read_queries(images, features, with_article(retriever.views.image))
+        unreadable: dict[str, str] = {}
+        if features is None and len(inputs) > 1:
+            inputs, unreadable = split_readable(inputs, retriever.encoders)
             if not inputs:
                 raise InputError(" ".join(unreadable.values()))
             images = inputs
-        encoder = make_image_encoder(image_encoder, recipe, weights)
-        retriever = Retriever.load(model, encoder, mmap=True, device=device)
         hits = retriever.annotate(inputs, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
         _print_hits(images, hits, quiet, as_json)
         exit_if_unreadable(unreadable)
@@ -160,7 +165,7 @@ def add(
     ctx: typer.Context,
     model: opt.Model,
     sources: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
     ],
     refit: Annotated[bool, typer.Option("--refit", help="Fit again, with the pairs added.")] = False,
@@ -185,18 +190,21 @@ def add(
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
     with report_errors(), limit_threads(threads):
-        if _are_images(sources):
-            names = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
-            refuse_unused(ctx, names, "on image files")
-            if refit:
-                raise InputError("--refit learns from pairs, and images alone have none; leave it out.")
         retriever = Retriever.load(
             model,
             make_image_encoder(image_encoder, recipe, weights),
             make_text_encoder(text_encoder, device),
             device=device,
         )
-        table = TableOptions(image_column, caption_column, encoding)
+        name = retriever.views.image
+        if _are_items(sources, retriever.encoders.inputs):
+            unused = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
+            refuse_unused(ctx, unused, f"on {name} files")
+            if refit:
+                raise InputError(
+                    f"--refit learns from pairs, and {plural(name)} alone have none; leave it out."
+                )
+        table = TableOptions(image_column, caption_column, encoding, retriever.views)
         ids, unreadable = _add(retriever, sources, pairs, images, table)
         if refit:
             retriever.refit()
@@ -280,10 +288,13 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
     console, facts = make_console(), content["facts"]
     date = f"fitted on {facts['date']} with " if facts.get("date") else ""
     console.print(f"{model}: {date}diptych {content['library']}")
-    for view, encoder in content["encoders"].items():
-        console.print(f"{view}s: {encoder['name'] or 'features'}, {count(encoder['dimension'], 'feature')}")
+    names = ViewNames(*content["views"])
+    for name, encoder in zip(names, content["encoders"].values(), strict=True):
+        width = count(encoder["dimension"], "feature")
+        console.print(f"{plural(name)}: {encoder['name'] or 'features'}, {width}")
     sizes = ", ".join(
-        f"{split} {count(n, 'image')} and {count(m, 'caption')}" for split, (n, m) in facts["pairs"].items()
+        f"{split} {count(n, names.image)} and {count(m, names.caption)}"
+        for split, (n, m) in facts["pairs"].items()
     )
     console.print(f"pairs: {sizes}")
     if "refitted" in facts:
@@ -292,7 +303,7 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
         )
     for line in (*describe_model(content), *describe_correlations(content)):
         console.print(line)
-    items = " and ".join(count(n, view) for view, n in content["items"].items())
+    items = " and ".join(count(n, names.of(view)) for view, n in content["items"].items())
     console.print(f"index: {content['index']['kind']}, {content['index']['dtype']}; {items}")
     if "quality" in facts:
         console.print(facts["quality"])
@@ -300,36 +311,50 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
         console.print(recall_table(part, scores))
 
 
-def _are_images(sources: list[Path]) -> bool:
-    return all(path.suffix.lower() in EXTENSIONS for path in sources)
+def _are_items(sources: list[str], inputs: Inputs) -> bool:
+    """Return whether these are items of the first view, rather than pairs or features."""
+    suffixes = [Path(source).suffix.lower() for source in sources]
+    if inputs == "images":
+        return all(suffix in EXTENSIONS for suffix in suffixes)
+    return len(sources) > 1 or not _are_pairs(sources[0])
+
+
+def _are_pairs(source: str) -> bool:
+    return os.path.isdir(source) or Path(source).suffix.lower() in PAIRS_SUFFIXES
 
 
 def _add(
     retriever: Retriever,
-    sources: list[Path],
+    sources: list[str],
     pairs: Path | None,
     images: Path | None,
     table: opt.TableOptions,
 ) -> tuple[list[str], dict[str, str]]:
     """Add items, and return their ids and the images that cannot be read, with the reason."""
-    if _are_images(sources):
-        readable, unreadable = split_readable(sources)
+    encoders, name = retriever.encoders, retriever.views.image
+    if _are_items(sources, encoders.inputs):
+        readable, unreadable = split_readable(sources, encoders)
         if not readable:
             raise InputError(" ".join(unreadable.values()))
-        return retriever.add([str(path) for path in readable]), unreadable
+        return retriever.add(readable), unreadable
     if len(sources) > 2:
         raise InputError(
-            f"{sources[0]} is not an image file; give image files, or pairs, or two files of features, not "
-            "a mixture."
+            f"{sources[0]} is not {with_article(name)} file; give {name} files, or pairs, or two files of "
+            "features, not a mixture."
         )
-    data = open_data(sources[0], sources[1] if len(sources) == 2 else None, pairs, images, table)
-    if not isinstance(data, PairedDataset):
+    if len(sources) == 1 and not _are_pairs(sources[0]) and encoders.image is None:
+        raise encoders.missing("image")
+    source, *texts = map(Path, sources)
+    data = open_data(source, texts[0] if texts else None, pairs, images, table)
+    if not isinstance(data, PairedDataset) or encoders.inputs == "texts":
         return retriever.add(**_make_arguments(data)), {}
     if data.paths is None:
-        raise InputError(f"{sources[0]} does not say where its images are; give their folder as --images.")
-    readable, unreadable = split_readable(data.paths)
+        raise InputError(
+            f"{source} does not say where its {plural(name)} are; give their folder as --images."
+        )
+    readable, unreadable = split_readable(map(str, data.paths), encoders)
     if not readable:
-        raise InputError(f"none of {count(data.n_images, 'image')} can be read; see diptych check.")
+        raise InputError(f"none of {count(data.n_images, name)} can be read; see diptych check.")
     if unreadable:
         data = data.select([row for row, path in enumerate(data.paths) if str(path) not in unreadable])
     return retriever.add(**_make_arguments(data)), unreadable
@@ -345,7 +370,7 @@ def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
         "caption_ids": dataset.caption_ids,
     }
     if isinstance(data, PairedDataset):
-        return arguments | {"images": paths, "captions": dataset.captions}
+        return arguments | {"images": paths or list(dataset.image_ids), "captions": dataset.captions}
     texts = [caption or None for caption in dataset.captions]
     return arguments | {"images": data.x, "captions": data.y, "texts": texts, "paths": paths}
 

@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from diptych._arrays import to_numpy
-from diptych._checks import DataWarning, InputError, check_choice, count
+from diptych._checks import DataWarning, InputError, check_choice, count, plural
 from diptych._threads import prefetch, thread_count
 from diptych.data._feature_store import (
     DTYPES,
@@ -32,9 +32,10 @@ from diptych.data._feature_store import (
     read_job,
 )
 from diptych.data._pairs import PairedDataset, RowNumbers
-from diptych.image import ImageEncoder, StagedEncoder
+from diptych.image import ImageEncoder
 from diptych.image import image_encoder as make_image_encoder
-from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
+from diptych.image._decoding import DEFAULT_MAX_PIXELS
+from diptych.image._encoders import encode_inputs, inputs_of, prepare_input
 from diptych.text import SentenceEncoder, sentence_encoder
 
 _SAMPLE_BYTES = 4096
@@ -73,7 +74,7 @@ def encode_images(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     progress: ProgressCallback | None = None,
 ) -> FeatureStore:
-    """Encode the images of some pairs into a feature store.
+    """Encode the images of some pairs, or whatever their first view holds, into a feature store.
 
     Interrupted work continues where it stopped and gives the same bytes as uninterrupted work. A store made
     by another encoder or from other files raises an ``InputError``. Images that cannot be read are listed
@@ -82,7 +83,7 @@ def encode_images(
     Parameters
     ----------
     dataset
-        Pairs that have the paths of their images.
+        Pairs that have the paths of their images; for an encoder of texts, the ids are what is encoded.
     encoder
         Any ``ImageEncoder``; a ``StagedEncoder`` prepares single images in the decoding threads.
     folder
@@ -108,13 +109,15 @@ def encode_images(
     >>> encode_images(pairs, PyramidDescriptor(), mkdtemp()).features.shape
     (5, 630)
     """
-    paths = check_paths(dataset)
-    pipeline = make_image_pipeline(encoder, max_pixels, batch_size, thread_count(workers))
-    fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
-    job = Job(
-        fingerprint, digest_files(dataset.image_ids, paths), len(paths), encoder.dimension, dtype, batch_size
+    sources = list_sources(dataset, encoder)
+    pipeline = make_image_pipeline(
+        encoder, dataset.views.image, max_pixels, batch_size, thread_count(workers)
     )
-    return _write_store(job, dataset.image_ids, paths, pipeline, folder, progress)
+    fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
+    digest = digest_sources(dataset, encoder)
+    dimension = encoder.dimension or _measure_dimension(pipeline, sources)
+    job = Job(fingerprint, digest, len(sources), dimension, dtype, batch_size)
+    return _write_store(job, dataset.image_ids, sources, pipeline, folder, progress)
 
 
 def encode_texts(
@@ -147,7 +150,7 @@ def encode_texts(
     [[6.0], [10.0], [6.0]]
     """
     if not dataset.captions:
-        raise InputError("these pairs have no captions to encode.")
+        raise InputError(f"these pairs have no {plural(dataset.views.caption)} to encode.")
     probe = list(dataset.captions[:_PROBE_CAPTIONS])
     dimension = _check_features(encoder.encode(probe), len(probe)).shape[1]
     digest = hashlib.sha256()
@@ -155,7 +158,7 @@ def encode_texts(
         digest.update(f"{name}\0{text}\n".encode())
     fingerprint = fingerprint_text_encoder(encoder, dataset.captions)
     job = Job(fingerprint, digest.hexdigest()[:32], dataset.n_captions, dimension, dtype, batch_size)
-    pipeline = Pipeline(str, encoder.encode, batch_size, 1)
+    pipeline = make_text_pipeline(encoder, batch_size)
     return _write_store(job, dataset.caption_ids, dataset.captions, pipeline, folder, progress)
 
 
@@ -165,16 +168,19 @@ class EncodedBatch:
 
     features: Features
     size: int
-    unreadable: list[tuple[int, UnreadableImage]]
+    unreadable: list[tuple[int, InputError]]
     waiting: float
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Loads single inputs in threads (a failure is returned, not raised) and encodes them in batches."""
+    """Loads single inputs in threads and encodes them in batches.
+
+    Both return the errors of inputs that cannot be read instead of raising them; ``encode``, by position.
+    """
 
     load: Callable[[Any], Any]
-    encode: Callable[[list[Any]], Any]
+    encode: Callable[[list[Any]], tuple[Any, Mapping[int, InputError]]]
     batch_size: int
     workers: int
 
@@ -188,26 +194,41 @@ class Pipeline:
                 begin = time.perf_counter()
                 batch = [next(loaded) for _ in range(size)]
                 waiting = time.perf_counter() - begin
-                unreadable = [(first + i, x) for i, x in enumerate(batch) if isinstance(x, UnreadableImage)]
-                good = [x for x in batch if not isinstance(x, UnreadableImage)]
-                features = _check_features(self.encode(good), len(good)) if good else np.empty((0, 0))
-                yield EncodedBatch(features, size, unreadable, waiting)
+                unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
+                good = [i for i in range(size) if i not in unreadable]
+                features: Features = np.empty((0, 0))
+                if good:
+                    rows, refused = self.encode([batch[i] for i in good])
+                    unreadable |= {good[i]: error for i, error in refused.items()}
+                    if len(refused) < len(good):
+                        features = _check_features(rows, len(good) - len(refused))
+                errors = [(first + i, unreadable[i]) for i in sorted(unreadable)]
+                yield EncodedBatch(features, size, errors, waiting)
         finally:
             loaded.close()  # type: ignore[attr-defined]
 
 
-def make_image_pipeline(encoder: ImageEncoder, max_pixels: int, batch_size: int, workers: int) -> Pipeline:
-    """Return the pipeline from image files to features."""
+def make_image_pipeline(
+    encoder: ImageEncoder, what: str, max_pixels: int, batch_size: int, workers: int
+) -> Pipeline:
+    """Return the pipeline from what ``list_sources`` returns to features; ``what`` names it in messages."""
+    return Pipeline(
+        lambda source: prepare_input(encoder, source, what, max_pixels),
+        lambda prepared: encode_inputs(encoder, prepared, what),
+        batch_size,
+        workers,
+    )
 
-    def load(path: Path) -> Any:
-        try:
-            image = open_image(path, max_pixels=max_pixels)
-            return encoder.prepare(image) if isinstance(encoder, StagedEncoder) else image
-        except UnreadableImage as problem:
-            return problem
 
-    encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
-    return Pipeline(load, encode, batch_size, workers)
+def make_text_pipeline(encoder: SentenceEncoder, batch_size: int) -> Pipeline:
+    """Return the pipeline from texts to features."""
+    return Pipeline(str, lambda texts: (encoder.encode(texts), {}), batch_size, 1)
+
+
+def _measure_dimension(pipeline: Pipeline, sources: Sequence[Any]) -> int:
+    """Return the width of the features of the first input that can be read; 1 if there is none."""
+    with closing(replace(pipeline, batch_size=1).run(sources)) as batches:
+        return next((batch.features.shape[1] for batch in batches if len(batch.features)), 1)
 
 
 def _write_store(
@@ -242,10 +263,12 @@ def _write_store(
         return writer.finish(ids)
 
 
-def check_paths(dataset: PairedDataset) -> tuple[Path, ...]:
-    """Return the image paths of some pairs, which must have them."""
+def list_sources(dataset: PairedDataset, encoder: ImageEncoder) -> Sequence[Path | str]:
+    """Return what an encoder takes of the first view of some pairs: the files, or, as texts, the ids."""
+    if inputs_of(encoder) == "texts":
+        return dataset.image_ids
     if dataset.paths is None:
-        raise InputError("these pairs have no image paths; read them with images=FOLDER.")
+        raise InputError(f"these pairs have no {dataset.views.image} paths; read them with images=FOLDER.")
     return dataset.paths
 
 
@@ -268,15 +291,17 @@ def fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) 
     return hashlib.sha256(np.ascontiguousarray(probe).tobytes()).hexdigest()[:32]
 
 
-def digest_files(ids: Sequence[str], paths: Sequence[Path]) -> str:
-    """Return a digest of the files' names, sizes, and first and last few kilobytes.
+def digest_sources(dataset: PairedDataset, encoder: ImageEncoder) -> str:
+    """Return a digest of what ``list_sources`` returns: of files, the names, sizes, first and last kilobytes.
 
     Whole files are not read: that would take as long as decoding them, each time work is resumed.
     """
-    digest = hashlib.sha256()
-    for name, path in zip(ids, paths, strict=True):
+    digest, sources = hashlib.sha256(), list_sources(dataset, encoder)
+    if sources is dataset.image_ids:
+        return hashlib.sha256("\0".join(dataset.image_ids).encode()).hexdigest()[:32]
+    for name, source in zip(dataset.image_ids, sources, strict=True):
         try:
-            with open(path, "rb") as file:
+            with open(source, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 digest.update(f"{name}\0{size}\0".encode() + file.read(_SAMPLE_BYTES))
                 file.seek(max(0, size - _SAMPLE_BYTES))
@@ -353,7 +378,6 @@ def encoded_blocks(
     >>> len(blocks), x.shape, y.shape
     (3, (4, 630), (20, 8))
     """
-    paths = check_paths(dataset)
     for name, value in (("images", images), ("batch_size", batch_size), ("max_pixels", max_pixels)):
         if value < 1:
             raise InputError(f"{name}={value} is below 1; give at least 1.")
@@ -361,11 +385,13 @@ def encoded_blocks(
         image_encoder = make_image_encoder(image_encoder)
     if not isinstance(text_encoder, SentenceEncoder) or isinstance(text_encoder, np.ndarray):
         text_encoder = sentence_encoder(text_encoder)
+    sources = list_sources(dataset, image_encoder)
+    paths = None if sources is dataset.image_ids else [Path(source).absolute() for source in sources]
     encoders = BlockEncoders(image_encoder, text_encoder, max_pixels, batch_size, thread_count(workers))
     # An image without captions is in no pair.
     described = np.unique(dataset.pairing)
     if len(described) == 0:
-        raise InputError("these pairs have no captions to encode.")
+        raise InputError(f"these pairs have no {plural(dataset.views.caption)} to encode.")
     by_image = np.argsort(dataset.pairing, kind="stable")
     parts = np.array_split(described, -(-len(described) // images))
     ends = np.searchsorted(dataset.pairing[by_image], [part[-1] for part in parts], "right")
@@ -375,7 +401,8 @@ def encoded_blocks(
             tuple(dataset.image_ids[i] for i in rows),
             tuple(dataset.captions[j] for j in captions),
             np.searchsorted(rows, dataset.pairing[captions]),
-            paths=tuple(paths[i].absolute() for i in rows),
+            paths=None if paths is None else tuple(paths[i] for i in rows),
+            views=dataset.views,
         )
         blocks.append(EncodedBlock(block, encoders))
     return EncodedBlocks(tuple(blocks))
@@ -404,32 +431,36 @@ class EncodedBlock:
 
     @property
     def name(self) -> str:
-        """First and last image, for messages."""
-        return f"the images {self.pairs.image_ids[0]} to {self.pairs.image_ids[-1]}"
+        """First and last item, for messages."""
+        return f"the {plural(self.pairs.views.image)} {self.pairs.image_ids[0]} to {self.pairs.image_ids[-1]}"
 
     def load(self) -> tuple[Features, Features, RowNumbers]:
         """Return ``x, y, pairing`` of the images that can be read."""
         assert self.shared is not None
         pairs, encoders = self.pairs, self.shared
         pipeline = make_image_pipeline(
-            encoders.image, encoders.max_pixels, encoders.batch_size, encoders.workers
+            encoders.image,
+            pairs.views.image,
+            encoders.max_pixels,
+            encoders.batch_size,
+            encoders.workers,
         )
-        batches = list(pipeline.run(check_paths(pairs)))
+        batches = list(pipeline.run(list_sources(pairs, encoders.image)))
         unreadable = dict(each for batch in batches for each in batch.unreadable)
         if len(unreadable) == pairs.n_images:
             raise InputError(
-                f"of {count(pairs.n_images, 'image')}, none could be read (the first: {unreadable[0]}); "
-                "check them with diptych check."
+                f"of {count(pairs.n_images, pairs.views.image)}, none could be read (the first: "
+                f"{unreadable[0]}); check them with diptych check."
             )
         if unreadable:
             pairs = pairs.select([row for row in range(pairs.n_images) if row not in unreadable])
             warnings.warn(
-                f"{len(unreadable)} of {self.name} could not be read and are left out with their captions "
-                f"({next(iter(unreadable.values()))}).",
+                f"{len(unreadable)} of {self.name} could not be read and are left out with their "
+                f"{plural(pairs.views.caption)} ({next(iter(unreadable.values()))}).",
                 DataWarning,
                 stacklevel=2,
             )
-        texts = Pipeline(str, encoders.text.encode, BATCH_CAPTIONS, 1).run(pairs.captions)
+        texts = make_text_pipeline(encoders.text, BATCH_CAPTIONS).run(pairs.captions)
         x = np.concatenate([batch.features for batch in batches if len(batch.features)])
         return x, np.concatenate([batch.features for batch in texts]), np.array(pairs.pairing)
 
@@ -446,6 +477,6 @@ class EncodedBlocks(BlockSequence[EncodedBlock]):
         text = fingerprint_text_encoder(encoders.text, self.blocks[0].pairs.captions)
         digest = hashlib.sha256(f"{encoders.image.fingerprint} {encoders.max_pixels} {text}".encode())
         for pairs in (block.pairs for block in self.blocks):
-            files = digest_files(pairs.image_ids, check_paths(pairs))
-            digest.update(files.encode() + repr((pairs.captions, pairs.pairing.tolist())).encode())
+            sources = digest_sources(pairs, encoders.image)
+            digest.update(sources.encode() + repr((pairs.captions, pairs.pairing.tolist())).encode())
         return digest.hexdigest()[:32]

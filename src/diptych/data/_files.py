@@ -62,7 +62,7 @@ def contained_path(folder: str | os.PathLike[str], name: str) -> Path:
     drive = len(name) > 1 and name[1] == ":"
     if not name or "\0" in name or parts.is_absolute() or drive or ".." in parts.parts:
         raise InputError(
-            f"the file name {name!r} leads out of {folder}; names must be relative to the folder of images."
+            f"the file name {name!r} leads out of {folder}; names must be relative to that folder."
         )
     return Path(folder, *parts.parts)
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych._checks import InputError, count
+from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
-from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
+from diptych.image._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
+from diptych.image._encoders import open_input
 
 _LISTED = 3
 
@@ -52,9 +53,12 @@ class PairsReport:
         Ids of images without a file, of those that cannot be decoded (with the reason), of those without a
         caption, and of captions without a word.
     leaks, copies
-        Groups of images with the same pixels: in different splits, and otherwise.
+        Groups of images with the same pixels, or of other files with the same content: in different splits,
+        and otherwise.
     images_checked
         Whether the image files were opened; not if their paths are unknown.
+    views
+        What the problems call an image and a text.
     problems
         One sentence for each kind of problem.
     """
@@ -71,15 +75,17 @@ class PairsReport:
     leaks: tuple[tuple[str, ...], ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
     images_checked: bool = False
+    views: ViewNames = IMAGE_AND_TEXT
     problems: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        image, caption = self.views.image, self.views.caption
         kinds = (
-            ("image", " cannot be found", self.missing),
-            ("image", " cannot be read", [name for name, _ in self.unreadable]),
-            ("image", " without a caption", self.without_captions),
-            ("empty caption", "", self.empty_captions),
-            ("image", " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
+            (image, " cannot be found", self.missing),
+            (image, " cannot be read", [name for name, _ in self.unreadable]),
+            (image, f" without a {caption}", self.without_captions),
+            (f"empty {caption}", "", self.empty_captions),
+            (image, " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
         )
         sentences = (
             f"{count(len(names), noun)}{what}: {_list_some(names)}." for noun, what, names in kinds if names
@@ -101,6 +107,9 @@ def inspect_pairs(
     progress: Callable[[int, int], None] | None = None,
 ) -> PairsReport:
     """Open every image of some pairs and report what is wrong.
+
+    If ``pairs.views`` says that the first view holds other things than images, files that are no images by
+    their name are not decoded: they must exist and not be empty.
 
     Parameters
     ----------
@@ -127,10 +136,13 @@ def inspect_pairs(
     missing: list[str] = []
     unreadable: list[tuple[str, str]] = []
     rows_by_pixels: dict[str, list[int]] = defaultdict(list)
+    name = pairs.views.image
 
-    def digest(path: Path) -> str | UnreadableImage | None:
+    def digest(path: Path) -> str | InputError | None:
         if not path.is_file():
             return None
+        if name != "image" and path.suffix.lower() not in EXTENSIONS:
+            return _digest_file(path, name)
         try:
             image = open_image(path, max_pixels=max_pixels)
         except UnreadableImage as problem:
@@ -141,7 +153,7 @@ def inspect_pairs(
     for row, result in enumerate(prefetch(digest, pairs.paths or (), threads, 4 * threads)):
         if result is None:
             missing.append(pairs.image_ids[row])
-        elif isinstance(result, UnreadableImage):
+        elif isinstance(result, InputError):
             unreadable.append((pairs.image_ids[row], str(result)))
         else:
             rows_by_pixels[result].append(row)
@@ -168,7 +180,16 @@ def inspect_pairs(
         leaks=tuple(leaks),
         copies=tuple(copies),
         images_checked=pairs.paths is not None,
+        views=pairs.views,
     )
+
+
+def _digest_file(path: Path, name: str) -> str | InputError:
+    try:
+        with open(open_input(path, "paths", name), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (InputError, OSError) as problem:
+        return InputError(problem)
 
 
 def _list_some(names: Iterable[str]) -> str:

@@ -12,7 +12,17 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, check_choice, check_seed, count, is_unicode
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    InputError,
+    ViewNames,
+    check_choice,
+    check_seed,
+    check_view_names,
+    count,
+    is_unicode,
+    plural,
+)
 from diptych.cca._weighting import to_unit_length
 from diptych.data._feature_store import Features, FeatureStore
 
@@ -29,7 +39,7 @@ _SPLIT_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class PairedDataset:
-    """Images, captions, and which caption belongs to which image.
+    """Images, captions, and which caption belongs to which image; or any two other things that are paired.
 
     Attributes
     ----------
@@ -43,6 +53,8 @@ class PairedDataset:
         The file of each image, which need not exist; None: not known.
     tokens
         The words of each caption, if the file has them.
+    views
+        What messages call an image and a text.
 
     Examples
     --------
@@ -60,26 +72,32 @@ class PairedDataset:
     splits: tuple[str, ...] | None = None
     paths: tuple[Path, ...] | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
+    views: ViewNames = IMAGE_AND_TEXT
 
     def __post_init__(self) -> None:
+        names = check_view_names(self.views)
+        object.__setattr__(self, "views", names)
         pairing = np.array(self.pairing, np.int64)
         pairing.setflags(write=False)
         object.__setattr__(self, "pairing", pairing)
         n, m = self.n_images, self.n_captions
         if pairing.shape != (m,) or (m and not 0 <= pairing.min() <= pairing.max() < n):
-            raise InputError(f"pairing must name one of the {n} images for each of the {m} captions.")
+            raise InputError(
+                f"pairing must name one of the {count(n, names.image)} for each of the "
+                f"{count(m, names.caption)}."
+            )
         if not self.caption_ids:
             object.__setattr__(self, "caption_ids", _number_captions(self.image_ids, pairing))
         for name, length in (("splits", n), ("paths", n), ("tokens", m), ("caption_ids", m)):
             if (values := getattr(self, name)) is not None and len(values) != length:
                 raise InputError(f"{name} has {len(values)} entries; expected {length}.")
-        for name, ids in (("image", self.image_ids), ("caption", self.caption_ids)):
+        for name, ids in ((names.image, self.image_ids), (names.caption, self.caption_ids)):
             if duplicates := find_repeated(ids):
                 raise InputError(
                     f"{count(len(duplicates), f'{name} id')} used more than once "
                     f"({', '.join(duplicates[:3])}); list each once."
                 )
-        for name, texts in (("image id", self.image_ids), ("caption", self.captions)):
+        for name, texts in ((f"{names.image} id", self.image_ids), (names.caption, self.captions)):
             invalid = next((text for text in texts if not is_unicode(text)), None)
             if invalid is not None:
                 raise InputError(f"the {name} {invalid!r} is not valid Unicode text; correct or rename it.")
@@ -94,8 +112,12 @@ class PairedDataset:
         *,
         splits: Sequence[str] | None = None,
         paths: Sequence[Path] | None = None,
+        views: tuple[str, str] = IMAGE_AND_TEXT,
     ) -> PairedDataset:
-        """Make pairs from ``(image id, captions)`` tuples, with one split and one path per image."""
+        """Make pairs from ``(image id, captions)`` tuples, with one split and one path per image.
+
+        For an encoder of texts, the id is what is encoded: ``("CCO", ["ethanol"])``.
+        """
         images = list(images)
         return cls(
             tuple(image_id for image_id, _ in images),
@@ -103,6 +125,7 @@ class PairedDataset:
             np.repeat(np.arange(len(images)), [len(captions) for _, captions in images]),
             splits=None if splits is None else tuple(splits),
             paths=None if paths is None else tuple(paths),
+            views=check_view_names(views),
         )
 
     @property
@@ -131,7 +154,7 @@ class PairedDataset:
     def caption_rows(self, image_rows: Sequence[int] | RowNumbers) -> RowNumbers:
         """Return the row numbers of the captions of some images, ascending."""
         wanted = np.zeros(self.n_images, bool)
-        wanted[_check_rows(image_rows, self.n_images)] = True
+        wanted[_check_rows(image_rows, self.n_images, self.views.image)] = True
         return np.flatnonzero(wanted[self.pairing])
 
     def subset(self, split: str) -> PairedDataset:
@@ -154,7 +177,7 @@ class PairedDataset:
         self, image_rows: Sequence[int] | RowNumbers
     ) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
         """Return the row numbers of some images, those of their captions, and the pairing of these two."""
-        images = _check_rows(image_rows, self.n_images)
+        images = _check_rows(image_rows, self.n_images, self.views.image)
         captions = self.caption_rows(images)
         position = np.full(self.n_images, -1, np.int64)
         position[images] = np.arange(len(images))
@@ -168,7 +191,7 @@ class PairedDataset:
     def first_caption_rows(self, count: int) -> RowNumbers:
         """Return the row numbers of the first ``count`` captions of each image, ascending."""
         if count < 1:
-            raise InputError(f"count={count} is below 1; keep at least one caption per image.")
+            raise InputError(f"count={count} is below 1; keep at least 1.")
         # A stable sort by image numbers each image's captions in the order of the file.
         order = np.argsort(self.pairing, kind="stable")
         images = self.pairing[order]
@@ -206,14 +229,14 @@ def _number_captions(image_ids: Sequence[str], pairing: RowNumbers) -> tuple[str
     return tuple(f"{image_ids[image]}#{next(numbers[image])}" for image in pairing.tolist())
 
 
-def _check_rows(rows: Sequence[int] | RowNumbers, n_images: int) -> RowNumbers:
+def _check_rows(rows: Sequence[int] | RowNumbers, n_images: int, what: str) -> RowNumbers:
     array = np.asarray(rows)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= n_images:
-        raise InputError(f"image rows must be a list of whole numbers from 0 to {n_images - 1}.")
+        raise InputError(f"{what} rows must be a list of whole numbers from 0 to {n_images - 1}.")
     if len(np.unique(array)) != len(array):
-        raise InputError("image rows name an image twice; give each once.")
+        raise InputError(f"{what} rows have a number twice; give each once.")
     return array.astype(np.int64)
 
 
@@ -245,8 +268,8 @@ def split_by_image(
     n_test = _image_count(test, dataset.n_images, "test")
     if n_val + n_test >= dataset.n_images:
         raise InputError(
-            f"{n_val} validation and {n_test} test images leave none of {dataset.n_images} for training; "
-            "ask for fewer."
+            f"{n_val} validation and {n_test} test {plural(dataset.views.image)} leave none of "
+            f"{dataset.n_images} for training; ask for fewer."
         )
     order = np.random.default_rng(check_seed(random_state)).permutation(dataset.n_images)
     splits = np.full(dataset.n_images, "train", dtype="<U5")
@@ -260,7 +283,7 @@ def _image_count(share: int | float, n_images: int, name: str) -> int:
         return round(share * n_images)
     if isinstance(share, int) and share >= 0:
         return share
-    raise InputError(f"{name}={share!r} is neither a share below 1 nor a number of images.")
+    raise InputError(f"{name}={share!r} is neither a share below 1 nor a whole number.")
 
 
 PROTOCOLS = ("flickr8k", "flickr30k-paper", "flickr30k-karpathy", "coco-5k", "coco-1k")
@@ -425,15 +448,20 @@ def join(
     >>> x.tolist(), y.tolist(), pairing.tolist()
     ([[0.0, 1.0]], [[4.0, 5.0]], [0])
     """
-    x, x_rows = _match_rows(images, dataset.image_ids, "image")
-    y, y_rows = _match_rows(captions, dataset.caption_ids, "caption")
+    names = dataset.views
+    x, x_rows = _match_rows(images, dataset.image_ids, names.image)
+    y, y_rows = _match_rows(captions, dataset.caption_ids, names.caption)
     present = np.flatnonzero(x_rows >= 0)
     if len(present) == 0:
-        raise InputError("no image of these pairs has features; encode the images of the same pairs.")
+        raise InputError(
+            f"these pairs have no {names.image} features; encode the {plural(names.image)} of the same pairs."
+        )
     y_rows = y_rows[dataset.caption_rows(present)]
     if np.any(y_rows < 0):
-        missing = count(int(np.sum(y_rows < 0)), "caption")
-        raise InputError(f"there are no features for {missing}; encode the captions of the same pairs.")
+        missing = count(int(np.sum(y_rows < 0)), names.caption)
+        raise InputError(
+            f"there are no features for {missing}; encode the {plural(names.caption)} of the same pairs."
+        )
     if len(present) < dataset.n_images:
         dataset = dataset.select(present)
     encoders = ("" if isinstance(own, np.ndarray) else own.job.encoder for own in (images, captions))

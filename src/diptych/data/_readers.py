@@ -11,13 +11,24 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from diptych._checks import DataWarning, InputError, check_choice, count, is_unicode
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    DataWarning,
+    InputError,
+    ViewNames,
+    check_choice,
+    check_view_names,
+    count,
+    is_unicode,
+    plural,
+)
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
 from diptych.data._tables import TABLE_SUFFIXES, open_table
@@ -38,6 +49,7 @@ _CAPTION_COLUMNS = (
     *("caption", "captions", "text", "sentence", "sentences", "description", "comment", "alt", "title"),
     *("raw", "label"),
 )
+PAIRS_SUFFIXES = (".json", ".token", ".txt", *TABLE_SUFFIXES)
 _SPLIT_COLUMNS = ("split", "subset", "partition", "fold")
 
 Format: TypeAlias = Literal["json", "tokens", "flickr8k", "table", "folder"]
@@ -52,9 +64,10 @@ def read_pairs(
     split_column: str | None = None,
     encoding: str | None = None,
     format: Format | None = None,
+    views: tuple[str, str] = IMAGE_AND_TEXT,
     max_bytes: int = MAX_TEXT_BYTES,
 ) -> PairedDataset:
-    r"""Read image-caption pairs from a file or a folder.
+    r"""Read image-caption pairs, or pairs of any two other things, from a file or a folder.
 
     Parameters
     ----------
@@ -74,6 +87,11 @@ def read_pairs(
     format
         ``"json"`` (Karpathy or COCO), ``"tokens"``, ``"flickr8k"``, ``"table"`` or ``"folder"``; None:
         detected.
+    views
+        What the pairs are, as messages call them: ``("audio", "text")``. Columns of a table may have these
+        names too. If the first is not ``"image"``, a folder holds any files with ``.txt`` files beside
+        them; and a table without ``images`` whose first item is no file holds the items themselves, such
+        as SMILES strings.
     max_bytes
         Larger files raise an ``InputError``.
 
@@ -87,9 +105,9 @@ def read_pairs(
     >>> pairs.image_ids, pairs.captions
     (('cat.jpg', 'dog.jpg'), ('A cat.', 'It sleeps.', 'A dog.'))
     """
-    path = Path(path)
+    path, names = Path(path), check_view_names(views)
     if not path.exists():
-        raise InputError(f"{path} does not exist; give a file of pairs or a folder of images.")
+        raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
@@ -97,8 +115,8 @@ def read_pairs(
     for name, value in {**columns, "encoding": encoding}.items():
         if value is not None and format != "table":
             raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
-    folder = None if images is None else _check_folder(images)
-    return _READERS[format](path, _Options(folder, columns, encoding, max_bytes))
+    folder = None if images is None else _check_folder(images, names)
+    return replace(_READERS[format](path, _Options(folder, columns, encoding, max_bytes, names)), views=names)
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,7 @@ class _Options:
     columns: Mapping[str, str | None]
     encoding: str | None
     max_bytes: int
+    views: ViewNames
 
     def paths(self, names: Sequence[str]) -> tuple[Path, ...] | None:
         return None if self.images is None else tuple(contained_path(self.images, name) for name in names)
@@ -135,9 +154,7 @@ def _detect_format(path: Path) -> tuple[Format, Path]:
         return "json", path
     if suffix in (".token", ".txt"):
         return "tokens", path
-    raise InputError(
-        f"{path} is not a file of pairs; expected .json, .token, {', '.join(TABLE_SUFFIXES)}, or a folder."
-    )
+    raise InputError(f"{path} is not a file of pairs; expected {', '.join(PAIRS_SUFFIXES)}, or a folder.")
 
 
 def _read_json(path: Path, options: _Options) -> PairedDataset:
@@ -262,19 +279,20 @@ def _read_flickr8k(folder: Path, options: _Options) -> PairedDataset:
 
 
 def _read_folder(folder: Path, options: _Options) -> PairedDataset:
-    """Read images, in subfolders too, whose captions are the lines of the ``.txt`` file of the same name."""
-    folder = _check_folder(folder)
+    """Read files, in subfolders too, whose captions are the lines of the ``.txt`` file of the same name."""
+    names = options.views
+    folder = _check_folder(folder, names)
     files = sorted(
-        Path(base, name)
-        for base, _, names in os.walk(folder)
-        for name in names
-        if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")
+        file
+        for base, _, inside in os.walk(folder)
+        for name in inside
+        if not name.startswith(".") and _is_item(file := Path(base, name), names)
     )
-    names = {file: file.relative_to(folder).as_posix() for file in files}
-    if invalid := [file for file in files if not is_unicode(names[file])]:
+    ids = {file: file.relative_to(folder).as_posix() for file in files}
+    if invalid := [file for file in files if not is_unicode(ids[file])]:
         warnings.warn(
-            f"{len(invalid)} image(s) have a file name that is not UTF-8 and are left out (the first: "
-            f"{invalid[0].name!r}); rename them.",
+            f"{count(len(invalid), names.image)} with a file name that is not UTF-8 left out (the first: "
+            f"{invalid[0].name!r}); rename such files.",
             DataWarning,
             stacklevel=3,
         )
@@ -283,26 +301,42 @@ def _read_folder(folder: Path, options: _Options) -> PairedDataset:
     for path in paths:
         text = path.with_suffix(".txt")
         lines = [line.strip() for _, line in read_lines(text, options.max_bytes)] if text.is_file() else []
-        images.append((names[path], lines))
+        images.append((ids[path], lines))
     if not any(captions for _, captions in images):
         raise InputError(
-            f"{folder} has {count(len(images), 'image')} and no captions; expected a table of captions, or a "
-            ".txt file beside each image."
+            f"{folder} has {count(len(images), names.image)} and no {plural(names.caption)}; expected a "
+            f"table of {plural(names.caption)}, or a .txt file beside each {names.image}."
         )
     return PairedDataset.of(images, paths=paths)
 
 
+def _is_item(file: Path, names: ViewNames) -> bool:
+    """Return whether a file is an item of the first view: an image, or any file with texts beside it."""
+    suffix = file.suffix.lower()
+    if suffix in EXTENSIONS or names.image == "image":
+        return suffix in EXTENSIONS
+    return suffix != ".txt" and file.with_suffix(".txt").is_file()
+
+
 def _read_table(path: Path, options: _Options) -> PairedDataset:
     """Read a CSV, TSV, JSON lines or Parquet file; rows of one image need not stand together."""
-    path = check_file(path, options.max_bytes)
+    path, names = check_file(path, options.max_bytes), options.views
     columns, rows = open_table(path, options.encoding, options.max_bytes)
     if not any(name.strip() for name in columns):
-        raise InputError(f"{path} is empty; expected columns such as image and caption, one row per caption.")
-    image = _find_column(columns, options.columns["image_column"], _IMAGE_COLUMNS, "image", path)
-    caption = _find_column(columns, options.columns["caption_column"], _CAPTION_COLUMNS, "caption", path)
+        raise InputError(
+            f"{path} is empty; expected columns such as {names.image} and {names.caption}, one row per "
+            f"{names.caption}."
+        )
+    image, caption = (
+        _find_column(columns, options.columns[option], (name, *usual), option, path)
+        for option, name, usual in (
+            ("image_column", names.image, _IMAGE_COLUMNS),
+            ("caption_column", names.caption, _CAPTION_COLUMNS),
+        )
+    )
     split, split_column = None, options.columns["split_column"]
     if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
-        split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split", path)
+        split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split_column", path)
     image_rows: dict[str, int] = {}
     captions: list[str] = []
     pairing: list[int] = []
@@ -310,7 +344,7 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
     for number, cells in rows:
         name = cells.get(image)
         if not isinstance(name, (str, int)) or not str(name).strip():
-            raise InputError(f"{path}, row {number}: column {image!r} holds {name!r}; expected a file name.")
+            raise InputError(f"{path}, row {number}: column {image!r} holds {name!r}; expected a name.")
         row = image_rows.setdefault(str(name).strip(), len(image_rows))
         own_split = normalize_split(str(cells.get(split) or "")) if split else ""
         if row == len(splits):
@@ -318,7 +352,7 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
         elif splits[row] != own_split:
             raise InputError(
                 f"{path}, row {number}: {name!r} is in {own_split or 'no split'!r} here and in "
-                f"{splits[row] or 'no split'!r} before; put all captions of an image in one split."
+                f"{splits[row] or 'no split'!r} before; put all rows of one {names.image} in one split."
             )
         cell = cells.get(caption)
         texts: Sequence[Any] = cell if isinstance(cell, (list, tuple)) else [cell]
@@ -327,18 +361,26 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
         captions += [text.strip() for text in texts]
         pairing += [row] * len(texts)
     if not captions:
-        raise InputError(f"{path} holds no captions; expected one row for each.")
-    folder = options.images or path.parent
-    beside = path.parent / "images"
-    if options.images is None and beside.is_dir():
-        folder = folder if contained_path(folder, next(iter(image_rows))).is_file() else beside
+        raise InputError(f"{path} holds no {plural(names.caption)}; expected one row for each.")
+    folder = options.images or _find_folder(path, next(iter(image_rows)), names)
     return PairedDataset(
         tuple(image_rows),
         tuple(captions),
         np.array(pairing, np.int64),
         splits=tuple(splits) if any(splits) else None,
-        paths=tuple(contained_path(folder, name) for name in image_rows),
+        paths=None if folder is None else tuple(contained_path(folder, name) for name in image_rows),
     )
+
+
+def _find_folder(table: Path, name: str, names: ViewNames) -> Path | None:
+    """Return the folder of a table's files, by the name of the first; None if that is no file."""
+    beside = table.parent / "images"
+    if names.image == "image":
+        in_place = not beside.is_dir() or contained_path(table.parent, name).is_file()
+        return table.parent if in_place else beside
+    with suppress(InputError, OSError, ValueError):  # a text need not be a possible file name
+        return next((f for f in (table.parent, beside) if contained_path(f, name).is_file()), None)
+    return None
 
 
 _READERS: dict[Format, Callable[[Path, _Options], PairedDataset]] = {
@@ -350,25 +392,26 @@ _READERS: dict[Format, Callable[[Path, _Options], PairedDataset]] = {
 }
 
 
-def _check_folder(folder: str | os.PathLike[str]) -> Path:
+def _check_folder(folder: str | os.PathLike[str], names: ViewNames) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; give the folder that holds the images.")
+        raise InputError(f"{folder} is not a folder; give the folder that holds the {plural(names.image)}.")
     return folder
 
 
 def _find_column(
-    columns: Sequence[str], wanted: str | None, usual: Sequence[str], what: str, path: Path
+    columns: Sequence[str], wanted: str | None, usual: Sequence[str], option: str, path: Path
 ) -> str:
+    """Return the wanted column, or one with a usual name, the first of which says what it holds."""
     if wanted is not None:
         if wanted not in columns:
             raise InputError(f"{path} has no column {wanted!r}; it has {', '.join(columns)}.")
         return wanted
     by_name = {name.strip().lower(): name for name in reversed(columns)}
-    column = next((by_name[name] for name in usual if name in by_name), None)
+    column = next((by_name[name.lower()] for name in usual if name.lower() in by_name), None)
     if column is None:
         raise InputError(
-            f"{path} has the columns {', '.join(columns)}, and none has a usual name for the {what}; name "
-            f"it with {what}_column."
+            f"{path} has the columns {', '.join(columns)}, and none has a usual name for the {usual[0]}; "
+            f"name it with {option}."
         )
     return column

@@ -1,16 +1,21 @@
-"""Image encoders: the protocol, a network or any function as an encoder, and a descriptor without weights."""
+"""Image encoders: the protocol, a network or any function as an encoder, and a descriptor without weights.
+
+An encoder of the first view need not be one of images: see ``FunctionEncoder``.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
-from diptych._arrays import Array
-from diptych._checks import InputError
+from diptych._arrays import Array, to_numpy
+from diptych._checks import InputError, check_choice
+from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
 from diptych.image._preprocessing import Pixels, Recipe, normalize_pixels, prepare_image
 
 Network: TypeAlias = Callable[[np.ndarray[Any, np.dtype[np.float32]]], np.ndarray[Any, Any]]
@@ -19,12 +24,19 @@ Network: TypeAlias = Callable[[np.ndarray[Any, np.dtype[np.float32]]], np.ndarra
 DEFAULT_RUN_PIXELS = 2**20
 """Pixels that go through a network at once, which bounds its memory; a larger crop goes alone."""
 
+Inputs: TypeAlias = Literal["images", "paths", "texts"]
+INPUTS: tuple[Inputs, ...] = ("images", "paths", "texts")
+
 _GREY = ("RGB", (256, 256), "grey")
+_SHOWN = 60  # characters of a text that a message quotes
 
 
 @runtime_checkable
 class ImageEncoder(Protocol):
     """Anything that turns images into features, one row per image.
+
+    An encoder of other things has the attribute ``inputs``: ``"paths"`` if ``encode`` takes the names of
+    files and reads them itself, ``"texts"`` if it takes strings.
 
     Examples
     --------
@@ -35,7 +47,7 @@ class ImageEncoder(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Number of columns of the features."""
+        """Number of columns of the features; 0 if that is not known before something is encoded."""
         ...
 
     @property
@@ -141,14 +153,18 @@ class NetworkEncoder:
 
 
 class FunctionEncoder:
-    """Encode images with any function.
+    """Encode images, files of any kind, or texts of any kind with a function.
 
     Parameters
     ----------
     function
-        Maps a list of 8-bit RGB Pillow images to an array with one row per image.
+        Maps a list of inputs to an array with one row per input. An input for which it raises an
+        ``InputError`` is left out, as images are that cannot be read.
     name
         Identifies the function; change it when the features change.
+    inputs
+        What the function takes: ``"images"`` (8-bit RGB Pillow images), ``"paths"`` (names of files, which it
+        reads itself: audio, video), or ``"texts"`` (the items themselves, as strings: molecules, sequences).
 
     Examples
     --------
@@ -156,16 +172,106 @@ class FunctionEncoder:
     >>> sizes = FunctionEncoder(lambda images: np.array([i.size for i in images], float), "sizes")
     >>> sizes.dimension
     2
+    >>> atoms = FunctionEncoder(lambda texts: [[t.count("C"), t.count("O")] for t in texts], "atoms", "texts")
+    >>> atoms.encode(["CCO", "CC(=O)O"]).tolist()
+    [[2, 1], [2, 2]]
     """
 
-    def __init__(self, function: Callable[[list[Image.Image]], Array], name: str) -> None:
-        self._function = function
-        self.fingerprint = f"function:{name}"
-        self.dimension = int(function([Image.new(*_GREY)]).shape[1])
+    def __init__(self, function: Callable[[list[Any]], Array], name: str, inputs: Inputs = "images") -> None:
+        self._function, self.name, self.fingerprint = function, name, f"function:{name}"
+        self.inputs = cast(Inputs, check_choice(inputs, INPUTS, "inputs"))
+        self.dimension = 0
+        if inputs == "images":
+            self.encode([Image.new(*_GREY)])
 
-    def encode(self, images: Sequence[Image.Image]) -> Array:
-        """Return the features of 8-bit RGB images, one row per image."""
-        return self._function(list(images))
+    def encode(self, inputs: Sequence[Any]) -> Array:
+        """Return the features of inputs, one row per input."""
+        features = to_numpy(self._function(list(inputs)))
+        self.dimension = self.dimension or (int(features.shape[1]) if features.ndim == 2 else 0)
+        return features
+
+
+def inputs_of(encoder: Any) -> Inputs:
+    """Return what an encoder of the first view takes."""
+    return cast(Inputs, check_choice(getattr(encoder, "inputs", "images"), INPUTS, "encoder.inputs"))
+
+
+def open_input(source: Any, inputs: Inputs, what: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Any:
+    """Return what an encoder takes for one item: a decoded image, the name of a file, or a text.
+
+    ``what`` is the name of the view, for messages.
+    """
+    if inputs == "images":
+        if isinstance(source, Image.Image):
+            return source.convert("RGB")
+        return open_image(source, max_pixels=max_pixels)
+    if inputs == "texts":
+        if not isinstance(source, str) or not source.strip():
+            raise InputError(f"{source!r} is not a text, which the {what} encoder takes.")
+        return source
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(
+            f"{type(source).__name__} is not the name of a file, which the {what} encoder takes."
+        )
+    path = os.fsdecode(source)
+    if not os.path.isfile(path):
+        raise InputError(f"{path} does not exist or is not a file; check the path.")
+    if os.path.getsize(path) == 0:
+        raise InputError(f"{path} is empty (0 bytes); replace the file.")
+    return path
+
+
+def prepare_input(encoder: ImageEncoder, source: Any, what: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Any:
+    """Open one item for an encoder and do the work that can run ahead; return the error if that fails."""
+    inputs = inputs_of(encoder)
+    try:
+        opened = open_input(source, inputs, what, max_pixels)
+        if not isinstance(encoder, StagedEncoder):
+            return opened
+        return encoder.prepare(opened) if inputs == "images" else _try(encoder.prepare, opened, opened, what)
+    except InputError as problem:
+        if inputs == "images" and not isinstance(problem, UnreadableImage):
+            raise
+        return problem
+
+
+def encode_inputs(
+    encoder: ImageEncoder, prepared: list[Any], what: str
+) -> tuple[np.ndarray[Any, Any], dict[int, InputError]]:
+    """Return the features of what ``prepare_input`` returned, and by position the errors of those refused.
+
+    If an encoder of files or texts fails, they are encoded one by one, to tell which of them it refuses.
+    """
+    if isinstance(encoder, StagedEncoder):
+        return to_numpy(encoder.encode_prepared(prepared)), {}
+    if inputs_of(encoder) == "images":
+        return to_numpy(encoder.encode(prepared)), {}
+    try:
+        return to_numpy(encoder.encode(prepared)), {}
+    except Exception:
+        rows = [_try(encoder.encode, [each], each, what) for each in prepared]
+    refused = {i: row for i, row in enumerate(rows) if isinstance(row, InputError)}
+    readable = [to_numpy(row) for i, row in enumerate(rows) if i not in refused]
+    if len({row.shape for row in readable}) > 1:
+        shapes = " and ".join(str(list(row.shape)) for row in readable[:2])
+        raise InputError(
+            f"the {what} encoder gave arrays of different shapes ({shapes}); expected one width."
+        )
+    return np.concatenate(readable) if readable else np.empty((0, 0)), refused
+
+
+def _try(function: Callable[[Any], Any], argument: Any, source: str, what: str) -> Any:
+    """Call a function of an encoder for one item; return the error by which it refuses the item."""
+    shown = source if len(source) <= _SHOWN or os.path.exists(source) else f"{source[:_SHOWN]}…"
+    try:
+        return function(argument)
+    except (InputError, OSError) as error:
+        return InputError(error if shown in str(error) else f"{shown}: {error}")
+    except Exception as error:  # functions of users raise classes of their own
+        raise InputError(
+            f"the {what} encoder failed on {shown} ({type(error).__name__}: {error}); let it raise "
+            "InputError for what cannot be read, which is then left out."
+        ) from error
 
 
 def recipe_fingerprint(name: str, recipe: Recipe) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diptych._checks import FEW_PAIRS, TASKS, Task, count
-from diptych.report._page import TITLES, one_line
+from diptych._checks import FEW_PAIRS, IMAGE_AND_TEXT, TASKS, Task, ViewNames, count, plural, with_article
+from diptych.report._page import one_line, task_titles
 
 FIGURE_FILE = "regularization.png"
 SHOWN_CORRELATIONS = 5
@@ -105,6 +105,8 @@ class Card:
         Names and descriptions of the other files of the folder.
     has_figure
         Whether ``regularization.png`` is in the folder.
+    views
+        What the card calls an item of each view.
 
     Examples
     --------
@@ -127,6 +129,7 @@ class Card:
     index: IndexFacts | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     has_figure: bool = False
+    views: ViewNames = IMAGE_AND_TEXT
 
 
 def model_card(facts: Card) -> str:
@@ -190,9 +193,11 @@ def escape_markdown(text: object, longest: int = 200) -> str:
 
 def _model(facts: Card) -> Iterator[str]:
     yield f"# {escape_markdown(facts.name) or 'model'}"
+    image, text = facts.views
     yield (
-        "A diptych model: it finds images for a text (search) and texts for an image (annotate). Both are "
-        "mapped into one space by regularised canonical correlation analysis, one model for each task."
+        f"A diptych model: it finds {plural(image)} for {with_article(text)} (search) and {plural(text)} for "
+        f"{with_article(image)} (annotate). Both are mapped into one space by regularised canonical "
+        "correlation analysis, one model for each task."
     )
     duration = "" if facts.seconds is None else f" in {_duration(facts.seconds)}"
     yield (
@@ -205,7 +210,9 @@ def _use(facts: Card) -> Iterator[str]:
     # A name with line breaks or control characters could turn the command into another one.
     folder = facts.folder if facts.folder and facts.folder.isprintable() else "FOLDER"
     argument = shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
+    example = "photo.jpg" if facts.views.image == "image" else "FILE"
     text, image = (one is not None and one.kept for one in (facts.text_encoder, facts.image_encoder))
+    image_file, text_file = (f"{plural(name).replace(' ', '-')}.npy" for name in facts.views)
     yield "## Use it"
     yield _code(
         "python",
@@ -214,23 +221,24 @@ def _use(facts: Card) -> Iterator[str]:
         f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
         'model.search("a dog")'
         if text
-        else 'model.search(np.load("texts.npy"))  # features, one row per query',
+        else f'model.search(np.load("{text_file}"))  # features, one row per query',
     )
     yield "or from the shell:"
     yield _code(
         "sh",
-        f"diptych search {argument} " + ('"a dog"' if text else "--features texts.npy"),
-        f"diptych annotate {argument} " + ("photo.jpg" if image else "--features images.npy"),
+        f"diptych search {argument} " + ('"a dog"' if text else f"--features {text_file}"),
+        f"diptych annotate {argument} " + (example if image else f"--features {image_file}"),
     )
 
 
 def _training(facts: Card) -> Iterator[str]:
+    names = facts.views
     yield "## What it was fitted on"
     yield _table(
-        ("pairs", "images", "captions"),
+        ("pairs", plural(names.image), plural(names.caption)),
         ((name, f"{images:,}", f"{captions:,}") for name, (images, captions) in facts.pairs.items()),
     )
-    views = (("images", facts.image_encoder), ("texts", facts.text_encoder))
+    views = zip(map(plural, names), (facts.image_encoder, facts.text_encoder), strict=True)
     yield _table(
         ("view", "encoder", "fingerprint", "dimensions"),
         (
@@ -241,7 +249,7 @@ def _training(facts: Card) -> Iterator[str]:
         ),
     )
     if facts.index is None:
-        yield "Nothing is indexed yet: add images and texts before searching."
+        yield f"Nothing is indexed yet: add {' and '.join(map(plural, names))} before searching."
         return
     index = facts.index
     items = ", ".join(escape_markdown(count(number, view)) for view, number in index.items.items())
@@ -255,10 +263,11 @@ def _quality(facts: Card) -> Iterator[str]:
     yield escape_markdown(facts.quality, longest=1000)
     if not facts.metrics:
         return
+    titles = task_titles(facts.views)
     yield _table(
         ("pairs", "task", *(name.replace("_", " ") for name in METRICS)),
         (
-            (split, TITLES[task], *(_metric(name, by_task[task].get(name)) for name in METRICS))
+            (split, titles[task], *(_metric(name, by_task[task].get(name)) for name in METRICS))
             for split, by_task in facts.metrics.items()
             for task in TASKS
             if task in by_task
@@ -274,9 +283,10 @@ def _regularization(facts: Card) -> Iterator[str]:
     yield "## Regularisation"
     if facts.selected_on is not None:
         yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
-    tasks = [(TITLES[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
+    titles = task_titles(facts.views)
+    tasks = [(titles[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
     yield _table(
-        ("task", "images", "texts", "components"),
+        ("task", *map(plural, facts.views), "components"),
         ((title, task.filter_x, task.filter_y, f"{task.components:,}") for title, task in tasks),
     )
     if any(len(task.correlations) for _, task in tasks):
@@ -321,7 +331,8 @@ def _limits(facts: Card) -> Iterator[str]:
     lines = [
         "It knows only what its training pairs show. Results for other objects and words are guesses, and it "
         "repeats what the pairs say wrongly or unfairly, especially about people.",
-        "The figures hold for images and texts like the training pairs; measure the model again on others.",
+        f"The figures hold for {' and '.join(map(plural, facts.views))} like the training pairs; measure the "
+        "model again on others.",
         f"With fewer than {FEW_PAIRS} pairs, the model and the selected settings are mostly chance.",
     ]
     if captions is not None and captions < FEW_PAIRS:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import TASKS, InputError, Task, missing_package_error
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, check_view_names, missing_package_error
 from diptych._persistence import replace_file
 from diptych.cca.selection import Path
 from diptych.ranking import recall_at_k
-from diptych.report._page import TITLES, one_line
+from diptych.report._page import TITLES, one_line, task_titles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,7 +178,11 @@ def _check_ranks(ranks_by_name: Mapping[str, Mapping[Task, Array]]) -> dict[str,
 
 
 def draw_regularization_path(
-    path: Path, file: str | os.PathLike[str] | None = None, *, metric: str | None = None
+    path: Path,
+    file: str | os.PathLike[str] | None = None,
+    *,
+    metric: str | None = None,
+    views: tuple[str, str] = IMAGE_AND_TEXT,
 ) -> Figure:
     """Draw the scores of a selection as heat maps, one per task; write the figure if a file is named.
 
@@ -194,6 +198,8 @@ def draw_regularization_path(
         ``.png``, ``.svg`` or ``.pdf``.
     metric
         One of the path's metrics; None: the one that the choice was made by.
+    views
+        What the titles call an item of each view.
 
     Examples
     --------
@@ -206,7 +212,7 @@ def draw_regularization_path(
     >>> figure.axes[0].get_title().splitlines()[0]
     'search: text → images'
     """
-    name = path.metric if metric is None else metric
+    name, titles = path.metric if metric is None else metric, task_titles(check_view_names(views))
     if name not in path.scores["search"]:
         known = ", ".join(sorted(path.scores["search"]))
         raise InputError(f"the path has no {name!r}; it has {known} (fit with path_metrics='all' for more).")
@@ -225,7 +231,7 @@ def draw_regularization_path(
         i, j = path.choice[task]
         mark_point(axes, (int(np.flatnonzero(order[0] == i)[0]), int(np.flatnonzero(order[1] == j)[0])))
         chosen = f"({_format(path, path.grid.x[i])}, {_format(path, path.grid.y[j])})"
-        axes.set_title(f"{TITLES[task]}\nselected {chosen}: {scores[i, j]:.1f}", fontsize=9)
+        axes.set_title(f"{titles[task]}\nselected {chosen}: {scores[i, j]:.1f}", fontsize=9)
         for side, values in (("x", path.grid.x[order[0]]), ("y", path.grid.y[order[1]])):
             label_axis(axes, side, [_format(path, value) for value in values], f"{symbol} of {side.upper()}")
         add_colour_bar(figure, heat_map, axes, name)

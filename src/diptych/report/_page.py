@@ -25,14 +25,18 @@ from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
-from diptych._checks import Task
+from diptych._checks import IMAGE_AND_TEXT, Task, ViewNames, plural
 
-TITLES: dict[Task, str] = {
-    "search": "search: text → images",
-    "annotate": "annotate: image → texts",
-}
-"""Titles of the tasks in figures and cards."""
 
+def task_titles(names: ViewNames) -> dict[Task, str]:
+    """Return the titles of the tasks in figures and cards."""
+    return {
+        "search": f"search: {names.text} → {plural(names.image)}",
+        "annotate": f"annotate: {names.image} → {plural(names.text)}",
+    }
+
+
+TITLES = task_titles(IMAGE_AND_TEXT)
 
 THUMBNAIL_SIDE = 224
 

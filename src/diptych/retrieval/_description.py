@@ -49,6 +49,7 @@ def describe(retriever: Retriever) -> dict[str, Any]:
         encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
     return {
         "library": library_version(),
+        "views": list(retriever.views),
         "encoders": encoders,
         **_describe_tasks(fitted.model),
         "index": {"kind": store.kind, "dtype": store.dtype},
@@ -88,7 +89,7 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
     fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
     if isinstance(model, AWCCA) and model.path_ is not None:
         with suppress(InputError):
-            draw_regularization_path(model.path_, folder / FIGURE_FILE)
+            draw_regularization_path(model.path_, folder / FIGURE_FILE, views=retriever.views)
     encoders = [
         EncoderFacts(
             **own,
@@ -115,13 +116,14 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
         quality=fitted.facts.get("quality", Card.quality),
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
-            facts["items"],
+            {retriever.views.of(view): facts["items"][view] for view in VIEWS},
             "exact" if store.kind == "flat" else store.kind,
             store.dtype,
             min(recall.values()) if recall else None,
         ),
         files={each: meaning for each, meaning in _FILES.items() if (folder / each).exists()},
         has_figure=(folder / FIGURE_FILE).is_file(),
+        views=retriever.views,
     )
     (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._arrays import to_numpy
-from diptych._checks import TASKS, InputError, Task, check_view
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_view
 from diptych.cca import AWCCA
 from diptych.cca._weighting import Weighting, normalize, project, weight_factors
 from diptych.fusion import Fusion
@@ -34,11 +34,13 @@ class CanonicalEmbedding:
     A cosine is the inner product of vectors of length 1. A distance ranks as an inner product does once an
     item has −‖x‖²/2 as one more coordinate and a query has 1. So one kind of index serves both.
 
-    ``weighting`` is another than the model's own.
+    ``weighting`` is another than the model's own; ``names`` are those of the views, for messages.
     """
 
-    def __init__(self, model: AWCCA, weighting: Weighting | None = None) -> None:
-        self._model = model
+    def __init__(
+        self, model: AWCCA, weighting: Weighting | None = None, names: ViewNames = IMAGE_AND_TEXT
+    ) -> None:
+        self._model, self._names = model, names
         self.weighting: Weighting = model.weighting if weighting is None else weighting
         self._euclidean = model.similarity == "l2"
         self._normalize = dict(zip(VIEWS, model.normalize, strict=True))
@@ -91,7 +93,7 @@ class CanonicalEmbedding:
 
     def reweight(self, weighting: Weighting) -> CanonicalEmbedding:
         """Return the embedding of the same model under another weighting."""
-        return CanonicalEmbedding(self._model, weighting)
+        return CanonicalEmbedding(self._model, weighting, self._names)
 
     def convert(self, vectors: Floats, norms: Floats, task: Task, to: CanonicalEmbedding) -> Floats:
         """Return vectors of items as ``to``, the same model under another weighting, would make them."""
@@ -103,11 +105,12 @@ class CanonicalEmbedding:
         return to._scale(self._unscale(vectors, norms) * scale)[0]
 
     def _project(self, features: Any, task: Task, view: View) -> Floats:
-        rows = to_numpy(check_view(features, f"{view} features", n_features=self.features(view)))
+        name = self._names.of(view)
+        rows = to_numpy(check_view(features, f"{name} features", n_features=self.features(view)))
         with np.errstate(over="ignore", invalid="ignore"):
             rows = normalize(rows.astype(np.float32, copy=False), self._normalize[view])
             vectors = project(rows, self._mean[view], self._weights[task, view], self._factors[task, view])
-            return _check_lengths(vectors, view)
+            return _check_lengths(vectors, name)
 
     def _scale(self, vectors: Floats) -> tuple[Floats, Floats]:
         if self._euclidean:
@@ -127,8 +130,8 @@ class FusedEmbedding:
 
     weighting = None  # the members differ
 
-    def __init__(self, model: Fusion) -> None:
-        self._model = model
+    def __init__(self, model: Fusion, names: ViewNames = IMAGE_AND_TEXT) -> None:
+        self._model, self._names = model, names
         self._layout = {view: fusion_layout(model, view) for view in VIEWS}
 
     def dimension(self, task: Task) -> int:
@@ -160,18 +163,21 @@ class FusedEmbedding:
         return _group_means(np.asarray(vectors, np.float32), groups, n_groups)
 
     def _embed(self, embed: Callable[..., Any], features: Any, task: Task, view: View) -> Floats:
-        rows = to_numpy(check_view(features, f"{view} features", n_features=self.features(view)))
+        name = self._names.of(view)
+        rows = to_numpy(check_view(features, f"{name} features", n_features=self.features(view)))
         with np.errstate(over="ignore", invalid="ignore"):
             vectors = embed(split_blocks(rows, self._layout[view]), task)
-            return _check_lengths(np.asarray(vectors, np.float32), view)
+            return _check_lengths(np.asarray(vectors, np.float32), name)
 
 
 Embedding: TypeAlias = CanonicalEmbedding | FusedEmbedding
 
 
-def embedding_of(model: AWCCA | Fusion) -> Embedding:
+def embedding_of(model: AWCCA | Fusion, names: ViewNames = IMAGE_AND_TEXT) -> Embedding:
     """Return the embedding of a fitted model."""
-    return FusedEmbedding(model) if isinstance(model, Fusion) else CanonicalEmbedding(model)
+    if isinstance(model, Fusion):
+        return FusedEmbedding(model, names)
+    return CanonicalEmbedding(model, names=names)
 
 
 def fusion_layout(model: Fusion, view: View) -> Layout:
@@ -185,12 +191,12 @@ def split_blocks(features: Any, layout: Layout) -> dict[str, Any]:
     return dict(zip(layout, parts, strict=True))
 
 
-def _check_lengths(vectors: Floats, view: View) -> Floats:
+def _check_lengths(vectors: Floats, name: str) -> Floats:
     """Refuse vectors whose lengths float32 cannot hold."""
     if not np.all(np.isfinite(np.linalg.norm(vectors, axis=1))):
         raise InputError(
-            f"{view} features hold values too large for float32, in which vectors are compared; divide all "
-            f"{view} features, those of the training pairs too, by one constant."
+            f"{name} features hold values too large for float32, in which vectors are compared; divide all "
+            f"{name} features, those of the training pairs too, by one constant."
         )
     return vectors
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,23 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._arrays import to_numpy
-from diptych._checks import TASKS, DataWarning, InputError, count
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    TASKS,
+    DataWarning,
+    InputError,
+    ViewNames,
+    count,
+    plural,
+    with_article,
+)
 from diptych._fastembed import FASTEMBED, fastembed_fingerprint, open_fastembed
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
+from diptych.image._encoders import Inputs, encode_inputs, inputs_of, prepare_input
 from diptych.image._onnx import network_fingerprint
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval._recommended import default_encoder
@@ -155,29 +166,36 @@ class Encoders:
         ``"hkse"``, an ``HKSE`` (fitted or not), what ``diptych.text.sentence_encoder`` takes, or ``"auto"``.
     known
         The encoders that a model was fitted with; others are refused.
+    views
+        What messages call an image and a text.
     """
 
     def __init__(
-        self, image: Any = None, text: Any = None, known: Mapping[View, EncoderRecord] | None = None
+        self,
+        image: Any = None,
+        text: Any = None,
+        known: Mapping[View, EncoderRecord] | None = None,
+        views: ViewNames = IMAGE_AND_TEXT,
     ) -> None:
         self.known: dict[View, EncoderRecord] = dict(known or {})
+        self.views = views
         self._failures: dict[View, str] = {}
         self._unfitted: HKSE | None = None
-        # Nothing is opened for these before something is encoded: it may have to be downloaded.
-        self._auto: list[View] = [
-            view
-            for view, given in zip(VIEWS, (image, text), strict=True)
-            if isinstance(given, str) and given == "auto"
-        ]
-        image, text = (
-            None if view in self._auto else own for view, own in zip(VIEWS, (image, text), strict=True)
-        )
+        # What "auto" stands for may have to be downloaded, so it is opened when something is encoded.
+        self._auto: list[View] = []
+        if isinstance(image, str) and image == "auto":
+            image = None
+            if views.image == "image":
+                self._auto.append("image")
+        if isinstance(text, str) and text == "auto":
+            text = None
+            self._auto.append("text")
         if isinstance(image, str | os.PathLike):
             image = self._open_image_encoder(image)
         if image is not None and not isinstance(image, ImageEncoder):
             raise InputError(
-                f"{type(image).__name__} is not an image encoder; give an .onnx file, a name, or an object "
-                "with encode(), dimension and fingerprint."
+                f"{type(image).__name__} is not {with_article(f'{views.image} encoder')}; give an .onnx "
+                "file, a name, or an object with encode(), dimension and fingerprint."
             )
         if isinstance(text, str) and text == "hkse":
             text = HKSE()
@@ -199,6 +217,11 @@ class Encoders:
     @image.setter
     def image(self, encoder: ImageEncoder) -> None:
         self._open["image"] = encoder
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the encoder of the first view takes: images, paths or texts; images if none is open."""
+        return inputs_of(self._open["image"])
 
     @property
     def text(self) -> Any:
@@ -252,16 +275,25 @@ class Encoders:
         return "hkse (not fitted)" if waiting else self.describe(view).name or "none"
 
     def encode_images(self, images: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """Return the features of images: paths, bytes or Pillow images."""
-        encoder = self.image
+        """Return the features of images: paths, bytes or Pillow images; or of what the encoder takes."""
+        encoder, name = self.image, self.views.image
         if encoder is None:
             raise self.missing("image")
-        opened = [i.convert("RGB") if isinstance(i, Image.Image) else open_image(i) for i in images]
-        return _check_rows(encoder.encode(opened), len(opened), "image")
+        with ExitStack() as stack:
+            if self.inputs == "paths":
+                images = [stack.enter_context(_as_file(image)) for image in images]
+            prepared = [prepare_input(encoder, image, name) for image in images]
+            for each in prepared:
+                if isinstance(each, InputError):
+                    raise each
+            features, refused = encode_inputs(encoder, prepared, name)
+        for error in refused.values():
+            raise error
+        return self._check_rows(features, len(prepared), "image")
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
         """Return the features of texts."""
-        return _check_rows(self._check_texts(texts).encode(list(texts)), len(texts), "text")
+        return self._check_rows(self._check_texts(texts).encode(list(texts)), len(texts), "text")
 
     def encode_queries(self, texts: Sequence[str]) -> tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]:
         """Return the features of text queries, and the words of each that the encoder ignored.
@@ -271,23 +303,23 @@ class Encoders:
         encoder = self._check_texts(texts)
         if hasattr(encoder, "encode_queries"):
             features, ignored = encoder.encode_queries(list(texts))
-            return _check_rows(features, len(texts), "text"), ignored
-        return _check_rows(encoder.encode(list(texts)), len(texts), "text"), [()] * len(texts)
+            return self._check_rows(features, len(texts), "text"), ignored
+        return self._check_rows(encoder.encode(list(texts)), len(texts), "text"), [()] * len(texts)
 
     def missing(self, view: View) -> InputError:
         """Return the error that says why there is no encoder, and what to give."""
-        record, things = self.known.get(view, EncoderRecord()), "images" if view == "image" else "texts"
+        record, name = self.known.get(view, EncoderRecord()), self.views.of(view)
         argument = _ARGUMENTS[view]
         option = argument.replace("_", "-")
-        encoded = f"its {things} were encoded by {record.name}"
+        encoded = f"its {plural(name)} were encoded by {record.name}"
         if view in self._failures:
             return InputError(
-                f"this model has no {view} encoder here: {encoded}, but {self._failures[view]}; give it with "
+                f"this model has no {name} encoder here: {encoded}, but {self._failures[view]}; give it with "
                 f"--{option} ({argument}= in Python)."
             )
         encoded = encoded if record.name else "it was made from features"
         return InputError(
-            f"this model has no {view} encoder here: {encoded}. Give {argument}= in Python or --{option} on "
+            f"this model has no {name} encoder here: {encoded}. Give {argument}= in Python or --{option} on "
             "the command line, or give features."
         )
 
@@ -296,8 +328,17 @@ class Encoders:
             raise self.missing("text")
         for text in texts:
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{text!r} is not a text; give at least one word.")
+                raise InputError(f"{text!r} is not {with_article(self.views.text)}; give at least one word.")
         return self.text
+
+    def _check_rows(self, features: Any, n: int, view: View) -> np.ndarray[Any, Any]:
+        rows, name = to_numpy(features), self.views.of(view)
+        if rows.ndim != 2 or len(rows) != n:
+            raise InputError(
+                f"the {name} encoder gave an array of shape {list(rows.shape)} for {count(n, name)}; "
+                "expected one row for each."
+            )
+        return rows
 
     def _open_image_encoder(self, source: str | os.PathLike[str]) -> ImageEncoder:
         """Open an image encoder by its name, with the recipe that the model was fitted with."""
@@ -324,8 +365,9 @@ class Encoders:
         expected = self.known.get(view, EncoderRecord()).fingerprint
         if encoder is not None and expected not in ("", fingerprint := _fingerprint(encoder)):
             raise InputError(
-                f"the {view} encoder given is {fingerprint or type(encoder).__name__!r}, but the model was "
-                f"made with {expected!r}; give that one (the same file, weights and preprocessing)."
+                f"the {self.views.of(view)} encoder given is {fingerprint or type(encoder).__name__!r}, but "
+                f"the model was made with {expected!r}; give that one (the same file, weights and "
+                "preprocessing)."
             )
 
 
@@ -442,7 +484,7 @@ def as_list(value: Any) -> tuple[list[Any], bool]:
     if isinstance(value, str | bytes | Path | Image.Image) or hasattr(value, "__fspath__"):
         return [value], True
     if not isinstance(value, Iterable):
-        raise InputError(f"{value!r} is not an image, a text or an array of features, nor a list of them.")
+        raise InputError(f"{value!r} is neither an item, nor an array of features, nor a list of these.")
     return list(value), False
 
 
@@ -454,7 +496,7 @@ def _encode_candidates(
 ) -> tuple[PairedDataset, dict[str, np.ndarray[Any, Any]]]:
     """Return a sample of the pairs, and its images' features by each candidate."""
     if training.paths is None:
-        raise InputError("these pairs do not know where their images are; read them with images=FOLDER.")
+        raise InputError("these pairs have no image paths; read them with images=FOLDER.")
     paths, start = training.paths, time.perf_counter()
     rows = np.random.default_rng(random_state).permutation(np.unique(training.pairing))[:MOST_IMAGES]
     networks = {
@@ -503,11 +545,13 @@ def _fingerprint(encoder: Any) -> str:
     return str(getattr(encoder, "fingerprint", ""))
 
 
-def _check_rows(features: Any, n: int, view: View) -> np.ndarray[Any, Any]:
-    rows = to_numpy(features)
-    if rows.ndim != 2 or len(rows) != n:
-        raise InputError(
-            f"the {view} encoder gave an array of shape {list(rows.shape)} for {count(n, view)}; expected "
-            "one row for each."
-        )
-    return rows
+@contextmanager
+def _as_file(source: Any) -> Iterator[Any]:
+    """Yield the bytes of a file as the name of a temporary file; anything else unchanged."""
+    if not isinstance(source, bytes):
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "query"
+        path.write_bytes(source)
+        yield path

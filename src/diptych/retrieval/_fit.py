@@ -19,7 +19,18 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 import numpy as np
 
 from diptych._arrays import fields_to_numpy, to_numpy
-from diptych._checks import FEW_PAIRS, TASKS, DataWarning, InputError, Task, check_view, count
+from diptych._checks import (
+    FEW_PAIRS,
+    IMAGE_AND_TEXT,
+    TASKS,
+    DataWarning,
+    InputError,
+    Task,
+    ViewNames,
+    check_view,
+    count,
+    plural,
+)
 from diptych._devices import copy_to_device
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.selection import holdout_size
@@ -104,34 +115,39 @@ def encode_views(
     watch: Watch | None = None,
 ) -> PairedViews:
     """Encode both views of pairs; with a ``folder``, interrupted work continues where it stopped."""
+    names = encoders.views
+    dataset = replace(dataset, views=names)
     if encoders.image is None or encoders.text is None:
         missing: View = "image" if encoders.image is None else "text"
         if encoders.known:
             raise encoders.missing(missing)
-        raise InputError(f"there is no {missing} encoder for these pairs; give one, or fit on features.")
+        raise InputError(
+            f"there is no {names.of(missing)} encoder for these pairs; give one, or fit on features."
+        )
     seconds = {}
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
         start = time.perf_counter()
-        progress = None if watch is None else partial(watch, "images")
+        progress = None if watch is None else partial(watch, plural(names.image))
         images = encode_images(dataset, encoders.image, place / "images", progress=progress)
-        seconds["encoding images"] = round(time.perf_counter() - start, 3)
+        seconds[f"encoding {plural(names.image)}"] = round(time.perf_counter() - start, 3)
         start = time.perf_counter()
-        progress = None if watch is None else partial(watch, "captions")
+        progress = None if watch is None else partial(watch, plural(names.caption))
         texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
-        seconds["encoding captions"] = round(time.perf_counter() - start, 3)
+        seconds[f"encoding {plural(names.caption)}"] = round(time.perf_counter() - start, 3)
         skipped = images.skipped
+        listed = "; diptych check lists all of them" if names.image == "image" else ""
         if not images.ids:
             # Otherwise the right folder of images would be refused as other inputs of interrupted work.
             shutil.rmtree(images.folder)
             raise InputError(
-                f"none of {count(len(skipped), 'image')} could be read (the first: {skipped[0].reason}); "
-                "diptych check lists all of them."
+                f"none of {count(len(skipped), names.image)} could be read (the first: {skipped[0].reason})"
+                f"{listed}."
             )
         if skipped:
             warnings.warn(
-                f"{count(len(skipped), 'image')} could not be read and will be left out ({skipped[0].id}: "
-                f"{skipped[0].reason}); diptych check lists all of them.",
+                f"{count(len(skipped), names.image)} could not be read and will be left out "
+                f"({skipped[0].id}: {skipped[0].reason}){listed}.",
                 DataWarning,
                 stacklevel=4,
             )
@@ -159,8 +175,9 @@ def fit_model(
     for view, rows in zip(VIEWS, (views.x, views.y), strict=True):
         widths = layout.get(view, {}).values()
         if widths and sum(widths) != rows.shape[1]:
+            name = views.dataset.views.of(view)
             raise InputError(
-                f"the layout of the {view} features has {sum(widths)} columns in all, but they have "
+                f"the layout of the {name} features has {sum(widths)} columns in all, but they have "
                 f"{rows.shape[1]}; give the width of every block."
             )
     start = time.perf_counter()
@@ -179,7 +196,7 @@ def fit_model(
         "pairs": _sizes(views.dataset),
         "seconds": dict(views.seconds),
         "training_sample": training_sample(views, ("train", "val") if uses_validation else ("train",)),
-        "leaks": _find_leaks(training, validation, test),
+        "leaks": _find_leaks(training, validation, test, views.dataset.views),
     }
     if layout:
         # As a list, because JSON objects may come back in another order.
@@ -187,9 +204,10 @@ def fit_model(
     load_moments: Callable[[], Moments] | None = None
     normalize = ("none", "none")
     if isinstance(model, Fusion):
-        _fit_fusion(model, training, validation, layout, facts)
+        _fit_fusion(model, training, validation, layout, facts, views.dataset.views)
     else:
-        moments = _fit_awcca(model, training, validation, facts, device, engine, checkpoint)
+        names = views.dataset.views
+        moments = _fit_awcca(model, training, validation, facts, names, device, engine, checkpoint)
         model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
     outliers = {
         view: OutlierDetector.fit(rows, how)
@@ -237,7 +255,9 @@ def refit_model(fitted: Fitted, new: Moments, validation: tuple[Any, ...] | None
     return Fitted(model, lambda: moments, fitted.outliers, facts)
 
 
-def adopt_model(model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None) -> Fitted:
+def adopt_model(
+    model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None, names: ViewNames = IMAGE_AND_TEXT
+) -> Fitted:
     """Return a model that was fitted elsewhere; ``sample`` holds some training features of both views."""
     if not isinstance(model, AWCCA | Fusion):
         raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA or Fusion.")
@@ -259,8 +279,8 @@ def adopt_model(model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None) ->
         width = embedding.features(view)
         detector = OutlierDetector.unlimited(width)
         if sample is not None:
-            rows = join_blocks(sample[i], fitted.layout, view)
-            rows = check_view(rows, f"{view} features", n_features=width)
+            rows = join_blocks(sample[i], fitted.layout, view, names)
+            rows = check_view(rows, f"{names.of(view)} features", n_features=width)
             detector = OutlierDetector.fit(to_numpy(rows), normalize[i])
         fitted.outliers[view] = detector
     return fitted
@@ -322,7 +342,9 @@ def _split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
         return views.of(np.arange(views.dataset.n_images)), None, None
     sizes = views.dataset.split_sizes()
     if "train" not in sizes:
-        raise InputError("the pairs have no train split; mark some images as train.")
+        raise InputError(
+            f"the pairs have no train split; mark some {plural(views.dataset.views.image)} as train."
+        )
     val, test = (views.split(split) if split in sizes else None for split in ("val", "test"))
     return views.split("train"), val, test
 
@@ -332,6 +354,7 @@ def _fit_awcca(
     training: Part,
     validation: Part | None,
     facts: dict[str, Any],
+    names: ViewNames,
     device: str,
     engine: Engine | None,
     checkpoint: str | os.PathLike[str] | None,
@@ -352,7 +375,7 @@ def _fit_awcca(
     if path is not None:
         pairs = str(path.held_out)
         if model.selection == "validation":
-            pairs = _describe_held_out(training, validation, model.validation_fraction)
+            pairs = _describe_held_out(training, validation, model.validation_fraction, names)
         best = {task: path.best(task) for task in TASKS}
         facts["selection"] = {"pairs": pairs, "metric": path.metric, **best}
         if extension := path.describe_extension():
@@ -370,6 +393,7 @@ def _fit_fusion(
     validation: Part | None,
     layout: Mapping[View, Layout],
     facts: dict[str, Any],
+    names: ViewNames,
 ) -> None:
     def blocks(part: Part) -> Part:
         x, y, pairing = part
@@ -381,7 +405,7 @@ def _fit_fusion(
     facts["seconds"]["selection and models"] = round(time.perf_counter() - start, 3)
     selected: Any = model.selection_["tasks"]
     facts["selection"] = {
-        "pairs": _describe_held_out(training, validation, model.validation_fraction),
+        "pairs": _describe_held_out(training, validation, model.validation_fraction, names),
         "metric": "r@1",
         **{task: float(selected[task]["recall"]["r@1"]) for task in TASKS},
     }
@@ -398,14 +422,15 @@ def _copy_model(model: AWCCA) -> AWCCA:
     return copied
 
 
-def _describe_held_out(training: Part, validation: Part | None, fraction: float) -> str:
+def _describe_held_out(training: Part, validation: Part | None, fraction: float, names: ViewNames) -> str:
     """Describe the pairs that settings were selected on."""
     if validation is not None:
-        return f"the val split ({count(len(validation[0]), 'image')}, {count(len(validation[1]), 'caption')})"
+        sizes = count(len(validation[0]), names.image), count(len(validation[1]), names.caption)
+        return f"the val split ({', '.join(sizes)})"
     size = holdout_size(len(np.unique(training[2])), fraction)
     return (
-        f"{size} of {count(len(training[0]), 'training image')}, held out with their captions; the model was "
-        "then fitted on all of them"
+        f"{size} of {count(len(training[0]), f'training {names.image}')}, held out with their "
+        f"{plural(names.caption)}; the model was then fitted on all of them"
     )
 
 
@@ -430,15 +455,17 @@ def _sizes(dataset: PairedDataset) -> dict[str, list[int]]:
     return {split: [len(images), len(dataset.caption_rows(images))] for split, images in rows.items()}
 
 
-def _find_leaks(training: Part, validation: Part | None, test: Part | None) -> dict[str, int]:
+def _find_leaks(
+    training: Part, validation: Part | None, test: Part | None, names: ViewNames
+) -> dict[str, int]:
     """Count images of other splits that are copies of training images, and warn of them."""
-    leaks = {}
+    leaks, images = {}, plural(names.image)
     for name, part in (("validation", validation), ("test", test)):
         copies = 0 if part is None else len(find_near_duplicates(training[0], part[0]))
         if copies:
             leaks[name] = copies
             warnings.warn(
-                f"{copies} of the {name} images that were compared are copies of training images, so the "
+                f"{copies} of the {name} {images} that were compared are copies of training {images}, so the "
                 f"recalls on {name} are too high; move copies into one split.",
                 DataWarning,
                 stacklevel=5,

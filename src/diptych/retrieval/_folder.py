@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import TASKS, InputError, check_choice
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, ViewNames, check_choice, check_view_names
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -89,8 +89,11 @@ class IndexConfig(Schema, frozen=True):
     dtype: Literal["float32", "float16"]
 
 
-class ModelConfig(Schema, frozen=True):
-    """A fitted model and its encoders; the limit of an outlier detector is None if it has none."""
+class ModelConfig(Schema, frozen=True, omit_defaults=True):
+    """A fitted model and its encoders; the limit of an outlier detector is None if it has none.
+
+    ``views`` are the names of the views for people, which are left out if they are image and text.
+    """
 
     model: AWCCAConfig | FusionConfig
     outlier_limits: dict[View, float | None]
@@ -98,9 +101,11 @@ class ModelConfig(Schema, frozen=True):
     index: IndexConfig
     keep_features: bool
     facts: Facts
+    views: tuple[str, str] = (IMAGE_AND_TEXT.image, IMAGE_AND_TEXT.text)
 
     def __post_init__(self) -> None:
-        """Refuse a config without one of the views."""
+        """Refuse a config without one of the views, and names that are none."""
+        check_view_names(self.views)
         if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
             raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
 
@@ -149,11 +154,12 @@ class LoadedModel:
     known: dict[View, EncoderRecord]
     hkse: HKSE | None
     keep_features: bool
+    views: ViewNames
     version: str = ""
 
     def encoders(self, image: Any = None, text: Any = None) -> Encoders:
         """Return the encoders, with those of the user in place of the stored ones."""
-        return Encoders(image, self.hkse if text is None else text, self.known)
+        return Encoders(image, self.hkse if text is None else text, self.known, self.views)
 
     def has_encoders(self, encoders: Encoders) -> bool:
         """Return whether the features of this model came from ``encoders``."""
@@ -284,7 +290,8 @@ def read_version(
             files.check(TEXT_FILES[0])
             hkse = read_hkse(HKSE, files.folder / TEXT)
         records = {view: config.model.encoders[view].locate(version.folder) for view in VIEWS}
-        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features)
+        views = check_view_names(config.model.views)
+        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features, views)
     return loaded, Base.start(version, loaded.store, loaded.fitted, loaded.hkse, config.journal)
 
 
@@ -317,7 +324,8 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
                 hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
-        return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, version)
+        views = check_view_names(config.views)
+        return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, views, version)
 
 
 def _write_model(
@@ -357,6 +365,7 @@ def _write_model(
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
+        (encoders.views.image, encoders.views.text),
     )
 
 
@@ -453,7 +462,7 @@ def _read_items(
     path = files.check(ITEMS)
     items = read_items(path, counts.image + counts.text, Places.read(stored, place))
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
-        raise InputError(f"{path} does not hold the images and texts that were saved; save the model again.")
+        raise InputError(f"{path} does not hold the items that were saved; save the model again.")
     table = ItemTable(items)
     arrays = _map(files, INDEX, mmap)
     indexes = {

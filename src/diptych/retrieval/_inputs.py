@@ -13,15 +13,19 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import (
+    IMAGE_AND_TEXT,
     DataWarning,
     InputError,
+    ViewNames,
     check_matrix,
     check_pairing,
     check_view,
     count,
     is_unicode,
+    plural,
 )
 from diptych.data import PairedDataset
+from diptych.image._encoders import Inputs
 from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
 from diptych.retrieval._items import Item, View
@@ -57,7 +61,8 @@ def is_features(things: Any) -> bool:
 def read_queries(encoders: Encoders, view: View, queries: Any, layout: LayoutOf) -> Queries:
     """Return the features of queries, which are encoded unless they are features."""
     if is_features(queries):
-        return Queries(*_as_matrix(join_blocks(queries, layout, view), view))
+        joined = join_blocks(queries, layout, view, encoders.views)
+        return Queries(*_as_matrix(joined, encoders.views.of(view)))
     things, single = as_list(queries)
     if not things:
         raise InputError("there are no queries; give at least one.")
@@ -74,18 +79,19 @@ def read_new_items(
 
     ``shown`` are the texts or paths of items that are passed as features.
     """
+    name = encoders.views.of(view)
     if is_features(items):
-        features = _as_matrix(join_blocks(items, layout, view), view)[0]
+        features = _as_matrix(join_blocks(items, layout, view, encoders.views), name)[0]
         things = list(shown) if shown is not None else [None] * len(features)
         if len(things) != len(features):
             what = f"{len(things)} {'paths' if view == 'image' else 'texts'}"
             raise InputError(
-                f"got {what} for {count(len(features), 'row')} of {view} features; pass one for each row."
+                f"got {what} for {count(len(features), 'row')} of {name} features; pass one for each row."
             )
         return things, features
     things, _ = as_list(items)
     if not things:
-        raise InputError(f"the list of {view}s is empty; give at least one.")
+        raise InputError(f"the list of {plural(name)} is empty; give at least one.")
     encode = encoders.encode_images if view == "image" else encoders.encode_texts
     blocks = [encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)]
     return things, np.concatenate(blocks)
@@ -93,7 +99,8 @@ def read_new_items(
 
 def encode_items(encoders: Encoders, view: View, items: Sequence[Item]) -> Floats:
     """Encode stored items again, from their files and texts."""
-    things = [item.path if view == "image" else item.text for item in items]
+    by_text = view == "text" or encoders.inputs == "texts"
+    things = [item.text if by_text else item.path for item in items]
     if None in things:
         raise InputError(
             f"the features of the items were not kept, and {items[things.index(None)].id!r} has nothing "
@@ -104,9 +111,13 @@ def encode_items(encoders: Encoders, view: View, items: Sequence[Item]) -> Float
     return encoders.encode_texts([str(thing) for thing in things])
 
 
-def dataset_items(dataset: PairedDataset, metadata: Metadata) -> dict[View, list[Item]]:
-    """Return the items of pairs; their split is part of their metadata."""
-    places = dataset.paths or (None,) * dataset.n_images
+def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) -> dict[View, list[Item]]:
+    """Return the items of pairs; their split is part of their metadata.
+
+    ``inputs`` is what the encoder of the first view takes; if texts, those are the ids.
+    """
+    is_text = inputs == "texts"
+    places = (None,) * dataset.n_images if is_text else dataset.paths or (None,) * dataset.n_images
     paths = [None if place is None else os.path.abspath(os.fsdecode(place)) for place in places]
     splits = dataset.splits or ("",) * dataset.n_images
 
@@ -115,7 +126,7 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata) -> dict[View, list
         return {"split": splits[row], **own} if splits[row] else own
 
     images = [
-        Item(item_id, "image", path=path, metadata=about(item_id, row))
+        Item(item_id, "image", path, item_id if is_text else None, metadata=about(item_id, row))
         for row, (item_id, path) in enumerate(zip(dataset.image_ids, paths, strict=True))
     ]
     captions = zip(dataset.caption_ids, dataset.captions, dataset.pairing.tolist(), strict=True)
@@ -133,24 +144,30 @@ def new_items(
     caption_ids: Sequence[str] | None,
     metadata: Metadata,
     unused: Iterator[str],
+    inputs: Inputs,
 ) -> dict[View, list[Item]]:
-    """Return the items of ``Retriever.add``; those without an id or a path get one of ``unused``."""
+    """Return the items of ``Retriever.add``; those without an id or a path get one of ``unused``.
+
+    ``inputs`` is what the encoder of the first view takes; texts are their own ids.
+    """
     items: dict[View, list[Item]] = {}
 
     def about(item_id: object) -> dict[str, Any]:
         return _plain(metadata.get(str(item_id), {}), item_id)
 
     if "image" in things:
-        paths = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things["image"]]
+        sources = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things["image"]]
         if ids is None:
-            ids = [path or next(unused) for path in paths]
-        _check_length(len(paths), ids, "ids")
-        for name in (*ids, *filter(None, paths)):
+            ids = [source or next(unused) for source in sources]
+        _check_length(len(sources), ids, "ids")
+        for name in (*ids, *filter(None, sources)):
             if not is_unicode(str(name)):
                 raise InputError(f"{str(name)!r} is not valid Unicode text; rename the file or the id.")
         items["image"] = [
-            Item(str(n), "image", path=None if p is None else os.path.abspath(p), metadata=about(n))
-            for n, p in zip(ids, paths, strict=True)
+            Item(str(n), "image", text=source, metadata=about(n))
+            if source is None or inputs == "texts"
+            else Item(str(n), "image", os.path.abspath(source), metadata=about(n))
+            for n, source in zip(ids, sources, strict=True)
         ]
     if "text" in things:
         texts = things["text"]
@@ -175,13 +192,16 @@ def check_metadata(metadata: Metadata | None) -> Metadata:
     return metadata or {}
 
 
-def warn_outliers(detector: OutlierDetector, view: View, features: Floats, items: Sequence[Item]) -> None:
-    """Warn of new items that lie far from the training data; to be called by a public method."""
+def warn_outliers(detector: OutlierDetector, name: str, features: Floats, items: Sequence[Item]) -> None:
+    """Warn of new items that lie far from the training data; to be called by a public method.
+
+    ``name`` is that of their view.
+    """
     distances = detector.distances(features)
     n_far, farthest = int(np.count_nonzero(distances > detector.limit)), int(np.argmax(distances))
     if n_far:
         warnings.warn(
-            f"{n_far} of {count(len(items), f'new {view}')} lie far from the training data of this model "
+            f"{n_far} of {count(len(items), f'new {name}')} lie far from the training data of this model "
             f"({items[farthest].id!r} has the distance {distances[farthest]:.1f}, the limit is "
             f"{detector.limit:.1f}), so searches for them may be poor; if there will be more like them, add "
             "pairs and refit().",
@@ -202,41 +222,41 @@ def stack_blocks(view: Any, name: str) -> tuple[Floats, Layout]:
     return np.concatenate(list(blocks.values()), axis=1), {key: b.shape[1] for key, b in blocks.items()}
 
 
-def join_blocks(features: Any, layout_of: LayoutOf, view: View) -> Any:
+def join_blocks(features: Any, layout_of: LayoutOf, view: View, names: ViewNames = IMAGE_AND_TEXT) -> Any:
     """Return named blocks of features as one row or matrix in the model's order; anything else unchanged.
 
     Blocks are all rows (one item) or all matrices.
     """
     if not isinstance(features, Mapping):
         return features
-    layout = layout_of(view)
+    layout, name = layout_of(view), names.of(view)
     if not layout:
         raise InputError(
-            f"this model's {view} features have no named blocks; give them as one row or matrix."
+            f"this model's {name} features have no named blocks; give them as one row or matrix."
         )
-    wrong = [f"{name!r} is missing" for name in layout if name not in features]
-    wrong += [f"{name!r} is unknown" for name in features if name not in layout]
-    blocks = {name: _as_numbers(features[name], name) for name in layout if name in features}
+    wrong = [f"{key!r} is missing" for key in layout if key not in features]
+    wrong += [f"{key!r} is unknown" for key in features if key not in layout]
+    blocks = {key: _as_numbers(features[key], key) for key in layout if key in features}
     wrong += [
-        f"{name!r} has shape {list(rows.shape)}"
-        for name, rows in blocks.items()
-        if rows.ndim not in (1, 2) or rows.shape[-1] != layout[name]
+        f"{key!r} has shape {list(rows.shape)}"
+        for key, rows in blocks.items()
+        if rows.ndim not in (1, 2) or rows.shape[-1] != layout[key]
     ]
     if not wrong and len({rows.shape[:-1] for rows in blocks.values()}) > 1:
-        shapes = ", ".join(f"{name!r} {list(rows.shape)}" for name, rows in blocks.items())
+        shapes = ", ".join(f"{key!r} {list(rows.shape)}" for key, rows in blocks.items())
         wrong = [f"they differ in their number of rows ({shapes})"]
     if wrong:
-        expected = ", ".join(f"{name!r} ({count(width, 'feature')})" for name, width in layout.items())
+        expected = ", ".join(f"{key!r} ({count(width, 'feature')})" for key, width in layout.items())
         raise InputError(
-            f"the blocks of the {view} features: {'; '.join(wrong)}. This model takes {expected}."
+            f"the blocks of the {name} features: {'; '.join(wrong)}. This model takes {expected}."
         )
     return np.concatenate(list(blocks.values()), axis=-1)
 
 
-def _as_matrix(features: Any, view: View) -> tuple[Floats, bool]:
+def _as_matrix(features: Any, name: str) -> tuple[Floats, bool]:
     """Return features as a matrix, and whether they were a single row."""
     single = getattr(features, "ndim", 2) == 1
-    return to_numpy(check_matrix(features[None, :] if single else features, f"{view} features")), single
+    return to_numpy(check_matrix(features[None, :] if single else features, f"{name} features")), single
 
 
 def _as_numbers(rows: Any, name: str) -> Floats:

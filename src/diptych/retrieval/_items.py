@@ -52,7 +52,7 @@ class Item:
     path
         The file of an image, if known.
     text
-        The text, if known.
+        The text, if known; of the first view, that of an item which an encoder of texts takes.
     image
         For a caption, the id of its image.
     metadata
@@ -249,9 +249,7 @@ def check_unique(items: Iterable[Item]) -> None:
     seen: set[str] = set()
     for item in items:
         if item.id in seen:
-            raise InputError(
-                f"the id {item.id!r} is given twice; give every image and caption an id of its own."
-            )
+            raise InputError(f"the id {item.id!r} is given twice; give every item an id of its own.")
         seen.add(item.id)
 
 

@@ -17,7 +17,18 @@ from PIL import Image
 from sklearn.base import clone
 
 from diptych._arrays import Array
-from diptych._checks import InputError, check_matrix, check_pairing, check_task, count
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    InputError,
+    ViewNames,
+    check_matrix,
+    check_pairing,
+    check_task,
+    check_view_names,
+    count,
+    plural,
+    with_article,
+)
 from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
@@ -106,10 +117,12 @@ class Retriever:
     ----------
     image_encoder
         An ``.onnx`` file, ``"fastembed:NAME"``, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no
-        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``. If
-        an ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
+        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``;
+        for other things than images, such as a ``FunctionEncoder``, see ``docs/modalities.md``. If an
+        ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
         pairs. ``"auto"``: where fastembed is installed, the recommended encoder (``diptych encoders``), and
-        ``"pyramid"`` otherwise; ``fit`` opens it, and names it in a ``DataWarning``.
+        ``"pyramid"`` otherwise; ``fit`` opens it, and names it in a ``DataWarning``. For other things than
+        images, ``"auto"`` is none.
     text_encoder
         ``"hkse"``, an ``HKSE``, ``"fastembed:NAME"``, the name or folder of a sentence-transformers model, or
         any function from a list of texts to an array. ``"auto"``: the recommended one as for images, or
@@ -129,6 +142,8 @@ class Retriever:
         is smaller on disk.
     device
         Where fitting and evaluation run: ``"cpu"``, or a torch device such as ``"cuda"``.
+    views
+        What people call an item of each view: messages, reports and the page use these names.
 
     Examples
     --------
@@ -159,13 +174,15 @@ class Retriever:
         dtype: str = "float32",
         keep_features: bool = True,
         device: str = "cpu",
+        views: tuple[str, str] = IMAGE_AND_TEXT,
     ) -> None:
+        names = check_view_names(views)
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
             model = AWCCA() if preset is None else Fusion(preset)
         model.check_parameters()
-        encoders = Encoders(image_encoder, text_encoder)
+        encoders = Encoders(image_encoder, text_encoder, views=names)
         self._set_up(open_store(index, dtype), encoders, model, keep_features, device)
 
     def _set_up(
@@ -185,11 +202,11 @@ class Retriever:
     def __repr__(self) -> str:
         """Return one line: whether it is fitted, its items, encoders, model and index."""
         searcher, store = self._searcher, self.store
-        parts = [f"{view} encoder {self.encoders.name(view)}" for view in VIEWS]
+        parts = [f"{self.views.of(view)} encoder {self.encoders.name(view)}" for view in VIEWS]
         if searcher is None:
             parts.append(repr(self.model))
         elif not store.shared:  # counting in a database takes a while and may fail, which a repr must not
-            parts.insert(0, ", ".join(count(store.count(view), view) for view in VIEWS))
+            parts.insert(0, ", ".join(count(store.count(view), self.views.of(view)) for view in VIEWS))
             parts.append(_summarize(searcher.fitted.model))
         index = self.index if searcher is None or not store.shared else f"{store.kind} ({self.index})"
         name = "Retriever, not fitted" if searcher is None else "Retriever"
@@ -204,6 +221,11 @@ class Retriever:
     def dtype(self) -> str:
         """The dtype of the vectors in the index."""
         return self.store.dtype
+
+    @property
+    def views(self) -> ViewNames:
+        """What people call an item of each view: ``("image", "text")`` unless others were given."""
+        return self.encoders.views
 
     @property
     def encoders(self) -> Encoders:
@@ -312,7 +334,8 @@ class Retriever:
         ----------
         image
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
-            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such.
+            matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such. What
+            is no image is given as its encoder takes it: a path, or a text.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
         k, where, weighting
@@ -320,7 +343,8 @@ class Retriever:
         """
         if packs:
             if where is not None or weighting is not None:
-                raise InputError("packs are ranked among all images; leave out where and weighting.")
+                every = plural(self.views.image)
+                raise InputError(f"packs are ranked among all {every}; leave out where and weighting.")
             return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
         where = _reusable(where)
         return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
@@ -335,7 +359,8 @@ class Retriever:
     ) -> Hits:
         """Return the ``k`` images most similar to an image, or texts most similar to a text."""
         if (image is None) == (text is None):
-            raise InputError("similar takes an image or a text; give one of them.")
+            either = " or ".join(map(with_article, self.views))
+            raise InputError(f"similar takes {either}; give one of them.")
         view: View = "text" if image is None else "image"
         query, where = text if image is None else image, _reusable(where)
         hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
@@ -385,15 +410,17 @@ class Retriever:
         """
         self._check_settings(engine)
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
+        views = replace(views, dataset=replace(views.dataset, views=self.views))
         fitted = fit_model(
             clone(self.model), views, device=self.device, engine=engine, checkpoint=checkpoint, layout=layout
         )
         rows = {
-            view: check_matrix(np.asarray(own), f"{view} features")
+            view: check_matrix(np.asarray(own), f"{self.views.of(view)} features")
             for view, own in zip(VIEWS, (views.x, views.y), strict=True)
         }
         self.encoders.remember(views.encoders)
-        self._fill(fitted, dataset_items(views.dataset, check_metadata(metadata)), rows)
+        items = dataset_items(views.dataset, check_metadata(metadata), self.encoders.inputs)
+        self._fill(fitted, items, rows)
         return self
 
     def encode(
@@ -503,7 +530,7 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them.
         """
-        fitted = adopt_model(model, features)
+        fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
         retriever._fill(fitted, {}, {})
         return retriever
@@ -563,7 +590,8 @@ class Retriever:
             For some ids, plain values to filter by.
         """
         if images is None and captions is None:
-            raise InputError("add was given neither images nor captions; give at least one.")
+            images_or_captions = f"{plural(self.views.image)} nor {plural(self.views.caption)}"
+            raise InputError(f"add was given neither {images_or_captions}; give at least one.")
         about = check_metadata(metadata)
         inputs: dict[View, tuple[Any, Any]] = {"image": (images, paths), "text": (captions, texts)}
 
@@ -579,7 +607,8 @@ class Retriever:
                     raise ModelChanged  # another thread has loaded a new model
                 before = None
                 while True:
-                    items = new_items(things, pairing, ids, caption_ids, about, current.unused_ids())
+                    unused, takes = current.unused_ids(), current.encoders.inputs
+                    items = new_items(things, pairing, ids, caption_ids, about, unused, takes)
                     try:
                         current.add(items, features, self.keep_features)
                         return items, features
@@ -590,7 +619,8 @@ class Retriever:
 
         items, features = self._retry(put, encodes=not (is_features(images) or is_features(captions)))
         for view, own in items.items():
-            warn_outliers(self._current().fitted.outliers[view], view, features[view], own)
+            detector = self._current().fitted.outliers[view]
+            warn_outliers(detector, self.views.of(view), features[view], own)
         return [item.id for own in items.values() for item in own]
 
     def remove(self, ids: str | Iterable[str]) -> int:
@@ -752,18 +782,19 @@ class Retriever:
                 return
             loaded = load_from_store(searcher.store, before=searcher.encoders)
             self.version, encoders = loaded.version, searcher.encoders
-            if not loaded.has_encoders(encoders):
-                if not encodes:
-                    raise UnavailableError(
-                        "another process has fitted this index on features of other encoders; open it again, "
-                        "and pass features of those."
-                    )
+            same = loaded.has_encoders(encoders)
+            if not same and not encodes:
+                raise UnavailableError(
+                    "another process has fitted this index on features of other encoders; open it again, "
+                    "and pass features of those."
+                )
+            if not same or encoders.views != loaded.views:
                 encoders = loaded.encoders(*(encoders.match_open(view, loaded.known) for view in VIEWS))
             self._searcher = loaded.searcher(encoders)
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        return join_blocks(features, self._current().fitted.layout, view)
+        return join_blocks(features, self._current().fitted.layout, view, self.views)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
@@ -810,8 +841,8 @@ class Retriever:
             same = mine.embedding.features(view) == theirs.embedding.features(view)
             if not same or mine.encoders.describe(view).fingerprint != loaded.known[view].fingerprint:
                 raise ChangedError(
-                    f"{current.folder} was fitted again meanwhile, on features of another {view} encoder; "
-                    "load it again and repeat the changes."
+                    f"{current.folder} was fitted again meanwhile, on features of another "
+                    f"{self.views.of(view)} encoder; load it again and repeat the changes."
                 )
         assert self.base is not None
         removed, added = mine.store.changes_since(self.base.first_key)

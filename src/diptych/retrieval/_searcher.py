@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import TASKS, InputError, Task, plural, with_article
 from diptych.cca import AWCCA, Moments
 from diptych.cca._weighting import Weighting, check_weighting, normalize
 from diptych.retrieval._embedding import CanonicalEmbedding, embedding_of
@@ -65,7 +65,7 @@ class Searcher:
     """
 
     def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:
-        self.fitted, self.embedding = fitted, embedding_of(fitted.model)
+        self.fitted, self.embedding = fitted, embedding_of(fitted.model, encoders.views)
         self.store, self.encoders, self.version = store, encoders, version
         self._derived: dict[Any, tuple[State, Any]] = {}
         self._deriving = threading.Lock()
@@ -299,8 +299,10 @@ class Searcher:
             vectors.append(np.asarray(block.vectors[owned], np.float32))
             norms.append(block.norms[owned])
         if not captions:
+            names = self.encoders.views
             raise InputError(
-                "no caption in the index belongs to an image; add captions together with images."
+                f"no {names.caption} in the index belongs to {with_article(names.image)}; add "
+                f"{plural(names.caption)} together with {plural(names.image)}."
             )
         images = sorted({str(caption.image) for caption in captions})
         place = {image: number for number, image in enumerate(images)}

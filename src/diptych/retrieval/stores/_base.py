@@ -32,9 +32,7 @@ class TakenError(InputError):
     """An id is in the store already."""
 
     def __init__(self, item_id: str) -> None:
-        super().__init__(
-            f"the id {item_id!r} is in the index already; give every image and caption an id of its own."
-        )
+        super().__init__(f"the id {item_id!r} is in the index already; give every item an id of its own.")
         self.item_id = item_id
 
 
