@@ -83,8 +83,8 @@ class PairedDataset:
         n, m = self.n_images, self.n_captions
         if pairing.shape != (m,) or (m and not 0 <= pairing.min() <= pairing.max() < n):
             raise InputError(
-                f"pairing must name one of the {count(n, names.image)} for each of the "
-                f"{count(m, names.caption)}."
+                f"pairing must name one of the {n} {plural(names.image)} for each of the {m} "
+                f"{plural(names.caption)}."
             )
         if not self.caption_ids:
             object.__setattr__(self, "caption_ids", _number_captions(self.image_ids, pairing))

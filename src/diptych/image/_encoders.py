@@ -254,9 +254,7 @@ def encode_inputs(
     readable = [to_numpy(row) for i, row in enumerate(rows) if i not in refused]
     if len({row.shape for row in readable}) > 1:
         shapes = " and ".join(str(list(row.shape)) for row in readable[:2])
-        raise InputError(
-            f"the {what} encoder gave arrays of different shapes ({shapes}); expected one width."
-        )
+        raise InputError(f"the {what} encoder gave arrays of several shapes ({shapes}); expected one width.")
     return np.concatenate(readable) if readable else np.empty((0, 0)), refused
 
 
@@ -266,10 +264,12 @@ def _try(function: Callable[[Any], Any], argument: Any, source: str, what: str) 
     try:
         return function(argument)
     except (InputError, OSError) as error:
-        return InputError(error if shown in str(error) else f"{shown}: {error}")
+        named = os.path.exists(source) and source in str(error)
+        return InputError(error if named else f"{shown}: {error}")
     except Exception as error:  # functions of users raise classes of their own
+        reason = f": {error}" if str(error) else ""
         raise InputError(
-            f"the {what} encoder failed on {shown} ({type(error).__name__}: {error}); let it raise "
+            f"the {what} encoder failed on {shown} ({type(error).__name__}{reason}); let it raise "
             "InputError for what cannot be read, which is then left out."
         ) from error
 

@@ -479,12 +479,13 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "__array__")
 
 
-def as_list(value: Any) -> tuple[list[Any], bool]:
+def as_list(value: Any, names: ViewNames = IMAGE_AND_TEXT) -> tuple[list[Any], bool]:
     """Return inputs as a list, and whether it was a single one: a path, bytes, an image, a text."""
     if isinstance(value, str | bytes | Path | Image.Image) or hasattr(value, "__fspath__"):
         return [value], True
     if not isinstance(value, Iterable):
-        raise InputError(f"{value!r} is neither an item, nor an array of features, nor a list of these.")
+        items = ", ".join(map(with_article, names))
+        raise InputError(f"{value!r} is not {items} or an array of features, nor a list of them.")
     return list(value), False
 
 

@@ -89,10 +89,10 @@ class IndexConfig(Schema, frozen=True):
     dtype: Literal["float32", "float16"]
 
 
-class ModelConfig(Schema, frozen=True, omit_defaults=True):
+class ModelConfig(Schema, frozen=True):
     """A fitted model and its encoders; the limit of an outlier detector is None if it has none.
 
-    ``views`` are the names of the views for people, which are left out if they are image and text.
+    ``views`` are the names of the views for people, unless they are image and text.
     """
 
     model: AWCCAConfig | FusionConfig
@@ -101,11 +101,16 @@ class ModelConfig(Schema, frozen=True, omit_defaults=True):
     index: IndexConfig
     keep_features: bool
     facts: Facts
-    views: tuple[str, str] = (IMAGE_AND_TEXT.image, IMAGE_AND_TEXT.text)
+    views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def names(self) -> ViewNames:
+        """The names of the views."""
+        return IMAGE_AND_TEXT if self.views is msgspec.UNSET else check_view_names(self.views)
 
     def __post_init__(self) -> None:
         """Refuse a config without one of the views, and names that are none."""
-        check_view_names(self.views)
+        self.names  # noqa: B018
         if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
             raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
 
@@ -290,8 +295,8 @@ def read_version(
             files.check(TEXT_FILES[0])
             hkse = read_hkse(HKSE, files.folder / TEXT)
         records = {view: config.model.encoders[view].locate(version.folder) for view in VIEWS}
-        views = check_view_names(config.model.views)
-        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features, views)
+        names = config.model.names
+        loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features, names)
     return loaded, Base.start(version, loaded.store, loaded.fitted, loaded.hkse, config.journal)
 
 
@@ -324,8 +329,8 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
                 hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
-        views = check_view_names(config.views)
-        return LoadedModel(fitted, store, dict(config.encoders), hkse, config.keep_features, views, version)
+        known, names = dict(config.encoders), config.names
+        return LoadedModel(fitted, store, known, hkse, config.keep_features, names, version)
 
 
 def _write_model(
@@ -365,7 +370,7 @@ def _write_model(
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
-        (encoders.views.image, encoders.views.text),
+        msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
     )
 
 

@@ -63,7 +63,7 @@ def read_queries(encoders: Encoders, view: View, queries: Any, layout: LayoutOf)
     if is_features(queries):
         joined = join_blocks(queries, layout, view, encoders.views)
         return Queries(*_as_matrix(joined, encoders.views.of(view)))
-    things, single = as_list(queries)
+    things, single = as_list(queries, encoders.views)
     if not things:
         raise InputError("there are no queries; give at least one.")
     if view == "text":
@@ -89,7 +89,7 @@ def read_new_items(
                 f"got {what} for {count(len(features), 'row')} of {name} features; pass one for each row."
             )
         return things, features
-    things, _ = as_list(items)
+    things, _ = as_list(items, encoders.views)
     if not things:
         raise InputError(f"the list of {plural(name)} is empty; give at least one.")
     encode = encoders.encode_images if view == "image" else encoders.encode_texts
