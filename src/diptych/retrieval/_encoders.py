@@ -240,7 +240,10 @@ class Encoders:
         return encoder if fingerprint in ("", _fingerprint(encoder)) else None
 
     def choose_defaults(self, random_state: int | None = 0) -> None:
-        """Open an encoder for each view that was left at ``"auto"``."""
+        """Open an encoder for each view that was left at ``"auto"``, unless the other view has none."""
+        has_text = self._unfitted is not None or "text" in self._auto or self.text is not None
+        if not has_text or ("image" not in self._auto and self.image is None):
+            return
         chosen, self._auto = open_defaults(self._auto, random_state), []
         if isinstance(hkse := chosen.get("text"), HKSE):
             self._unfitted, chosen["text"] = hkse, None
