@@ -39,7 +39,7 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from diptych.cca import AWCCA, spectra_from_moments  # noqa: E402
+from diptych.cca import AWCCA  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, take_rows  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
@@ -303,9 +303,8 @@ def measure_alone(
     report("residual weighting", plain, maps, fit + clock() - start)
 
     start = clock()
-    more = part.moments(plain.validation, "float32")
-    spectra = spectra_from_moments(one.moments + more)
-    maps = {task: one.refit(spectra, task, ASYMMETRIC, 512) for task in TASKS}
+    more = one.refit(plain.validation, "float32")
+    maps = {task: make_maps(more, task, ASYMMETRIC, 512) for task in TASKS}
     report("refitted with the validation pairs", plain, maps, fit + clock() - start)
 
     better = normalize_blocks(Split.make(x, y, on_test), blocks)

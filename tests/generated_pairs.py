@@ -15,3 +15,30 @@ def make_pairs(seed, n=90, captions=3, m_x=14, m_y=11, hidden=5, noise=0.7, rank
     half = n // 2
     first = pairing < half
     return (x[:half], y[first], pairing[first]), (x[half:], y[~first], pairing[~first] - half)
+
+
+def make_dual_features(n, seed, *, noise=1.0, turned=20, broken=False, width=128, common=70, nuisance=10):
+    """Return image and text features of n pairs from a synthetic dual encoder, used in a domain of its own.
+
+    Both views see 70 common causes in the same directions. The domain adds causes that the views see in
+    ``turned`` rotated directions, variation of either view alone, and noise. Each view has its own mean.
+    ``broken`` turns all texts, so that the views have nothing in common as they are.
+    """
+    world, rng = np.random.default_rng(0), np.random.default_rng(seed)
+    directions = np.linalg.qr(world.normal(size=(width, width)))[0]
+    rotation = np.linalg.qr(world.normal(size=(turned, turned)))[0]
+    own = 1.5 * world.normal(size=(2, nuisance, width)) / np.sqrt(width)
+    means = 8 * world.normal(size=(2, width)) / np.sqrt(width)
+    causes, domain = rng.normal(size=(n, common)), rng.normal(size=(n, turned))
+    views = [
+        causes @ directions[:common]
+        + seen @ directions[common : common + turned]
+        + rng.normal(size=(n, nuisance)) @ own[at]
+        + noise * rng.normal(size=(n, width))
+        + means[at]
+        for at, seen in enumerate((domain, domain @ rotation))
+    ]
+    if broken:
+        views[1] = views[1] @ np.linalg.qr(world.normal(size=(width, width)))[0]
+    x, y = (view / np.linalg.norm(view, axis=1, keepdims=True) for view in views)
+    return x.astype(np.float32), y.astype(np.float32)

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from diptych import InputError, Retriever
+from diptych import InputError, Retriever, read_pairs
 from diptych.fusion import Fusion
+from diptych.image import FunctionEncoder
 from diptych.ranking import recall_at_k
+from generated_pairs import make_dual_features
 from tolerance import assert_ranked, rounding
 
 SPLITS = ["train"] * 200 + ["val"] * 60 + ["test"] * 60
@@ -101,3 +104,74 @@ def test_one_name_is_enough(blocks):
     retriever = Retriever.from_features(blocks[0]["photos"], blocks[1]["words"], splits=SPLITS, preset="best")
     assert isinstance(retriever.fitted.model, Fusion)
     assert retriever.info()["facts"]["metrics"]["test"]["search"]["r@1"] > 40
+
+
+class DualEncoder:
+    """Synthetic towers: an image shows its row of the features in its colour, a text names it."""
+
+    def __init__(self, n, seed):
+        self.x, self.y = make_dual_features(n, seed)
+        self.image = FunctionEncoder(self.encode_images, f"dual {seed}")
+
+    def encode_images(self, images):
+        colours = np.array([image.getpixel((0, 0)) for image in images])
+        return self.x[colours @ [65536, 256, 1] % len(self.x)]
+
+    def encode_texts(self, texts):
+        return self.y[[int(text.split()[-1]) for text in texts]]
+
+    def draw(self, folder):
+        """Write an image for each row, and return their paths."""
+        paths = [folder / f"{row:04}.png" for row in range(len(self.x))]
+        for row, path in enumerate(paths):
+            Image.new("RGB", (8, 8), (0, row // 256, row % 256)).save(path)
+        return paths
+
+
+def rank_zero_shot(dual, query, rows):
+    scores = dual.x[rows] @ dual.y[query]
+    return 1 + int((scores > scores[list(rows).index(query)]).sum())
+
+
+def test_a_dual_encoder_is_adapted_to_a_domain(tmp_path):
+    dual, train = DualEncoder(700, seed=5), 400
+    (tmp_path / "images").mkdir()
+    dual.draw(tmp_path / "images")
+    lines = [f"{row:04}.png,caption {row}" for row in range(train)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["image,caption", *lines]), "utf-8")
+    pairs = read_pairs(tmp_path / "pairs.csv", images=tmp_path / "images")
+    retriever = Retriever(dual.image, dual.encode_texts, preset="best").fit(pairs)
+    unseen = range(train, 700)
+    retriever.remove(list(pairs.image_ids))
+    retriever.add([tmp_path / "images" / f"{row:04}.png" for row in unseen], ids=[str(row) for row in unseen])
+    found = [retriever.search(f"caption {row}", k=1)[0].id == str(row) for row in unseen]
+    plain = [rank_zero_shot(dual, row, unseen) == 1 for row in unseen]
+    assert np.mean(found) > np.mean(plain) + 0.05
+    retriever.save(tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text("utf-8")
+    assert "(x × y), centred" in card or "(x × y), identity" in card
+    again = Retriever.load(tmp_path / "model", image_encoder=dual.image, text_encoder=dual.encode_texts)
+    assert again.search("caption 500", k=5) == retriever.search("caption 500", k=5)
+
+
+def test_a_dual_encoder_searches_without_any_pairs(tmp_path):
+    dual = DualEncoder(50, seed=5)
+    model = Fusion.zero_shot(128)
+    retriever = Retriever.from_model(model, image_encoder=dual.image, text_encoder=dual.encode_texts)
+    retriever.add(dual.draw(tmp_path), ids=[str(row) for row in range(50)])
+    scores = dict(zip(map(str, range(50)), (dual.x @ dual.y[7]).tolist(), strict=True))
+    assert_ranked(retriever.search("caption 7", k=50), scores, rounding(np.float32, 128, 1.0))
+    retriever.save(tmp_path / "model")
+    again = Retriever.load(tmp_path / "model", image_encoder=dual.image, text_encoder=dual.encode_texts)
+    assert again.search("caption 7", k=5) == retriever.search("caption 7", k=5)
+    assert again.info()["filters"]["search"] == ["1 × (x × y), identity"]
+
+
+def test_a_store_holds_a_dual_encoder(new_index):
+    x, y = make_dual_features(200, seed=5)
+    retriever = Retriever.from_features(x, y, model=Fusion(grid=4), index=new_index())
+    model = retriever.fitted.model
+    assert model.members_["search"][0].part.kind == "identity"
+    scores = model.queries({"y": y[3:4]}) @ model.items({"x": x}).T
+    expected = dict(zip(map(str, range(200)), scores[0].tolist(), strict=True))
+    assert_ranked(retriever.search(y[3], k=10), expected, rounding(np.float32, 2 * 128, 3.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,12 +11,16 @@ import numpy as np
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_view
 from diptych._persistence import Schema
-from diptych.cca._weighting import check_normalization, normalize
+from diptych.cca._weighting import check_normalization, normalize, to_unit_length
+from diptych.cca.selection import hold_out
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Blocks: TypeAlias = dict[str, Floats]
 Pairs: TypeAlias = tuple[Blocks, Blocks, np.ndarray[Any, np.dtype[np.int64]]]
 """Blocks of X, blocks of Y, and for each row of Y the row of X that it belongs to."""
+
+MOST_IMAGES = 1000
+"""Images that parts, weights and corrections are chosen on; of more, a seeded sample."""
 
 NORMALIZATIONS = ("none", "unit", "sqrt-unit")
 
@@ -122,10 +126,26 @@ def take_rows(blocks: Blocks, rows: Any) -> Blocks:
     return {name: features[rows] for name, features in blocks.items()}
 
 
-def apply_geometry(side: Side, blocks: Blocks) -> Blocks:
-    """Return blocks as the models take them."""
+def sample_images(pairs: Pairs, random_state: int | None) -> Pairs:
+    """Return at most ``MOST_IMAGES`` images with their captions."""
+    x, y, pairing = pairs
+    described = np.unique(pairing)
+    if len(described) <= MOST_IMAGES:
+        return pairs
+    part = hold_out(pairing, count_rows(x), MOST_IMAGES / len(described), random_state)[1]
+    return take_rows(x, part.images), take_rows(y, part.captions), part.pairing
+
+
+def unit_key(name: str) -> str:
+    """Return where ``apply_geometry`` puts the rows of a block as encoded, with unit length."""
+    return f"{name}\0unit"
+
+
+def apply_geometry(side: Side, blocks: Blocks, unit: Collection[str] = ()) -> Blocks:
+    """Return blocks as the models take them; those named in ``unit`` also as an identity part takes them."""
     if missing := [name for name in side if name not in blocks]:
         raise InputError(
             f"the blocks {missing} are missing; give every block that the model was fitted with."
         )
-    return {name: geometry.apply(blocks[name], name) for name, geometry in side.items()}
+    shaped = {name: geometry.apply(blocks[name], name) for name, geometry in side.items()}
+    return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in unit}

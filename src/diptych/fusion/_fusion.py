@@ -22,11 +22,11 @@ from diptych._checks import (
     InputError,
     Task,
     check_choice,
+    check_count,
     check_pairing,
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
-from diptych.cca import Spectra, spectra_from_moments
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
@@ -35,11 +35,13 @@ from diptych.fusion._blocks import (
     Block,
     Blocks,
     Floats,
+    Geometry,
     Pairs,
     Side,
     apply_geometry,
     as_blocks,
     count_rows,
+    sample_images,
     take_rows,
 )
 from diptych.fusion._hubness import (
@@ -53,7 +55,7 @@ from diptych.fusion._hubness import (
     compute_offsets,
 )
 from diptych.fusion._members import (
-    FittedPart,
+    AnyPart,
     LinearMaps,
     Member,
     Part,
@@ -63,6 +65,7 @@ from diptych.fusion._members import (
     choose_use,
     embed_members,
     fit_part,
+    identity_blocks,
     make_parts,
     make_uses,
 )
@@ -72,8 +75,6 @@ Views: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
 """Features of one view, or named blocks of them."""
 
 KIND = "fusion"
-MOST_IMAGES = 1000
-"""Validation images that weights and corrections are chosen on; of more, a seeded sample."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {
@@ -200,8 +201,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     blocks : dict or None
         ``Block`` of each feature block by name; a block that is not named tries every normalisation.
     parts : "family", "together", list of Part, or None
-        Which blocks each model sees. ``"together"``: all side by side. ``"family"``: that, and each block
-        alone with all blocks of the other view. Or as listed.
+        Which blocks each model sees. ``"together"``: all side by side. ``"family"``: that, each block alone
+        with all blocks of the other view, and the cosine of two blocks as they are, where they look like
+        those of a dual encoder (CLIP). Or as listed.
     weightings : sequence of str or None
         Weightings to choose from for every part and task: ``"asymmetric"``, ``"residual"`` and the others.
     hubness : sequence of str or None
@@ -313,32 +315,27 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.check_parameters()
         start, settings = time.perf_counter(), self._settings()
         training, held_out, description = self._split(_as_pairs(X, Y, pairing), validation)
+        parts = self._make_parts(settings["parts"], training)
         self.geometry_, geometries = self._choose_geometry(training, held_out)
-        training, held_out = self._apply_geometry(training), self._apply_geometry(held_out)
+        training, held_out = self._apply_geometry(training, parts), self._apply_geometry(held_out, parts)
         scales = tuple(map(float, self.scales))
-        fitted = [
-            fit_part(part, training, held_out, self.grid, self.precision, scales)
-            for part in self._make_parts(settings["parts"], training)
-        ]
-        sample = _sample_images(held_out, self.random_state)
+        fitted = [fit_part(part, training, held_out, self.grid, self.precision, scales) for part in parts]
+        sample = sample_images(held_out, self.random_state)
         self.members_: dict[Task, list[Member]] = {}
         self.corrections_: dict[Task, Correction] = {}
         self.banks_: dict[Task, Floats] = {}
         reports: dict[Task, _TaskReport] = {}
         refits = self.refits(validation)
-        all_spectra: dict[int, Spectra] = {}
+        final: dict[int, AnyPart] = {}
         for task in TASKS:
             uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings)
             self.members_[task] = []
             for at, (one, use, weight) in enumerate(zip(fitted, uses, choice.weights, strict=True)):
                 if weight == 0.0:
                     continue
-                if at not in all_spectra:
-                    more = one.part.moments(held_out, self.precision) if refits else None
-                    all_spectra[at] = (
-                        one.spectra if more is None else spectra_from_moments(one.moments + more)
-                    )
-                linear = one.refit(all_spectra[at], task, use, settings["n_components"])
+                if at not in final:
+                    final[at] = one.refit(held_out, self.precision) if refits else one
+                _, linear = next(final[at].make_maps(task, [use], settings["n_components"]))
                 self.members_[task].append(Member(one.part, use, weight, linear))
             self.corrections_[task] = choice.correction
             self.banks_[task] = self._make_bank(task, training)
@@ -352,6 +349,38 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             "seconds": time.perf_counter() - start,
         }
         return self
+
+    @classmethod
+    def zero_shot(cls, width: int) -> Fusion:
+        """Return a model that compares the ``width`` features of a dual encoder as they are, without pairs.
+
+        ``Retriever.from_model`` makes a retriever of it, to which items can be added.
+
+        >>> import numpy as np
+        >>> model = Fusion.zero_shot(3)
+        >>> scores = model.queries(np.eye(3)) @ model.items(2 * np.eye(3)).T
+        >>> bool(np.allclose(scores, np.eye(3)))
+        True
+        """
+        check_count(width, "width")
+        part = Part(("x",), ("y",), kind="identity")
+        model = cls(parts=[part], hubness=("none",))
+        model.geometry_ = {view: {view: Geometry("none", 1, 1.0, width)} for view in ("x", "y")}
+        zero, eye = np.zeros(width, np.float32), np.eye(width, dtype=np.float32)
+        member = Member(part, Use("identity", 1.0), 1.0, LinearMaps(zero, zero, eye, eye))
+        model.members_ = {task: [member] for task in TASKS}
+        model.corrections_ = {task: Correction() for task in TASKS}
+        model.banks_ = {task: np.zeros((0, width), dtype=np.float32) for task in TASKS}
+        model.selection_ = {
+            "criterion": "none",
+            "validation": "no pairs",
+            "refitted": False,
+            "geometry": {},
+            "parts": [],
+            "tasks": {},
+            "seconds": 0.0,
+        }
+        return model
 
     def refits(self, validation: tuple[Any, ...] | None = None) -> bool:
         """Return whether ``fit`` fits the chosen models again on training and validation pairs together."""
@@ -500,35 +529,47 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         blocks = {name: given.get(name, Block()) for name in names}
         return choose_geometry(training, held_out, blocks, self.precision)
 
-    def _apply_geometry(self, pairs: Pairs) -> Pairs:
-        x, y, pairing = pairs
-        return apply_geometry(self.geometry_["x"], x), apply_geometry(self.geometry_["y"], y), pairing
+    def _apply_geometry(self, pairs: Pairs, parts: Sequence[Part]) -> Pairs:
+        x, y = (
+            apply_geometry(self.geometry_[view], blocks, identity_blocks(parts, view))
+            for view, blocks in zip("xy", pairs[:2], strict=True)
+        )
+        return x, y, pairs[2]
 
     def _make_parts(self, setting: Any, training: Pairs) -> list[Part]:
         if isinstance(setting, str):
             kind = check_choice(setting, ("family", "together"), "parts")
-            return make_parts(kind, list(training[0]), list(training[1]))
+            return make_parts(kind, training, self.random_state)
         parts: list[Part] = list(setting)
         known = set(training[0]), set(training[1])
         if not parts or not all(
             isinstance(p, Part) and set(p.x) <= known[0] and set(p.y) <= known[1] for p in parts
         ):
             raise InputError(f"parts={parts!r} is not a list of Part of blocks of X and of Y; give that.")
+        for part in parts:
+            widths = training[0][part.x[0]].shape[1], training[1][part.y[0]].shape[1]
+            if part.kind == "identity" and widths[0] != widths[1]:
+                raise InputError(
+                    f"the identity part {part} compares {widths[0]} with {widths[1]} features; give blocks "
+                    "of the same width, from one dual encoder."
+                )
         return parts
 
     def _choose(
-        self, task: Task, fitted: list[FittedPart], training: Pairs, sample: Pairs, settings: dict[str, Any]
+        self, task: Task, fitted: list[AnyPart], training: Pairs, sample: Pairs, settings: dict[str, Any]
     ) -> tuple[list[Use], TaskChoice, _TaskReport]:
         """Return the best use of every part, weights and a correction for all of them, and a report."""
-        dimension = max(min(one.spectra.ranks) for one in fitted)
-        evaluator = Evaluator(task, sample[2], count_rows(sample[0]), dimension)
+        evaluator = Evaluator(task, sample[2], count_rows(sample[0]), max(one.dimension for one in fitted))
         items, queries = sample[0], sample[1]
         if task == "annotate":
             items, queries = sample[1], take_rows(sample[0], evaluator.truth.described)
         trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
         best = [choose_use(one, trial, uses, settings["n_components"], kinds) for one in fitted]
-        choice = choose_weights(evaluator, [scores for _, scores, _ in best], kinds, self.search_weights)
+        unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
+        choice = choose_weights(
+            evaluator, [scores for _, scores, _ in best], kinds, self.search_weights, unfitted
+        )
         report: _TaskReport = {
             "parts": [cast(_PartReport, each) for _, _, each in best],
             "weights": list(choice.weights),
@@ -550,8 +591,10 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         return embed_members(members, self._draw_bank(task, training), QUERY_VIEW[task], weighted=False)
 
     def _embed(self, features: Any, task: Task, view: Literal["x", "y"], weighted: bool) -> Floats:
-        blocks = apply_geometry(self.geometry_[view], as_blocks(features, view))
-        return embed_members(self.members_[task], blocks, view, weighted=weighted)
+        members = self.members_[task]
+        unit = identity_blocks((member.part for member in members), view)
+        blocks = apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
+        return embed_members(members, blocks, view, weighted=weighted)
 
 
 def _as_pairs(x: Any, y: Any, pairing: Any = None) -> Pairs:
@@ -559,24 +602,12 @@ def _as_pairs(x: Any, y: Any, pairing: Any = None) -> Pairs:
     return x, y, cast(Any, to_numpy(check_pairing(pairing, count_rows(x), next(iter(y.values())))))
 
 
-def _sample_images(pairs: Pairs, random_state: int | None) -> Pairs:
-    """Return at most ``MOST_IMAGES`` images with their captions."""
-    x, y, pairing = pairs
-    described = np.unique(pairing)
-    if len(described) <= MOST_IMAGES:
-        return pairs
-    part = hold_out(pairing, count_rows(x), MOST_IMAGES / len(described), random_state)[1]
-    return take_rows(x, part.images), take_rows(y, part.captions), part.pairing
-
-
-def _report_fit(one: FittedPart) -> _FitReport:
-    return {
+def _report_fit(one: AnyPart) -> _FitReport:
+    scales = {
         "x": dict(zip(one.part.x, one.part.x_scales, strict=True)),
         "y": dict(zip(one.part.y, one.part.y_scales, strict=True)),
-        "params": {task: list(one.path.params(task)) for task in TASKS},
-        "choice": {task: list(one.path.choice[task]) for task in TASKS},
-        "seconds": one.path.seconds,
     }
+    return cast(_FitReport, {**scales, **one.report()})
 
 
 def _take_maps(tensors: Tensors, name: str, part: Part, config: FusionConfig, source: Path) -> LinearMaps:

@@ -9,7 +9,7 @@ influences the answer to another.
 Weights and corrections are chosen for one task on validation, from score matrices that are computed once. The
 criterion is the mean of r@1, r@5 and r@10: on a thousand images r@1 alone varies by more than a point by
 chance. Single models are always among the candidates, so on validation the result is never worse than the
-best of them.
+best of them; but a part that was not fitted is left only for a choice that is clearly better.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """The weights to try for a model, relative to the largest."""
 
 BLOCK_BYTES = 2**27
+
+STANDARD_ERRORS = 2.0
+"""By how many a choice must exceed a part that was not fitted, on validation."""
 
 _PROVISIONAL = (10, 0.3)  # k and strength while weights are searched; both are chosen afterwards
 _GAIN = 0.05  # percentage points below which a change is not worth making
@@ -155,6 +158,11 @@ class Evaluator:
         """Return the criterion."""
         return mean_recall(self.ranks(scores, total))
 
+    def values(self, scores: Floats) -> Floats:
+        """Return the criterion of each query; ``value`` is their mean."""
+        ranks = self.ranks(scores)
+        return np.asarray(np.mean([100.0 * (ranks <= k) for k in (1, 5, 10)], axis=0))
+
     def recall(self, scores: Floats) -> dict[str, float]:
         """Return r@1, r@5 and r@10."""
         ranks = self.ranks(scores)
@@ -182,26 +190,39 @@ def choose_correction(
 
 
 def choose_weights(
-    evaluator: Evaluator, parts: Sequence[PartScores], kinds: Sequence[str], search: bool = True
+    evaluator: Evaluator,
+    parts: Sequence[PartScores],
+    kinds: Sequence[str],
+    search: bool = True,
+    unfitted: Sequence[int] = (),
 ) -> TaskChoice:
-    """Return the best of each model alone, all with equal weights and, with ``search``, searched weights."""
+    """Return the best of each model alone, all with equal weights and, with ``search``, searched weights.
+
+    The best of the ``unfitted`` parts is kept alone unless the best choice exceeds it by more than
+    ``STANDARD_ERRORS``: on a few validation pairs a good dual encoder finds nearly all, and a model that is
+    much worse on more items may exceed it by chance.
+    """
     candidates = [tuple(float(i == j) for j in range(len(parts))) for i in range(len(parts))]
     if len(parts) > 1:
         candidates.append((1.0,) * len(parts))
         if search:
             corrected = any(kind != "none" for kind in kinds)
             candidates.append(_search_weights(evaluator, parts, candidates, corrected))
-    best: TaskChoice | None = None
+    choices: list[tuple[TaskChoice, Floats]] = []
     for weights in dict.fromkeys(candidates):
         shares = tuple(w / sum(weights) for w in weights)
         mixed = PartScores(
             _mix([part.scores for part in parts], shares), _mix([part.bank for part in parts], shares)
         )
         correction, value, scores = choose_correction(evaluator, mixed, kinds)
-        if best is None or value > best.value:
-            best = TaskChoice(shares, correction, value, evaluator.recall(scores))
-    assert best is not None
-    return best
+        choices.append((TaskChoice(shares, correction, value, evaluator.recall(scores)), scores))
+    best = max(choices, key=lambda choice: choice[0].value)
+    if unfitted:
+        plain = max((choices[at] for at in unfitted), key=lambda choice: choice[0].value)
+        gains = evaluator.values(best[1]) - evaluator.values(plain[1])
+        if gains.mean() <= STANDARD_ERRORS * gains.std() / np.sqrt(len(gains)):
+            return plain[0]
+    return best[0]
 
 
 def _search_weights(

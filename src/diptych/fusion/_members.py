@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
 from diptych._arrays import to_numpy
-from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task
+from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
 from diptych._persistence import Schema
 from diptych.cca import (
     CanonicalModel,
@@ -24,30 +24,50 @@ from diptych.cca import (
 from diptych.cca._moments import Precision
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection import Path, make_grid, make_problem, regularization_path
-from diptych.fusion._blocks import Block, Blocks, Floats, Geometry, Pairs, Side, apply_geometry
+from diptych.fusion._blocks import (
+    Block,
+    Blocks,
+    Floats,
+    Geometry,
+    Pairs,
+    Side,
+    apply_geometry,
+    sample_images,
+    unit_key,
+)
 from diptych.fusion._hubness import Evaluator, PartScores, choose_correction
-from diptych.ranking import metric
+from diptych.ranking import metric, ranks
 
 COARSE = 8
 """Points per side of the grid where alternatives are only compared with each other."""
+
+DOUBT = 3.0
+"""Standard deviations from chance, beyond which two blocks are taken for those of a dual encoder."""
 
 
 class Part(Schema, frozen=True):
     """Which blocks of X and of Y one model sees side by side, and the scale of each.
 
+    ``kind="identity"`` fits nothing: it compares one block of X with one block of Y as they are, by their
+    cosine, as CLIP and other dual encoders do. Both must have the same width.
+
     Examples
     --------
     >>> str(Part(("resnet", "dino"), ("hkse",)))
     'resnet + dino × hkse'
+    >>> str(Part(("clip images",), ("clip texts",), kind="identity"))
+    'clip images × clip texts'
     """
 
     x: tuple[str, ...]
     y: tuple[str, ...]
     x_scales: tuple[float, ...] = ()
     y_scales: tuple[float, ...] = ()
+    kind: Literal["awcca", "identity"] = "awcca"
 
     def __post_init__(self) -> None:
-        """Check the scales, and set those that are not given to 1."""
+        """Check the settings, and set scales that are not given to 1."""
+        check_choice(self.kind, ("awcca", "identity"), "kind")
         for view in ("x", "y"):
             names, scales = tuple(getattr(self, view)), tuple(getattr(self, f"{view}_scales"))
             if not names or (scales and len(scales) != len(names)):
@@ -56,6 +76,8 @@ class Part(Schema, frozen=True):
                 raise InputError(f"a part has the scales {scales}; give positive numbers.")
             msgspec.structs.force_setattr(self, view, names)
             msgspec.structs.force_setattr(self, f"{view}_scales", scales or (1.0,) * len(names))
+            if self.kind == "identity" and (len(names) > 1 or scales not in ((), (1.0,))):
+                raise InputError(f"an identity part has {names}; give one block of each view, and no scales.")
 
     def __str__(self) -> str:
         """Return the blocks, for tables."""
@@ -64,6 +86,8 @@ class Part(Schema, frozen=True):
     def features(self, blocks: Blocks, view: str) -> Floats:
         """Return the features that the model sees of one view, ``"x"`` or ``"y"``."""
         names, scales = (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
+        if self.kind == "identity":
+            return blocks[unit_key(names[0])]
         scaled = [
             blocks[name] if scale == 1.0 else blocks[name] * blocks[name].dtype.type(scale)
             for name, scale in zip(names, scales, strict=True)
@@ -80,7 +104,10 @@ class Part(Schema, frozen=True):
 
 
 class Use(Schema, frozen=True):
-    """How a model is used for a task: its weighting, and γ as a multiple of the path's choice."""
+    """How a model is used for a task: its weighting, and γ as a multiple of the path's choice.
+
+    An identity part has no γ, and as its weighting ``"identity"`` or, with the means removed, ``"centred"``.
+    """
 
     weighting: str
     relaxation: float
@@ -143,6 +170,13 @@ class FittedPart:
     spectra: Spectra
     path: Path
 
+    growth: float = 1.0  # how many times more pairs than γ was chosen for
+
+    @property
+    def dimension(self) -> int:
+        """The most components that it can have."""
+        return min(self.spectra.ranks)
+
     def make_maps(
         self, task: Task, uses: Sequence[Use], n_components: int | None
     ) -> Iterator[tuple[Use, LinearMaps]]:
@@ -150,41 +184,114 @@ class FittedPart:
         models: dict[float, CanonicalModel] = {}
         for use in uses:
             if use.relaxation not in models:
-                models[use.relaxation] = self._fit(self.spectra, task, use.relaxation, n_components)
+                models[use.relaxation] = self._fit(task, use.relaxation * self.growth, n_components)
             yield use, LinearMaps.from_model(self.spectra, models[use.relaxation], use.weighting, task)
 
-    def refit(self, spectra: Spectra, task: Task, use: Use, n_components: int | None) -> LinearMaps:
-        """Return the maps of ``use`` from the spectra of more pairs, with γ scaled by their number."""
-        factor = use.relaxation * spectra.count / self.spectra.count
-        model = self._fit(spectra, task, factor, n_components)
-        return LinearMaps.from_model(spectra, model, use.weighting, task)
+    def refit(self, more: Pairs, precision: Precision) -> FittedPart:
+        """Return the part fitted on more pairs too, with γ scaled by their number."""
+        moments = self.moments + self.part.moments(more, precision)
+        growth = moments.count / self.moments.count
+        return replace(self, moments=moments, spectra=spectra_from_moments(moments), growth=growth)
 
-    def _fit(self, spectra: Spectra, task: Task, factor: float, n_components: int | None) -> CanonicalModel:
+    def report(self) -> dict[str, Any]:
+        """Return the chosen γ and their places on the grid."""
+        return {
+            "params": {task: list(self.path.params(task)) for task in TASKS},
+            "choice": {task: list(self.path.choice[task]) for task in TASKS},
+            "seconds": self.path.seconds,
+        }
+
+    def _fit(self, task: Task, factor: float, n_components: int | None) -> CanonicalModel:
         g_x, g_y = self.path.params(task)
         filters = Tikhonov(g_x * factor), Tikhonov(g_y * factor)
-        if n_components is None or n_components > min(spectra.ranks) // 2:
-            most = None if n_components is None else min(n_components, *spectra.ranks)
-            return regularized_cca(spectra, *filters, most)
-        return regularized_cca(spectra, *filters, n_components, leading=True)
+        if n_components is None or n_components > min(self.spectra.ranks) // 2:
+            most = None if n_components is None else min(n_components, *self.spectra.ranks)
+            return regularized_cca(self.spectra, *filters, most)
+        return regularized_cca(self.spectra, *filters, n_components, leading=True)
 
 
-def make_parts(kind: str, x: Sequence[str], y: Sequence[str]) -> list[Part]:
+@dataclass(frozen=True, eq=False)
+class IdentityPart:
+    """A part that compares two blocks as they are; ``pairs`` give the means that may be removed."""
+
+    part: Part
+    pairs: tuple[Pairs, ...]
+
+    @property
+    def dimension(self) -> int:
+        """The width of both blocks."""
+        return int(self.part.features(self.pairs[0][0], "x").shape[1])
+
+    def make_maps(
+        self, task: Task, uses: Sequence[Use], n_components: int | None
+    ) -> Iterator[tuple[Use, LinearMaps]]:
+        """Iterate over the ways to compare, or those of them that are in ``uses``."""
+        eye = np.eye(self.dimension, dtype=np.float32)
+        zero = np.zeros(self.dimension, dtype=np.float32)
+        own = Use("identity", 1.0), Use("centred", 1.0)
+        for use in [use for use in uses if use in own] or own:
+            x_mean = y_mean = zero
+            if use.weighting == "centred":
+                x_rows, y_rows = zip(*(self.part.views(pairs) for pairs in self.pairs), strict=True)
+                x_mean, y_mean = (np.concatenate(rows).mean(axis=0) for rows in (x_rows, y_rows))
+            yield use, LinearMaps(x_mean.astype(np.float32), y_mean.astype(np.float32), eye, eye)
+
+    def refit(self, more: Pairs, precision: Precision) -> IdentityPart:
+        """Return the part with the means of more pairs."""
+        return IdentityPart(self.part, (*self.pairs, more))
+
+    def report(self) -> dict[str, Any]:
+        """Return that nothing was fitted."""
+        return {"params": {}, "choice": {}, "seconds": 0.0}
+
+
+AnyPart: TypeAlias = FittedPart | IdentityPart
+
+
+def make_parts(kind: str, training: Pairs, random_state: int | None = 0) -> list[Part]:
     """Return the parts of a ``kind``.
 
     ``"together"``: all blocks side by side. ``"family"``: that, and each block alone with all blocks of the
-    other view.
+    other view; before them, two blocks as they are where their cosine finds pairs better than chance. On a
+    tie the first part wins, and a part without a fit cannot overfit.
     """
-    parts = [Part(tuple(x), tuple(y))]
+    x, y = (tuple(view) for view in training[:2])
+    parts = [Part(x, y)]
     if kind == "family":
-        parts += [Part(tuple(x), (name,)) for name in y if len(y) > 1]
-        parts += [Part((name,), tuple(y)) for name in x if len(x) > 1]
+        parts += [Part(x, (name,)) for name in y if len(y) > 1]
+        parts += [Part((name,), y) for name in x if len(x) > 1]
+        identities = [
+            Part((a,), (b,), kind="identity")
+            for a, its in training[0].items()
+            for b, own in training[1].items()
+            if its.shape[1] == own.shape[1]
+            and _beats_chance(sample_images(({a: its}, {b: own}, training[2]), random_state))
+        ]
+        parts = identities + parts
     return parts
+
+
+def identity_blocks(parts: Iterable[Part], view: str) -> set[str]:
+    """Return the blocks of a view that identity parts compare as they are."""
+    return {getattr(part, view)[0] for part in parts if part.kind == "identity"}
+
+
+def _beats_chance(pairs: Pairs) -> bool:
+    """Return whether the cosine of two blocks ranks the right row of X far better than chance.
+
+    By chance ranks are uniform on 1 to n, so their mean over m images has the standard deviation n / √(12 m).
+    """
+    (x,), (y,), pairing = pairs[0].values(), pairs[1].values(), pairs[2]
+    better = (len(x) + 1) / 2 - float(np.mean(to_numpy(ranks(x, y, pairing, task="search"))))
+    return better > DOUBT * len(x) / float(np.sqrt(12 * len(np.unique(pairing))))
 
 
 def fit_part(
     part: Part, training: Pairs, validation: Pairs, grid: Any, precision: Precision, scales: tuple[float, ...]
-) -> FittedPart:
+) -> AnyPart:
     """Choose the scale of each block where there are several, then γ on the whole ``grid``."""
+    if part.kind == "identity":
+        return IdentityPart(part, (training,))
     part, moments = _choose_scales(part, part.moments(training, precision), training, validation, scales)
     spectra = spectra_from_moments(moments)
     return FittedPart(part, moments, spectra, _select(part, spectra, validation, grid, extend=True))
@@ -304,7 +411,7 @@ def make_uses(weightings: Sequence[str], relaxations: Sequence[float]) -> list[U
 
 
 def choose_use(
-    fitted: FittedPart, trial: Trial, uses: Sequence[Use], n_components: int | None, kinds: Sequence[str]
+    fitted: AnyPart, trial: Trial, uses: Sequence[Use], n_components: int | None, kinds: Sequence[str]
 ) -> tuple[Use, PartScores, dict[str, Any]]:
     """Return the use with the best corrected scores, its scores before correction, and a report."""
     task, part = trial.evaluator.task, fitted.part
