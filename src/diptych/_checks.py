@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral
@@ -154,6 +156,26 @@ def missing_package_error(what: str, extra: str, package: str = "") -> InputErro
     quoted = " ".join(f'"{requirement}"' for requirement in needed) or package or extra
     listed = " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
     return InputError(f"{what} {listed or package or extra}; install with: pip install {quoted}")
+
+
+def import_package(name: str, missing: InputError) -> Any:
+    """Import an optional package; raise ``missing`` if it is not installed.
+
+    A package that is installed but cannot be imported, such as a torchvision that was built for another
+    torch, is another ``InputError``.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a package may fail in any way
+        if importlib.util.find_spec(name) is None:
+            raise missing from None
+        cause: BaseException = error
+        while cause.__cause__ or cause.__context__:
+            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+        raise InputError(
+            f"{name} is installed but cannot be imported ({type(cause).__name__}: {cause}); reinstall it "
+            "together with torch and torchvision, from the same source, so that their versions match."
+        ) from None
 
 
 def check_choice(value: object, choices: tuple[str, ...], name: str) -> str:

@@ -1,10 +1,14 @@
+import json
+import pickle
+import shutil
 import sys
-import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diptych import InputError
+from diptych.data import read_pairs
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder, tokenize
 
 TEXTS = ["a dog", "two cats", "a tree"]
@@ -90,25 +94,121 @@ def test_wrong_precomputed_features_are_refused(tmp_path):
             sentence_encoder(tmp_path / name, texts=TEXTS)
 
 
-def test_sentence_transformers_are_loaded_without_running_model_code(monkeypatch):
-    arguments = {}
+@pytest.fixture
+def copy(minilm, tmp_path):
+    """A copy of MiniLM's folder that may be changed."""
+    return Path(shutil.copytree(minilm, tmp_path / "copy"))
 
-    class SentenceTransformer:
-        def __init__(self, name, **options):
-            arguments.update(options, name=name)
 
-        def encode(self, texts, **options):
-            return lengths(texts)
+def change_json(path, **change):
+    """Change entries of a JSON object in a file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
-    module = types.ModuleType("sentence_transformers")
-    module.SentenceTransformer = SentenceTransformer
-    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-    encoder = sentence_encoder("some/model", device="cpu")
-    np.testing.assert_array_equal(encoder.encode(TEXTS), lengths(TEXTS))
-    assert arguments["name"] == "some/model"
-    assert arguments["device"] == "cpu"
-    assert arguments["trust_remote_code"] is False
-    assert arguments["model_kwargs"] == {"use_safetensors": True}
+
+@pytest.mark.data
+def test_minilm_gives_the_features_of_flickr8k(minilm, real_data):
+    captions = read_pairs(real_data / "flickr8k" / "dataset_flickr8k.json").captions
+    rows = np.random.default_rng(0).permutation(len(captions))[:200]
+    encoder = sentence_encoder(minilm)
+    features = encoder.encode([captions[row] for row in rows])
+    expected = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[rows].astype(np.float32)
+    lengths = np.linalg.norm(features, axis=1), np.linalg.norm(expected, axis=1)
+    cosines = np.sum(features * expected, axis=1) / lengths[0] / lengths[1]
+    assert cosines.min() > 0.999
+    # The folder ends with a layer that scales to unit length; the given features were made without it.
+    np.testing.assert_allclose(lengths[0], 1, rtol=1e-5)
+    again = pickle.loads(pickle.dumps(encoder))
+    assert again.fingerprint == encoder.fingerprint
+    np.testing.assert_allclose(again.encode([captions[rows[0]]])[0], features[0], rtol=0, atol=1e-5)
+
+
+def test_a_fingerprint_covers_what_decides_the_features(minilm, copy):
+    fingerprint = sentence_encoder(minilm).fingerprint
+    assert sentence_encoder(copy).fingerprint == fingerprint  # wherever the folder is
+    (copy / "README.md").write_text("Other words.")
+    assert sentence_encoder(copy).fingerprint == fingerprint
+    change_json(
+        copy / "1_Pooling" / "config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False
+    )
+    changed = sentence_encoder(copy)
+    assert changed.fingerprint != fingerprint
+    assert np.abs(changed.encode(TEXTS) - sentence_encoder(minilm).encode(TEXTS)).max() > 0.01
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_no_code_in_a_folder_is_run(copy, tmp_path, trusted):
+    code = f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Own: pass\nclass OwnConfig: pass\n"
+    (copy / "own.py").write_text(code)
+    modules = json.loads((copy / "modules.json").read_text())
+    (copy / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "type": "own.Own"}]))
+    if trusted:  # a folder cannot say that it is
+        change_json(copy / "sentence_bert_config.json", model_args={"trust_remote_code": True})
+    with pytest.raises(InputError, match="could not be opened as a sentence-transformers model .*own.Own"):
+        sentence_encoder(copy)
+    (copy / "modules.json").write_text(json.dumps(modules))
+    change_json(
+        copy / "config.json",
+        model_type="own",
+        auto_map={"AutoConfig": "own.OwnConfig", "AutoModel": "own.Own"},
+    )
+    with pytest.raises(InputError, match="custom code"):
+        sentence_encoder(copy)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_version_that_runs_code_of_a_folder_is_refused(minilm, monkeypatch):
+    monkeypatch.setattr("sentence_transformers.__version__", "5.4.1")
+    with pytest.raises(InputError, match="sentence-transformers 5.4.1 runs the code .*pip install"):
+        sentence_encoder(minilm)
+
+
+def test_pickled_weights_are_refused(minilm, copy, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(copy / "model.safetensors")
+    torch.save(tensors, copy / "pytorch_model.bin")
+    assert sentence_encoder(copy).fingerprint == sentence_encoder(minilm).fingerprint  # not read
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="pytorch_model.bin contains pickled weights, which are not read"):
+        sentence_encoder(copy)
+    # A dense layer after the transformer has a file of its own.
+    shutil.copy(minilm / "model.safetensors", copy)
+    modules = json.loads((copy / "modules.json").read_text())
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    (copy / "modules.json").write_text(json.dumps([*modules[:2], dense]))
+    (copy / "2_Dense").mkdir()
+    settings = {"in_features": 384, "out_features": 5, "bias": False}
+    settings["activation_function"] = "torch.nn.modules.activation.Tanh"
+    (copy / "2_Dense" / "config.json").write_text(json.dumps(settings))
+    torch.save({"linear.weight": torch.ones(5, 384)}, copy / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(InputError, match="2_Dense.pytorch_model.bin contains pickled weights"):
+        sentence_encoder(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b"cut"),
+        ("model.safetensors", None),
+        ("config.json", b"{"),
+        ("modules.json", b"{"),
+        ("modules.json", b"[3]"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(copy, name, content):
+    (copy / name).unlink()
+    if content is not None:
+        (copy / name).write_bytes(content)
+    with pytest.raises(InputError, match="could not be opened as a sentence-transformers model") as caught:
+        sentence_encoder(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "all-MiniLM-L6-v2", "nobody/none-such"])
+def test_a_model_that_is_not_here_is_one_sentence(minilm, name):
+    with pytest.raises(InputError, match=f"'{name}' could not be opened .* give the folder of one"):
+        sentence_encoder(name)
 
 
 def test_missing_sentence_transformers_names_the_install_command(monkeypatch):

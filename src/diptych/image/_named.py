@@ -6,8 +6,9 @@ These libraries are imported only when one of their networks is used.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import math
 import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from diptych._checks import InputError
+from diptych._checks import InputError, import_package
 from diptych._fastembed import open_fastembed
 from diptych._persistence import read_tensors
 from diptych.image._encoders import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder, PyramidDescriptor
@@ -64,11 +65,12 @@ class TorchEncoder(NetworkEncoder):
 def torchvision_encoder(
     name: str, recipe: RecipeLike | None = None, *, weights: StrPath | None = None, device: str = "cpu"
 ) -> TorchEncoder:
-    """Return an encoder with a torchvision network, without the network's last layer.
+    """Return an encoder with a classification network of torchvision, without the network's last layer.
 
     The paper uses ``"vgg19"``, the output of fc7 after its rectifier, averaged over ten crops; and
     ``"resnet101"``, the spatial average over the full image. These are the default recipes of VGG and ResNet;
-    for other networks it is ``"imagenet-224"``. ``weights`` is a safetensors file; by default, torchvision
+    other networks are given images as torchvision prepares them for its default weights. ``weights`` is a
+    safetensors file with torchvision's names, in which a classifier is ignored; by default, torchvision
     downloads its own weights once.
 
     Examples
@@ -77,14 +79,25 @@ def torchvision_encoder(
     2048
     """
     models = _import("torchvision").models
-    if name not in models.list_models():
-        raise InputError(f"torchvision has no network {name!r}; list_models() gives the names.")
-    module = models.get_model(name, weights=None if weights is not None else "DEFAULT")
+    if name not in models.list_models(module=models):
+        raise InputError(
+            f"torchvision has no network {name!r} for classification; "
+            "torchvision.models.list_models(module=torchvision.models) gives the names."
+        )
+    own = models.get_model_weights(name).DEFAULT
+    module = _remove_last_layer(models.get_model(name, weights=None, **_OPTIONS.get(name, {})))
     if weights is not None:
-        _load_weights(module, weights)
-    module = _remove_last_layer(module).to(device)
+        _load_weights(module, read_tensors(weights), weights, _HEADS)
+    else:
+        try:
+            # torchvision itself would unpickle the file without weights_only.
+            state = own.get_state_dict(check_hash=True, weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            raise _no_own_weights(f"torchvision:{name}", error) from None
+        _load_weights(module, state, own.url, _HEADS)
     fingerprint = f"torchvision:{name}:{_digest(module)}"
-    return _make_encoder(module, recipe or _default_recipe(name), fingerprint, f"torchvision:{name}", weights)
+    recipe = recipe or _default_recipe(name, own.transforms())
+    return _make_encoder(module.to(device), recipe, fingerprint, f"torchvision:{name}", weights)
 
 
 def timm_encoder(
@@ -92,8 +105,8 @@ def timm_encoder(
 ) -> TorchEncoder:
     """Return an encoder with a timm network, without its classifier and with timm's own pooling.
 
-    The default recipe is timm's configuration of the network. ``weights`` is a safetensors file; by default,
-    timm downloads its own weights once.
+    The default recipe is timm's configuration of the network. ``weights`` is a safetensors file with timm's
+    names, in which a classifier is ignored; by default, timm downloads its own weights once.
 
     Examples
     --------
@@ -102,12 +115,18 @@ def timm_encoder(
     """
     timm = _import("timm")
     if not timm.is_model(name.split(".")[0]):
-        raise InputError(f"timm has no network {name!r}; list_models() gives the names.")
-    module = timm.create_model(name, pretrained=weights is None, num_classes=0)
+        raise InputError(f"timm has no network {name!r}; timm.list_models() gives the names.")
+    try:
+        module = timm.create_model(name, pretrained=weights is None, num_classes=0)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _no_own_weights(f"timm:{name}", error) from None
     if weights is not None:
-        _load_weights(module, weights)
+        classifiers = module.pretrained_cfg.get("classifier") or ()
+        names = (classifiers,) if isinstance(classifiers, str) else classifiers
+        heads = tuple(name.partition(".")[0] for name in names)
+        _load_weights(module, read_tensors(weights), weights, heads)
     if recipe is None:
-        recipe = _read_timm_config(timm.data.resolve_data_config({}, model=module))
+        recipe = _read_timm_config(name, timm.data.resolve_data_config({}, model=module))
     fingerprint = f"timm:{name}:{_digest(module)}"
     return _make_encoder(module.to(device), recipe, fingerprint, f"timm:{name}", weights)
 
@@ -159,6 +178,14 @@ def image_encoder(
 
 _LIBRARIES = {"torchvision": torchvision_encoder, "timm": timm_encoder}
 
+# torchvision sets these for its own weights alone, but the input of these networks follows from them.
+_INCEPTION = {"transform_input": True, "aux_logits": False, "init_weights": False}
+_OPTIONS = {"googlenet": _INCEPTION, "inception_v3": _INCEPTION}
+
+# Names that torchvision gives to the last layers, and to classifiers that only training uses.
+_LAST = ("fc", "classifier", "heads", "head")
+_HEADS = (*_LAST, "aux1", "aux2", "AuxLogits")
+
 
 def _make_encoder(
     module: Any,
@@ -176,50 +203,83 @@ def _make_encoder(
 
 
 def _import(library: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise InputError(
-            f"{library} is not installed; install it (pip install {library}), or use an ONNX file."
-        ) from None
+    missing = f"{library} is not installed; install it (pip install {library}), or use an ONNX file."
+    return import_package(library, InputError(missing))
 
 
-def _load_weights(module: Any, weights: StrPath) -> None:
+def _no_own_weights(source: str, error: Exception) -> InputError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return InputError(
+        f"{source} could not be opened with the library's own weights ({reason}); give a safetensors file "
+        "with --weights (weights= in Python)."
+    )
+
+
+def _load_weights(module: Any, state: Mapping[str, Any], source: StrPath, heads: tuple[str, ...]) -> None:
+    """Load tensors or arrays by their names, all that ``module`` has; those of ``heads`` are ignored."""
     torch = _import("torch")
-    state = {key: torch.from_numpy(value.copy()) for key, value in read_tensors(weights).items()}
+    tensors = {key: torch.tensor(v) if isinstance(v, np.ndarray) else v for key, v in state.items()}
     try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise InputError(f"{weights} does not contain the weights of this network ({reason}).") from None
+        missing, unexpected = module.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:  # a tensor of another shape
+        reason = str(error).splitlines()[-1].strip().rstrip(".")
+    else:
+        unexpected = [key for key in unexpected if not key.startswith(tuple(f"{head}." for head in heads))]
+        reason = f"it has no {missing[0]}" if missing else f"it has {unexpected[0]}" if unexpected else ""
+    if reason:
+        raise InputError(f"{source} does not contain the weights of this network ({reason}).")
 
 
 def _remove_last_layer(module: Any) -> Any:
     nn = _import("torch").nn
-    for name in ("fc", "classifier", "heads", "head"):
+    for name in _LAST:
         layer = getattr(module, name, None)
+        if isinstance(layer, nn.Sequential):
+            # SqueezeNet has a rectifier and an average after its last convolution.
+            last = max(i for i, part in enumerate(layer) if any(True for _ in part.parameters()))
+            layer[last] = nn.Identity()
+            return module
         if layer is not None:
-            setattr(module, name, layer[:-1] if isinstance(layer, nn.Sequential) else nn.Identity())
+            setattr(module, name, nn.Identity())
             return module
     raise InputError("Cannot tell which layer of this network is the last; wrap the network in TorchEncoder.")
 
 
-def _default_recipe(name: str) -> Recipe:
+def _default_recipe(name: str, transforms: Any) -> Recipe:
+    """Return the paper's recipe of a VGG or a ResNet, or that of torchvision's ``ImageClassification``."""
     if name.startswith("vgg"):
         return Recipe.preset("vgg-ten-crops")
     if "resne" in name:
         return replace(Recipe.preset("resnet-full-image"), pooling="none")
-    return Recipe.preset("imagenet-224")
-
-
-def _read_timm_config(config: Mapping[str, Any]) -> Recipe:
-    side = int(config["input_size"][-1])
     return Recipe(
-        size=max(side, int(side / config.get("crop_pct", 1.0))),
+        size=transforms.resize_size[0],
         max_side=None,
-        interpolation=config.get("interpolation", "bicubic"),
+        interpolation=transforms.interpolation.value,
         crop="center",
-        crop_size=side,
+        crop_size=transforms.crop_size[0],
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+    )
+
+
+def _read_timm_config(name: str, config: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that does what ``timm.data.create_transform`` does with this configuration."""
+    _, height, width = config["input_size"]
+    size = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
+    squash = config["crop_mode"] == "squash"
+    whole = squash and size == (height, width)
+    if not whole and (config["crop_mode"] not in ("center", "squash") or height != width or size[0] < height):
+        raise InputError(
+            f"timm prepares images for {name} as no recipe does (crop mode {config['crop_mode']}, crop_pct "
+            f"{config['crop_pct']}, input of {height} × {width} pixels); pass "
+            "another recipe with --recipe (recipe= in Python)."
+        )
+    return Recipe(
+        size=size if squash else size[0],
+        max_side=None,
+        interpolation=config["interpolation"],
+        crop="none" if whole else "center",
+        crop_size=height,
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )

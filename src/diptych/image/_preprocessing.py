@@ -46,8 +46,8 @@ class Recipe:
     Parameters
     ----------
     size
-        Shortest side after resizing, with the aspect ratio kept; a pair is an exact (height, width); None:
-        not resized.
+        Shortest side after resizing, with the aspect ratio kept (the longest side is rounded down, as in
+        torchvision); a pair is an exact (height, width); None: not resized.
     max_side
         Images with a longer side are first shrunk to it, with the aspect ratio kept. This bounds the memory
         of networks that see the full image.
@@ -300,7 +300,7 @@ def resize_image(image: Image.Image, recipe: Recipe) -> Image.Image:
         height, width = recipe.size
     elif recipe.size is not None:
         shortest = min(width, height)
-        width, height = (_divide(side * recipe.size, shortest) for side in (width, height))
+        width, height = (side * recipe.size // shortest for side in (width, height))
     if recipe.crop != "none" and min(width, height) < recipe.crop_size:
         raise UnreadableImage(
             f"An image of {image.width} × {image.height} pixels is {width} × {height} after resizing, "
@@ -321,13 +321,14 @@ def _cut_crops(pixels: Pixels, crop: Crop, size: int) -> Pixels:
     """Cut the crops of ``pixels`` [height, width, 3]: the whole image, its centre, or the paper's ten crops.
 
     The ten are: top left, top right, bottom left, bottom right, centre, then the same five mirrored left to
-    right. When a margin is odd, the centre is half a pixel further to the top and left.
+    right. When a margin is odd, the offset of the centre is rounded to even, as in torchvision.
     """
     if crop == "none":
         return pixels[None]
     height, width = pixels.shape[:2]
     bottom, right = height - size, width - size
-    centre = pixels[bottom // 2 : bottom // 2 + size, right // 2 : right // 2 + size]
+    top, left = round(bottom / 2), round(right / 2)
+    centre = pixels[top : top + size, left : left + size]
     if crop == "center":
         return centre[None]
     corners = [pixels[y : y + size, x : x + size] for y in (0, bottom) for x in (0, right)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from diptych._arrays import Array, namespace
-from diptych._checks import InputError, check_view, missing_package_error
+from diptych._checks import InputError, check_view, import_package, missing_package_error
 from diptych._fastembed import FASTEMBED, open_fastembed
 from diptych._persistence import file_digest, map_npy
 from diptych.text._hkse import BLOCK_ROWS, HKSE, hkse_fingerprint
@@ -153,19 +152,35 @@ class HKSEEncoder:
 
 
 class SentenceTransformersEncoder(CallableEncoder):
-    """Encodes texts with a sentence-transformers model; only safetensors are read, and no model code runs."""
+    """Encodes texts with a sentence-transformers model; no code of the model runs.
+
+    Of a folder only safetensors are read, because the fingerprint covers no other weights.
+    """
 
     def __init__(
         self, name: str | os.PathLike[str], *, device: str | None = None, batch_size: int = 64
     ) -> None:
         name = os.fspath(name)
-        try:
-            library = importlib.import_module("sentence_transformers")
-        except ImportError:
-            raise missing_package_error(f"the encoder {name!r} needs", "sentence") from None
-        model = library.SentenceTransformer(
-            name, device=device, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+        library = import_package(
+            "sentence_transformers", missing_package_error(f"the encoder {name!r} needs", "sentence")
         )
+        _check_version(library.__version__)
+        pickled = [path for path in Path(name).rglob("pytorch_model*.bin") if not _has_tensors(path.parent)]
+        if pickled:
+            raise InputError(
+                f"{pickled[0]} contains pickled weights, which are not read; save the model again with "
+                "sentence-transformers, which writes safetensors."
+            )
+        try:
+            model = library.SentenceTransformer(
+                name, device=device, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+            )
+        except Exception as error:  # the library and transformers have many exceptions without a common base
+            reason = (str(error).splitlines() or [type(error).__name__])[0].strip().rstrip(".")
+            raise InputError(
+                f"{name!r} could not be opened as a sentence-transformers model ({reason}); give the folder "
+                "of one, or its name on the Hugging Face Hub."
+            ) from None
         encode = partial(model.encode, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False)
         super().__init__(encode, folder_fingerprint(Path(name)) or f"sentence-transformers:{name}")
         source = os.path.abspath(name) if os.path.isdir(name) else name
@@ -217,6 +232,19 @@ def folder_fingerprint(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
     listing = "".join(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n" for path in files)
     return f"sentence-transformers:{hashlib.sha256(listing.encode()).hexdigest()[:32]}"
+
+
+def _has_tensors(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def _check_version(version: str) -> None:
+    # Before 6.0 the library imports the code that a local folder names, whatever trust_remote_code says.
+    if int(version.partition(".")[0]) < 6:
+        raise InputError(
+            f"sentence-transformers {version} runs the code that a model folder names; install 6.0 or later: "
+            'pip install "sentence-transformers>=6"'
+        )
 
 
 def _check_texts(texts: Any) -> list[str]:
