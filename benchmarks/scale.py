@@ -69,7 +69,7 @@ def main() -> None:
         parse_number(value)
         for row in read_rows("encode_images")
         for column, value in row.items()
-        if "ResNet" in row["encoding"] and column.endswith("per second")
+        if "thumbnails" in row["encoding"] and column.endswith("per second")
     )
     captions_rate = parse_number(read_rows("hkse_stream")[0]["captions per s"])
     exact = next(row for row in read_rows("search_speed") if row["search"] == "index")

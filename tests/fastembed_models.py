@@ -44,7 +44,7 @@ def write_tiles(folder):
         onnx.helper.make_node("MatMul", ["flat", "projection"], ["image_embeds"]),
     ]
     shapes = {"pixel_values": ["n", 3, 224, 224]}, {"image_embeds": ["n", 512]}
-    _write_network(folder, nodes, onnx.TensorProto.FLOAT, *shapes, projection=projection)
+    write_network(folder, nodes, onnx.TensorProto.FLOAT, *shapes, projection=projection)
     settings = {
         "do_resize": True,
         "size": {"shortest_edge": 224},
@@ -80,7 +80,7 @@ def write_word_pieces(folder):
     ]
     shapes = {name: ["n", "tokens"] for name in ("input_ids", "attention_mask")}, {"text_embeds": ["n", 512]}
     axes = {"last": np.array([2]), "middle": np.array([1])}
-    _write_network(folder, nodes, onnx.TensorProto.INT64, *shapes, table=table, **axes)
+    write_network(folder, nodes, onnx.TensorProto.INT64, *shapes, table=table, **axes)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"model_max_length": 77, "pad_token": "<pad>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -145,7 +145,8 @@ def find_minilm(package):
     return Path(package.__file__).parent / "model"
 
 
-def _write_network(folder, nodes, kind, inputs, outputs, **arrays):
+def write_network(folder, nodes, kind, inputs, outputs, **arrays):
+    """Write a network of some nodes and arrays; inputs are of one kind, outputs are floats."""
     onnx = pytest.importorskip("onnx")
     graph = onnx.helper.make_graph(
         nodes,

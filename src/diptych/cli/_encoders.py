@@ -44,7 +44,10 @@ def encoders(
 
 def _list_all() -> list[Recommendation]:
     return [
-        Recommendation(view, "", FASTEMBED + each.name, each.dimension, each.gigabytes, each.licence)
+        Recommendation(
+            *(view, each.description, FASTEMBED + each.name),
+            *(each.dimension, each.gigabytes, each.licence),
+        )
         for view in VIEWS
         for each in list_fastembed_models(view)
     ]

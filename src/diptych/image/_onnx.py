@@ -14,6 +14,7 @@ import numpy as np
 
 from diptych._checks import DataWarning, InputError, missing_package_error
 from diptych._persistence import file_digest
+from diptych._threads import set_session_options
 from diptych.image._encoders import DEFAULT_RUN_PIXELS, Network, NetworkEncoder, recipe_fingerprint
 from diptych.image._preprocessing import (
     PRESETS,
@@ -163,13 +164,7 @@ def _session(path: Path, threads: int | None) -> Any:
     except ImportError:
         raise missing_package_error("ONNX models need", "onnx") from None
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Interrupted encoding must resume with the same bits.
-    options.use_deterministic_compute = True
-    # onnxruntime keeps a memory pattern per input size, and images come in many sizes.
-    options.enable_mem_pattern = False
-    # Spinning threads would take the cores from the threads that decode images.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    set_session_options(options)
     if threads is not None:
         options.intra_op_num_threads = threads
     # Other providers may compile for minutes, or send images to another machine.

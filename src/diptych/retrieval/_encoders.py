@@ -28,7 +28,7 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych._fastembed import FASTEMBED, fastembed_fingerprint, open_fastembed
+from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
 from diptych._threads import prefetch, thread_count
 from diptych.cca import AWCCA
@@ -133,12 +133,12 @@ class EncoderRecord(Schema, frozen=True):
             )
         if source == "pyramid":
             encoder: Any = image_encoder(source)
-        elif not (os.path.isdir if view == "text" or source.startswith(FASTEMBED) else os.path.isfile)(path):
-            raise InputError(f"{path} does not exist any more")
         elif source.startswith(FASTEMBED):
-            name, folder = source.removeprefix(FASTEMBED), Path(path)
-            self._compare(fastembed_fingerprint(view, name, folder), path)
-            encoder = open_fastembed(view, name, folder)
+            files = find_fastembed(view, source.removeprefix(FASTEMBED), Path(path))
+            self._compare(files.fingerprint, path)
+            encoder = files.open()
+        elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
+            raise InputError(f"{path} does not exist any more")
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
             encoder = image_encoder(source, recipe, weights=path)
         elif view == "text":
@@ -239,12 +239,15 @@ class Encoders:
         encoder, fingerprint = self._open[view], known.get(view, EncoderRecord()).fingerprint
         return encoder if fingerprint in ("", _fingerprint(encoder)) else None
 
-    def choose_defaults(self, random_state: int | None = 0) -> None:
-        """Open an encoder for each view that was left at ``"auto"``, unless the other view has none."""
+    def choose_defaults(self, random_state: int | None = 0, *, fuses: bool = False) -> None:
+        """Open an encoder for each view that was left at ``"auto"``, unless the other view has none.
+
+        ``fuses`` says that the model is a fusion, which can use the similarity of two towers itself.
+        """
         has_text = self._unfitted is not None or "text" in self._auto or self.text is not None
         if not has_text or ("image" not in self._auto and self.image is None):
             return
-        chosen, self._auto = open_defaults(self._auto, random_state), []
+        chosen, self._auto = open_defaults(self._auto, random_state, fuses=fuses), []
         if isinstance(hkse := chosen.get("text"), HKSE):
             self._unfitted, chosen["text"] = hkse, None
         self._open |= chosen
@@ -423,7 +426,9 @@ def choose_recipe(
     return encoder.with_recipe(encoder.candidates[best])
 
 
-def open_defaults(views: Sequence[View], random_state: int | None = 0) -> dict[View, Any]:
+def open_defaults(
+    views: Sequence[View], random_state: int | None = 0, *, fuses: bool = False
+) -> dict[View, Any]:
     """Return an encoder for each view that none was named for, and name it in a ``DataWarning``.
 
     Where fastembed is installed these are the recommended encoders, which it downloads once. Otherwise they
@@ -434,19 +439,20 @@ def open_defaults(views: Sequence[View], random_state: int | None = 0) -> dict[V
         named = " and ".join(
             f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
         )
-        _warn(f"encoders chosen by default: {named}, downloaded once; diptych encoders lists others.")
+        advice = "diptych encoders lists others"
+        if len(recommended) == len(VIEWS) and not fuses:
+            advice += '; with fewer than about a thousand pairs, preset="best" is better, because it can use '
+            advice += "the similarity of the two as they are"
+        _warn(f"encoders chosen by default: {named}, downloaded once; {advice}.")
     encoders: dict[View, Any] = {}
     for view in views:
         if view in recommended:
-            open_encoder, without = _OPENERS[view]
+            open_encoder, plain = _OPENERS[view]
             try:
                 encoders[view] = open_encoder(recommended[view].name)
             except InputError as error:
-                option = _ARGUMENTS[view].replace("_", "-")
-                reason = str(error).rstrip(".")
-                raise InputError(
-                    f"{reason}; or use {without}, which needs no weights: --{option} {without}."
-                ) from None
+                reason, named = str(error).rstrip("."), f'{_ARGUMENTS[view]}="{plain}"'
+                raise InputError(f"{reason}; or give {named}, which needs no weights.") from None
         elif view == "image":
             _warn(
                 "no image encoder was named, so pyramid is used, which knows only colours and shapes; photos "

@@ -434,7 +434,7 @@ class Retriever:
         self._check_settings()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
         seed = getattr(self.model, "random_state", 0)
-        encoders.choose_defaults(seed)
+        encoders.choose_defaults(seed, fuses=isinstance(self.model, Fusion))
         start = time.perf_counter()
         encoders.fit_text((data.subset("train") if has_split else data).captions)
         seconds = {"text encoder": round(time.perf_counter() - start, 3)}
