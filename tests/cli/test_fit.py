@@ -222,6 +222,14 @@ def test_interrupted_encoding_resumes(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
 
 
+def test_a_wrong_folder_of_images_leaves_nothing_to_resume(photos):
+    (photos / "empty").mkdir()
+    arguments = [*COLUMNS, *PYRAMID, "-o", "m", "-q", *config(model={"grid": 3}, hkse=SMALL_TEXT)]
+    assert "could be read" in refused("fit", "captions.csv", "--images", "empty", *arguments)
+    result = run("fit", "captions.csv", "--images", "drawn", *arguments)
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.slow
 def test_interrupted_nothing_is_half_written(tmp_path):
     rng = np.random.default_rng(0)
