@@ -206,16 +206,17 @@ def open_fastembed(view: View, source: str) -> FastembedEncoder:
 def find_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedFiles:
     """Find the files of a model without loading it.
 
-    If the ``folder`` is given where ``source`` was before, nothing is fetched: the files are there or, if the
-    model has a name, still in the cache.
+    If the ``folder`` is given in which ``source`` was before, nothing is fetched: the files are still there
+    or, if the model has a name, in the cache.
     """
     listed = _list_models(view, source)
     named = next((each for each in listed if each["model"].lower() == source.lower()), None)
-    if folder is not None and not folder.is_dir():
-        cached = None if named is None else _find_cached(view, named)
+    if folder is not None and not (folder.is_absolute() and folder.is_dir()):
+        if named is None:
+            raise InputError(f"{folder} does not exist any more")
+        cached = _find_cached(view, named)
         if cached is None:
-            remedy = "" if named is None else f" ({FASTEMBED}{source} fetches it again)"
-            raise InputError(f"{folder} does not exist any more{remedy}")
+            raise InputError(f"it is neither in {folder} nor in the cache; {FASTEMBED}{source} fetches it")
         folder = cached
     elif folder is None and os.path.isdir(source):
         folder = Path(source).absolute()

@@ -23,6 +23,9 @@ open or mapped stays readable (on Windows, where open files cannot be removed, t
 next save). A reader that finds a file removed sees that the pointer has moved and starts again; the third
 time it takes the writers' lock, so it always finishes.
 
+**The cache of the Hugging Face Hub** holds a downloaded model as links to its blobs. Only links that lead to
+the blobs of their own repository are followed, and nothing is written there.
+
 **Unchanged files are not copied**: a version shares them with the previous one through hard links.
 
 **Every config is a typed schema**, a ``Schema`` beside the class that it describes. msgspec checks it: a
@@ -148,10 +151,26 @@ def library_version() -> str:
 
 def check_plain_file(path: Path) -> Path:
     """Return ``path`` if it is a file and not a link, which could point to any file of the machine."""
-    if path.is_symlink() or not path.is_file():
-        reason = "is a link" if path.is_symlink() else "is missing, or is not a file"
+    is_link = path.is_symlink() and not _is_blob(path)
+    if is_link or not path.is_file():
+        reason = "is a link" if is_link else "is missing, or is not a file"
         raise InputError(f"{path} {reason}; restore the file or save the model again.")
     return path
+
+
+def find_cached_repository(path: Path) -> Path | None:
+    """Return the folder of a repository in the Hub's cache if ``path`` is in a snapshot of it, else None."""
+    for folder in Path(os.path.abspath(path)).parents:
+        if folder.name == "snapshots" and (folder.parent / "blobs").is_dir():
+            return folder.parent
+    return None
+
+
+def _is_blob(link: Path) -> bool:
+    repository = find_cached_repository(link)
+    return repository is not None and Path(os.path.realpath(link)).parent == (
+        Path(os.path.realpath(repository)) / "blobs"
+    )
 
 
 # JSON
@@ -624,6 +643,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextmanager
 def lock_for_serving(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Be the only server that writes to a model folder; a second one is an ``InputError``."""
+    _check_not_cached(real_folder(folder))
     lock = FileLock(current_version(folder).folder / SERVER_LOCK, timeout=0)
     try:
         lock.acquire()
@@ -656,7 +676,16 @@ def _read_version(version: Version, read: Callable[[Version], T]) -> T:
     return read(version)
 
 
+def _check_not_cached(folder: Path) -> None:
+    if find_cached_repository(folder) is not None:
+        raise InputError(
+            f"{folder} is in the cache of the Hugging Face Hub, which must not be changed; save the model to "
+            "another folder."
+        )
+
+
 def _check_kind(folder: Path, kind: str) -> None:
+    _check_not_cached(folder)
     if not folder.exists():
         return
     ours = folder.is_dir()

@@ -96,6 +96,8 @@ class Commands(LazyGroup):
             "serve",
             "Open a web page that searches images with text and text with images, and serve the HTTP API.",
         ),
+        "push": ("diptych.cli._hub", "push", "Publish a model on the Hugging Face Hub."),
+        "pull": ("diptych.cli._hub", "pull", "Download a published model from the Hugging Face Hub."),
         "encoders": (
             "diptych.cli._encoders",
             "encoders",

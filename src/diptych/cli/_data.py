@@ -25,6 +25,7 @@ from diptych.cli._options import (
 )
 from diptych.cli._output import (
     RESUMES,
+    hide_library_bars,
     limit_threads,
     make_console,
     print_json,
@@ -38,7 +39,7 @@ from diptych.retrieval._encoders import choose_recipe, open_defaults
 from diptych.scenes import make_scenes
 from diptych.text import HKSE, sentence_encoder
 
-PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file or a folder.")]
+PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
@@ -62,6 +63,7 @@ def check(
     Example: `diptych check captions.csv --images photos`
     """
     with report_errors():
+        hide_library_bars(quiet or as_json)
         names = read_views(views)
         with show_progress(f"checking {plural(names.image)}", quiet or as_json) as (progress, task):
             columns = TableOptions(image_column, caption_column, encoding, names)

@@ -34,6 +34,7 @@ from diptych.cli._output import (
     RESUMES,
     EncodingBars,
     describe_model,
+    hide_library_bars,
     limit_threads,
     make_console,
     print_json,
@@ -131,6 +132,7 @@ def fit(
                 raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()
         check_writable(out, KIND)
+        hide_library_bars(silent)
         table = TableOptions(image_column, caption_column, encoding, read_views(views))
         data = open_data(source, texts, pairs, images, table)
         is_raw = isinstance(data, PairedDataset)

@@ -28,7 +28,10 @@ DATA, ENCODERS, MODEL, INDEX, RUN = "Data", "Encoders", "Model", "Index", "Run"
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, written by fit.")]
 Source = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="Pairs (a file or folder), or features of the first view.")
+    Path,
+    typer.Argument(
+        metavar="SOURCE", help="Pairs (a file, a folder, hf:user/name), or features of the first view."
+    ),
 ]
 Texts = Annotated[
     Path | None, typer.Argument(metavar="[TEXTS]", help="Features of the second view, if SOURCE is features.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import warnings
@@ -80,6 +81,12 @@ def name_options(message: str) -> str:
         if "_" in name:
             message = re.sub(rf"{word}(?![\w/\\=-]|\.\w)", option, message)
     return re.sub(r"\b(sentence|text)s\[(\d+)\]", lambda match: f"{match[1]} {int(match[2]) + 1}", message)
+
+
+def hide_library_bars(hidden: bool) -> None:
+    """Keep the libraries of the Hugging Face Hub from showing progress bars of their own."""
+    if hidden:  # they read this when they are imported, which is when they are needed
+        os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 
 
 @contextlib.contextmanager

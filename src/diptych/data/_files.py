@@ -93,6 +93,58 @@ def explain_errors(name: str) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def explain_hub_errors(name: str) -> Iterator[None]:
+    """Turn the errors of the Hugging Face libraries in the block into an ``InputError`` about ``name``."""
+    errors = importlib.import_module("huggingface_hub.errors")
+    unreachable = errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # the libraries raise many classes of their own
+        if isinstance(error, OSError) and error.filename is not None:  # of this machine
+            raise
+        # The answer of the Hub may be the cause of another error.
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and len(causes) < 10:
+            causes.append(cause)
+        answers = (each for each in causes if isinstance(each, errors.HfHubHTTPError))
+        answer: Any = next((each for each in answers if each.response is not None), None)
+        status = 0 if answer is None else answer.response.status_code
+        if isinstance(error, errors.HFValidationError):
+            message = f"{name!r} is not the name of a repository; give user/name."
+        elif isinstance(answer, errors.GatedRepoError):
+            message = f"{name} is gated; ask for access on its page, and log in with: hf auth login"
+        elif isinstance(answer, errors.RevisionNotFoundError):
+            message = f"{name} has no such revision; give a branch, a tag or a commit of it."
+        elif any(isinstance(each, errors.LocalTokenNotFoundError) for each in causes) or status == 401:
+            message = f"{name} needs a valid login to the Hub, or does not exist; log in with: hf auth login"
+        elif (
+            isinstance(answer, errors.RepositoryNotFoundError)
+            or type(error).__name__ == "DatasetNotFoundError"
+        ):
+            message = f"there is no {name} on the Hub, or you may not see it; check the name and your login."
+        elif status == 403:
+            message = f"the Hub does not allow this for {name}; use a token that may write there."
+        elif status >= 500:
+            message = f"the Hub answered {status} for {name}; try again later."
+        elif status:
+            message = f"the Hub refused {name} ({' '.join(str(error).split())[:300].rstrip('.')})."
+        elif any(isinstance(each, unreachable) for each in causes):
+            message = (
+                f"{name} is not in the cache, and the Hub cannot be reached; check the network, and that "
+                "HF_HUB_OFFLINE is not set."
+            )
+        else:
+            reason: BaseException = error
+            while reason.__cause__ is not None:
+                reason = reason.__cause__
+            detail = (str(reason).splitlines() or [""])[0].rstrip(".") or type(reason).__name__
+            message = f"{name} could not be read ({detail})."
+        raise InputError(message) from None
+
+
 def is_remote(name: str) -> bool:
     """Return whether ``name`` is a URL, which only fsspec can open."""
     return "://" in name

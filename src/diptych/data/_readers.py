@@ -30,8 +30,9 @@ from diptych._checks import (
     plural,
 )
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
+from diptych.data._hub_datasets import PREFIX, open_hub_dataset
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
-from diptych.data._tables import TABLE_SUFFIXES, open_table
+from diptych.data._tables import TABLE_SUFFIXES, Rows, open_table
 from diptych.image._decoding import EXTENSIONS
 
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
@@ -75,9 +76,12 @@ def read_pairs(
         A Karpathy split file (``restval`` counts as training), a COCO caption file (the split is in its
         name), a Flickr token file, a table (CSV, TSV, JSON lines, Parquet; one row per caption, or a list
         of captions per row), or a folder that holds one of these or images with ``.txt`` files beside them.
+        ``"hf:user/name"``: a dataset of the Hugging Face Hub, ``"hf:./folder"``: one on this machine, either
+        with ``?config=…&split=…&revision=…``; see ``docs/data.md``.
     images
         The folder of the images. None: for a table its own folder, or ``images`` beside it; for other
-        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images.
+        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images. For
+        ``hf:`` it is the folder that images are written to; None: one in the cache of ``datasets``.
     image_column, caption_column, split_column
         Columns of a table; None: the usual names (``image``, ``file_name``, …; ``caption``, ``text``, …;
         ``split``).
@@ -105,13 +109,21 @@ def read_pairs(
     >>> pairs.image_ids, pairs.captions
     (('cat.jpg', 'dog.jpg'), ('A cat.', 'It sleeps.', 'A dog.'))
     """
-    path, names = Path(path), check_view_names(views)
+    names = check_view_names(views)
+    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
+    if os.fspath(path).startswith(PREFIX):
+        for name, value in {"encoding": encoding, "format": format}.items():
+            if value is not None:
+                raise InputError(f"{name} has no effect on {path}; leave it out.")
+        folder = None if images is None else Path(images)
+        pairs = _read_hub_dataset(os.fspath(path), _Options(folder, columns, None, max_bytes, names))
+        return replace(pairs, views=names)
+    path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
     for name, value in {**columns, "encoding": encoding}.items():
         if value is not None and format != "table":
             raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
@@ -337,6 +349,46 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
     split, split_column = None, options.columns["split_column"]
     if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
         split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split_column", path)
+    pairs = _join_rows(rows, image, caption, split, path, names)
+    folder = options.images or _find_folder(path, pairs.image_ids[0], names)
+    if folder is None:
+        return pairs
+    return replace(pairs, paths=tuple(contained_path(folder, name) for name in pairs.image_ids))
+
+
+def _read_hub_dataset(name: str, options: _Options) -> PairedDataset:
+    """Read a dataset of the Hub, or a local folder in its formats; its images are written to a folder."""
+    if options.views.image != "image":
+        raise InputError(f"{name}: of datasets with hf: only images are read; leave the names of views out.")
+    dataset = open_hub_dataset(name)
+    columns, images = list(dataset.features), dataset.find_image_columns()
+    wanted = options.columns["image_column"]
+    if not images or wanted not in (None, *images):
+        which = "none" if wanted is None or not images else repr(wanted)
+        raise InputError(
+            f"{name} has the columns {', '.join(columns)}, and {which} holds images; name one that does."
+        )
+    if wanted is not None or len(images) > 1:
+        images = [_find_column(images, wanted, _IMAGE_COLUMNS, "image_column", name)]
+    wanted, captions = options.columns["caption_column"], dataset.find_numbered_captions()
+    usual = any(column.lower() in _CAPTION_COLUMNS for column in columns)
+    if wanted is not None or usual or not captions:
+        captions = [_find_column(columns, wanted, _CAPTION_COLUMNS, "caption_column", name)]
+    split = options.columns["split_column"]
+    if split is not None and len(dataset.splits) > 1:
+        raise InputError(f"{name} is split already, so split_column has no effect; leave it out.")
+    if split is not None or (len(dataset.splits) == 1 and any(c.lower() in _SPLIT_COLUMNS for c in columns)):
+        split = _find_column(columns, split, _SPLIT_COLUMNS, "split_column", name)
+    folder = options.images or dataset.default_folder()
+    rows = dataset.rows(images[0], captions, split, folder, options.max_bytes)
+    pairs = _join_rows(rows, "image", "caption", "split", name, options.views)
+    return replace(pairs, paths=tuple(contained_path(folder, file) for file in pairs.image_ids))
+
+
+def _join_rows(
+    rows: Rows, image: str, caption: str, split: str | None, path: Path | str, names: ViewNames
+) -> PairedDataset:
+    """Return the pairs in the rows of a table; ``path`` is for messages."""
     image_rows: dict[str, int] = {}
     captions: list[str] = []
     pairing: list[int] = []
@@ -362,13 +414,11 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
         pairing += [row] * len(texts)
     if not captions:
         raise InputError(f"{path} holds no {plural(names.caption)}; expected one row for each.")
-    folder = options.images or _find_folder(path, next(iter(image_rows)), names)
     return PairedDataset(
         tuple(image_rows),
         tuple(captions),
         np.array(pairing, np.int64),
         splits=tuple(splits) if any(splits) else None,
-        paths=None if folder is None else tuple(contained_path(folder, name) for name in image_rows),
     )
 
 
@@ -400,7 +450,7 @@ def _check_folder(folder: str | os.PathLike[str], names: ViewNames) -> Path:
 
 
 def _find_column(
-    columns: Sequence[str], wanted: str | None, usual: Sequence[str], option: str, path: Path
+    columns: Sequence[str], wanted: str | None, usual: Sequence[str], option: str, path: Path | str
 ) -> str:
     """Return the wanted column, or one with a usual name, the first of which says what it holds."""
     if wanted is not None:

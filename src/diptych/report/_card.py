@@ -105,6 +105,8 @@ class Card:
         Names and descriptions of the other files of the folder.
     has_figure
         Whether ``regularization.png`` is in the folder.
+    repo
+        The repository of the Hugging Face Hub that the model is published in.
     views
         What the card calls an item of each view.
 
@@ -129,6 +131,7 @@ class Card:
     index: IndexFacts | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     has_figure: bool = False
+    repo: str = ""
     views: ViewNames = IMAGE_AND_TEXT
 
 
@@ -218,7 +221,9 @@ def _use(facts: Card) -> Iterator[str]:
         "python",
         *([] if text else ["import numpy as np", ""]),
         "from diptych import Retriever",
-        f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
+        f"model = Retriever.from_pretrained({json.dumps(facts.repo)})"
+        if facts.repo
+        else f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
         'model.search("a dog")'
         if text
         else f'model.search(np.load("{text_file}"))  # features, one row per query',
@@ -226,6 +231,7 @@ def _use(facts: Card) -> Iterator[str]:
     yield "or from the shell:"
     yield _code(
         "sh",
+        *([f"diptych pull {shlex.quote(facts.repo)} --out {argument}"] if facts.repo else []),
         f"diptych search {argument} " + ('"a dog"' if text else f"--features {text_file}"),
         f"diptych annotate {argument} " + (example if image else f"--features {image_file}"),
     )

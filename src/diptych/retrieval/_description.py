@@ -83,8 +83,11 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
     }
 
 
-def write_card(retriever: Retriever, folder: Path, name: str) -> None:
-    """Write the model card, with a figure of the regularisation path if matplotlib is installed."""
+def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
+    """Write the model card, with a figure of the regularisation path if matplotlib is installed.
+
+    ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
+    """
     facts, searcher = describe(retriever), retriever.searcher
     fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
     if isinstance(model, AWCCA) and model.path_ is not None:
@@ -94,9 +97,9 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
         EncoderFacts(
             **own,
             kept=(view == "text" and searcher.encoders.hkse is not None)
-            or searcher.encoders.describe(view).can_reopen,
+            or (record.strip_paths() if repo else record).can_reopen,
         )
-        if (own := facts["encoders"][view])["name"]
+        if (own := facts["encoders"][view])["name"] and (record := searcher.encoders.describe(view))
         else None
         for view in VIEWS
     ]
@@ -104,6 +107,7 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
     card = Card(
         name=name,
         folder=name,
+        repo=repo,
         library=facts["library"],
         date=str(fitted.facts.get("date", "")),
         pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
@@ -125,7 +129,7 @@ def write_card(retriever: Retriever, folder: Path, name: str) -> None:
         has_figure=(folder / FIGURE_FILE).is_file(),
         views=retriever.views,
     )
-    (folder / FOR_PEOPLE[0]).write_text(model_card(card), "utf-8")
+    (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
 
 
 def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, TaskFacts]:

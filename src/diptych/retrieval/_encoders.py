@@ -36,7 +36,7 @@ from diptych.data import PairedDataset, Progress
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
 from diptych.image._encoders import Inputs, encode_inputs, inputs_of, prepare_input
 from diptych.image._onnx import network_fingerprint
-from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval._items import VIEWS, View, file_name
 from diptych.retrieval._recommended import default_encoder
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 from diptych.text._encoders import HKSEEncoder, folder_fingerprint
@@ -107,6 +107,17 @@ class EncoderRecord(Schema, frozen=True):
             return msgspec.structs.replace(self, origin=msgspec.structs.replace(self.origin, beside=beside))
         return self
 
+    def strip_paths(self) -> EncoderRecord:
+        """Return the record as it is published: with file names instead of the paths of this machine."""
+        if self.origin is None:
+            return self
+        source = file_name(self.origin.source)
+        kind, colon, path = source.partition(":")
+        source = f"{kind}:{file_name(path)}" if colon else source
+        weights = self.origin.weights and file_name(self.origin.weights)
+        origin = Origin(source, self.origin.recipe, weights)
+        return EncoderRecord(file_name(self.name), self.fingerprint, origin)
+
     def locate(self, folder: Path) -> EncoderRecord:
         """Return the record with the path of an encoder that was moved together with a model folder."""
         origin = self.origin
@@ -127,16 +138,16 @@ class EncoderRecord(Schema, frozen=True):
         assert self.origin is not None
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
-        if source != "pyramid" and not os.path.isabs(path):
-            raise InputError(
-                f"{source} may have to be downloaded, which is not done because a model names it"
-            )
         if source == "pyramid":
             encoder: Any = image_encoder(source)
         elif source.startswith(FASTEMBED):
             files = find_fastembed(view, source.removeprefix(FASTEMBED), Path(path))
-            self._compare(files.fingerprint, path)
+            self._compare(files.fingerprint, str(files.folder))
             encoder = files.open()
+        elif not os.path.isabs(path):
+            raise InputError(
+                f"{source} may have to be downloaded, which is not done because a model names it"
+            )
         elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
             raise InputError(f"{path} does not exist any more")
         elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -62,7 +62,17 @@ from diptych.retrieval._description import write_card
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fit import Facts, Fitted
-from diptych.retrieval._items import SEARCHED, VIEWS, Places, View, read_items, write_items
+from diptych.retrieval._items import (
+    SEARCHED,
+    VIEWS,
+    Item,
+    Places,
+    PublishedPlaces,
+    View,
+    read_items,
+    strip_paths,
+    write_items,
+)
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
@@ -238,7 +248,9 @@ def save(
         if isinstance(store, MemoryStore):
             options = (store, retriever.keep_features, place, previous)
             model = _write_model(draft.path, fitted, searcher.encoders, *options)
-            config = RetrieverConfig(journal, None, model, _write_items(draft.path, store, place))
+            items = _list_items(store)
+            counts = _write_items(draft.path, store, items, Places.of(items, place), store.kept)
+            config = RetrieverConfig(journal, None, model, counts)
         else:
             config = RetrieverConfig(journal, store.address)
         if previous is not None and (previous.path / FOR_PEOPLE[0]).is_file():
@@ -250,6 +262,34 @@ def save(
         write_config(draft.path, KIND, config, previous)
     assert draft.version is not None
     retriever.base = Base.start(draft.version, store, fitted, hkse, journal)
+
+
+def save_published(
+    retriever: Retriever, folder: Path, repo: str, *, keep_features: bool, front_matter: str
+) -> None:
+    """Write a retriever to a new folder as it is published in ``repo``, without anything of this machine.
+
+    Paths, uploads and graphs are left out, and without ``keep_features`` what only a refit needs.
+    """
+    searcher = retriever.searcher
+    fitted, store, encoders = searcher.fitted, searcher.store, searcher.encoders
+    if not isinstance(store, MemoryStore):
+        raise InputError(
+            "the items of this model are in a database and are not published; fit a model with index='flat'."
+        )
+    if keep_features and not store.kept:
+        raise InputError("this model does not have its features, so keep_features has no effect.")
+    with retriever._writing, new_version(folder, KIND) as draft:
+        kept = store.kept if keep_features else {}
+        if not keep_features:
+            fitted = replace(fitted, load_moments=None)
+        model = _write_model(draft.path, fitted, encoders, store, keep_features)
+        records = {view: record.strip_paths() for view, record in model.encoders.items()}
+        items, places = strip_paths(_list_items(store)), Places(draft.path, None)
+        counts = _write_items(draft.path, store, items, places, kept, graphs=False)
+        write_card(retriever, draft.path, repo.rpartition("/")[2], repo, front_matter)
+        model = msgspec.structs.replace(model, encoders=records)
+        write_config(draft.path, KIND, RetrieverConfig(0, None, model, counts))
 
 
 def check_current(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
@@ -269,10 +309,13 @@ def read_version(
     trust_graph: bool = False,
     text: bool = True,
     index: str | None = None,
+    published: bool = False,
+    images: str | os.PathLike[str] | None = None,
 ) -> tuple[LoadedModel, Base]:
     """Read one version of a folder; without ``text``, all but the text encoder.
 
-    ``index`` replaces the address of the database that a folder points to.
+    ``index`` replaces the address of the database that a folder points to. ``published``: the folder was
+    written by others, so nothing that it names outside of itself is opened; its images are in ``images``.
     """
     if read_json(version.path / CONFIG).get("format") == "diptych-awcca":
         raise InputError(
@@ -281,6 +324,8 @@ def read_version(
         )
     config, files = read_config(version.path, KIND, RetrieverConfig)
     if config.model is None or config.items is None:
+        if published:
+            raise InputError(f"{version.folder} names a database, which is not opened for a published model.")
         address = index or read_address(config.address)
         loaded = load_from_store(open_store(address, create=False), text=text)
     elif index is not None:
@@ -289,12 +334,22 @@ def read_version(
         )
     else:
         fitted = _read_model(config.model, files)
-        store = _read_items(config.model, config.items, files, fitted, version.folder, mmap, trust_graph)
+        own = config.items.images
+        places = (
+            PublishedPlaces(version.folder, None if images is None else os.fspath(images))
+            if published
+            else Places.read(own and msgspec.structs.asdict(own), version.folder)
+        )
+        store = _read_items(config.model, config.items, files, fitted, places, mmap, trust_graph)
         hkse = None
         if text and TEXT_FILES[0] in files:
             files.check(TEXT_FILES[0])
             hkse = read_hkse(HKSE, files.folder / TEXT)
-        records = {view: config.model.encoders[view].locate(version.folder) for view in VIEWS}
+        known = config.model.encoders
+        records = {
+            view: known[view].strip_paths() if published else known[view].locate(version.folder)
+            for view in VIEWS
+        }
         names = config.model.names
         loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features, names)
     return loaded, Base.start(version, loaded.store, loaded.fitted, loaded.hkse, config.journal)
@@ -425,26 +480,35 @@ def _parse_moments(read: Callable[[], bytes], path: Path, widths: Sequence[int])
     return moments
 
 
-def _write_items(folder: Path, store: MemoryStore, place: Path) -> ItemsConfig:
+def _list_items(store: MemoryStore) -> list[Item]:
+    """Return all items in the order of the files: images first, then texts."""
+    keys = [key for view in VIEWS for key in store.table.keys(view).tolist()]
+    return [item for key in keys if (item := store.table.get(key)) is not None]
+
+
+def _write_items(
+    folder: Path,
+    store: MemoryStore,
+    items: Sequence[Item],
+    places: Places,
+    kept: Mapping[View, VectorIndex],
+    graphs: bool = True,
+) -> ItemsConfig:
     """Write items, vectors, features and graphs: images first, then texts."""
-    keys = {view: store.table.keys(view) for view in VIEWS}
-    items = [
-        item for own in keys.values() for key in own.tolist() if (item := store.table.get(key)) is not None
-    ]
     tensors: dict[str, Any] = {}
     for task in TASKS:
         tensors[f"{task}.vectors"] = _matrix(store.indexes[task])
         norms = [chunk.norms for chunk in store.indexes[task].chunks()]
         tensors[f"{task}.norms"] = np.concatenate(norms) if norms else np.empty(0, np.float32)
     write_tensors(folder / INDEX, tensors)
-    if store.kept:
-        write_tensors(folder / FEATURES, {view: _matrix(store.kept[view]) for view in VIEWS})
-    places = Places.of(items, place)
+    if kept:
+        write_tensors(folder / FEATURES, {view: _matrix(kept[view]) for view in VIEWS})
     write_items(items, folder / ITEMS, places)
     for task in TASKS:
         graph = store.indexes[task].graph
-        if graph is not None and np.array_equal(graph.keys, store.indexes[task].keys):
+        if graphs and graph is not None and np.array_equal(graph.keys, store.indexes[task].keys):
             graph.write(folder / f"{task}.hnsw")
+    keys = {view: store.table.keys(view) for view in VIEWS}
     learned = int(np.count_nonzero(keys["text"] < store.learned))
     images = places.describe()
     return ItemsConfig(
@@ -457,15 +521,14 @@ def _read_items(
     counts: ItemsConfig,
     files: ModelFiles,
     fitted: Fitted,
-    place: Path,
+    places: Places,
     mmap: bool,
     trust_graph: bool,
 ) -> MemoryStore:
     embedding = embedding_of(fitted.model)
     number: dict[View, int] = {"image": counts.image, "text": counts.text}
-    stored = None if counts.images is None else msgspec.structs.asdict(counts.images)
     path = files.check(ITEMS)
-    items = read_items(path, counts.image + counts.text, Places.read(stored, place))
+    items = read_items(path, counts.image + counts.text, places)
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
         raise InputError(f"{path} does not hold the items that were saved; save the model again.")
     table = ItemTable(items)

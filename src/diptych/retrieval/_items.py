@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import ntpath
 import os
+import posixpath
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -15,6 +19,7 @@ import msgspec
 
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, count
 from diptych._persistence import UPLOADS, parse_json
+from diptych.data._files import contained_path
 
 View: TypeAlias = Literal["image", "text"]
 VIEWS: tuple[View, ...] = ("image", "text")
@@ -334,6 +339,44 @@ class Places:
         elif self.images is not None and path is not None:
             path = os.path.join(self.images, path)
         return Item(stored.id, stored.view, path, stored.text, stored.image, stored.metadata)
+
+
+class PublishedPlaces(Places):
+    """Where the images of a model lie that others published: its paths are ignored, only ids are used.
+
+    ``images`` is the folder in which the user has the images under their ids, if they have them.
+    """
+
+    def unpack(self, stored: _StoredItem) -> Item:
+        """Return the item, with the file that has its id as name."""
+        path = None
+        if self.images is not None and stored.view == "image":
+            with suppress(InputError):  # an id that leads out of the folder
+                path = contained_path(self.images, stored.id)
+        path = path if path is not None and path.is_file() else None
+        shown = None if path is None else os.path.abspath(path)
+        return Item(stored.id, stored.view, shown, stored.text, stored.image, stored.metadata)
+
+
+def strip_paths(items: Iterable[Item]) -> list[Item]:
+    """Return items as they are published: without the files, and file names instead of paths as ids."""
+    stripped = [
+        replace(item, path=None, id=file_name(item.id), image=item.image and file_name(item.image))
+        for item in items
+    ]
+    check_unique(stripped)
+    return stripped
+
+
+def file_name(name: str) -> str:
+    r"""Return the last part of an absolute path of any system; other names unchanged.
+
+    >>> file_name("/home/ada/photos/dog.jpg"), file_name("photos/dog.jpg"), file_name(r"C:\Users\ada\dog.jpg")
+    ('dog.jpg', 'photos/dog.jpg', 'dog.jpg')
+    """
+    if posixpath.isabs(name) or ntpath.splitdrive(name)[0]:
+        return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    return name
 
 
 def write_items(items: Iterable[Item], path: Path, places: Places) -> None:

@@ -58,6 +58,7 @@ from diptych.retrieval._folder import (
     save,
     write_stored_model,
 )
+from diptych.retrieval._hub import find_model, push
 from diptych.retrieval._inputs import (
     Metadata,
     check_metadata,
@@ -717,6 +718,93 @@ class Retriever:
             raise InputError("this is not the address of a database; give postgresql://user@host/database.")
         loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
         return cls._from_loaded(loaded, image_encoder, text_encoder, device)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        commit_message: str = "Push model with diptych",
+        license: str = "unknown",
+        keep_features: bool = False,
+    ) -> str:
+        """Publish the model in a repository of the Hugging Face Hub; return the address of the commit.
+
+        Published are the model, the vectors of all items, their ids, texts and metadata, an ``HKSE``, and the
+        model card; no image, no path of this machine, and no network. Absolute paths that serve as ids become
+        file names.
+
+        Parameters
+        ----------
+        repo_id
+            ``"user/name"``; it is created if it does not exist.
+        private
+            Whether a new repository is private; None: the default of the user or organisation, mostly public.
+        token
+            None: that of ``hf auth login``, or of the variable ``HF_TOKEN``.
+        branch
+            None: ``"main"``.
+        commit_message
+            The message of the commit.
+        license
+            The licence that the card names, as the Hub abbreviates it (``"cc-by-4.0"``).
+        keep_features
+            Publish features and moments too, so that others can ``refit``.
+        """
+        return push(
+            self,
+            repo_id,
+            private=private,
+            token=token,
+            branch=branch,
+            commit_message=commit_message,
+            license=license,
+            keep_features=keep_features,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str | os.PathLike[str],
+        image_encoder: ImageEncoderLike = None,
+        text_encoder: TextEncoderLike = None,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        images: str | os.PathLike[str] | None = None,
+        mmap: bool = False,
+        device: str = "cpu",
+    ) -> Retriever:
+        """Read a model that others published; nothing in it is executed, and no path in it is opened.
+
+        Only the files of a model are downloaded, into the cache of ``huggingface_hub``, which is never
+        changed: ``save`` takes another folder.
+
+        Parameters
+        ----------
+        repo_id
+            ``"user/name"`` on the Hugging Face Hub, or a model folder that came from others.
+        image_encoder, text_encoder
+            The encoders of the model, unless they are part of it; they are checked against its fingerprints.
+        revision
+            A branch, a tag or a commit; None: the newest on the main branch.
+        token
+            None: that of ``hf auth login``, or of the variable ``HF_TOKEN``.
+        images
+            A folder with the image files under their ids, if you have them.
+        mmap, device
+            As ``load`` takes them.
+        """
+        if images is not None and not os.path.isdir(images):
+            raise InputError(f"{images} is not a folder; give the folder that holds the images.")
+        folder = find_model(repo_id, revision, token)
+        wants_text = text_encoder is None
+        loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
+        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
+        retriever.base = base
+        return retriever
 
     def info(self) -> dict[str, Any]:
         """Return what is known of the model, as plain data."""
