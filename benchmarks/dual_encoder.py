@@ -1,7 +1,7 @@
 """A dual encoder adapted to a domain: zero-shot cosine, AW-CCA and both fused, by the number of pairs.
 
-The dual encoder is synthetic (``make_dual_features`` of the tests), so the table shows what a fusion does with
-few and with many pairs, and not how accurate any real encoder is.
+The dual encoder is synthetic (``make_dual_features`` of the tests), so the table shows what a fusion does
+with few and with many pairs, and not how accurate any real encoder is.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def main() -> None:
     record(
         "dual_encoder",
         rows,
-        f"Synthetic dual encoder. r@1 (search, annotate) on {UNSEEN:,} unseen pairs, mean ± standard deviation "
-        f"over {DRAWS} draws of the training pairs, 15 % of them held out to choose on; grid of 12 per side.",
+        f"Synthetic dual encoder. r@1 (search, annotate) on {UNSEEN:,} unseen pairs, mean ± standard "
+        f"deviation over {DRAWS} draws of the training pairs, 15 % of them held out to choose on; grid of 12 "
+        "per side.",
     )
 
 

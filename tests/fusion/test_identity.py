@@ -110,7 +110,7 @@ def test_the_report_names_it(adapted):
     for task in TASKS:
         first = model.selection_["tasks"][task]["parts"][0]
         assert first["part"] == "x × y"
-        assert {use["weighting"] for use in first["tried"]} == {"identity", "centred"}
+        assert {use["weighting"] for use in first["tried"]} == {"identity", "centred identity"}
         weights = model.selection_["tasks"][task]["weights"]
         members = model.members_[task]
         assert [m.weight for m in members] == [weight for weight in weights if weight]
@@ -158,7 +158,7 @@ def test_the_means_are_refitted_on_all_pairs():
     for refit in (False, True):
         model = Fusion(parts=[IDENTITY], refit=refit).fit(*training, validation=validation)
         (member,) = model.members_["search"]
-        assert member.use.weighting == "centred"
+        assert member.use.weighting == "centred identity"
         means[refit] = member.linear.x_mean
     assert_close(means[False], x[:200].mean(axis=0), 200)
     assert_close(means[True], x.mean(axis=0), 300)

@@ -35,7 +35,7 @@ WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 
 BLOCK_BYTES = 2**27
 
-STANDARD_ERRORS = 2.0
+STANDARD_ERRORS = 1.5
 """By how many a choice must exceed a part that was not fitted, on validation."""
 
 _PROVISIONAL = (10, 0.3)  # k and strength while weights are searched; both are chosen afterwards

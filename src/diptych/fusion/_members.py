@@ -106,7 +106,8 @@ class Part(Schema, frozen=True):
 class Use(Schema, frozen=True):
     """How a model is used for a task: its weighting, and γ as a multiple of the path's choice.
 
-    An identity part has no γ, and as its weighting ``"identity"`` or, with the means removed, ``"centred"``.
+    An identity part has no γ. Its weighting is ``"identity"`` or, with the means removed, ``"centred
+    identity"``.
     """
 
     weighting: str
@@ -228,10 +229,10 @@ class IdentityPart:
         """Iterate over the ways to compare, or those of them that are in ``uses``."""
         eye = np.eye(self.dimension, dtype=np.float32)
         zero = np.zeros(self.dimension, dtype=np.float32)
-        own = Use("identity", 1.0), Use("centred", 1.0)
+        own = Use("identity", 1.0), Use("centred identity", 1.0)
         for use in [use for use in uses if use in own] or own:
             x_mean = y_mean = zero
-            if use.weighting == "centred":
+            if use.weighting == "centred identity":
                 x_rows, y_rows = zip(*(self.part.views(pairs) for pairs in self.pairs), strict=True)
                 x_mean, y_mean = (np.concatenate(rows).mean(axis=0) for rows in (x_rows, y_rows))
             yield use, LinearMaps(x_mean.astype(np.float32), y_mean.astype(np.float32), eye, eye)
@@ -281,9 +282,9 @@ def _beats_chance(pairs: Pairs) -> bool:
 
     By chance ranks are uniform on 1 to n, so their mean over m images has the standard deviation n / √(12 m).
     """
-    (x,), (y,), pairing = pairs[0].values(), pairs[1].values(), pairs[2]
-    better = (len(x) + 1) / 2 - float(np.mean(to_numpy(ranks(x, y, pairing, task="search"))))
-    return better > DOUBT * len(x) / float(np.sqrt(12 * len(np.unique(pairing))))
+    (x,), (y,) = (map(to_unit_length, view.values()) for view in pairs[:2])
+    better = (len(x) + 1) / 2 - float(np.mean(to_numpy(ranks(x, y, pairs[2], task="search"))))
+    return better > DOUBT * len(x) / float(np.sqrt(12 * len(np.unique(pairs[2]))))
 
 
 def fit_part(
