@@ -245,7 +245,7 @@ def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("add model new.png --images .", "--images has no effect on image files"),
+        ("add model new.png --images .", "--images has no effect on images, which have no captions"),
         ("add model new.png --refit", "--refit learns from pairs"),
         ("similar model new.png --image --text-encoder hkse", "--text-encoder has no effect"),
         ("similar model sand --image-encoder pyramid", "--image-encoder has no effect"),

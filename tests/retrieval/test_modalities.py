@@ -341,6 +341,7 @@ def test_the_commands_speak_of_audio(clips, tmp_path, monkeypatch):
         refused(*fit),
         refused(*fit, "--image-encoder", "nothing.py:tones"),
         refused(*fit, "--image-encoder", "encoders.py:nothing"),
+        refused(*fit, "--image-encoder", "encoders.py:spectrum").replace("diptych.image", ""),
     ]
     assert "there is no audio encoder for these pairs" in messages[0]
     result = run(*fit, *encoder)
@@ -399,6 +400,50 @@ def test_the_commands_speak_of_audio(clips, tmp_path, monkeypatch):
     assert "a very high tone, fast and loud" in results[2].stdout
     for message in [*messages, *(each.output.replace("encoding images", "") for each in results)]:
         assert not find_images(message), message
+
+
+def test_molecules_and_a_function_for_texts_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_molecules(tmp_path)
+    code = code_blocks(PAGE)[2].partition("retriever =")[0]
+    words = "lambda texts: np.array([[float(word in text.split()) for word in WORDS] for text in texts])"
+    listed = sorted({word for name in make_molecules().values() for word in name.split()})
+    words = words.replace("WORDS", repr(listed))
+    (tmp_path / "encoders.py").write_text(f"{code}\nwords = {words}\n", "utf-8")
+    encoders = ("--image-encoder", "encoders.py:encoder", "--text-encoder", "encoders.py:words")
+    small = config(model={"grid": 4})
+    fit = run("fit", "molecules.csv", "--views", "molecule,name", *encoders, "--out", "model", *small)
+    assert fit.exit_code == 0, fit.output
+    assert "80 molecules and 80 names to search" in fit.output
+    result = run("annotate", "model", "CCCCN", "CCO", "--image-encoder", "encoders.py:encoder", "-k", "1")
+    assert "an amine with four carbon atoms" in result.stdout
+    assert "an alcohol with two carbon atoms" in result.stdout
+    query = "an acid with three carbon atoms"
+    found = run("search", "model", query, "--text-encoder", "encoders.py:words", "-k", "1")
+    assert "CCC(=O)O" in found.stdout
+    assert run_json("add", "model", "CCCCCCCCCCCO", *encoders[:2])["added"] == ["CCCCCCCCCCCO"]
+    assert "there is no molecule encoder" not in refused("annotate", "model", "CCO")
+    (tmp_path / "more.csv").write_text(
+        "molecule,name\nCCCCCCCCCCCN,an amine with ten carbon atoms\n", "utf-8"
+    )
+    assert len(run_json("add", "model", "more.csv", "--refit", *encoders)["added"]) == 2
+    check = run("check", "molecules.csv", "--views", "molecule,name")
+    assert (check.exit_code, check.stdout.splitlines()[0]) == (0, "80 molecules (not split), 80 names")
+
+
+def test_names_in_a_model_folder_are_checked(fitted, tmp_path):
+    fitted.save(tmp_path / "model")
+    path = next((tmp_path / "model").rglob("config.json"))
+    for names in ('["<b>x</b>", "text"]', '["audio", "audio"]', '["audio"]', '"audio"'):
+        config_text = re.sub(
+            r'"views": \[[^]]*\]', f'"views": {names}', fitted_config := path.read_text("utf-8")
+        )
+        assert config_text != fitted_config
+        path.write_text(config_text, "utf-8")
+        with pytest.raises(InputError):
+            Retriever.load(tmp_path / "model")
+        path.write_text(fitted_config, "utf-8")
+    assert Retriever.load(tmp_path / "model").views == VIEWS
 
 
 def test_a_model_that_names_a_python_file_does_not_run_it(model, clips, tmp_path):

@@ -20,7 +20,7 @@ from diptych._persistence import POINTER, map_npy
 from diptych.cca import AWCCA
 from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
 from diptych.fusion import PRESETS, Fusion
-from diptych.image import image_encoder
+from diptych.image import ImageEncoder, image_encoder
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 
 DATA, ENCODERS, MODEL, INDEX, RUN = "Data", "Encoders", "Model", "Index", "Run"
@@ -236,7 +236,10 @@ def make_image_encoder(name: str | None, recipe: str | None = None, weights: Pat
                 raise InputError(f"{option} needs --image-encoder; give both.")
         return None
     if recipe is None and weights is None:
-        return load_from_file(name) or name
+        own = load_from_file(name)
+        if own is not None and not isinstance(own, ImageEncoder):
+            raise InputError(f"{name} is not an encoder; make one with diptych.image.FunctionEncoder.")
+        return name if own is None else own
     return image_encoder(name, recipe, weights=weights)
 
 

@@ -199,7 +199,7 @@ def add(
         name = retriever.views.image
         if _are_items(sources, retriever.encoders.inputs):
             unused = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
-            refuse_unused(ctx, unused, f"on {name} files")
+            refuse_unused(ctx, unused, f"on {plural(name)}, which have no {plural(retriever.views.caption)}")
             if refit:
                 raise InputError(
                     f"--refit learns from pairs, and {plural(name)} alone have none; leave it out."

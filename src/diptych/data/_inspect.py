@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count
+from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, with_article
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
@@ -83,7 +83,7 @@ class PairsReport:
         kinds = (
             (image, " cannot be found", self.missing),
             (image, " cannot be read", [name for name, _ in self.unreadable]),
-            (image, f" without a {caption}", self.without_captions),
+            (image, f" without {with_article(caption)}", self.without_captions),
             (f"empty {caption}", "", self.empty_captions),
             (image, " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
         )

@@ -202,6 +202,10 @@ class PairedDataset:
         """Return the same pairs with other splits, one name per image."""
         return replace(self, splits=tuple(splits))
 
+    def with_views(self, views: tuple[str, str]) -> PairedDataset:
+        """Return the same pairs with other names of the views."""
+        return self if self.views == views else replace(self, views=check_view_names(views))
+
     def _captions_at(self, rows: RowNumbers) -> dict[str, Any]:
         values = {"captions": self.captions, "caption_ids": self.caption_ids, "tokens": self.tokens}
         return {name: _pick(value, rows) for name, value in values.items()}

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -128,7 +128,8 @@ def read_pairs(
         if value is not None and format != "table":
             raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
     folder = None if images is None else _check_folder(images, names)
-    return replace(_READERS[format](path, _Options(folder, columns, encoding, max_bytes, names)), views=names)
+    pairs = _READERS[format](path, _Options(folder, columns, encoding, max_bytes, names))
+    return pairs.with_views(names)
 
 
 @dataclass(frozen=True)
@@ -252,14 +253,17 @@ def _read_tokens(path: Path, options: _Options) -> PairedDataset:
         name, mark, index = label.strip().rpartition("#")
         if not tab or not mark or not name or not index.isdigit():
             raise InputError(
-                f"{path}, line {number} is {line[:60]!r}; expected an image name, '#', a number, a tab and a "
-                "caption."
+                f"{path}, line {number} is {line[:60]!r}; expected a file name, '#', a number, a tab and a "
+                f"{options.views.caption}."
             )
         pairing.append(rows.setdefault(name, len(rows)))
         captions.append(caption.strip())
         caption_ids.append(f"{name}#{index}")
     if not captions:
-        raise InputError(f"{path} holds no captions; expected lines of image.jpg#0, a tab and a caption.")
+        name = options.views.caption
+        raise InputError(
+            f"{path} holds no {plural(name)}; expected lines of a file name, #0, a tab and a {name}."
+        )
     return PairedDataset(
         tuple(rows),
         tuple(captions),

@@ -116,7 +116,7 @@ def encode_views(
 ) -> PairedViews:
     """Encode both views of pairs; with a ``folder``, interrupted work continues where it stopped."""
     names = encoders.views
-    dataset = replace(dataset, views=names)
+    dataset = dataset.with_views(names)
     if encoders.image is None or encoders.text is None:
         missing: View = "image" if encoders.image is None else "text"
         if encoders.known:

@@ -411,7 +411,7 @@ class Retriever:
         """
         self._check_settings(engine)
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
-        views = replace(views, dataset=replace(views.dataset, views=self.views))
+        views = replace(views, dataset=views.dataset.with_views(self.views))
         fitted = fit_model(
             clone(self.model), views, device=self.device, engine=engine, checkpoint=checkpoint, layout=layout
         )
