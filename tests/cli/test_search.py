@@ -1,4 +1,4 @@
-"""``search``, ``annotate``, ``similar``, ``info``, ``add`` and ``remove`` as a user runs them."""
+"""``search``, ``annotate``, ``similar``, ``info``, ``add``, ``remove`` and ``export`` as a user runs them."""
 
 import json
 import shutil
@@ -262,3 +262,27 @@ def test_what_is_known_of_the_quality_is_the_same_everywhere(place):
     assert facts["quality"] in (place / "model" / "README.md").read_text("utf-8").replace("\\", "")
     assert facts["quality"] in run("info", "model").stdout
     assert "Measured on the test split" in facts["quality"]
+
+
+def test_export_writes_what_python_embeds(place):
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    shown = run("export", "model", "--view", "text", "--task", "search", "--out", "projection.onnx")
+    assert (shown.exit_code, shown.stdout) == (0, "wrote projection.onnx\n"), shown.output
+    retriever, texts = Retriever.load("model"), ["a red star at night", "two boats"]
+    features = retriever.encoders.encode_texts(texts).astype(np.float32)
+    session = onnxruntime.InferenceSession("projection.onnx", providers=["CPUExecutionProvider"])
+    (vectors,) = session.run(["vectors"], {"features": features})
+    np.testing.assert_allclose(vectors, retriever.embed_texts(texts), atol=1e-4)
+    content = run_json("export", "model", "-o", "items.onnx", "--view", "image")
+    assert content == {"model": "model", "view": "image", "task": "search", "out": "items.onnx"}
+    assert run("export", "model", "-o", "items.onnx", "--quiet").stdout == ""
+
+
+def test_export_says_what_is_wrong(place):
+    pytest.importorskip("onnx")
+    assert "--view 'sound' is unknown" in refused("export", "model", "-o", "p.onnx", "--view", "sound")
+    assert "--task 'find' is unknown" in refused("export", "model", "-o", "p.onnx", "--task", "find")
+    assert "Is a directory" in refused("export", "model", "-o", "model")
+    assert "folder of a model" in refused("export", "nowhere", "-o", "p.onnx")
+    assert not (place / "p.onnx").exists()

@@ -91,6 +91,11 @@ class Commands(LazyGroup):
             "info",
             "Show what a model is, what it was fitted on, and how good it is.",
         ),
+        "export": (
+            "diptych.cli._search",
+            "export",
+            "Write an ONNX file that turns features of one view into vectors, for clients without Python.",
+        ),
         "serve": (
             "diptych.cli._serve",
             "serve",

@@ -1,4 +1,4 @@
-"""``search``, ``annotate``, ``similar``, ``info``, ``add`` and ``remove``: use and change a model folder."""
+"""``search``, ``annotate``, ``similar``, ``info``, ``add``, ``remove``, ``export``: use or change a model."""
 
 from __future__ import annotations
 
@@ -233,6 +233,28 @@ def remove(
         retriever.save(model)
         content = {"model": str(model), "removed": removed}
         _print_change(content, f"removed {count(removed, 'item')}", quiet, as_json)
+
+
+def export(
+    model: opt.Model,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
+    view: Annotated[str, typer.Option(help="Whose features the file takes: image or text.")] = "text",
+    task: Annotated[str, typer.Option(help="Whose vectors it returns: search or annotate.")] = "search",
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Write an ONNX file that turns features of one view into vectors, for clients without Python.
+
+    Example: `diptych export model --view text --task search --out projection.onnx`
+    """
+    with report_errors(), limit_threads(threads):
+        Retriever.load(model, mmap=True).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
+        if as_json:
+            print_json({"model": str(model), "view": view, "task": task, "out": str(out)})
+        elif not quiet:
+            make_console().print(f"wrote {out}")
 
 
 def _read_queries(inputs: Sequence[Any] | None, features: Path | None, what: str) -> Any:

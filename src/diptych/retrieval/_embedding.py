@@ -15,7 +15,7 @@ import numpy as np
 from diptych._arrays import to_numpy
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_view
 from diptych.cca import AWCCA
-from diptych.cca._weighting import Weighting, normalize, project, weight_factors
+from diptych.cca._weighting import Weighting, apply_factors, normalize, project, weight_factors
 from diptych.fusion import Fusion
 from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
@@ -63,6 +63,11 @@ class CanonicalEmbedding:
 
     def features(self, view: View) -> int:
         return len(self._mean[view])
+
+    def linear_map(self, view: View, task: Task) -> tuple[str, Floats, Floats]:
+        """Return the normalisation of a view, its mean, and its map for a task, with the weights' factors."""
+        weights = apply_factors(self._weights[task, view], self._factors[task, view])
+        return self._normalize[view], self._mean[view], weights
 
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
         """Return the vectors of items that a task searches, and the length of each before it was scaled."""

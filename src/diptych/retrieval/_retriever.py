@@ -39,6 +39,7 @@ from diptych.image import ImageEncoder, OnnxEncoder
 from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, choose_recipe
+from diptych.retrieval._export import export_onnx
 from diptych.retrieval._fit import (
     Fitted,
     Recalls,
@@ -378,6 +379,24 @@ class Retriever:
     ) -> np.ndarray[Any, Any]:
         """Return vectors of texts for a store of your own; see ``embed_images``."""
         return self._embed("text", texts, task)
+
+    def export_onnx(self, path: str | os.PathLike[str], *, view: View = "text", task: str = "search") -> None:
+        """Write an ONNX file that turns features of one view into vectors, for clients without Python.
+
+        It computes what ``embed_texts`` or ``embed_images`` returns for features. A file that exists is
+        replaced. The default is for clients that search with texts. Needs the package ``onnx``.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        view
+            Whose features the file takes, ``"image"`` or ``"text"``. They are one input, ``features``; where
+            the model was fitted on several named blocks, one input for each block that the task uses.
+        task
+            ``"search"`` or ``"annotate"``: whose vectors the output, ``vectors``, holds.
+        """
+        export_onnx(path, self.searcher, view, task)
 
     def fit(
         self,

@@ -1,0 +1,416 @@
+"""The exported ONNX file computes what ``embed_images`` and ``embed_texts`` return."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from diptych import AWCCA, InputError, Retriever
+from diptych.cca._weighting import normalize
+from diptych.data import open_features, read_pairs
+from diptych.fusion import Block, Fusion, Part
+from diptych.fusion._blocks import apply_geometry
+from diptych.fusion._members import identity_blocks
+from diptych.retrieval import _export
+from diptych.retrieval._embedding import split_blocks
+from example_files import code_blocks
+from tolerance import rounding
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+ReferenceEvaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
+
+PAGE = Path(__file__).parents[2] / "docs" / "retriever.md"
+WIDTHS = {"image": {"photos": 12, "sketches": 9}, "text": {"words": 12, "tones": 8}}
+SIDES = [(view, task) for view in WIDTHS for task in ("search", "annotate")]
+
+MODELS = {
+    "tikhonov": AWCCA(params=(2.0, 3.0)),
+    "selected": AWCCA(grid=3),
+    "truncated": AWCCA(filter="tsvd", params=(5, 4)),
+    "guided": AWCCA(filter="guided", params=(5, 4), n_components="auto"),
+    "unit": AWCCA(params=(2.0, 3.0), normalize=("unit", "sqrt-unit")),
+    "signed-sqrt": AWCCA(params=(2.0, 3.0), normalize=("signed-sqrt", "none")),
+    "residual": AWCCA(params=(2.0, 3.0), weighting="residual"),
+    "powers": AWCCA(params=(2.0, 3.0), weighting=(0.5, 2.0), n_components=3),
+    "l2": AWCCA(params=(2.0, 3.0), similarity="l2"),
+    "l2 of unit": AWCCA(params=(2.0, 3.0), similarity="l2", normalize=("unit", "unit"), n_components=4),
+    "best": Fusion(grid=4),
+    "plain": Fusion("plain", grid=4),
+    "csls": Fusion(grid=4, hubness=("csls",), search_weights=False, n_components=5),
+    "few in the bank": Fusion(grid=4, hubness=("csls",), bank=3),
+    "pieces": Fusion(
+        grid=4,
+        blocks={
+            "photos": Block("sqrt-unit", pieces=3),
+            "words": Block("unit", pieces=2),
+            "tones": Block("signed-sqrt"),
+        },
+        scales=(0.5, 1.0, 2.0),
+    ),
+    "dual": Fusion(grid=4, parts=[Part(("photos",), ("words",), kind="identity")]),
+    "a block unused": Fusion(grid=4, parts=[Part(("photos",), ("tones",))]),
+}
+
+
+def make_blocks():
+    """Features whose blocks know different things; photos and words are those of one dual encoder."""
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(240, 6))
+
+    def make(seen, mixture):
+        rows = hidden[:, seen] @ mixture + 0.8 * rng.normal(size=(240, mixture.shape[1]))
+        return (rows + rng.normal(size=mixture.shape[1])).astype(np.float32)
+
+    dual, sketches, tones = (rng.normal(size=(4, width)) for width in (12, 9, 8))
+    return {
+        "image": {"photos": make([0, 1, 2, 3], dual), "sketches": make([2, 3, 4, 5], sketches)},
+        "text": {"words": make([0, 1, 2, 3], dual), "tones": make([0, 1, 4, 5], tones)},
+    }
+
+
+BLOCKS = make_blocks()
+
+
+@pytest.fixture(scope="module")
+def fit():
+    """Retrievers by the name of their model, each fitted when first asked for."""
+    known = {}
+
+    def fit_once(name):
+        if name not in known:
+            known[name] = Retriever.from_features(BLOCKS["image"], BLOCKS["text"], model=MODELS[name])
+        return known[name]
+
+    return fit_once
+
+
+def export(retriever, folder, view, task):
+    path = folder / f"{view}-{task}.onnx"
+    retriever.export_onnx(path, view=view, task=task)
+    return path
+
+
+def open_session(path):
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def feed(session, blocks):
+    """Return what the file makes of named blocks; of one that is called ``features`` too."""
+    names = [each.name for each in session.get_inputs()]
+    return session.run(["vectors"], {name: blocks[name] for name in names})[0]
+
+
+def embed(retriever, view, task, features):
+    return (retriever.embed_images if view == "image" else retriever.embed_texts)(features, task=task)
+
+
+def tolerances(retriever, rows, view, task):
+    """Return how far float32 may take each vector: the sums of a row's projection against their result."""
+    model, embedding = retriever.fitted.model, retriever.searcher.embedding
+    side = "x" if view == "image" else "y"
+    if isinstance(model, Fusion):
+        unit = identity_blocks([m.part for m in model.members_[task]], side)
+        blocks = split_blocks(rows, retriever.fitted.layout(view))
+        blocks = apply_geometry(model.geometry_[side], blocks, unit)
+        steps = [
+            (
+                m.part.features(blocks, side),
+                getattr(m.linear, f"{side}_mean"),
+                getattr(m.linear, f"{side}_map"),
+            )
+            for m in model.members_[task]
+        ]
+        # Weights add up to 1, so the offset is a mean of cosines, times its strength.
+        factor = 1 + model.corrections_[task].strength
+    else:
+        how, mean, weights = embedding.linear_map(view, task)
+        steps, factor = [(normalize(rows, how), mean, weights)], 1.0
+    terms = 2 * rows.shape[1] + embedding.dimension(task)
+    limits = []
+    for features, mean, weights in steps:
+        lengths = np.linalg.norm((features - mean).astype(np.float64) @ weights, axis=1)
+        sums = np.linalg.norm((np.abs(features) + np.abs(mean)).astype(np.float64) @ np.abs(weights), axis=1)
+        if getattr(model, "similarity", "") == "l2":
+            limits.append(sums * (1 + lengths))
+        else:
+            limits.append(np.divide(sums, lengths, out=np.zeros_like(sums), where=lengths > 0))
+    return rounding(np.float32, terms) * factor * np.max(limits, axis=0)
+
+
+def assert_same_vectors(found, retriever, blocks, view, task):
+    rows = np.hstack([blocks[name] for name in retriever.fitted.layout(view)])
+    expected = embed(retriever, view, task, rows)
+    assert found.dtype == np.float32
+    assert found.shape == expected.shape
+    apart = np.abs(found - expected).max(axis=1)
+    assert np.all(apart <= tolerances(retriever, rows, view, task)), apart.max()
+
+
+@pytest.mark.parametrize(("view", "task"), SIDES)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_vectors_are_those_of_python(fit, tmp_path, name, view, task):
+    retriever = fit(name)
+    path = export(retriever, tmp_path, view, task)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    session = open_session(path)
+    for n in (1, 3, 100):
+        blocks = {key: rows[:n] for key, rows in BLOCKS[view].items()}
+        assert_same_vectors(feed(session, blocks), retriever, blocks, view, task)
+
+
+def test_the_models_above_have_everything_that_a_fusion_may_have(fit):
+    fusions = [fit(name).fitted.model for name, model in MODELS.items() if isinstance(model, Fusion)]
+    tasks = [(each.members_[task], each.corrections_[task]) for each in fusions for task in each.members_]
+    assert any(len(members) > 1 and correction.strength > 0 for members, correction in tasks)
+    assert any(correction.kind == "none" for _, correction in tasks)
+    parts = [member.part for members, _ in tasks for member in members]
+    assert {"awcca", "identity"} == {part.kind for part in parts}
+    assert any(set(part.x_scales + part.y_scales) != {1.0} for part in parts)
+
+
+@pytest.mark.parametrize("name", ["unit", "l2", "csls", "pieces"])
+def test_the_inner_product_of_two_files_is_the_score(fit, tmp_path, name):
+    """A client with both files finds what the retriever finds."""
+    retriever = fit(name)
+    for task, queries, items in (("search", "text", "image"), ("annotate", "image", "text")):
+        vectors = {
+            view: feed(open_session(export(retriever, tmp_path, view, task)), BLOCKS[view])
+            for view in (queries, items)
+        }
+        best = np.argmax(vectors[queries] @ vectors[items].T, axis=1)
+        hits = getattr(retriever, task)(np.hstack(list(BLOCKS[queries].values())), k=1)
+        found = [int(hit[0].id.partition("#")[0]) for hit in hits]
+        assert np.mean(best == found) > 0.99
+
+
+@pytest.mark.parametrize("name", ["tikhonov", "l2", "csls", "pieces"])
+def test_it_runs_as_the_specification_of_its_opset_says(fit, tmp_path, name):
+    """ONNX's own evaluator executes the operators of the version that the file asks for."""
+    retriever = fit(name)
+    for view, task in SIDES:
+        model = onnx.load(export(retriever, tmp_path, view, task))
+        assert [(each.domain, each.version) for each in model.opset_import] == [("", _export.OPSET)]
+        assert model.ir_version == _export.IR_VERSION
+        blocks = {key: rows[:5] for key, rows in BLOCKS[view].items()}
+        names = [each.name for each in model.graph.input]
+        evaluator = ReferenceEvaluator(model)
+        (found,) = evaluator.run(["vectors"], {key: blocks[key] for key in names})
+        assert_same_vectors(found, retriever, blocks, view, task)
+
+
+finite = st.floats(-1e6, 1e6, width=32)
+
+
+@pytest.fixture(scope="module")
+def sessions(fit, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sessions")
+    return {
+        (name, *side): open_session(export(fit(name), folder, *side))
+        for name in ("tikhonov", "unit", "signed-sqrt", "l2", "csls", "pieces", "dual")
+        for side in SIDES
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_features_give_the_vectors_of_python(fit, sessions, data):
+    name, view, task = data.draw(st.sampled_from(list(sessions)))
+    n = data.draw(st.integers(1, 4))
+    rows = st.one_of(finite, st.just(0.0))
+    blocks = {
+        key: data.draw(arrays(np.float32, (n, width), elements=rows)) for key, width in WIDTHS[view].items()
+    }
+    for each in blocks.values():
+        each[data.draw(st.integers(0, n - 1))] = 0.0
+    assert_same_vectors(feed(sessions[name, view, task], blocks), fit(name), blocks, view, task)
+
+
+def test_features_like_the_mean_give_a_zero_vector(fit, sessions):
+    """There is nothing to divide by: the vector stays zero, as in Python."""
+    retriever = fit("tikhonov")
+    mean = retriever.searcher.embedding.linear_map("text", "search")[1]
+    found = feed(sessions["tikhonov", "text", "search"], split_blocks(mean[None], WIDTHS["text"]))
+    assert not np.any(found)
+    assert not np.any(retriever.embed_texts(mean))
+
+
+def test_a_model_without_pairs_is_exported(tmp_path):
+    retriever = Retriever.from_model(Fusion.zero_shot(12))
+    for view, rows in (("image", BLOCKS["image"]["photos"]), ("text", BLOCKS["text"]["words"])):
+        found = feed(open_session(export(retriever, tmp_path, view, "search")), {"features": rows})
+        limit = rounding(np.float32, rows.shape[1])
+        np.testing.assert_allclose(found, embed(retriever, view, "search", rows), rtol=0, atol=limit)
+
+
+def test_inputs_are_named_like_the_blocks_that_are_used(fit, tmp_path):
+    def inputs(retriever, view):
+        session = open_session(export(retriever, tmp_path, view, "search"))
+        assert [(each.name, each.shape[0]) for each in session.get_outputs()] == [("vectors", "n")]
+        return {each.name: each.shape for each in session.get_inputs()}
+
+    assert inputs(fit("tikhonov"), "text") == {"words": ["n", 12], "tones": ["n", 8]}
+    assert inputs(fit("best"), "image").items() <= {"photos": ["n", 12], "sketches": ["n", 9]}.items()
+    assert inputs(fit("a block unused"), "image") == {"photos": ["n", 12]}
+    assert inputs(fit("a block unused"), "text") == {"tones": ["n", 8]}
+    photos, words = BLOCKS["image"]["photos"], BLOCKS["text"]["words"]
+    for model in (AWCCA(params=(2.0, 3.0)), Fusion("plain", grid=3)):
+        alone = Retriever.from_features(photos, {"words": words}, model=model)
+        for view, rows in (("image", photos), ("text", words)):
+            assert inputs(alone, view) == {"features": ["n", rows.shape[1]]}
+            path = export(alone, tmp_path, view, "search")
+            found = feed(open_session(path), {"features": rows})
+            np.testing.assert_allclose(found, embed(alone, view, "search", rows), atol=1e-5)
+
+
+def test_blocks_may_have_any_name_but_that_of_the_output(tmp_path):
+    images, (words, tones) = BLOCKS["image"]["photos"], BLOCKS["text"].values()
+    model = AWCCA(params=(2.0, 3.0), normalize=("none", "unit"))
+    before = Retriever.from_features(images, {"words": words, "tones": tones}, model=model)
+    graph = onnx.load(export(before, tmp_path, "text", "search")).graph
+    names = graph.node[1].output[0], graph.initializer[0].name  # which the file would use itself
+    odd = Retriever.from_features(images, dict(zip(names, (words, tones), strict=True)), model=model)
+    session = open_session(export(odd, tmp_path, "text", "search"))
+    found = feed(session, dict(zip(names, (words, tones), strict=True)))
+    np.testing.assert_allclose(found, odd.embed_texts(np.hstack([words, tones])), atol=1e-5)
+    for name in ("vectors", "", "a\0b", "\ud800"):
+        wrong = Retriever.from_features(images, {name: words, "tones": tones}, model=AWCCA(params=(2.0, 3.0)))
+        with pytest.raises(InputError, match="cannot be the name of an input"):
+            wrong.export_onnx(tmp_path / "wrong.onnx")
+    assert not (tmp_path / "wrong.onnx").exists()
+
+
+def test_the_file_says_what_it_is_and_names_no_folder(pictures, fit, tmp_path):
+    for view, side in (("text", "query"), ("image", "item")):
+        path = export(pictures, tmp_path, view, "search")
+        about = open_session(path).get_modelmeta()
+        encoder = pictures.info()["encoders"][view]
+        assert about.producer_name == "diptych"
+        assert about.custom_metadata_map == {
+            "model": "AWCCA",
+            "task": "search",
+            "view": view,
+            "side": side,
+            "similarity": "cosine",
+            "encoder": encoder["name"],
+            "encoder_fingerprint": encoder["fingerprint"],
+            "features": str(encoder["dimension"]),
+            "diptych": pictures.info()["library"],
+        }
+        assert str(tmp_path).encode() not in path.read_bytes()
+    about = open_session(export(fit("best"), tmp_path, "image", "annotate")).get_modelmeta()
+    assert {"encoder", "encoder_fingerprint"}.isdisjoint(about.custom_metadata_map)
+    assert about.custom_metadata_map["model"] == "Fusion"
+
+
+def test_features_of_the_encoders_give_the_vectors_of_texts_and_images(pictures, drawn, tmp_path):
+    texts, images = list(drawn.captions[:4]), [str(path) for path in drawn.paths[:4]]
+    encoders = pictures.encoders
+    for view, things, features in (
+        ("text", texts, encoders.encode_texts(texts)),
+        ("image", images, encoders.encode_images(images)),
+    ):
+        session = open_session(export(pictures, tmp_path, view, "search"))
+        found = feed(session, {"features": features.astype(np.float32)})
+        np.testing.assert_allclose(found, embed(pictures, view, "search", things), atol=1e-5)
+
+
+def test_a_loaded_model_is_exported_and_a_file_replaced(fit, tmp_path):
+    fit("csls").save(tmp_path / "model")
+    path = tmp_path / "new" / "items.onnx"
+    for _ in range(2):
+        Retriever.load(tmp_path / "model", mmap=True).export_onnx(path, view="image")
+        found = feed(open_session(path), BLOCKS["image"])
+        assert_same_vectors(found, fit("csls"), BLOCKS["image"], "image", "search")
+    assert [each.name for each in path.parent.iterdir()] == ["items.onnx"]
+
+
+def test_what_cannot_be_exported_is_said(fit, tmp_path, monkeypatch):
+    retriever, path = fit("tikhonov"), tmp_path / "wrong.onnx"
+    with pytest.raises(InputError, match="view='sound' is unknown; choose one of 'image', 'text'"):
+        retriever.export_onnx(path, view="sound")
+    with pytest.raises(InputError, match="task='find' is unknown"):
+        retriever.export_onnx(path, task="find")
+    with pytest.raises(InputError, match="not fitted"):
+        Retriever("pyramid", "hkse").export_onnx(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_export, "MAX_BYTES", 1000)
+        with pytest.raises(InputError, match="an ONNX file holds less than 2; fit with fewer n_components"):
+            retriever.export_onnx(path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnx", None)
+        with pytest.raises(
+            InputError, match="an export to ONNX needs onnx; install with: pip install .?onnx"
+        ):
+            retriever.export_onnx(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_lists_the_operators(fit, tmp_path):
+    used = set()
+    for name in MODELS:
+        for side in SIDES:
+            path = export(fit(name), tmp_path, *side)
+            used |= {node.op_type for node in onnx.load(path).graph.node}
+    text = " ".join(PAGE.read_text("utf-8").split())
+    listed = re.search(r"opset (\d+), and uses these operators alone: (.*?)\.", text)
+    assert int(listed[1]) == _export.OPSET
+    assert set(re.findall(r"`(\w+)`", listed[2])) == used
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("image-features.npy", BLOCKS["image"]["photos"])
+    np.save("text-features.npy", BLOCKS["text"]["words"])
+    server, client = (block for block in code_blocks(PAGE) if "projection.onnx" in block)
+    names = {}
+    exec(server, names)
+    row = BLOCKS["text"]["words"][:1]
+    exec(client, {"encode": lambda texts: row})
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [hit.id for hit in names["retriever"].search(row[0], k=5)]
+
+
+@pytest.fixture(scope="module")
+def flickr(real_data):
+    folder = real_data / "flickr8k"
+    pairs = read_pairs(folder / "dataset_flickr8k.json")
+    x = np.asarray(open_features(folder / "dinov2s.npy", rows=pairs.n_images), np.float32)
+    y = np.asarray(open_features(folder / "minilm.npy", rows=pairs.n_captions), np.float32)
+    return pairs, x, y
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        AWCCA(params={"search": (3.0, 30.0), "annotate": (5.0, 20.0)}, normalize=("unit", "unit")),
+        Fusion(
+            grid=2,
+            blocks={"x": Block("unit", pieces=2), "y": Block("sqrt-unit")},
+            hubness=("csls",),
+            weightings=("residual",),
+            bank=500,
+        ),
+    ],
+    ids=["awcca", "fusion"],
+)
+def test_flickr8k_is_ranked_as_by_the_retriever(flickr, tmp_path, model):
+    pairs, x, y = flickr
+    retriever = Retriever.from_features(x, y, pairs.pairing, splits=pairs.splits, model=model)
+    test = y[pairs.caption_rows(pairs.image_rows("test"))[:1000]]
+    sessions = {view: open_session(export(retriever, tmp_path, view, "search")) for view in WIDTHS}
+    queries, items = feed(sessions["text"], {"features": test}), feed(sessions["image"], {"features": x})
+    scores = queries @ items.T
+    best = np.argsort(-scores, axis=1)[:, :10]
+    hits = np.array([[int(hit.id) for hit in own] for own in retriever.search(test, k=10)])
+    assert np.mean(best == hits) > 0.999
+    lengths = np.linalg.norm(queries, axis=1).max() * np.linalg.norm(items, axis=1).max()
+    apart = np.take_along_axis(scores, best, 1) - np.take_along_axis(scores, hits, 1)
+    assert np.abs(apart).max() <= rounding(np.float32, x.shape[1] + y.shape[1] + queries.shape[1], lengths)
