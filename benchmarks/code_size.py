@@ -22,6 +22,7 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
+PLAIN = "--image-encoder pyramid --text-encoder hkse"
 
 WATCHER = """
 import json, os, signal, sys, threading
@@ -144,7 +145,7 @@ def main() -> None:
         folder = Path(scratch)
         for name, arguments in (
             ("scenes", ["scenes", "drawn", "-n", "80"]),
-            ("fit", ["fit", "drawn", "--out", "model"]),
+            ("fit", ["fit", "drawn", *PLAIN.split(), "--out", "model"]),
             ("search", ["search", "model", "a red square"]),
         ):
             if start(source, folder, name, *arguments).wait() != 0:
@@ -152,7 +153,7 @@ def main() -> None:
         trace_http(source, folder)
         print("\n| flow | files | functions |\n|---|---|---|")
         for name, title in (
-            ("fit", "`diptych fit drawn --out model`"),
+            ("fit", f"`diptych fit drawn {PLAIN} --out model`"),
             ("search", '`diptych search model "a red square"`'),
             ("http", "`POST /v1/search`"),
         ):

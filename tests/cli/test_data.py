@@ -14,7 +14,7 @@ def test_check_finds_what_is_wrong(tmp_path):
     assert result.exit_code == 1
     assert "problem: 1 image cannot be read: letter.jpg." in result.stdout
     assert json.loads(run("check", tmp_path, "--json").stdout)["ok"] is False
-    encoded = run("encode", "images", tmp_path, "-o", tmp_path / "x")
+    encoded = run("encode", "images", tmp_path, "--image-encoder", "pyramid", "-o", tmp_path / "x")
     assert encoded.exit_code == 2
     assert "none of 1 image" in encoded.stderr
 
@@ -31,7 +31,7 @@ def test_another_encoder_does_not_go_on_with_a_store(tmp_path, monkeypatch):
     linear = config(hkse={"word": "lin", "sentence": "lin"})
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
-    assert "another encoder" in refused("encode", "text", "drawn", "-o", "y")
+    assert "another encoder" in refused("encode", "text", "drawn", "-o", "y", "--text-encoder", "hkse")
 
 
 def test_unusual_columns_and_encodings_are_named_by_flags(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ def files(tmp_path, monkeypatch):
 
 
 PARAMS, GRID = {"params": [1, 1]}, {"grid": 5}
+PYRAMID = ["--image-encoder", "pyramid"]
 FIT = ["fit", "x.npy", "y.npy", "--pairs", "pairing.npy", "-o", "m"]
 
 
@@ -120,9 +121,9 @@ def test_quiet_says_nothing(files):
         ("fit x.npy y.npy -o full --pairs pairing.npy", "not a diptych"),
         ("fit nowhere -o m", "nowhere"),
         ("fit empty -o m", "empty"),
-        ("fit letters -o m", "none"),
+        ("fit letters -o m --image-encoder pyramid --text-encoder hkse", "none"),
         ("fit letters -o m --image-encoder no.onnx", "no.onnx"),
-        ("fit letters -o m --vectors no.bin", "no.bin"),
+        ("fit letters -o m --image-encoder pyramid --vectors no.bin", "no.bin"),
         ("fit letters --pairs pairing.npy -o m", "two files of features"),
         ("evaluate m x.npy x.npy", "not a folder"),
     ],
@@ -172,7 +173,7 @@ def test_from_images_to_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("scenes", "drawn", "-n", 120).exit_code == 0
     small = config(model={"grid": 6}, hkse={"word_features": 60, "sentence_features": 60})
-    fitted = run("fit", "drawn", "-o", "model", *small)
+    fitted = run("fit", "drawn", "-o", "model", *PYRAMID, *small)
     assert fitted.exit_code == 0, fitted.output
     assert "test" in fitted.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
@@ -185,10 +186,10 @@ def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
     grid, linear = {"grid": 6}, {"word": "lin", "sentence": "lin"}
     for command, settings in (
         ("scenes drawn -n 120", []),
-        ("encode images drawn -o x", []),
+        ("encode images drawn -o x", PYRAMID),
         ("encode text drawn -o y --save-encoder words", config(hkse=linear)),
         ("fit x y --pairs drawn -o a -q", config(model=grid)),
-        ("fit drawn -o b -q", config(model=grid, hkse=linear)),
+        ("fit drawn -o b -q", [*PYRAMID, *config(model=grid, hkse=linear)]),
     ):
         result = run(*command.split(), *settings)
         assert result.exit_code == 0, result.output
@@ -209,16 +210,24 @@ def test_interrupted_encoding_resumes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("scenes", "drawn", "-n", 60).exit_code == 0
     (tmp_path / ".model.features").mkdir()
-    assert run("encode", "images", "drawn", "-o", ".model.features/images").exit_code == 0
+    assert run("encode", "images", "drawn", *PYRAMID, "-o", ".model.features/images").exit_code == 0
 
     def encode_again(*_):
         raise AssertionError("images that were encoded are encoded again")
 
     monkeypatch.setattr(PyramidDescriptor, "encode_prepared", encode_again)
     settings = config(model={"grid": 3}, hkse={"word": "lin", "sentence": "lin"})
-    result = run("fit", "drawn", "-o", "model", *settings, "-q")
+    result = run("fit", "drawn", "-o", "model", *PYRAMID, *settings, "-q")
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
+
+
+def test_a_wrong_folder_of_images_leaves_nothing_to_resume(photos):
+    (photos / "empty").mkdir()
+    arguments = [*COLUMNS, *PYRAMID, "-o", "m", "-q", *config(model={"grid": 3}, hkse=SMALL_TEXT)]
+    assert "could be read" in refused("fit", "captions.csv", "--images", "empty", *arguments)
+    result = run("fit", "captions.csv", "--images", "drawn", *arguments)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.slow
@@ -273,7 +282,7 @@ def photos(tmp_path, monkeypatch):
 
 SMALL_TEXT = {"word_features": 40, "sentence_features": 40}
 COLUMNS = ["--image-column", "Bild", "--caption-column", "Satz"]
-UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, "-o", "m"]
+UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, *PYRAMID, "-o", "m"]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +372,7 @@ def test_a_damaged_file_of_settings_is_named(photos, content, message):
         ("fit x.npy y.npy -o m --images drawn", {}, "--images"),
         ("fit x.npy y.npy -o m --random-state 3", {"model": PARAMS}, "--random-state has no effect"),
         ("fit drawn/nothing.json -o m --image-column a", {}, "does not exist"),
-        ("encode text drawn -o t --device cuda", {}, "--device has no effect with hkse"),
+        ("encode text drawn -o t --text-encoder hkse --device cuda", {}, "--device has no effect with hkse"),
         ("encode text drawn -o t --text-encoder folder --random-state 3", {}, "--random-state has no effect"),
         ("encode text drawn -o t", {"model": GRID}, "'model' is not a table of settings here; use [hkse]"),
     ],
@@ -377,7 +386,7 @@ def test_options_without_effect_are_refused(photos, arguments, settings, message
 def test_a_wrong_preset_fails_before_encoding_in_python(photos):
     with pytest.raises(InputError, match="'bset'"):
         Retriever(preset="bset")
-    retriever = Retriever()
+    retriever = Retriever("pyramid", "hkse")
     retriever.model.solver = "qqq"
     with pytest.raises(InputError, match="solver"):
         retriever.fit(make_scenes(10).write(photos / "more"), features=photos / "features")

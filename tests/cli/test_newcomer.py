@@ -49,7 +49,7 @@ def diptych(folder, *arguments):
 @pytest.fixture(scope="module")
 def notes(place):
     """What ``fit`` says on standard error."""
-    fit = "fit captions.csv --images photos --image-encoder resnet50.onnx --out model"
+    fit = "fit captions.csv --images photos --image-encoder resnet50.onnx --text-encoder hkse --out model"
     return diptych(place, *fit.split(), *map(str, config(model={"grid": 6})))[1]
 
 

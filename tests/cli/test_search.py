@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from commands import config, refused, run, run_json
+from conftest import declare_torchvision_operators
 from diptych import AWCCA, HKSE, Retriever
 from diptych.scenes import make_scenes
 
@@ -17,7 +18,7 @@ def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     pairs = make_scenes(150).write(folder / "drawn")
     text = HKSE(word_features=80, sentence_features=80)
-    Retriever(text_encoder=text).fit(pairs).save(folder / "model")
+    Retriever("pyramid", text).fit(pairs).save(folder / "model")
     return folder
 
 
@@ -176,6 +177,7 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_one_sentence(place, arguments, words):
+    declare_torchvision_operators()  # which sentence-transformers imports
     (place / "letter.jpg").write_text("dear reader")
     (place / "letter.onnx").write_text("dear network")
     (place / "hollow").mkdir()

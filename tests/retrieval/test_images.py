@@ -82,8 +82,11 @@ def test_an_encoder_that_cannot_tell_ignores_nothing(views):
 
 
 def test_a_retriever_is_one_line(fitted, drawn, views):
-    assert repr(Retriever()) == (
+    assert repr(Retriever("pyramid", "hkse")) == (
         "<Retriever, not fitted: image encoder pyramid; text encoder hkse (not fitted); AWCCA(); index flat>"
+    )
+    assert repr(Retriever()) == (
+        "<Retriever, not fitted: image encoder auto; text encoder auto; AWCCA(); index flat>"
     )
     shown = repr(fitted)
     assert shown.startswith(f"<Retriever: {drawn.n_images} images, {drawn.n_captions} texts; image encoder ")

@@ -10,6 +10,7 @@ import pytest
 from commands import config, run
 from diptych.retrieval.stores.postgres._connection import SETTINGS, Address
 from example_files import write_photos
+from fastembed_models import write_fastembed_cache
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "postgresql.md").read_text("utf-8")
 ADDRESS = "postgresql://me@db.example.org/images"
@@ -19,6 +20,8 @@ ADDRESS = "postgresql://me@db.example.org/images"
 def place(tmp_path, monkeypatch, views):
     """A folder with the files that the page's examples use."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "cache"))
+    write_fastembed_cache(tmp_path / "cache")
     drawn = write_photos(tmp_path, 80, size=48)
     drawn.images[3].save(tmp_path / "new.jpg")
     x, y, _ = views(n=120, captions=1)
@@ -40,8 +43,7 @@ def test_the_examples_run(place, fresh):
     assert names["filled"].store.count() == 2 * len(names["x"])
     for line in re.findall(r"^diptych .*$", PAGE, re.MULTILINE):
         words = shlex.split(line.replace(ADDRESS, fresh()))[1:]
-        small = config(model={"grid": 4}, hkse={"word_features": 60, "sentence_features": 60})
-        result = run(*words, *(small if words[0] == "fit" else []))
+        result = run(*words, *(config(model={"grid": 4}) if words[0] == "fit" else []))
         assert result.exit_code == 0, f"{line}: {result.output}"
 
 

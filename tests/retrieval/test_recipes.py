@@ -143,11 +143,7 @@ def test_images_that_cannot_be_read_are_no_hindrance(tmp_path, drawings):
         assert choose_recipe(encoder, replace(drawings, paths=tuple(paths))).recipe.scale == 255
 
 
-def test_nobody_names_an_encoder_in_silence(drawings):
-    with pytest.warns(
-        DataWarning, match="pyramid is used, which knows only colours and shapes; photographs need"
-    ):
-        Retriever(text_encoder=HKSE(word="lin", sentence="lin"), model=AWCCA(params=(5.0, 5.0))).fit(drawings)
+def test_a_named_encoder_is_used_in_silence(drawings):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         small("pyramid").fit(drawings)
@@ -264,7 +260,6 @@ def test_features_made_by_a_chosen_recipe_are_asked_with_it(tmp_path, monkeypatc
     run_json("fit", "x", "y", "--pairs", "drawn", "-o", "m", *config(model={"params": [5, 5]}))
     image = next((tmp_path / "drawn").rglob("*.png"))
     run_json("annotate", "m", image, "--image-encoder", "n.onnx")
-    assert "pyramid is used" in run("encode", "images", "drawn", "-o", "z").stderr
 
 
 def write_hub_cache(cache, repository, folder):

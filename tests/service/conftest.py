@@ -34,7 +34,7 @@ def scenes_folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("scenes")
     pairs = make_scenes(160, size=96).write(place / "scenes")
     encoder = HKSE(word_features=120, sentence_features=120)
-    Retriever(text_encoder=encoder).fit(pairs).save(place / "model")
+    Retriever("pyramid", encoder).fit(pairs).save(place / "model")
     return place
 
 

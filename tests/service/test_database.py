@@ -23,7 +23,7 @@ def pointing(scenes_folder, fresh, tmp_path):
     address = fresh(retry_seconds=2)
     encoder = HKSE(word_features=60, sentence_features=60)
     pairs = read_pairs(scenes_folder / "scenes")
-    Retriever(text_encoder=encoder, index=address).fit(pairs).save(tmp_path / "model")
+    Retriever("pyramid", encoder, index=address).fit(pairs).save(tmp_path / "model")
     return tmp_path / "model", address
 
 
@@ -97,7 +97,7 @@ def test_a_model_with_other_encoders_is_served_once_it_is_loaded(pointing, make_
     folder, address = pointing
     client = make_client(folder)
     encoder = HKSE(word="lin", sentence="lin")
-    newer = Retriever(text_encoder=encoder, index=address).fit(read_pairs(scenes_folder / "scenes"))
+    newer = Retriever("pyramid", encoder, index=address).fit(read_pairs(scenes_folder / "scenes"))
     query, until = {"text": "a red star", "k": 5}, time.monotonic() + 20
     while (response := client.post("/v1/search", json=query)).status_code == 503:
         assert time.monotonic() < until

@@ -103,6 +103,11 @@ class Commands(LazyGroup):
         ),
         "push": ("diptych.cli._hub", "push", "Publish a model on the Hugging Face Hub."),
         "pull": ("diptych.cli._hub", "pull", "Download a published model from the Hugging Face Hub."),
+        "encoders": (
+            "diptych.cli._encoders",
+            "encoders",
+            "List the encoders: what is installed, and which to name for which need.",
+        ),
         "check": (
             "diptych.cli._data",
             "check",

@@ -14,6 +14,7 @@ from diptych._checks import InputError, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._options import (
     TableOptions,
+    is_set,
     list_hkse_settings,
     make_hkse,
     make_image_encoder,
@@ -34,9 +35,9 @@ from diptych.cli._output import (
 from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_pairs, read_pairs
 from diptych.image import OnnxEncoder
 from diptych.image import image_encoder as image_encoder_named
-from diptych.retrieval._encoders import choose_recipe, warn_of_pyramid
+from diptych.retrieval._encoders import choose_recipe, open_defaults
 from diptych.scenes import make_scenes
-from diptych.text import sentence_encoder
+from diptych.text import HKSE, sentence_encoder
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
@@ -145,13 +146,13 @@ def encode_images_command(
     ):
         columns = vars(TableOptions(image_column, caption_column, encoding, read_views(views)))
         dataset = read_pairs(pairs, images=images, **columns)
-        if image_encoder is None:
-            if dataset.views.image != "image":
-                raise InputError(f"there is no {dataset.views.image} encoder; name one with --image-encoder.")
-            warn_of_pyramid()
-        encoder = make_image_encoder(image_encoder or "pyramid", recipe, weights)
-        if isinstance(encoder, str):
-            encoder = image_encoder_named(encoder)
+        named = make_image_encoder(image_encoder, recipe, weights)
+        if named not in (None, "auto"):
+            encoder = image_encoder_named(named) if isinstance(named, str) else named
+        elif dataset.views.image != "image":
+            raise InputError(f"there is no {dataset.views.image} encoder; name one with --image-encoder.")
+        else:
+            encoder = open_defaults(["image"])["image"]
         if isinstance(encoder, OnnxEncoder) and encoder.assumed:
             encoder = choose_recipe(encoder, dataset, watch=lambda done: _update(progress, task, done))
         store = encode_images(
@@ -175,9 +176,7 @@ def encode_text_command(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
-    text_encoder: Annotated[
-        str, typer.Option(help="hkse, the folder of a saved HKSE, or a sentence-transformers model.")
-    ] = "hkse",
+    text_encoder: opt.TextEncoderName = None,
     vectors: opt.Vectors = None,
     config: opt.HkseConfig = None,
     random_state: opt.RandomState = 0,
@@ -199,26 +198,32 @@ def encode_text_command(
         limit_threads(threads),
         show_progress(f"encoding {plural(read_views(views).caption)}", quiet or as_json) as (progress, task),
     ):
-        if text_encoder == "hkse":
-            refuse_unused(ctx, ("device",), "with hkse, which runs on the CPU")
+        of_hkse = ("vectors", "config", "random_state", "save_encoder")
+        if text_encoder in (None, "auto"):
+            text_encoder = "hkse" if any(is_set(ctx, name) for name in of_hkse) else "auto"
+        if text_encoder in ("auto", "hkse"):
+            which = "hkse" if text_encoder == "hkse" else "the default encoder"
+            refuse_unused(ctx, ("device",), f"with {which}, which runs on the CPU")
         else:
-            reason = f"with --text-encoder {text_encoder}; it belongs to hkse"
-            refuse_unused(ctx, ("vectors", "config", "random_state", "save_encoder"), reason)
+            refuse_unused(ctx, of_hkse, f"with --text-encoder {text_encoder}; it belongs to hkse")
+        settings = read_settings(ctx, config, hkse=list_hkse_settings())
         table = TableOptions(image_column, caption_column, encoding, read_views(views))
         dataset = read_pairs(pairs, **vars(table))
-        if text_encoder == "hkse":
-            settings = read_settings(ctx, config, hkse=list_hkse_settings())
-            split = "train" in dataset.split_sizes()
-            fitted = make_hkse(vectors, random_state, settings["hkse"])
-            fitted.fit((dataset.subset("train") if split else dataset).captions)
-            if save_encoder is not None:
-                fitted.save(save_encoder)
-            chosen = sentence_encoder(fitted)
+        chosen: Any
+        if text_encoder == "auto":
+            chosen = open_defaults(["text"])["text"]
+        elif text_encoder == "hkse":
+            chosen = make_hkse(vectors, random_state, settings["hkse"])
         else:
-            chosen = sentence_encoder(make_text_encoder(text_encoder, device))
+            chosen = make_text_encoder(text_encoder, device)
+        if isinstance(chosen, HKSE) and text_encoder in ("auto", "hkse"):
+            split = "train" in dataset.split_sizes()
+            chosen.fit((dataset.subset("train") if split else dataset).captions)
+            if save_encoder is not None:
+                chosen.save(save_encoder)
         store = encode_texts(
             dataset,
-            chosen,
+            sentence_encoder(chosen),
             out,
             batch_size=batch_size,
             dtype=dtype,

@@ -46,6 +46,7 @@ from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import KIND
+from diptych.retrieval._recommended import default_encoder
 
 Settings = dict[str, dict[str, Any]]
 
@@ -106,7 +107,7 @@ def fit(
     Images and captions are encoded first. Interrupted work resumes when the same command runs again. The
     regularisation is selected on the val split, or on held-out training pairs if there is none.
 
-    Example: `diptych fit captions.csv --images photos --image-encoder resnet50.onnx --out model`
+    Example: `diptych fit captions.csv --images photos --out model`
 
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
@@ -134,13 +135,16 @@ def fit(
         hide_library_bars(silent)
         table = TableOptions(image_column, caption_column, encoding, read_views(views))
         data = open_data(source, texts, pairs, images, table)
-        _refuse_unused(ctx, data, text_encoder, model, settings)
         is_raw = isinstance(data, PairedDataset)
-        own_text: Any = None
-        if text_encoder not in (None, "hkse"):
-            own_text = make_text_encoder(text_encoder, device)
-        elif is_raw:
+        if text_encoder in (None, "auto"):
+            means_hkse = vectors is not None or settings["hkse"]
+            text_encoder = ("hkse" if means_hkse else "auto") if is_raw else None
+        _refuse_unused(ctx, data, text_encoder, model, settings)
+        own_text: Any = text_encoder
+        if text_encoder == "hkse":
             own_text = make_hkse(vectors, random_state, settings["hkse"])
+        elif text_encoder not in (None, "auto"):
+            own_text = make_text_encoder(text_encoder, device)
         retriever = Retriever(
             make_image_encoder(image_encoder, recipe, weights) or ("auto" if is_raw else None),
             own_text,
@@ -230,14 +234,14 @@ def _refuse_unused(
     is_raw, is_fusion = isinstance(data, PairedDataset), isinstance(model, Fusion)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     has_validation = "val" in dataset.split_sizes()
-    uses_hkse = is_raw and text_encoder in (None, "hkse")
+    uses_hkse = text_encoder == "hkse" or (text_encoder == "auto" and default_encoder("text") is None)
     if not is_raw and text_encoder == "hkse":
         raise InputError("--text-encoder hkse is fitted on captions, but features were given; leave it out.")
     if not uses_hkse:
         reason = "on features" if not is_raw else f"with --text-encoder {text_encoder}; they belong to hkse"
         refuse_unused(ctx, ("vectors",), reason)
         refuse_settings([f"{key} in [hkse]" for key in settings["hkse"]], reason)
-    if is_fusion and uses_hkse:
+    if is_fusion and text_encoder in ("auto", "hkse"):
         refuse_unused(ctx, ("device",), "with --preset, which runs on the CPU")
     selects = is_fusion or model.params is None or model.n_components == "auto"
     unused = {"grid", "path_metrics"} & set(settings["model"]) if not is_fusion and model.params else set()

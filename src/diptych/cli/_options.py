@@ -156,7 +156,7 @@ def read_views(names: str) -> ViewNames:
 def refuse_unused(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
     """Raise an error for options that were set but have no effect; ``reason`` continues "has no effect"."""
     options = {param.name: param.opts[0] for param in ctx.command.params}
-    refuse_settings([options[name] for name in names if _is_set(ctx, name)], reason)
+    refuse_settings([options[name] for name in names if is_set(ctx, name)], reason)
 
 
 def refuse_settings(names: list[str], reason: str) -> None:
@@ -166,7 +166,8 @@ def refuse_settings(names: list[str], reason: str) -> None:
         raise InputError(f"{' and '.join(names)} {has} no effect {reason}; leave {it} out.")
 
 
-def _is_set(ctx: typer.Context, name: str) -> bool:
+def is_set(ctx: typer.Context, name: str) -> bool:
+    """Return whether an option was given by the user."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
@@ -191,7 +192,7 @@ def read_settings(
                 close = difflib.get_close_matches(key, names, 1)
                 hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}."
                 raise InputError(f"{path}: [{table}] has no setting {key!r}; {hint}")
-            if key in ctx.params and _is_set(ctx, key):
+            if key in ctx.params and is_set(ctx, key):
                 option = f"--{key.replace('_', '-')}"
                 raise InputError(f"{key} is set by {option} and in {path}; keep one of them.")
             settings[table][key] = tuple(value) if isinstance(value, list) else value

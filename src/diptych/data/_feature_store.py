@@ -285,7 +285,9 @@ def _check_same_job(previous: Job, job: Job, folder: Path) -> None:
     }
     for name, reason in reasons.items():
         if getattr(previous, name) != getattr(job, name):
-            raise InputError(f"{folder} holds features made with {reason}; choose another folder.")
+            resume = "name that encoder to resume, or " if name == "encoder" else ""
+            remedy = f"{resume}choose another folder or remove this one"
+            raise InputError(f"{folder} holds features made with {reason}; {remedy}.")
 
 
 def _make_npy_header(rows: int, job: Job) -> bytes:

@@ -37,6 +37,7 @@ from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, im
 from diptych.image._encoders import Inputs, encode_inputs, inputs_of, prepare_input
 from diptych.image._onnx import network_fingerprint
 from diptych.retrieval._items import VIEWS, View, file_name
+from diptych.retrieval._recommended import default_encoder
 from diptych.text import HKSE, SentenceEncoder, sentence_encoder
 from diptych.text._encoders import HKSEEncoder, folder_fingerprint
 
@@ -171,9 +172,9 @@ class Encoders:
     Parameters
     ----------
     image
-        As ``diptych.image.image_encoder`` takes it, or an ``ImageEncoder``.
+        As ``diptych.image.image_encoder`` takes it, an ``ImageEncoder``, or ``"auto"``.
     text
-        ``"hkse"``, an ``HKSE`` (fitted or not), or what ``diptych.text.sentence_encoder`` takes.
+        ``"hkse"``, an ``HKSE`` (fitted or not), what ``diptych.text.sentence_encoder`` takes, or ``"auto"``.
     known
         The encoders that a model was fitted with; others are refused.
     views
@@ -191,6 +192,15 @@ class Encoders:
         self.views = views
         self._failures: dict[View, str] = {}
         self._unfitted: HKSE | None = None
+        # What "auto" stands for may have to be downloaded, so it is opened when something is encoded.
+        self._auto: list[View] = []
+        if isinstance(image, str) and image == "auto":
+            image = None
+            if views.image == "image":
+                self._auto.append("image")
+        if isinstance(text, str) and text == "auto":
+            text = None
+            self._auto.append("text")
         if isinstance(image, str | os.PathLike):
             image = self._open_image_encoder(image)
         if image is not None and not isinstance(image, ImageEncoder):
@@ -240,6 +250,19 @@ class Encoders:
         encoder, fingerprint = self._open[view], known.get(view, EncoderRecord()).fingerprint
         return encoder if fingerprint in ("", _fingerprint(encoder)) else None
 
+    def choose_defaults(self, random_state: int | None = 0, *, fuses: bool = False) -> None:
+        """Open an encoder for each view that was left at ``"auto"``, unless the other view has none.
+
+        ``fuses`` says that the model is a fusion, which can use the similarity of two towers itself.
+        """
+        has_text = self._unfitted is not None or "text" in self._auto or self.text is not None
+        if not has_text or ("image" not in self._auto and self.image is None):
+            return
+        chosen, self._auto = open_defaults(self._auto, random_state, fuses=fuses), []
+        if isinstance(hkse := chosen.get("text"), HKSE):
+            self._unfitted, chosen["text"] = hkse, None
+        self._open |= chosen
+
     def fit_text(self, captions: Sequence[str]) -> None:
         """Fit an HKSE that is not fitted yet."""
         if self._unfitted is not None:
@@ -263,6 +286,8 @@ class Encoders:
 
     def name(self, view: View) -> str:
         """Return the name of an encoder for people."""
+        if view in self._auto:
+            return "auto"
         waiting = view == "text" and self._open["text"] is None and self._unfitted is not None
         return "hkse (not fitted)" if waiting else self.describe(view).name or "none"
 
@@ -412,14 +437,56 @@ def choose_recipe(
     return encoder.with_recipe(encoder.candidates[best])
 
 
-def warn_of_pyramid() -> None:
-    """Warn that no image encoder was named, and what that means."""
-    warnings.warn(
-        "no image encoder was named, so pyramid is used, which knows only colours and shapes; photographs "
-        'need a network: --image-encoder network.onnx (Retriever("network.onnx") in Python).',
-        DataWarning,
-        stacklevel=3,
-    )
+def open_defaults(
+    views: Sequence[View], random_state: int | None = 0, *, fuses: bool = False
+) -> dict[View, Any]:
+    """Return an encoder for each view that none was named for, and name it in a ``DataWarning``.
+
+    Where fastembed is installed these are the recommended encoders, which it downloads once. Otherwise they
+    are ``pyramid`` and an ``HKSE`` that is not fitted yet.
+    """
+    recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
+    if recommended:
+        named = " and ".join(
+            f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
+        )
+        advice = "diptych encoders lists others"
+        if len(recommended) == len(VIEWS) and not fuses:
+            advice += '; with fewer than about a thousand pairs, preset="best" is better, because it can use '
+            advice += "the similarity of the two as they are"
+        _warn(f"encoders chosen by default: {named}, downloaded once; {advice}.")
+    encoders: dict[View, Any] = {}
+    for view in views:
+        if view in recommended:
+            open_encoder, plain = _OPENERS[view]
+            try:
+                encoders[view] = open_encoder(recommended[view].name)
+            except InputError as error:
+                reason, named = str(error).rstrip("."), f'{_ARGUMENTS[view]}="{plain}"'
+                raise InputError(f"{reason}; or give {named}, which needs no weights.") from None
+        elif view == "image":
+            _warn(
+                "no image encoder was named, so pyramid is used, which knows only colours and shapes; photos "
+                "need a network: pip install fastembed, or name one with --image-encoder network.onnx "
+                "(image_encoder= in Python)."
+            )
+            encoders[view] = image_encoder("pyramid")
+        else:
+            _warn(
+                "no text encoder was named, so hkse is fitted on the captions; diptych encoders lists others."
+            )
+            encoders[view] = HKSE(random_state=random_state)
+    return encoders
+
+
+_OPENERS: dict[View, tuple[Callable[[str], Any], str]] = {
+    "image": (image_encoder, "pyramid"),
+    "text": (sentence_encoder, "hkse"),
+}
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DataWarning, stacklevel=5)
 
 
 def is_array(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 import warnings
@@ -137,6 +138,8 @@ def encode_views(
         skipped = images.skipped
         listed = "; diptych check lists all of them" if names.image == "image" else ""
         if not images.ids:
+            # Otherwise the right folder of images would be refused as other inputs of interrupted work.
+            shutil.rmtree(images.folder)
             raise InputError(
                 f"none of {count(len(skipped), names.image)} could be read (the first: {skipped[0].reason})"
                 f"{listed}."

@@ -38,7 +38,7 @@ from diptych.fusion import Fusion
 from diptych.image import ImageEncoder, OnnxEncoder
 from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout
-from diptych.retrieval._encoders import Encoders, choose_recipe, warn_of_pyramid
+from diptych.retrieval._encoders import Encoders, choose_recipe
 from diptych.retrieval._export import export_onnx
 from diptych.retrieval._fit import (
     Fitted,
@@ -122,10 +122,13 @@ class Retriever:
         weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``;
         for other things than images, such as a ``FunctionEncoder``, see ``docs/modalities.md``. If an
         ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
-        pairs. ``"auto"``: ``"pyramid"``, with a ``DataWarning`` when images are encoded.
+        pairs. ``"auto"``: where fastembed is installed, the recommended encoder (``diptych encoders``), and
+        ``"pyramid"`` otherwise; ``fit`` opens it, and names it in a ``DataWarning``. For other things than
+        images, ``"auto"`` is none.
     text_encoder
         ``"hkse"``, an ``HKSE``, ``"fastembed:NAME"``, the name or folder of a sentence-transformers model, or
-        any function from a list of texts to an array.
+        any function from a list of texts to an array. ``"auto"``: the recommended one as for images, or
+        ``"hkse"``.
     model
         The ``AWCCA`` or ``Fusion`` to fit; None: an ``AWCCA`` with its defaults.
     preset
@@ -165,7 +168,7 @@ class Retriever:
     def __init__(
         self,
         image_encoder: ImageEncoderLike = "auto",
-        text_encoder: TextEncoderLike = "hkse",
+        text_encoder: TextEncoderLike = "auto",
         model: AWCCA | Fusion | None = None,
         *,
         preset: str | None = None,
@@ -181,12 +184,8 @@ class Retriever:
         if model is None:
             model = AWCCA() if preset is None else Fusion(preset)
         model.check_parameters()
-        guess = isinstance(image_encoder, str) and image_encoder == "auto"
-        if guess and names.image != "image":
-            image_encoder, guess = None, False
-        encoders = Encoders("pyramid" if guess else image_encoder, text_encoder, views=names)
+        encoders = Encoders(image_encoder, text_encoder, views=names)
         self._set_up(open_store(index, dtype), encoders, model, keep_features, device)
-        self._guessed = guess
 
     def _set_up(
         self, store: Store, encoders: Encoders, model: AWCCA | Fusion, keep_features: bool, device: str
@@ -194,7 +193,7 @@ class Retriever:
         self.store, self._encoders, self.model = store, encoders, model
         if not isinstance(keep_features, bool):
             raise InputError(f"keep_features={keep_features!r} is not true or false.")
-        self.keep_features, self.device, self._guessed = keep_features, device, False
+        self.keep_features, self.device = keep_features, device
         self.base: Base | None = None
         self.version = ""
         """The version of the model in a shared store, as last seen."""
@@ -453,9 +452,9 @@ class Retriever:
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
         self._check_settings()
-        if self._guessed:
-            warn_of_pyramid()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
+        seed = getattr(self.model, "random_state", 0)
+        encoders.choose_defaults(seed, fuses=isinstance(self.model, Fusion))
         start = time.perf_counter()
         encoders.fit_text((data.subset("train") if has_split else data).captions)
         seconds = {"text encoder": round(time.perf_counter() - start, 3)}
@@ -463,7 +462,6 @@ class Retriever:
         if isinstance(image, OnnxEncoder) and image.assumed and text is not None:
             start = time.perf_counter()
             progress = None if watch is None else partial(watch, "images, to choose a recipe")
-            seed = getattr(self.model, "random_state", 0)
             encoders.image = choose_recipe(image, data, text, random_state=seed, watch=progress)
             seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
         views = encode_views(data, encoders, features, watch)
