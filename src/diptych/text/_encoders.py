@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -172,9 +174,10 @@ class SentenceTransformersEncoder(CallableEncoder):
                 "sentence-transformers, which writes safetensors."
             )
         try:
-            model = library.SentenceTransformer(
-                name, device=device, trust_remote_code=False, model_kwargs={"use_safetensors": True}
-            )
+            with _hide_progress() if os.path.isdir(name) else nullcontext():
+                model = library.SentenceTransformer(
+                    name, device=device, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+                )
         except Exception as error:  # the library and transformers have many exceptions without a common base
             reason = (str(error).splitlines() or [type(error).__name__])[0].strip().rstrip(".")
             raise InputError(
@@ -245,6 +248,19 @@ def _check_version(version: str) -> None:
             f"sentence-transformers {version} runs the code that a model folder names; install 6.0 or later: "
             'pip install "sentence-transformers>=6"'
         )
+
+
+@contextmanager
+def _hide_progress() -> Iterator[None]:
+    """Keep transformers from drawing a bar while it reads weights from the disk, which takes a second."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _check_texts(texts: Any) -> list[str]:
