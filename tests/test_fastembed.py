@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,9 +18,11 @@ from safetensors.numpy import save_file
 from diptych import AWCCA, InputError, Retriever, read_pairs
 from diptych._fastembed import list_fastembed_models
 from diptych.image import ImageEncoder, OnnxEncoder, Recipe, StagedEncoder, image_encoder, open_image
+from diptych.retrieval._encoders import Encoders
 from diptych.scenes import make_scenes
 from diptych.text import SentenceEncoder, sentence_encoder
 from fastembed_models import (
+    REVISION,
     TEXT,
     VISION,
     cached_folder,
@@ -490,6 +493,24 @@ def test_a_named_model_is_found_again_in_the_cache_and_never_fetched(cached, tmp
         Retriever.load(tmp_path / "model").search("a red circle")
 
 
+def test_a_published_model_opens_named_encoders_from_the_cache_alone(cached, tmp_path, monkeypatch):
+    encoder = image_encoder(f"fastembed:{VISION}")
+    record = Encoders(encoder).describe("image").strip_paths()
+    assert str(cached) not in repr(record)
+    assert record.reopen("image").fingerprint == encoder.fingerprint
+    changed = msgspec.structs.replace(record, fingerprint="fastembed:another")
+    with pytest.raises(InputError, match="has changed"):
+        changed.reopen("image")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
+    with pytest.raises(InputError, match="nor in the cache"):
+        record.reopen("image")
+    # A path that is not absolute is never looked up from the working folder.
+    shutil.copytree(cached_folder(cached, VISION), tmp_path / REVISION)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="nor in the cache"):
+        record.reopen("image")
+
+
 def test_a_server_answers_with_both_encoders(photos):
     testclient = pytest.importorskip("starlette.testclient")
     from diptych.service import create_app
@@ -517,6 +538,56 @@ def test_the_command_line_fits_and_searches_with_both_encoders(photos, tmp_path)
     assert json.loads(found.stdout)["answers"][0]["hits"][0]["id"] == image
     annotated = run("annotate", tmp_path / "model", photos / "photos" / image, "-k", 1, "--json")
     assert json.loads(annotated.stdout)["answers"][0]["hits"][0]["image"] == image
+
+
+@pytest.fixture
+def hub(cache):
+    """A Hub on this machine that has the small networks."""
+    pytest.importorskip("fastapi")
+    from hub_server import HubServer, Repository
+
+    with HubServer() as server:
+        for name in (VISION, TEXT):
+            files = {path.name: path.read_bytes() for path in cached_folder(cache, name).iterdir()}
+            repository = server.repositories[f"models/{name}"] = Repository(private=False)
+            repository.commit("main", {**files, "unneeded.bin": bytes(20_000)})
+        yield server
+
+
+def connect(hub, tmp_path):
+    """Return the environment of a process that has an empty cache and uses this Hub."""
+    return {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "FASTEMBED_CACHE_PATH": str(tmp_path / "cache"),
+    }
+
+
+def test_named_models_are_downloaded_once_and_then_work_offline(hub, tmp_path):
+    make_scenes(40, size=48).write(tmp_path / "scenes")
+    encoders = ["--image-encoder", f"fastembed:{VISION}", "--text-encoder", f"fastembed:{TEXT}"]
+    made = run("fit", tmp_path / "scenes", *encoders, "--out", tmp_path / "model", **connect(hub, tmp_path))
+    assert made.returncode == 0, made.stderr
+    assert len(list((tmp_path / "cache").glob("models--*/snapshots/*/model.onnx"))) == 2
+    assert not list((tmp_path / "cache").rglob("unneeded.bin"))
+    asked = len(hub.requests)
+    found = run("search", tmp_path / "model", "a red circle", "--json", **connect(hub, tmp_path))
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["answers"][0]["hits"]
+    assert len(hub.requests) == asked, "nothing is asked for again"
+
+
+@pytest.mark.slow  # the client library tries again for a while
+def test_a_download_that_breaks_off_is_one_sentence(hub, tmp_path):
+    hub.broken = "model.onnx"
+    make_scenes(5, size=48).write(tmp_path / "scenes")
+    encoders = ["--image-encoder", f"fastembed:{VISION}", "--text-encoder", "hkse"]
+    result = run("fit", tmp_path / "scenes", *encoders, "--out", tmp_path / "model", **connect(hub, tmp_path))
+    assert result.returncode == 2
+    assert "could not be downloaded (Server error '500" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,10 @@ def _fetch(view: View, description: Description) -> Path:
         # download_model would try three times, wait in between, and not say why it failed.
         source = description["sources"]["hf"]
         return Path(_library(view).download_files_from_huggingface(source, cache, files)).absolute()
-    except Exception as error:  # of the network, the hub or the disk
+    except Exception as failure:  # of the network, the hub or the disk
+        error: BaseException = failure
+        while error.__cause__ is not None and str(error.__cause__):  # the hub's own words are vague
+            error = error.__cause__
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
             f"{model} ({description['size_in_GB']} GB) is not in the cache, {cache}, and could not be "
