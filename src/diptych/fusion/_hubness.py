@@ -8,8 +8,8 @@ influences the answer to another.
 
 Weights and corrections are chosen for one task on validation, from score matrices that are computed once. The
 criterion is the mean of r@1, r@5 and r@10: on a thousand images r@1 alone varies by more than a point by
-chance. Single models are always among the candidates. The best candidate wins, except that a part that was not
-fitted is left only for one that is clearly better.
+chance. Single models are always among the candidates. The best candidate wins, except that a part that was
+not fitted is left only for one that is clearly better.
 """
 
 from __future__ import annotations
