@@ -45,6 +45,7 @@ from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
 from diptych.service._images import Images
 from diptych.service._model import LoadedModel, ModelHolder
+from diptych.service._writes import Upload
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
 SENTENCES = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
@@ -396,7 +397,7 @@ def write(shelf, name, colour=None):
     """Add to what is served: a caption, or a picture."""
     retriever = shelf.current.retriever
     content = None if colour is None else picture(colour)
-    given = None if content is None else (content, retriever.encoders.encode_images([content]))
+    given = None if content is None else (Upload(content), retriever.encoders.encode_images([content]))
     shelf.writer.add(retriever, given, [] if given else ["a red dog runs"], name, {})
 
 

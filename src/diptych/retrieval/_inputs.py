@@ -201,7 +201,8 @@ def warn_outliers(detector: OutlierDetector, name: str, features: Floats, items:
     n_far, farthest = int(np.count_nonzero(distances > detector.limit)), int(np.argmax(distances))
     if n_far:
         warnings.warn(
-            f"{n_far} of {count(len(items), f'new {name}')} lie far from the training data of this model "
+            f"{n_far} of {count(len(items), f'new {name}')} "
+            f"{'lies' if n_far == 1 else 'lie'} far from the training data of this model "
             f"({items[farthest].id!r} has the distance {distances[farthest]:.1f}, the limit is "
             f"{detector.limit:.1f}), so searches for them may be poor; if there will be more like them, add "
             "pairs and refit().",
