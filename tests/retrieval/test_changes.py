@@ -165,7 +165,7 @@ def test_an_encoder_that_gives_too_few_or_too_many_rows_adds_nothing(make, rows)
 class TestFarItems:
     def test_items_far_from_training_are_added_with_a_warning(self, make):
         made = make()
-        with pytest.warns(DataWarning, match=r"1 of 2 new images lie far .* \('odd' has the distance "):
+        with pytest.warns(DataWarning, match=r"1 of 2 new images lies far .* \('odd' has the distance "):
             made.retriever.add(np.vstack([made.x[:1], 50 * made.x[1:2]]), ids=["even", "odd"])
         assert {"even", "odd"} <= {hit.id for hit in made.retriever.search(made.y[0], k=100)}
         with pytest.warns(DataWarning, match=r"3 of 3 new texts lie far"):
@@ -195,7 +195,7 @@ class TestFarItems:
         assert said[0] == said[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*lie far")
+@pytest.mark.filterwarnings("ignore:.*lies? far")
 class TestRefit:
     """Saved moments and new pairs are as good as all pairs."""
 
@@ -363,7 +363,7 @@ class TestRefit:
         assert all(len(pack.captions) == 2 for pack in found["packs"])
 
 
-@pytest.mark.filterwarnings("ignore:.*lie far")
+@pytest.mark.filterwarnings("ignore:.*lies? far")
 class TestFeaturesThatWereNotKept:
     def test_refitting_says_what_is_missing(self, make):
         made = make(keep_features=False)

@@ -111,7 +111,7 @@ def test_a_retriever_with_a_graph_reports_its_recall(make_here):
     assert_same_hits(found, expected, rounding(np.float32, 8))
 
 
-@pytest.mark.filterwarnings("ignore:.*lie far")
+@pytest.mark.filterwarnings("ignore:.*lies? far")
 def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make_here, views):
     made = make_here(index="hnsw")
     before = made.retriever.info()["facts"]["graph_recall"]

@@ -131,7 +131,7 @@ def test_evaluating_on_a_split_that_is_not_there_is_one_message(fitted, drawn):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:.*lie far")
+@pytest.mark.filterwarnings("ignore:.*lies? far")
 def test_images_are_added_by_path_or_by_name(pictures, drawn, tmp_path):
     with Image.open(drawn.paths[0]) as picture:
         copy = picture.copy()
@@ -221,7 +221,7 @@ def test_fitting_images_needs_encoders(drawn):
         Retriever("pyramid", None).fit(drawn.select(range(20)))
 
 
-@pytest.mark.filterwarnings("ignore:.*lie far")
+@pytest.mark.filterwarnings("ignore:.*lies? far")
 def test_many_images_are_encoded_in_batches(pictures):
     picture = Image.new("RGB", (8, 8), "red")
     buffer = io.BytesIO()

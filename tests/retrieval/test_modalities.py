@@ -324,7 +324,7 @@ def test_no_message_of_a_session_with_audio_speaks_of_images(fitted, model, clip
         model.evaluate(pairs.select(range(30)), None)
     kept += [*steps, *(str(note.message) for note in notes)]
     assert any("are copies of training audio items" in message for message in kept)
-    assert any("1 of 1 new audio item lie far" in message for message in kept)
+    assert any("1 of 1 new audio item lies far" in message for message in kept)
     assert {"audio items", "captions"} <= set(steps)
     for message in kept:
         assert not find_images(message), message

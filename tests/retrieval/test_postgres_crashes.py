@@ -18,7 +18,7 @@ from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _versions as versions_module
 from filled_stores import fill, unit_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*lie far")
+pytestmark = pytest.mark.filterwarnings("ignore:.*lies? far")
 MODEL = {"params": (2.0, 3.0)}
 
 

@@ -532,7 +532,7 @@ class TestRetrievers:
             assert [hit.id for hit in one] == [hit.id for hit in other]
         recwarn.clear()
         retriever.add(100 * x[60:61], ids=["far"])
-        assert bool([w for w in recwarn if "lie far" in str(w.message)]) == features
+        assert bool([w for w in recwarn if "far from the training data" in str(w.message)]) == features
         retriever.save(tmp_path / "model")
         again = Retriever.load(tmp_path / "model")
         assert again.search(y[:5]) == retriever.search(y[:5])

@@ -162,7 +162,7 @@ def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
     return made, work
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*lie far")
+pytestmark = pytest.mark.filterwarnings("ignore:.*lies? far")
 
 
 def test_searching_while_others_add_and_remove(busy):
