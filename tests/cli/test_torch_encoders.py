@@ -35,7 +35,7 @@ def place(minilm, real_data, tmp_path_factory):
     with torch.no_grad():
         network.train()(torch.randn(2, 3, 224, 224))
     save_file(network.state_dict(), folder / "network.safetensors")
-    photos = real_data / "flickr8k" / "images"
+    photos = (real_data / "flickr8k" / "images").resolve()  # a saved model stores where links lead
     pairs = read_pairs(real_data / "flickr8k" / "dataset_flickr8k.json")
     with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
