@@ -109,8 +109,9 @@ def test_cooccurrences_count_the_texts_with_both_words():
     a, b, c, d = range(4)
     assert together[a, b] == together[b, a] == 2
     assert together[b, c] == 1
-    assert together[a, c] == together[d].sum() == 0
-    assert np.all(np.diag(together) == 0)
+    assert together[a, c] == 0
+    assert together[d].sum() == together[d, d] == 1
+    np.testing.assert_array_equal(np.diag(together), [2, 3, 1, 1])
 
 
 def test_positive_information_follows_its_formula():
@@ -163,9 +164,17 @@ def test_too_few_texts_are_refused(texts):
         learn_word_vectors(texts)
 
 
-def test_words_that_never_occur_together_are_refused():
+def test_texts_that_all_have_the_same_words_are_refused():
     with pytest.raises(InputError, match="more often than by chance"):
-        learn_word_vectors(["a", "a", "b", "b"])
+        learn_word_vectors(["a b", "b a", "a b"])
+
+
+def test_words_that_can_replace_each_other_have_vectors_of_their_own():
+    numbers, kinds = ("one", "two", "three", "four"), ("alcohol", "acid", "amine")
+    vectors = learn_word_vectors([f"an {kind} with {n} carbon atoms" for kind in kinds for n in numbers])
+    rows = vectors.only(numbers).matrix
+    similarity = rows @ rows.T
+    assert np.all(similarity[~np.eye(4, dtype=bool)] < 0.9)
 
 
 @pytest.mark.data

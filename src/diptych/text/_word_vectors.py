@@ -225,11 +225,12 @@ def learn_from_corpus(
 
 
 def count_cooccurrences(presence: Any) -> Any:
-    """Count, for each pair of different words, the texts that have both (sparse, symmetric)."""
-    together = (presence.T @ presence).tocsr()
-    together.setdiag(0)
-    together.eliminate_zeros()
-    return together
+    """Count, for each pair of words, the texts that have both (sparse, symmetric).
+
+    A word occurs with itself too. Otherwise words that can replace each other (numbers or colours, where
+    captions follow a pattern) would have the same contexts, and so the same vector.
+    """
+    return (presence.T @ presence).tocsr()
 
 
 def positive_information(together: Any) -> Any:
