@@ -176,7 +176,7 @@ def learn_word_vectors(
     texts
         Strings, or lists of words.
     dimensions
-        Length of the vectors; at most the number of words minus one.
+        Length of the vectors; at most the number of words.
     min_count
         Words that occur less often get no vector.
     tokenizer
@@ -214,12 +214,9 @@ def learn_from_corpus(
             "lower min_count, or a file of word vectors."
         )
     information = positive_information(count_cooccurrences(corpus.presence()[:, chosen]))
-    if information.nnz == 0:
-        raise InputError(
-            "No two words occur together more often than by chance, so there is nothing to learn from; "
-            "pass more texts, or a file of word vectors."
-        )
-    rank = min(dimensions, len(chosen) - 1)
+    if information.nnz == 0:  # all texts have the same words, which tells nothing about any of them
+        information = scipy.sparse.identity(len(chosen), np.float32, "csr")
+    rank = min(dimensions, len(chosen))
     vectors = _factorize(information, rank, make_generator(random_state, 2))
     return WordVectors([corpus.words[i] for i in chosen], vectors)
 
