@@ -194,8 +194,9 @@ def test_the_model_tab_shows_recalls_and_charts(visit):
     page.get_by_role("link", name="Model").click()
     page.wait_for_url("**#model")
     assert [page.locator("tbody").nth(i).locator("tr").count() for i in (0, 1)] == [4, 6]
-    # Two maps of the grid, which has 20 × 20 points or, if it was extended, more.
-    assert page.locator("figure.chart:not(.wide) rect").count() >= 2 * 20 * 20
+    grid = page.evaluate("async () => (await (await fetch('/v1/model')).json()).path")
+    points = len(grid["x"]) * len(grid["y"])  # 20 × 20, or more where the grid was extended
+    assert page.locator("figure.chart:not(.wide) rect").count() == 2 * points >= 2 * 20 * 20
     assert page.locator("polyline.curve").count() == 2
     assert "Selected" in page.locator("figure.chart svg").first.get_attribute("aria-label")
     page.get_by_role("link", name="Search").click()
