@@ -174,7 +174,7 @@ class LoadedModel:
 
     def encoders(self, image: Any = None, text: Any = None) -> Encoders:
         """Return the encoders, with those of the user in place of the stored ones."""
-        return Encoders(image, self.hkse if text is None else text, self.known, self.views)
+        return Encoders(image, text, self.known, self.views, self.hkse, self.fitted.layout)
 
     def has_encoders(self, encoders: Encoders) -> bool:
         """Return whether the features of this model came from ``encoders``."""
