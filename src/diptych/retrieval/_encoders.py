@@ -66,22 +66,29 @@ class Origin(Schema, frozen=True):
         return self.source if self.weights is None else self.weights
 
 
-class EncoderRecord(Schema, frozen=True, omit_defaults=True):
+class EncoderRecord(Schema, frozen=True):
     """What a model knows of an encoder: a name for people, a fingerprint, and where to open it again.
 
     An empty fingerprint matches any encoder. Without an origin, the user has to give the encoder again.
-    ``parts`` are the records of several encoders of one view; name and fingerprint are then those of all.
+    ``several`` are the records of several encoders of one view; name and fingerprint are then those of all.
     """
 
     name: str = ""
     fingerprint: str = ""
     origin: Origin | None = None
-    parts: tuple[EncoderRecord, ...] = ()
+    several: tuple[EncoderRecord, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        """Refuse parts that have parts."""
-        if any(part.parts for part in self.parts):
-            raise InputError("an encoder that is one of several consists of several itself")
+        """Refuse one encoder as several, and several of several."""
+        if self.several is not msgspec.UNSET and (
+            len(self.several) < 2 or any(part.parts for part in self.several)
+        ):
+            raise InputError("several: expected the records of at least two encoders")
+
+    @property
+    def parts(self) -> tuple[EncoderRecord, ...]:
+        """The records of several encoders; empty if it is one."""
+        return () if self.several is msgspec.UNSET else self.several
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderRecord:
