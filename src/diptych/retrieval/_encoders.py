@@ -453,10 +453,12 @@ class Encoders:
             return
         for each, part in zip(ready, known, strict=True) if record.parts else ():
             if not part.accepts(each):
+                own_name, known_name = (
+                    f"{r.name} ({r.fingerprint})" if r.fingerprint else r.name for r in (each, part)
+                )
                 raise InputError(
-                    f"of the {name} encoders given, {each.name} ({each.fingerprint}) is where the model has "
-                    f"{part.name} ({part.fingerprint}); give {self._list_parts(view)} (the same files, "
-                    "weights and preprocessing)."
+                    f"of the {name} encoders given, {own_name} is where the model has {known_name}; give "
+                    f"{self._list_parts(view)} (the same files, weights and preprocessing)."
                 )
         encoder = self._join(view, own)
         if not record.accepts(described := EncoderRecord.of(encoder)):
