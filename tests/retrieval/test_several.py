@@ -289,7 +289,9 @@ class TestBadInput:
             def encode(self, images):
                 return np.ones((len(images) // 2, 3))
 
-        with pytest.raises(InputError, match=r"encoder 2 of 2 gave an array of shape \[16, 3\] for 32 inputs"):
+        with pytest.raises(
+            InputError, match=r"encoder 2 of 2 gave an array of shape \[16, 3\] for 32 inputs"
+        ):
             Retriever(["pyramid", Halves()], small_hkse()).fit(place.pairs)
 
     def test_what_it_is_called_before_it_is_fitted(self, place):

@@ -24,7 +24,7 @@ def several(tmp_path_factory):
     write_network(folder / "colours.onnx")
     (folder / "letters.py").write_text(
         "import numpy as np\n\n\ndef count(texts):\n"
-        "    return np.array([[text.count(letter) for letter in 'abcdefghijklmnop'] for text in texts], float)\n"
+        "    return np.array([[t.count(letter) for letter in 'abcdefghijklmnop'] for t in texts], float)\n"
     )
 
     def count(texts):

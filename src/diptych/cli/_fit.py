@@ -82,6 +82,14 @@ def fit(
             help="What to select by on validation pairs: r@K, mean_recall, median_rank, mean_rank.",
         ),
     ] = "r@1",
+    polish: Annotated[
+        bool,
+        typer.Option(
+            "--polish",
+            rich_help_panel=MODEL,
+            help="Learn further from the training pairs with a contrastive loss, if validation gains.",
+        ),
+    ] = False,
     config: opt.Config = None,
     index: Annotated[
         str,
@@ -122,12 +130,14 @@ def fit(
         )
         if preset is not None:
             refuse_unused(ctx, ("filter", "metric", "dask"), f"with --preset {preset}")
+            refuse_unused(ctx, ("polish",), f"with --preset {preset}; preset best polishes already")
         options: dict[str, Any] = {"random_state": random_state} | settings["model"]
         model: AWCCA | Fusion
         if preset is not None:
             model = Fusion(preset, **options)
         else:
-            model = AWCCA(**{"filter": filter, "metric": metric} | options, verbose=not silent)
+            own: dict[str, Any] = {"filter": filter, "metric": metric, "polish": polish}
+            model = AWCCA(**own | options, verbose=not silent)
             if dask is not None and model.solver == "svd":
                 raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()
@@ -252,7 +262,7 @@ def _refuse_unused(
             else ("with params, which leave nothing to select")
         )
         refuse_settings(["validation_fraction"], why)
-    if not uses_hkse and not is_fusion and (not selects or has_validation):
+    if not uses_hkse and not is_fusion and not model.polish and (not selects or has_validation):
         refuse_unused(ctx, ("random_state",), "here, where nothing is drawn at random")
 
 
