@@ -7,7 +7,7 @@
 ``index.safetensors``      the vectors of all items
 ``features.safetensors``   their features, if they are kept
 ``items.jsonl``            the items
-``text-encoder/``          the HKSE, if that is the text encoder
+``text-encoder/``          the HKSE, if that is the text encoder or one of several
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
 ``README.md``              the model card with ``regularization.png``, written after a fit or a refit
 =========================  ==============================================================================

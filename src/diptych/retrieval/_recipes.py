@@ -61,7 +61,7 @@ def choose_recipe(
             f"{unclear}, and {sample.n_images} training image(s) are too few to choose by; "
             f"{encoder.recipe_name} is used. {remedy}",
             DataWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
         return encoder.with_recipe(encoder.recipe)
     if text is None:
@@ -77,7 +77,7 @@ def choose_recipe(
         f"{unclear}; {best} retrieves best on {sample.n_images} training images (mean of r@1, r@5 and r@10: "
         f"{listed}). {remedy}",
         DataWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     return encoder.with_recipe(encoder.candidates[best])
 

@@ -54,10 +54,10 @@ class SeveralEncoders:
                 )
         widths = tuple(block.shape[1] for block in blocks)
         if self.widths and n and widths != self.widths:
-            shown = (", ".join(map(str, each)) for each in (widths, self.widths))
+            own, known = (", ".join(map(str, each)) for each in (widths, self.widths))
             raise InputError(
-                "the {} encoders gave {} features; expected {}. Give the same encoders in the same order "
-                "as when the model was fitted.".format(len(blocks), *shown)
+                f"the {len(blocks)} encoders gave {own} features; expected {known}. Give the same encoders in "
+                "the same order as when the model was fitted."
             )
         self.widths = widths if n else self.widths
         return np.concatenate(blocks, axis=1)
