@@ -56,8 +56,8 @@ class SeveralEncoders:
         if self.widths and n and widths != self.widths:
             own, known = (", ".join(map(str, each)) for each in (widths, self.widths))
             raise InputError(
-                f"the {len(blocks)} encoders gave {own} features; expected {known}. Give the same encoders in "
-                "the same order as when the model was fitted."
+                f"the {len(blocks)} encoders gave {own} features; expected {known}. Give the same encoders "
+                "in the same order as when the model was fitted."
             )
         self.widths = widths if n else self.widths
         return np.concatenate(blocks, axis=1)
