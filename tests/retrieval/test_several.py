@@ -240,14 +240,14 @@ class TestNames:
         encoders = Encoders([*sources, "pyramid", named], [count_letters, place.texts])
         encoders.text.encode(["a"])
         names = [list(own) for own in encoders.layout().values()]
-        assert names == [["x 2", "x 3", "pyramid", "pyramid 2"], ["CallableEncoder", PIECES]]
+        assert names == [["x 2", "x 3", "pyramid", "pyramid 2"], ["count_letters", PIECES]]
 
     def test_both_views_may_have_an_encoder_of_one_name(self, rng):
         image = FunctionEncoder(lambda images: np.array([image.size for image in images]), "clip")
         text = SimpleNamespace(name="clip", encode=count_letters)
         encoders = Encoders(["pyramid", image], [text, lambda texts: count_letters(texts)[:, :3]])
         encoders.text.encode(["a"])
-        assert list(encoders.layout()["text"]) == ["clip 2", "CallableEncoder"]
+        assert list(encoders.layout()["text"]) == ["clip 2", "function"]
 
     @pytest.mark.parametrize(
         ("source", "name"),
@@ -378,7 +378,7 @@ class TestSaved:
         for given, message in (
             (texts[::-1], f"in this order: hkse, Qdrant/{PIECES}"),
             ("hkse", "1 text encoder given, but the model was made with 2"),
-            (["hkse", count_letters], "given, CallableEncoder is where the model has"),
+            (["hkse", count_letters], "given, count_letters is where the model has"),
         ):
             with pytest.raises(InputError, match=message):
                 Retriever.load(saved, None, given)
@@ -390,7 +390,7 @@ class TestSaved:
         functions = [count_letters, vowels]
         made = Retriever("pyramid", functions, AWCCA(params=(5.0, 5.0))).fit(place.pairs)
         made.save(tmp_path / "model")
-        with pytest.raises(InputError, match="CallableEncoder is not stored with the model"):
+        with pytest.raises(InputError, match="count_letters is not stored with the model"):
             Retriever.load(tmp_path / "model").search(QUERY)
         assert_same_hits(
             Retriever.load(tmp_path / "model", None, functions).search(QUERY), made.search(QUERY), TOLERANCE

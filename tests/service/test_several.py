@@ -54,7 +54,7 @@ def test_uploads_and_queries_go_through_all_of_them(several, start):
     found = scores_of(httpx.post(f"{url}/v1/search", json={"text": QUERY, "k": 5}))
     assert found == pytest.approx({hit.id: hit.score for hit in retriever.search(QUERY, k=5)}, abs=tolerance)
     features = httpx.get(f"{url}/v1/model").json()["features"]
-    assert features == {"image": {"pyramid": 630, "colours": 48}, "text": {"hkse": 40, "CallableEncoder": 16}}
+    assert features == {"image": {"pyramid": 630, "colours": 48}, "text": {"hkse": 40, "count": 16}}
 
 
 def test_images_are_added_by_clients(several, make_client, tmp_path):

@@ -94,9 +94,12 @@ def sentence_encoder(
         return PrecomputedEncoder(source, texts)
     for method in ("encode", "transform"):
         if callable(getattr(source, method, None)):
-            return CallableEncoder(getattr(source, method), str(getattr(source, "fingerprint", "")))
+            fingerprint = str(getattr(source, "fingerprint", ""))
+            name = "" if fingerprint else type(source).__name__
+            return CallableEncoder(getattr(source, method), fingerprint, name)
     if callable(source):
-        return CallableEncoder(source)
+        name = getattr(source, "__name__", "")
+        return CallableEncoder(source, name=name if name.isidentifier() else "function")
     raise InputError(
         f"{type(source).__name__} is not a sentence encoder; pass a function, an object with encode(), the "
         "path of a .npy file, fastembed:NAME, or the name of a sentence-transformers model."
@@ -106,11 +109,12 @@ def sentence_encoder(
 class CallableEncoder:
     """Encodes texts with a function from a list of texts to an array.
 
-    ``fingerprint`` identifies the function; it is empty if there is nothing to identify it by.
+    ``fingerprint`` identifies the function; it is empty if there is nothing to identify it by. ``name`` is
+    for people.
     """
 
-    def __init__(self, function: TextFunction, fingerprint: str = "") -> None:
-        self._function, self.fingerprint = function, fingerprint
+    def __init__(self, function: TextFunction, fingerprint: str = "", name: str = "") -> None:
+        self._function, self.fingerprint, self.name = function, fingerprint, name
 
     def encode(self, texts: list[str]) -> Array:
         """Return the features of texts, one row per text."""
