@@ -424,7 +424,7 @@ def choose_use(
             linear.embed(part.features(blocks, QUERY_VIEW[task]), QUERY_VIEW[task])
             for blocks in (trial.queries, trial.bank)
         )
-        scores = PartScores(queries @ items.T, bank @ items.T)
+        scores = PartScores(queries @ items.T, items @ bank.T)
         correction, value, corrected = choose_correction(trial.evaluator, scores, kinds)
         tried.append(
             {
