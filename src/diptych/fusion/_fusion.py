@@ -42,6 +42,7 @@ from diptych.fusion._blocks import (
     as_blocks,
     count_rows,
     sample_images,
+    sum_pairs,
     take_rows,
 )
 from diptych.fusion._hubness import (
@@ -318,14 +319,17 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         parts = self._make_parts(settings["parts"], training)
         self.geometry_, geometries = self._choose_geometry(training, held_out)
         training, held_out = self._apply_geometry(training, parts), self._apply_geometry(held_out, parts)
+        joint, training = sum_pairs(training, self.precision)
         scales = tuple(map(float, self.scales))
-        fitted = [fit_part(part, training, held_out, self.grid, self.precision, scales) for part in parts]
+        fitted = [fit_part(part, joint, held_out, self.grid, scales) for part in parts]
         sample = sample_images(held_out, self.random_state)
         self.members_: dict[Task, list[Member]] = {}
         self.corrections_: dict[Task, Correction] = {}
         self.banks_: dict[Task, Floats] = {}
         reports: dict[Task, _TaskReport] = {}
         refits = self.refits(validation)
+        if refits:
+            joint += sum_pairs(held_out, self.precision)[0]
         final: dict[int, AnyPart] = {}
         for task in TASKS:
             uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings)
@@ -334,7 +338,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                 if weight == 0.0:
                     continue
                 if at not in final:
-                    final[at] = one.refit(held_out, self.precision) if refits else one
+                    final[at] = one.refit(joint) if refits else one
                 _, linear = next(final[at].make_maps(task, [use], settings["n_components"]))
                 self.members_[task].append(Member(one.part, use, weight, linear))
             self.corrections_[task] = choice.correction

@@ -27,8 +27,10 @@ from diptych.cca.selection import Path, make_grid, make_problem, regularization_
 from diptych.fusion._blocks import (
     Block,
     Blocks,
+    Columns,
     Floats,
     Geometry,
+    JointMoments,
     Pairs,
     Side,
     apply_geometry,
@@ -85,18 +87,22 @@ class Part(Schema, frozen=True):
 
     def features(self, blocks: Blocks, view: str) -> Floats:
         """Return the features that the model sees of one view, ``"x"`` or ``"y"``."""
-        names, scales = (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
-        if self.kind == "identity":
-            return blocks[unit_key(names[0])]
+        names, scales = self.columns(view)
         scaled = [
             blocks[name] if scale == 1.0 else blocks[name] * blocks[name].dtype.type(scale)
             for name, scale in zip(names, scales, strict=True)
         ]
         return scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1)
 
-    def moments(self, pairs: Pairs, precision: Precision) -> Moments:
-        """Return the moments of what the model sees of some pairs."""
-        return Moments.of(*self.views(pairs), pairs[2], precision=precision)
+    def columns(self, view: str) -> Columns:
+        """Return the blocks that the model sees of one view, and their scales."""
+        if self.kind == "identity":
+            return (unit_key(getattr(self, view)[0]),), (1.0,)
+        return (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
+
+    def spectra(self, joint: JointMoments) -> Spectra:
+        """Return the spectra of what the model sees."""
+        return joint.spectra(self.columns("x"), self.columns("y"))
 
     def views(self, pairs: Pairs) -> tuple[Floats, Floats]:
         """Return the features that the model sees of both views."""
@@ -164,10 +170,9 @@ def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weigh
 
 @dataclass(eq=False)
 class FittedPart:
-    """A part whose γ were chosen on validation, with the moments and spectra of the training pairs."""
+    """A part whose γ were chosen on validation, with the spectra of the pairs it is fitted on."""
 
     part: Part
-    moments: Moments
     spectra: Spectra
     path: Path
 
@@ -188,11 +193,10 @@ class FittedPart:
                 models[use.relaxation] = self._fit(task, use.relaxation * self.growth, n_components)
             yield use, LinearMaps.from_model(self.spectra, models[use.relaxation], use.weighting, task)
 
-    def refit(self, more: Pairs, precision: Precision) -> FittedPart:
-        """Return the part fitted on more pairs too, with γ scaled by their number."""
-        moments = self.moments + self.part.moments(more, precision)
-        growth = moments.count / self.moments.count
-        return replace(self, moments=moments, spectra=spectra_from_moments(moments), growth=growth)
+    def refit(self, joint: JointMoments) -> FittedPart:
+        """Return the part fitted on other pairs, with γ scaled by their number."""
+        growth = self.growth * joint.moments.count / self.spectra.count
+        return replace(self, spectra=self.part.spectra(joint), growth=growth)
 
     def report(self) -> dict[str, Any]:
         """Return the chosen γ and their places on the grid."""
@@ -213,15 +217,15 @@ class FittedPart:
 
 @dataclass(frozen=True, eq=False)
 class IdentityPart:
-    """A part that compares two blocks as they are; ``pairs`` give the means that may be removed."""
+    """A part that compares two blocks as they are; ``moments`` give the means that may be removed."""
 
     part: Part
-    pairs: tuple[Pairs, ...]
+    moments: Moments
 
     @property
     def dimension(self) -> int:
         """The width of both blocks."""
-        return int(self.part.features(self.pairs[0][0], "x").shape[1])
+        return int(self.moments.x_mean.shape[0])
 
     def make_maps(
         self, task: Task, uses: Sequence[Use], n_components: int | None
@@ -233,13 +237,13 @@ class IdentityPart:
         for use in [use for use in uses if use in own] or own:
             x_mean = y_mean = zero
             if use.weighting == "centred identity":
-                x_rows, y_rows = zip(*(self.part.views(pairs) for pairs in self.pairs), strict=True)
-                x_mean, y_mean = (np.concatenate(rows).mean(axis=0) for rows in (x_rows, y_rows))
-            yield use, LinearMaps(x_mean.astype(np.float32), y_mean.astype(np.float32), eye, eye)
+                means = self.moments.x_mean, self.moments.y_mean
+                x_mean, y_mean = (to_numpy(mean).astype(np.float32) for mean in means)
+            yield use, LinearMaps(x_mean, y_mean, eye, eye)
 
-    def refit(self, more: Pairs, precision: Precision) -> IdentityPart:
-        """Return the part with the means of more pairs."""
-        return IdentityPart(self.part, (*self.pairs, more))
+    def refit(self, joint: JointMoments) -> IdentityPart:
+        """Return the part with the means of other pairs."""
+        return IdentityPart(self.part, joint.take(self.part.columns("x"), self.part.columns("y")))
 
     def report(self) -> dict[str, Any]:
         """Return that nothing was fitted."""
@@ -288,14 +292,14 @@ def _beats_chance(pairs: Pairs) -> bool:
 
 
 def fit_part(
-    part: Part, training: Pairs, validation: Pairs, grid: Any, precision: Precision, scales: tuple[float, ...]
+    part: Part, joint: JointMoments, validation: Pairs, grid: Any, scales: tuple[float, ...]
 ) -> AnyPart:
     """Choose the scale of each block where there are several, then γ on the whole ``grid``."""
     if part.kind == "identity":
-        return IdentityPart(part, (training,))
-    part, moments = _choose_scales(part, part.moments(training, precision), training, validation, scales)
-    spectra = spectra_from_moments(moments)
-    return FittedPart(part, moments, spectra, _select(part, spectra, validation, grid, extend=True))
+        return IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+    part = _choose_scales(part, joint, validation, scales)
+    spectra = part.spectra(joint)
+    return FittedPart(part, spectra, _select(part, spectra, validation, grid, extend=True))
 
 
 def choose_geometry(
@@ -314,7 +318,9 @@ def choose_geometry(
             x, y = (apply_geometry({n: shapes[n]}, view) for n, view in zip(names, pairs[:2], strict=True))
             return x, y, pairs[2]
 
-        return _score_part(part, part.moments(shape(training), precision), shape(validation))
+        seen = shape(training)
+        moments = Moments.of(*part.views(seen), seen[2], precision=precision)
+        return _score_part(part, spectra_from_moments(moments), shape(validation))
 
     first = [
         {n: Geometry.fit(blocks[n], blocks[n].candidates[0], features, n) for n, features in view.items()}
@@ -345,16 +351,19 @@ def _select(part: Part, spectra: Spectra, validation: Pairs, grid: Any, *, exten
     return regularization_path(problem, spectra, points, metric("r@1"), extend=extend)
 
 
-def _score_part(part: Part, moments: Moments, validation: Pairs) -> float:
-    path = _select(part, spectra_from_moments(moments), validation, COARSE)
+def _score_part(part: Part, spectra: Spectra, validation: Pairs) -> float:
+    path = _select(part, spectra, validation, COARSE)
     return sum(path.best(task) for task in TASKS) / len(TASKS)
 
 
-def _choose_scales(
-    part: Part, moments: Moments, training: Pairs, validation: Pairs, scales: tuple[float, ...]
-) -> tuple[Part, Moments]:
-    """Try each of the ``scales`` on one block after the other; the moments need no second pass."""
-    widths = {name: features.shape[1] for view in training[:2] for name, features in view.items()}
+def _choose_scales(part: Part, joint: JointMoments, validation: Pairs, scales: tuple[float, ...]) -> Part:
+    """Try each of the ``scales`` on one block after the other."""
+
+    def score(trial: Part) -> float:
+        # Not from ``Part.spectra``: a decomposition that is used once is not worth keeping.
+        moments = joint.take(trial.columns("x"), trial.columns("y"))
+        return _score_part(trial, spectra_from_moments(moments), validation)
+
     names = {"x": part.x, "y": part.y}
     candidates = [scale for scale in scales if scale != 1.0]
     best = None
@@ -362,34 +371,16 @@ def _choose_scales(
         # The first block keeps its scale: only the proportions matter.
         for at in range(1, len(names[view])):
             if best is None:
-                best = _score_part(part, moments, validation)
-            choice = (best, part, moments)
+                best = score(part)
+            choice = (best, part)
             for scale in candidates:
                 values = list(getattr(part, f"{view}_scales"))
                 values[at] *= scale
                 trial = msgspec.structs.replace(part, **{f"{view}_scales": tuple(values)})
-                factors = {v: np.ones(sum(widths[n] for n in names[v])) for v in names}
-                start = sum(widths[n] for n in names[view][:at])
-                factors[view][start : start + widths[names[view][at]]] = scale
-                scaled = _scale_moments(moments, factors["x"], factors["y"])
-                score = _score_part(trial, scaled, validation)
-                if score > choice[0]:
-                    choice = (score, trial, scaled)
-            best, part, moments = choice
-    return part, moments
-
-
-def _scale_moments(moments: Moments, x: Floats, y: Floats) -> Moments:
-    """Return the moments of views whose columns are multiplied by ``x`` and ``y``."""
-    return Moments(
-        moments.count,
-        moments.x_mean * x,
-        moments.y_mean * y,
-        moments.xx * np.outer(x, x),
-        moments.yy * np.outer(y, y),
-        moments.xy * np.outer(x, y),
-        moments.precision,
-    )
+                if (value := score(trial)) > choice[0]:
+                    choice = (value, trial)
+            best, part = choice
+    return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,12 +409,13 @@ def choose_use(
     task, part = trial.evaluator.task, fitted.part
     best: tuple[float, Use, PartScores] | None = None
     tried = []
+    own = (
+        (part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task]),
+        (part.features(trial.queries, QUERY_VIEW[task]), QUERY_VIEW[task]),
+        (part.features(trial.bank, QUERY_VIEW[task]), QUERY_VIEW[task]),
+    )
     for use, linear in fitted.make_maps(task, uses, n_components):
-        items = linear.embed(part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task])
-        queries, bank = (
-            linear.embed(part.features(blocks, QUERY_VIEW[task]), QUERY_VIEW[task])
-            for blocks in (trial.queries, trial.bank)
-        )
+        items, queries, bank = (linear.embed(features, view) for features, view in own)
         scores = PartScores(queries @ items.T, items @ bank.T)
         correction, value, corrected = choose_correction(trial.evaluator, scores, kinds)
         tried.append(
