@@ -416,7 +416,7 @@ def choose_use(
     )
     for use, linear in fitted.make_maps(task, uses, n_components):
         items, queries, bank = (linear.embed(features, view) for features, view in own)
-        scores = PartScores(queries @ items.T, bank @ items.T)
+        scores = PartScores(queries @ items.T, items @ bank.T)
         correction, value, corrected = choose_correction(trial.evaluator, scores, kinds)
         tried.append(
             {
