@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
 from diptych._persistence import Schema
 from diptych.cca import (
@@ -21,9 +21,9 @@ from diptych.cca import (
     regularized_cca,
     spectra_from_moments,
 )
-from diptych.cca._moments import Precision
+from diptych.cca._streaming import Engine
 from diptych.cca._weighting import project, to_unit_length
-from diptych.cca.selection import Path, make_grid, make_problem, regularization_path
+from diptych.cca.selection import Path, make_grid, make_problem, narrow_grid, regularization_path
 from diptych.fusion._blocks import (
     Block,
     Blocks,
@@ -135,25 +135,78 @@ class LinearMaps:
         arrays = spectra.x_mean, spectra.y_mean, *maps(model, weighting, task)
         return cls(*(np.ascontiguousarray(to_numpy(array), np.float32) for array in arrays))
 
+    def mean(self, view: str) -> Floats:
+        """Return the mean of ``"x"`` or ``"y"``."""
+        return self.x_mean if view == "x" else self.y_mean
+
+    def map(self, view: str) -> Floats:
+        """Return the map of ``"x"`` or ``"y"``."""
+        return self.x_map if view == "x" else self.y_map
+
     def embed(self, features: Floats, view: str) -> Floats:
         """Return vectors of unit length for features of ``"x"`` or ``"y"``."""
-        mean, weights = (self.x_mean, self.x_map) if view == "x" else (self.y_mean, self.y_map)
-        return np.asarray(to_unit_length(project(np.asarray(features, dtype=np.float32), mean, weights)))
+        rows = np.asarray(features, dtype=np.float32)
+        return np.asarray(to_unit_length(project(rows, self.mean(view), self.map(view))))
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One model of a task: the blocks it sees, how it is used, its weight in the score and its maps."""
+    """One model of a task: the blocks it sees, how it is used, its weight in the score and its maps.
+
+    ``params`` are the γ of X and of Y that it was fitted with; None if it was not fitted.
+    """
 
     part: Part
     use: Use
     weight: float
     linear: LinearMaps
+    params: tuple[float, float] | None = None
 
     @property
     def dimension(self) -> int:
         """The length of its vectors."""
         return int(self.linear.x_map.shape[1])
+
+
+def refit_member(member: Member, task: Task, joint: JointMoments, factor: float) -> Member:
+    """Return the member fitted on other moments, of ``factor`` times as many pairs, by which γ is scaled."""
+    part, use = member.part, member.use
+    if part.kind == "identity":
+        identity = IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+        return replace(member, linear=next(identity.make_maps(task, [use], None))[1])
+    if member.params is None:
+        raise InputError(
+            "this model was saved without its γ, by an older version; fit it again on all pairs."
+        )
+    gammas = member.params[0] * factor, member.params[1] * factor
+    spectra = part.spectra(joint)
+    model = _fit_model(spectra, gammas, member.dimension)
+    linear = LinearMaps.from_model(spectra, model, use.weighting, task)
+    return replace(member, linear=linear, params=gammas)
+
+
+def carry_vectors(vectors: Floats, before: Member, after: Member, view: str, joint: JointMoments) -> Floats:
+    r"""Return unit vectors of ``before`` as ``after``, the same member refitted, would have them.
+
+    The features are not known any more. With the maps W and W' and the covariance C of the view, the best
+    linear prediction of the new coordinates from the old ones is :math:`(W^\top C W)^{-1} W^\top C W'`. If
+    both have the same components up to their sign, it is exact.
+    """
+    if not len(vectors):
+        return np.zeros((0, after.dimension), dtype=np.float32)
+    part = joint.take(before.part.columns("x"), before.part.columns("y"))
+    gram = to_numpy(part.xx if view == "x" else part.yy)
+    (mean, weights), (new_mean, new_weights) = (
+        (each.mean(view).astype(np.float64), each.map(view).astype(np.float64))
+        for each in (before.linear, after.linear)
+    )
+    covariances = weights.T @ gram
+    own = covariances @ weights
+    change = np.linalg.lstsq(own, covariances @ new_weights, rcond=1e-10)[0]
+    # Their lengths are not known either; the typical one serves to move the origin.
+    length = np.sqrt(np.trace(own) / part.count)
+    moved = vectors * length @ change + (mean - new_mean) @ new_weights
+    return np.asarray(to_unit_length(moved), dtype=np.float32)
 
 
 def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weighted: bool) -> Floats:
@@ -187,11 +240,18 @@ class FittedPart:
         self, task: Task, uses: Sequence[Use], n_components: int | None
     ) -> Iterator[tuple[Use, LinearMaps]]:
         """Iterate over uses with their maps; there is one SVD for each relaxation."""
-        models: dict[float, CanonicalModel] = {}
+        models: dict[tuple[float, float], CanonicalModel] = {}
         for use in uses:
-            if use.relaxation not in models:
-                models[use.relaxation] = self._fit(task, use.relaxation * self.growth, n_components)
-            yield use, LinearMaps.from_model(self.spectra, models[use.relaxation], use.weighting, task)
+            gammas = self.params(task, use)
+            if gammas not in models:
+                models[gammas] = _fit_model(self.spectra, gammas, n_components)
+            yield use, LinearMaps.from_model(self.spectra, models[gammas], use.weighting, task)
+
+    def params(self, task: Task, use: Use) -> tuple[float, float]:
+        """Return the γ of X and of Y for a use."""
+        g_x, g_y = self.path.params(task)
+        factor = use.relaxation * self.growth
+        return g_x * factor, g_y * factor
 
     def refit(self, joint: JointMoments) -> FittedPart:
         """Return the part fitted on other pairs, with γ scaled by their number."""
@@ -206,13 +266,13 @@ class FittedPart:
             "seconds": self.path.seconds,
         }
 
-    def _fit(self, task: Task, factor: float, n_components: int | None) -> CanonicalModel:
-        g_x, g_y = self.path.params(task)
-        filters = Tikhonov(g_x * factor), Tikhonov(g_y * factor)
-        if n_components is None or n_components > min(self.spectra.ranks) // 2:
-            most = None if n_components is None else min(n_components, *self.spectra.ranks)
-            return regularized_cca(self.spectra, *filters, most)
-        return regularized_cca(self.spectra, *filters, n_components, leading=True)
+
+def _fit_model(spectra: Spectra, gammas: tuple[float, float], n_components: int | None) -> CanonicalModel:
+    filters = Tikhonov(gammas[0]), Tikhonov(gammas[1])
+    if n_components is None or n_components > min(spectra.ranks) // 2:
+        most = None if n_components is None else min(n_components, *spectra.ranks)
+        return regularized_cca(spectra, *filters, most)
+    return regularized_cca(spectra, *filters, n_components, leading=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +300,9 @@ class IdentityPart:
                 means = self.moments.x_mean, self.moments.y_mean
                 x_mean, y_mean = (to_numpy(mean).astype(np.float32) for mean in means)
             yield use, LinearMaps(x_mean, y_mean, eye, eye)
+
+    def params(self, task: Task, use: Use) -> None:
+        """Return None: there is no γ."""
 
     def refit(self, joint: JointMoments) -> IdentityPart:
         """Return the part with the means of other pairs."""
@@ -292,18 +355,26 @@ def _beats_chance(pairs: Pairs) -> bool:
 
 
 def fit_part(
-    part: Part, joint: JointMoments, validation: Pairs, grid: Any, scales: tuple[float, ...]
+    part: Part,
+    joint: JointMoments,
+    validation: Pairs,
+    grid: Any,
+    scales: tuple[float, ...],
+    engine: Engine | None = None,
 ) -> AnyPart:
     """Choose the scale of each block where there are several, then γ on the whole ``grid``."""
     if part.kind == "identity":
         return IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
     part = _choose_scales(part, joint, validation, scales)
     spectra = part.spectra(joint)
-    return FittedPart(part, spectra, _select(part, spectra, validation, grid, extend=True))
+    return FittedPart(part, spectra, _select(part, spectra, validation, grid, extend=True, engine=engine))
 
 
 def choose_geometry(
-    training: Pairs, validation: Pairs, blocks: Mapping[str, Block], precision: Precision
+    training: Pairs,
+    validation: Pairs,
+    blocks: Mapping[str, Block],
+    sum_moments: Callable[[Pairs], JointMoments],
 ) -> tuple[dict[str, Side], dict[str, Any]]:
     """Return the geometry of every block of both views, and the score of each candidate.
 
@@ -318,9 +389,7 @@ def choose_geometry(
             x, y = (apply_geometry({n: shapes[n]}, view) for n, view in zip(names, pairs[:2], strict=True))
             return x, y, pairs[2]
 
-        seen = shape(training)
-        moments = Moments.of(*part.views(seen), seen[2], precision=precision)
-        return _score_part(part, spectra_from_moments(moments), shape(validation))
+        return _score_part(part, part.spectra(sum_moments(shape(training))), shape(validation))
 
     first = [
         {n: Geometry.fit(blocks[n], blocks[n].candidates[0], features, n) for n, features in view.items()}
@@ -345,10 +414,21 @@ def choose_geometry(
     return {"x": sides[0], "y": sides[1]}, report
 
 
-def _select(part: Part, spectra: Spectra, validation: Pairs, grid: Any, *, extend: bool = False) -> Path:
-    problem = make_problem(spectra, (*part.views(validation), validation[2]), dtype=np.float32)
-    points = make_grid("tikhonov", grid, spectra)
-    return regularization_path(problem, spectra, points, metric("r@1"), extend=extend)
+def _select(
+    part: Part,
+    spectra: Spectra,
+    validation: Pairs,
+    grid: Any,
+    *,
+    extend: bool = False,
+    engine: Engine | None = None,
+) -> Path:
+    pairs = (move_like(array, spectra.t0) for array in (*part.views(validation), validation[2]))
+    problem = make_problem(spectra, tuple(pairs), dtype=namespace(spectra.t0).float32)
+    points, by = make_grid("tikhonov", grid, spectra), metric("r@1")
+    if extend:
+        points = narrow_grid(problem, spectra, points, by)
+    return regularization_path(problem, spectra, points, by, extend=extend, engine=engine)
 
 
 def _score_part(part: Part, spectra: Spectra, validation: Pairs) -> float:
