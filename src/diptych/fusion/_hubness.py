@@ -28,9 +28,10 @@ from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, sea
 Kind: TypeAlias = Literal["none", "csls"]
 KINDS: tuple[Kind, ...] = ("none", "csls")
 
-STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.05, 1.2)
-NEIGHBOURS = (10, 30, 100, 250)
-"""Strengths and numbers of neighbours to try; larger ones only as long as they bring more."""
+STRENGTHS, STRONGER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), (0.75, 0.9, 1.05)
+NEIGHBOURS, MORE_NEIGHBOURS = (10, 30, 100), (250,)
+"""Strengths and numbers of neighbours to try; further ones only where the largest is best: on a few
+validation pairs, far too strong a correction may seem best by chance."""
 
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """The weights to try for a model, relative to the largest."""
@@ -132,9 +133,6 @@ class TaskChoice:
     recall: dict[str, float]
 
 
-_Tried: TypeAlias = tuple[float, Correction, Floats]  # a value, its correction, and the offsets of that
-
-
 class Evaluator:
     """Ranks of the true items in score matrices of one task, and metrics of them.
 
@@ -177,44 +175,30 @@ class Evaluator:
 def choose_correction(
     evaluator: Evaluator, part: PartScores, kinds: Sequence[str]
 ) -> tuple[Correction, float, Floats]:
-    """Return the best correction, its value and the corrected scores; the weaker one on a tie.
-
-    Strengths are tried in ascending order for each number of neighbours, and these in ascending order too, in
-    both cases until two in a row are worse than the best.
-    """
+    """Return the best correction, its value and the corrected scores; the weaker one on a tie."""
+    size = part.bank.shape[1]
+    counts = [k for k in NEIGHBOURS + MORE_NEIGHBOURS if k <= size] or [size]
+    offsets = dict(zip(counts, csls_offsets(part.bank, counts), strict=True)) if "csls" in kinds else {}
     corrected = np.empty_like(part.scores)
 
-    def correct(offsets: Floats) -> Floats:
-        return np.subtract(part.scores, offsets.astype(part.scores.dtype), out=corrected)
+    def correct(correction: Correction) -> Floats:
+        if correction.kind == "none":
+            return part.scores
+        own = correction.strength * offsets[correction.neighbours]
+        return np.subtract(part.scores, own.astype(part.scores.dtype), out=corrected)
 
-    def try_strengths(k: int, offsets: Floats) -> _Tried:
-        return _climb(
-            (evaluator.value(correct(s * offsets)), Correction("csls", s, k), s * offsets) for s in STRENGTHS
-        )
+    def best_of(corrections: Iterable[Correction]) -> tuple[float, Correction]:
+        return max(((evaluator.value(correct(each)), each) for each in corrections), key=lambda pair: pair[0])
 
-    tried: list[_Tried] = []
-    if "none" in kinds:
-        tried.append((evaluator.value(part.scores), Correction(), np.zeros_like(part.scores[0])))
-    if "csls" in kinds:
-        size = part.bank.shape[1]
-        counts = [k for k in NEIGHBOURS if k <= size] or [size]
-        tried.append(_climb(map(try_strengths, counts, csls_offsets(part.bank, counts))))
-    value, correction, offsets = max(tried, key=lambda each: each[0])
-    return correction, value, correct(offsets)
-
-
-def _climb(tried: Iterable[_Tried]) -> _Tried:
-    """Return the first of the best, looking no further than two in a row that are worse."""
-    best: _Tried | None = None
-    worse = 0
-    for each in tried:
-        worse = worse + 1 if best is not None and each[0] < best[0] else 0
-        if best is None or each[0] > best[0]:
-            best = each
-        if worse == 2:
-            break
-    assert best is not None
-    return best
+    usual = [k for k in offsets if k not in MORE_NEIGHBOURS]
+    grid = [Correction("csls", s, k) for k in usual for s in STRENGTHS]
+    value, best = best_of([Correction()] * ("none" in kinds) + grid)
+    strengths = STRENGTHS + STRONGER * (best.strength == STRENGTHS[-1])
+    further = usual + [k for k in offsets if k in MORE_NEIGHBOURS and best.neighbours == NEIGHBOURS[-1]]
+    wider = [Correction("csls", s, k) for k in further for s in strengths]
+    if len(wider) > len(grid):
+        value, best = max((value, best), best_of(c for c in wider if c not in grid), key=lambda pair: pair[0])
+    return best, value, correct(best)
 
 
 def choose_weights(
