@@ -37,7 +37,7 @@ from diptych.fusion._blocks import (
     sample_images,
     unit_key,
 )
-from diptych.fusion._hubness import Evaluator, PartScores, choose_correction
+from diptych.fusion._hubness import Evaluator, Gate, PartScores, choose_correction, make_rates
 from diptych.ranking import metric, ranks
 
 COARSE = 8
@@ -143,10 +143,14 @@ class LinearMaps:
         """Return the map of ``"x"`` or ``"y"``."""
         return self.x_map if view == "x" else self.y_map
 
+    def project(self, features: Floats, view: str) -> Floats:
+        """Return vectors for features of ``"x"`` or ``"y"``, not yet of unit length."""
+        rows = np.asarray(features, dtype=np.float32)
+        return np.asarray(project(rows, self.mean(view), self.map(view)))
+
     def embed(self, features: Floats, view: str) -> Floats:
         """Return vectors of unit length for features of ``"x"`` or ``"y"``."""
-        rows = np.asarray(features, dtype=np.float32)
-        return np.asarray(to_unit_length(project(rows, self.mean(view), self.map(view))))
+        return np.asarray(to_unit_length(self.project(features, view)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,15 +213,32 @@ def carry_vectors(vectors: Floats, before: Member, after: Member, view: str, joi
     return np.asarray(to_unit_length(moved), dtype=np.float32)
 
 
+def make_gate(members: Sequence[Member], view: str, joint: JointMoments, limits: tuple[float, float]) -> Gate:
+    """Return the gate of queries of ``view``, for members fitted on these moments."""
+    rates = []
+    for member in members:
+        moments = joint.take(member.part.columns("x"), member.part.columns("y"))
+        gram, mean = (moments.xx, moments.x_mean) if view == "x" else (moments.yy, moments.y_mean)
+        weights = member.linear.map(view).astype(np.float64)
+        squares = np.sum(weights * (to_numpy(gram) @ weights), axis=0) / moments.count
+        squares += np.square((to_numpy(mean) - member.linear.mean(view)) @ weights)
+        rates.append(make_rates(squares, member.weight))
+    return Gate(np.concatenate(rates), *limits)
+
+
+def project_members(members: Sequence[Member], blocks: Blocks, view: str) -> list[Floats]:
+    """Return the vectors of each member, not yet of unit length."""
+    return [member.linear.project(member.part.features(blocks, view), view) for member in members]
+
+
 def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weighted: bool) -> Floats:
     """Return the vectors of all members side by side, multiplied by their weights if ``weighted``.
 
     The inner product of weighted items and unweighted queries is the weighted sum of cosines.
     """
-    vectors = []
-    for member in members:
-        own = member.linear.embed(member.part.features(blocks, view), view)
-        vectors.append(own * np.float32(member.weight) if weighted else own)
+    vectors = [np.asarray(to_unit_length(own)) for own in project_members(members, blocks, view)]
+    if weighted:
+        vectors = [own * np.float32(m.weight) for own, m in zip(vectors, members, strict=True)]
     return np.concatenate(vectors, axis=1)
 
 
@@ -490,13 +511,12 @@ def choose_use(
     best: tuple[float, Use, PartScores] | None = None
     tried = []
     own = (
-        (part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task]),
         (part.features(trial.queries, QUERY_VIEW[task]), QUERY_VIEW[task]),
+        (part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task]),
         (part.features(trial.bank, QUERY_VIEW[task]), QUERY_VIEW[task]),
     )
     for use, linear in fitted.make_maps(task, uses, n_components):
-        items, queries, bank = (linear.embed(features, view) for features, view in own)
-        scores = PartScores(queries @ items.T, items @ bank.T)
+        scores = PartScores.of(*(linear.project(features, view) for features, view in own))
         correction, value, corrected = choose_correction(trial.evaluator, scores, kinds)
         tried.append(
             {
