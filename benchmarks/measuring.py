@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+LOG = RESULTS / "accuracy_log.jsonl"
+"""Every run that read the test split."""
+
 CAPTIONS, TRAIN, VALIDATION = 5, 6000, 1000
 """Flickr8k: captions of an image, and images of the official training and validation splits."""
 
@@ -42,6 +47,35 @@ def record(name: str, rows: Sequence[Mapping[str, object]], note: str = "") -> N
 def command() -> str:
     """Return the running command as a reader would type it."""
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def check_committed(configuration: Path, allowed: bool) -> bool:
+    """Return whether a file is committed as it stands; exit if it is not and not being so is not allowed."""
+    git = ["git", "-C", str(configuration.parent)]
+    tracked = subprocess.run([*git, "ls-files", "--error-unmatch", configuration.name], capture_output=True)
+    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", configuration.name], capture_output=True)
+    committed = tracked.returncode == 0 and same.returncode == 0
+    if not committed and not allowed:
+        sys.exit(f"commit {configuration.name} first: the test split is for settled configurations")
+    return committed
+
+
+def hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def log_test_run(configuration: Path, committed: bool, rows: Sequence[Mapping[str, object]]) -> None:
+    """Append a run that read the test split to the log."""
+    entry = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "command": command(),
+        "configuration": hash_file(configuration),
+        "committed": committed,
+        "rows": list(rows),
+    }
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def clock() -> float:
