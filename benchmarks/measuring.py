@@ -139,16 +139,18 @@ def read_features(name: str, rows: int | None = None) -> Any:
 def load_flickr8k(images: str, texts: str) -> tuple[Any, Any, Any]:
     """Return image features, caption features and pairing of Flickr8k's 8,000 images, in float32.
 
-    ``images`` is a feature file's name, with ``-sqrt`` for square roots of unit length; ``texts`` is a
-    feature file's name, or ``hkse-WORD-SENTENCE``.
+    ``images`` is a feature file's name, with ``-sqrt`` for square roots of unit length or ``-halves`` for
+    halves of unit length each; ``texts`` is a feature file's name, or ``hkse-WORD-SENTENCE``.
     """
     import numpy as np
 
     from diptych.text import HKSE
 
-    x = read_features(images.removesuffix("-sqrt"))
+    x = read_features(images.removesuffix("-sqrt").removesuffix("-halves"))
     if images.endswith("-sqrt"):
         x = scale_rows(np.sqrt(x))
+    elif images.endswith("-halves"):
+        x = np.hstack([scale_rows(half) for half in np.split(x, 2, axis=1)])
     if texts.startswith("hkse-"):
         captions = read_captions()
         _, word, sentence = texts.split("-")
