@@ -179,16 +179,21 @@ class Work:
 
 
 def fit_awcca(work: Work, polish: bool = False) -> Iterator[Fitted]:
-    """AW-CCA: both γ on a grid."""
+    """AW-CCA: both γ on a grid, and with ``polish`` the number of epochs."""
     start = clock()
-    settings = work.config["awcca"] | ({"polish": True} if polish else {})
-    model = AWCCA(precision="float32", random_state=work.cell.seed, **settings)
+    settings = {"precision": "float32", "random_state": work.cell.seed, "polish": polish}
+    model = AWCCA(**settings, **work.config["awcca"])
     work.fit_library(model, device=None if work.device == "cpu" else work.device)
 
     def rank(pairs: Pairs, task: str) -> np.ndarray:
         return ranks(*model.transform(pairs.x, pairs.y, task=task), pairs.pairing, task=task)
 
-    yield Fitted(clock() - start, rank, {task: model.path_.params(task) for task in TASKS})
+    seconds = clock() - start
+    chosen = {
+        task: {"gamma": model.path_.params(task), "epochs": one.polish.epochs if one.polish else 0}
+        for task, one in model.models_.items()
+    }
+    yield Fitted(seconds, rank, chosen)
 
 
 def fit_best(work: Work) -> Iterator[Fitted]:
@@ -508,9 +513,6 @@ METHODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 }
 RANDOM = ("polished", "best", "heads", "structure")
 """Methods that depend on the seed even if all training images are given."""
-
-if "polish" not in AWCCA().get_params():
-    del METHODS["polished"]
 
 
 def start_worker(device: str) -> None:
