@@ -184,7 +184,7 @@ def start_figure(*panels: int, size: tuple[float, float]) -> tuple[Any, Any]:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(*panels, figsize=size, layout="constrained", sharey=True)
+    figure, axes = pyplot.subplots(*panels, figsize=size, layout="constrained", sharey="row")
     for each in [axes] if not panels else axes.flat:
         for side in ("top", "right"):
             each.spines[side].set_visible(False)
