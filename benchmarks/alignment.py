@@ -629,6 +629,26 @@ def make_rows(lines: list[dict], config: dict) -> list[dict]:
     return rows
 
 
+def make_short_rows(rows: list[dict]) -> list[dict]:
+    """Return r@1 of both tasks with one row per method, the best of each column in bold."""
+    short: dict[tuple[str, str], dict] = {}
+    for row in rows:
+        own = [float(row[task].split(" / ")[0]) for task in TASKS]
+        best = [
+            max(
+                float(other[task].split(" / ")[0])
+                for other in rows
+                if all(other[key] == row[key] for key in ("features", "training images"))
+            )
+            for task in TASKS
+        ]
+        cells = [f"**{a:.1f}**" if a == b else f"{a:.1f}" for a, b in zip(own, best, strict=True)]
+        key = row["features"], row["method"]
+        line = short.setdefault(key, dict(zip(("features", "method"), key, strict=True)))
+        line[f"{row['training images']:,} images"] = " / ".join(cells)
+    return list(short.values())
+
+
 STYLES = {
     'preset="best"': ("#123e74", "-", "s"),
     "AW-CCA, polished": ("#1f7fd1", "-", "o"),
@@ -709,14 +729,16 @@ def main() -> None:
     lines = read_cells(options.cells, options)
     rows = make_rows(lines, config)
     if options.validation:
-        for row in rows:
+        for row in (*rows, *make_short_rows(rows)):
             print(*row.values(), sep=" | ")
         return
     log_test_run(CONFIGURATION, committed, rows)
     if list_work(config, lines, parser.parse_args([])):
         print("some cells are not in the file yet; run again for all of them")
         return
-    record("alignment", rows, NOTE + "; ".join(sorted({line["where"] for line in lines})) + ".")
+    note = NOTE + "; ".join(sorted({line["where"] for line in lines})) + "."
+    record("alignment", rows, note)
+    record("alignment_short", make_short_rows(rows), "r@1 (search / annotate) of the table of alignment.md.")
     draw_curves(rows, config)
 
 
