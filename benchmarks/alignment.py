@@ -120,22 +120,20 @@ class Best:
 
     def try_vectors(self, embed: Callable, **choice: float) -> None:
         """Offer the cosine of the vectors that ``embed`` returns for both views."""
-        vectors = embed(*self.validation.views)
-        for task in TASKS:
-            scorer = partial(score_embedded, embed, task)
-            self.offer(task, score_cosines(*vectors, task), scorer, **choice)
+        for task, scores in score_cosines(*embed(*self.validation.views)).items():
+            self.offer(task, scores, partial(score_embedded, embed, task), **choice)
 
     def rank(self, pairs: Pairs, task: str) -> np.ndarray:
         return pairs.ranks(self.scorers[task](*pairs.views), task).cpu().numpy()
 
 
-def score_cosines(x: Tensor, y: Tensor, task: str) -> Tensor:
-    x, y = normalize(x, dim=1), normalize(y, dim=1)
-    return y @ x.T if task == "search" else x @ y.T
+def score_cosines(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    scores = normalize(y, dim=1) @ normalize(x, dim=1).T
+    return {"search": scores, "annotate": scores.T}
 
 
 def score_embedded(embed: Callable, task: str, x: Tensor, y: Tensor) -> Tensor:
-    return score_cosines(*embed(x, y), task)
+    return score_cosines(*embed(x, y))[task]
 
 
 @dataclass
@@ -483,8 +481,7 @@ def fit_heads(work: Work, name: str = "heads") -> Iterator[Fitted]:
             for at, setting in enumerate(settings):
                 weights = tuple(weight[at].detach() for weight in heads.weights)
                 vectors = heads.embed(weights, *work.validation.views)
-                for of, task in enumerate(TASKS):
-                    scores = score_cosines(*vectors, task)
+                for of, (task, scores) in enumerate(score_cosines(*vectors).items()):
                     value = float((work.validation.ranks(scores, task) == 1).double().mean())
                     values[at, of] = max(values[at, of], value)
                     if value > best.values[task]:
