@@ -38,7 +38,7 @@ import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
-from diptych.fusion._blocks import Geometry, apply_geometry, take_rows  # noqa: E402
+from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
     Evaluator,
     PartScores,
@@ -195,7 +195,7 @@ class Embedded:
         )
 
     def score(self) -> PartScores:
-        return PartScores(self.queries @ self.items.T, self.bank @ self.items.T)
+        return PartScores(self.queries @ self.items.T, self.items @ self.bank.T)
 
     def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
@@ -211,8 +211,8 @@ class Embedded:
 
 def compute_softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
     """Return log(mean(exp(β s))) / β over the bank for every item: subtracting it is the inverted softmax."""
-    top = similarities.max(axis=0)
-    return np.log(np.exp(beta * (similarities - top)).mean(axis=0)) / beta + top
+    top = similarities.max(axis=1, keepdims=True)
+    return np.log(np.exp(beta * (similarities - top)).mean(axis=1)) / beta + top[:, 0]
 
 
 def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float]:
@@ -229,8 +229,8 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
 
 def find_active(similarities: np.ndarray) -> np.ndarray:
     """Return which items are the nearest of some bank query: QB-Norm's activation set."""
-    active = np.zeros(similarities.shape[1], dtype=bool)
-    active[similarities.argmax(axis=1)] = True
+    active = np.zeros(len(similarities), dtype=bool)
+    active[similarities.argmax(axis=0)] = True
     return active
 
 
@@ -264,7 +264,8 @@ def measure_alone(
         table.add(group, name, ranks_of, seconds, embedded["search"].measure_query())
 
     start = clock()
-    one = fit_part(part, plain.training, plain.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(plain.training, "float32")
+    one = fit_part(part, joint, plain.validation, config["grid"], (1.0,))
     maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
     fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
@@ -299,13 +300,14 @@ def measure_alone(
     report("residual weighting", plain, maps, fit + clock() - start)
 
     start = clock()
-    more = one.refit(plain.validation, "float32")
+    more = one.refit(joint + sum_pairs(plain.validation, "float32")[0])
     maps = {task: make_maps(more, task, ASYMMETRIC, 512) for task in TASKS}
     report("refitted with the validation pairs", plain, maps, fit + clock() - start)
 
     better = normalize_blocks(Split.make(x, y, on_test), blocks)
     start = clock()
-    two = fit_part(part, better.training, better.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(better.training, "float32")
+    two = fit_part(part, joint, better.validation, config["grid"], (1.0,))
     maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
     report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:
