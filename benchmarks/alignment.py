@@ -170,10 +170,9 @@ class Work:
         reported = take(np.arange(TRAIN + VALIDATION, len(x))) if on_test else validation
         return cls(cell, config, take(np.sort(drawn)), validation, reported, device)
 
-    def fit_library(self, model: Any, **more: Any) -> Any:
-        held_out = (self.validation.x, self.validation.y, self.validation.pairing)
-        training = self.training
-        return model.fit(training.x, training.y, training.pairing, validation=held_out, **more)
+    def fit_library(self, model: AWCCA | Fusion) -> None:
+        training, validation = ((p.x, p.y, p.pairing) for p in (self.training, self.validation))
+        model.fit(*training, validation=validation, device=None if self.device == "cpu" else self.device)
 
 
 def fit_awcca(work: Work, polish: bool = False) -> Iterator[Fitted]:
@@ -181,7 +180,7 @@ def fit_awcca(work: Work, polish: bool = False) -> Iterator[Fitted]:
     start = clock()
     settings = {"precision": "float32", "random_state": work.cell.seed, "polish": polish}
     model = AWCCA(**settings, **work.config["awcca"])
-    work.fit_library(model, device=None if work.device == "cpu" else work.device)
+    work.fit_library(model)
 
     def rank(pairs: Pairs, task: str) -> np.ndarray:
         return ranks(*model.transform(pairs.x, pairs.y, task=task), pairs.pairing, task=task)
