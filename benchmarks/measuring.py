@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -52,9 +53,11 @@ def command() -> str:
 def check_committed(configuration: Path, allowed: bool) -> bool:
     """Return whether a file is committed as it stands; exit if it is not and not being so is not allowed."""
     git = ["git", "-C", str(configuration.parent)]
-    tracked = subprocess.run([*git, "ls-files", "--error-unmatch", configuration.name], capture_output=True)
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", configuration.name], capture_output=True)
-    committed = tracked.returncode == 0 and same.returncode == 0
+    checks = ["ls-files", "--error-unmatch"], ["diff", "--quiet", "HEAD", "--"]
+    committed = shutil.which("git") is not None and all(
+        subprocess.run([*git, *check, configuration.name], capture_output=True).returncode == 0
+        for check in checks
+    )
     if not committed and not allowed:
         sys.exit(f"commit {configuration.name} first: the test split is for settled configurations")
     return committed
