@@ -95,6 +95,13 @@ class Pairs:
             return search_ranks(scores, self.truth.pairing, slack)
         return annotate_ranks(scores, self.truth, self.truth.described, slack)
 
+    def recall(self, scores: Tensor, task: str) -> float:
+        """Return r@1, without regard to ties; much faster than ``ranks``."""
+        first = scores.argmax(dim=1)
+        if task == "search":
+            return float((first == self.truth.pairing).double().mean())
+        return float((self.truth.pairing[first] == self.truth.described).double().mean())
+
     def center(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return both views without their means, an image repeated for each caption, and the means."""
         x, y = self.views
@@ -112,7 +119,7 @@ class Best:
 
     def offer(self, task: str, scores: Tensor, scorer: Scorer, **choice: float) -> bool:
         """Keep a candidate if it is the best so far; return whether it is."""
-        value = float((self.validation.ranks(scores, task) == 1).double().mean())
+        value = self.validation.recall(scores, task)
         better = value > self.values[task]
         if better:
             self.values[task], self.scorers[task], self.choices[task] = value, scorer, choice
@@ -481,7 +488,7 @@ def fit_heads(work: Work, name: str = "heads") -> Iterator[Fitted]:
                 weights = tuple(weight[at].detach() for weight in heads.weights)
                 vectors = heads.embed(weights, *work.validation.views)
                 for of, (task, scores) in enumerate(score_cosines(*vectors).items()):
-                    value = float((work.validation.ranks(scores, task) == 1).double().mean())
+                    value = work.validation.recall(scores, task)
                     values[at, of] = max(values[at, of], value)
                     if value > best.values[task]:
                         copies = tuple(weight.clone() for weight in weights)
