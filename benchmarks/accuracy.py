@@ -12,10 +12,11 @@ from measuring import (
     RESULTS,
     TRAIN,
     VALIDATION,
+    check_committed,
     clock,
-    command,
     find_word_vectors,
     load_flickr8k,
+    log_test_run,
     pin_threads,
     read_captions,
     read_features,
@@ -28,11 +29,7 @@ from measuring import (
 pin_threads(1)
 
 import argparse  # noqa: E402
-import hashlib  # noqa: E402
 import json  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cached_property, partial  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -41,12 +38,12 @@ import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
-from diptych.fusion._blocks import Geometry, apply_geometry, take_rows  # noqa: E402
+from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
     Evaluator,
     PartScores,
+    append_gates,
     append_offsets,
-    append_ones,
     choose_correction,
     compute_offsets,
 )
@@ -64,7 +61,6 @@ from diptych.text import HKSE  # noqa: E402
 from diptych.text._fourier import RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
-LOG = RESULTS / "accuracy_log.jsonl"
 TASKS = ("search", "annotate")
 ASYMMETRIC = Use("asymmetric", 1.0)
 
@@ -199,7 +195,7 @@ class Embedded:
         )
 
     def score(self) -> PartScores:
-        return PartScores(self.queries @ self.items.T, self.bank @ self.items.T)
+        return PartScores.of(self.queries, self.items, self.bank)
 
     def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
@@ -208,15 +204,15 @@ class Embedded:
         start = clock()
         for row in range(100):
             query = self.embed(row)
-            scores = (append_ones(query) if extra else query) @ items.T
+            scores = (append_gates(query) if extra else query) @ items.T
             (scores if active is None else gate_scores(scores, offsets, active)).argmax()
         return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 
 
 def compute_softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
     """Return log(mean(exp(β s))) / β over the bank for every item: subtracting it is the inverted softmax."""
-    top = similarities.max(axis=0)
-    return np.log(np.exp(beta * (similarities - top)).mean(axis=0)) / beta + top
+    top = similarities.max(axis=1, keepdims=True)
+    return np.log(np.exp(beta * (similarities - top)).mean(axis=1)) / beta + top[:, 0]
 
 
 def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float]:
@@ -233,8 +229,8 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
 
 def find_active(similarities: np.ndarray) -> np.ndarray:
     """Return which items are the nearest of some bank query: QB-Norm's activation set."""
-    active = np.zeros(similarities.shape[1], dtype=bool)
-    active[similarities.argmax(axis=1)] = True
+    active = np.zeros(len(similarities), dtype=bool)
+    active[similarities.argmax(axis=0)] = True
     return active
 
 
@@ -268,7 +264,8 @@ def measure_alone(
         table.add(group, name, ranks_of, seconds, embedded["search"].measure_query())
 
     start = clock()
-    one = fit_part(part, plain.training, plain.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(plain.training, "float32")
+    one = fit_part(part, joint, plain.validation, config["grid"], (1.0,))
     maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
     fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
@@ -303,13 +300,14 @@ def measure_alone(
     report("residual weighting", plain, maps, fit + clock() - start)
 
     start = clock()
-    more = one.refit(plain.validation, "float32")
+    more = one.refit(joint + sum_pairs(plain.validation, "float32")[0])
     maps = {task: make_maps(more, task, ASYMMETRIC, 512) for task in TASKS}
     report("refitted with the validation pairs", plain, maps, fit + clock() - start)
 
     better = normalize_blocks(Split.make(x, y, on_test), blocks)
     start = clock()
-    two = fit_part(part, better.training, better.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(better.training, "float32")
+    two = fit_part(part, joint, better.validation, config["grid"], (1.0,))
     maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
     report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:
@@ -435,17 +433,6 @@ def measure_query(model: Fusion, x: dict, y: dict) -> str:
     return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 
 
-def check_committed(allowed: bool) -> bool:
-    """Return whether the configuration is committed as it stands; exit if it is not and has to be."""
-    git = ["git", "-C", str(CONFIGURATION.parent)]
-    tracked = subprocess.run([*git, "ls-files", "--error-unmatch", CONFIGURATION.name], capture_output=True)
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", CONFIGURATION.name], capture_output=True)
-    committed = tracked.returncode == 0 and same.returncode == 0
-    if not committed and not allowed:
-        sys.exit("commit benchmarks/accuracy.json first: the test split is for settled configurations")
-    return committed
-
-
 SIZES = (100, 300, 1000, 3000, 6000)
 DRAWS = 5
 WAYS = {
@@ -539,7 +526,7 @@ def main() -> None:
         return
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     on_test = not options.validation
-    committed = check_committed(options.uncommitted) if on_test else False
+    committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
     features = Features(config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
     table = Table(config["bootstrap"])
     groups = [(measure_alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
@@ -559,15 +546,7 @@ def main() -> None:
         for row in rows:
             print(row)
         return
-    entry = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        "command": command(),
-        "configuration": hashlib.sha256(CONFIGURATION.read_bytes()).hexdigest(),
-        "committed": committed,
-        "rows": [row for row in rows if options.only in ("", row["features"])],
-    }
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    log_test_run(CONFIGURATION, committed, [r for r in rows if options.only in ("", r["features"])])
     record("accuracy", rows, NOTE)
 
 
