@@ -458,7 +458,7 @@ def _select(
     problem = make_problem(spectra, tuple(pairs), dtype=namespace(spectra.t0).float32)
     points, by = make_grid("tikhonov", grid, spectra), metric("r@1")
     if extend:
-        points = narrow_grid(problem, spectra, points, by)
+        points = narrow_grid(problem, spectra, points)
     return regularization_path(problem, spectra, points, by, extend=extend, engine=engine)
 
 
