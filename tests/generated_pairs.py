@@ -59,3 +59,17 @@ def make_fused_blocks(seed, n):
     x = {"a": view(every, 14, 1.0, 2.0), "b": 0.01 * view(every, 8, 1.0, 5.0)}
     y = {"c": view(pairing, 12, 1.0), "d": 100 * view(pairing, 9, 1.5, 1.0)}
     return x, y, pairing
+
+
+def make_graded_pairs(seed, n, captions=2, hidden=24, width=30):
+    """Return pairs of views that see some causes clearly and others hardly; all seeds give the same kind."""
+    world, rng = np.random.default_rng(5), np.random.default_rng(seed)
+    noise, pairing = np.geomspace(0.2, 4.0, hidden), np.repeat(np.arange(n), captions)
+    causes = rng.normal(size=(n, hidden))
+    views = []
+    for own in (causes, causes[pairing]):
+        seen = (own + noise * rng.normal(size=own.shape)) @ np.linalg.qr(world.normal(size=(width, width)))[
+            0
+        ][:hidden]
+        views.append(seen + 0.1 * rng.normal(size=seen.shape))
+    return (*views, pairing)
