@@ -64,6 +64,7 @@ from diptych.fusion._hubness import (
 )
 from diptych.fusion._members import (
     AnyPart,
+    Choice,
     LinearMaps,
     Member,
     Part,
@@ -232,7 +233,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         with all blocks of the other view, and the cosine of two blocks as they are, where they look like
         those of a dual encoder (CLIP). Or as listed.
     weightings : sequence of str or None
-        Weightings to choose from for every part and task: ``"asymmetric"``, ``"residual"`` and the others.
+        Weightings to choose from for each task: ``"asymmetric"``, ``"residual"`` and the others. It is chosen
+        by the first part that is fitted.
     hubness : sequence of str or None
         Corrections to choose from: ``"none"``, ``"csls"``.
     refit : bool or None
@@ -719,10 +721,12 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             items, queries = sample[1], take_rows(sample[0], evaluator.truth.described)
         trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
-        best = [
-            choose_use(one, trial, uses, settings["n_components"], kinds)
-            for one in self._show(f"choosing for {task}", fitted)
-        ]
+        best: list[Choice] = []
+        for one in self._show(f"choosing for {task}", fitted):
+            best.append(choose_use(one, trial, uses, settings["n_components"], kinds))
+            if one.part.kind != "identity":
+                # Trying all on every part takes twice as long, and on Flickr8k all parts choose the same.
+                uses = [best[-1].use]
         unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
 
         def weigh() -> TaskChoice:
