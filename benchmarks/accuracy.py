@@ -30,8 +30,10 @@ pin_threads(1)
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+from concurrent.futures import ProcessPoolExecutor  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cached_property, partial  # noqa: E402
+from multiprocessing import get_context  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -119,6 +121,13 @@ class Table:
         self.seconds: dict[tuple[str, str], list[float]] = {}
         self.queries: dict[tuple[str, str], str] = {}
         self.resamples = resamples
+
+    def merge(self, other: Table) -> None:
+        """Append what another process measured."""
+        for key, seeds in other.ranks.items():
+            self.ranks.setdefault(key, []).extend(seeds)
+            self.seconds.setdefault(key, []).extend(other.seconds[key])
+        self.queries |= other.queries
 
     def add(self, group: str, name: str, ranks_of: dict, seconds: float, query: str = "") -> None:
         self.ranks.setdefault((group, name), []).append(ranks_of)
@@ -291,6 +300,14 @@ def measure_alone(
         if name == "inverted softmax":
             table.add(group, "QB-Norm", gated_ranks, seconds, costs[1])
 
+    start = clock()
+    params = {task: one.path.params(task) for task in TASKS}
+    pairs = [(*part.views(own), own[2]) for own in (plain.training, plain.validation, plain.reported)]
+    model = AWCCA(params=params, polish=True, metric="mean_recall", precision="float32", random_state=seed)
+    model.fit(*pairs[0], validation=pairs[1])
+    ranks_of = {task: rank_by_cosine(model, pairs[2], task) for task in TASKS}
+    table.add(group, "polished", ranks_of, fit + clock() - start)
+
     start, maps = clock(), {}
     for task in TASKS:
         items, queries = plain.validation[:2] if task == "search" else plain.validation[1::-1]
@@ -388,10 +405,30 @@ def measure_others(table, config, group, part, two, better, seed) -> None:
     table.add(group, base + "random Fourier features of the images", ranks_of, clock() - start)
 
 
+BEST = 'preset="best"'
+TRIALS = {
+    "side by side, plain": {"preset": "plain", "n_components": 512},
+    "side by side, one polished AW-CCA with CSLS": {"parts": "together", "weightings": ("asymmetric",)},
+    BEST: {},
+    f"{BEST}, not polished": {"polish": False},
+    f"{BEST}, asymmetric weighting alone": {"weightings": ("asymmetric",)},
+    f"{BEST}, no hubness correction": {"hubness": ("none",)},
+    f"{BEST}, not refitted": {"refit": False},
+}
+EVERY_SEED = list(TRIALS)[1:3]
+
+
 def measure_best(
-    table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool
+    table: Table,
+    config: dict,
+    features: Features,
+    group: str,
+    seed: int,
+    on_test: bool,
+    trial: str,
+    device: Any,
 ) -> None:
-    """Measure the preset, as it is and with one of its choices changed."""
+    """Measure the preset, as it is or with one of its choices changed."""
     names = config["best"][group]
     x, y = ({n: features.load(n, seed) for n in names[side]} for side in ("images", "texts"))
     split = Split.make(x, y, on_test)
@@ -401,26 +438,15 @@ def measure_best(
         "bank": config["bank"],
         "random_state": seed,
     }
-    trials = {
-        "side by side, plain": {"preset": "plain", "n_components": 512},
-        'preset="best"': {"preset": "best"},
-        'preset="best", not refitted': {"preset": "best", "refit": False},
-    }
-    if len(x) == len(y) == 1:
-        trials |= {
-            'preset="best", asymmetric weighting alone': {"weightings": ("asymmetric",)},
-            'preset="best", no hubness correction': {"hubness": ("none",)},
-            'preset="best", all components': {"n_components": "all"},
-        }
-    for name, more in trials.items():
-        if name != 'preset="best"' and seed != config["seeds"][0]:
-            continue
-        start = clock()
-        model = Fusion(**options, **more).fit(*split.training, validation=split.validation)
-        seconds = clock() - start
-        ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
-        table.add(group, name, ranks_of, seconds, measure_query(model, *split.reported[:2]))
-        print("   ", {t: model.selection_["tasks"][t]["weights"] for t in TASKS})
+    start = clock()
+    model = Fusion(**options, **TRIALS[trial])
+    model.fit(*split.training, validation=split.validation, device=device)
+    seconds = clock() - start
+    ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
+    table.add(group, trial, ranks_of, seconds, measure_query(model, *split.reported[:2]))
+    for task, report in model.selection_["tasks"].items():
+        epochs = [part["best"]["epochs"] for part in report["parts"]]
+        print("   ", task, [round(w, 2) for w in report["weights"]], epochs, report["correction"], flush=True)
 
 
 def measure_query(model: Fusion, x: dict, y: dict) -> str:
@@ -514,12 +540,38 @@ def measure_way(texts: str, size: int, way: str, training: tuple, validation: tu
     return row
 
 
+def list_cells(config: dict) -> list[tuple[str, int, str]]:
+    """Return groups, seeds and trials that are measured together; trials of ``alone`` have no name."""
+    cells = []
+    for kind in ("alone", "best"):
+        for group, names in config[kind].items():
+            texts = [names["texts"]] if kind == "alone" else names["texts"]
+            seeds = config["seeds"] if any("hkse" in name for name in texts) else config["seeds"][:1]
+            for trial in [""] if kind == "alone" else TRIALS:
+                every = kind == "alone" or trial in EVERY_SEED
+                cells += [(group, seed, trial) for seed in (seeds if every else seeds[:1])]
+    return cells
+
+
+def measure_cell(config: dict, on_test: bool, device: str | None, cell: tuple[str, int, str]) -> Table:
+    """Measure one cell in a process of its own."""
+    group, seed, trial = cell
+    table, features = Table(config["bootstrap"]), Features(config["hkse"], TRAIN + VALIDATION * (1 + on_test))
+    if trial:
+        measure_best(table, config, features, group, seed, on_test, trial, device)
+    else:
+        measure_alone(table, config, features, group, seed, on_test)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
     parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
     parser.add_argument("--only", default="", help="one group")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each with one thread")
+    parser.add_argument("--device", help="torch device on which presets are fitted")
     options = parser.parse_args()
     if options.curves:
         measure_curves()
@@ -527,20 +579,18 @@ def main() -> None:
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     on_test = not options.validation
     committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
-    features = Features(config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
     table = Table(config["bootstrap"])
-    groups = [(measure_alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
-    groups += [(measure_best, g, " ".join(config["best"][g]["texts"])) for g in config["best"]]
-    for function, group, texts in groups:
-        if options.only not in ("", group):
-            continue
-        for seed in config["seeds"] if "hkse" in texts else config["seeds"][:1]:
-            function(table, config, features, group, seed, on_test)
+    cells = [cell for cell in list_cells(config) if options.only in ("", cell[0])]
+    measure = partial(measure_cell, config, on_test, options.device)
+    # Processes are started anew, because a GPU cannot be shared with a fork.
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for part in pool.map(measure, cells):
+            table.merge(part)
     rows = table.make_rows()
     if options.only and on_test and (RESULTS / "accuracy.json").exists():
         before = json.loads((RESULTS / "accuracy.json").read_text("utf-8"))["rows"]
         rows += [row for row in before if row["features"] != options.only]
-        order = [group for _, group, _ in groups]
+        order = [*config["alone"], *config["best"]]
         rows.sort(key=lambda row: order.index(row["features"]))
     if not on_test:
         for row in rows:
