@@ -426,7 +426,7 @@ def measure_best(
     seed: int,
     on_test: bool,
     trial: str,
-    device: Any,
+    device: str | None,
 ) -> None:
     """Measure the preset, as it is or with one of its choices changed."""
     names = config["best"][group]
