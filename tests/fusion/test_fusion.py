@@ -100,9 +100,9 @@ def test_vectors_rank_by_inner_product(fitted):
             assert recall_at_k(fitted.ranks(x, y, pairing), 1) == pytest.approx(recall_at_k(direct, 1), abs=1)
 
 
-def test_the_bank_is_of_training_queries_and_no_query_changes_an_item(fitted):
-    training, (x, y, _) = blocks()
-    assert fitted.corrections_["search"].kind == "csls"
+def test_the_bank_is_of_training_queries_and_no_query_changes_an_item():
+    training, (x, y, pairing) = blocks()
+    fitted = Fusion(grid=6, bank=150, hubness=("csls",)).fit(*training, validation=(x, y, pairing))
     assert len(fitted.banks_["search"]) == 150
     assert len(fitted.banks_["annotate"]) == len(training[0]["a"])
     few = fitted.items({k: v[:5] for k, v in x.items()})
