@@ -41,25 +41,7 @@ FEATURES = {
     "DINOv2-S × MiniLM": ("dinov2s", "minilm", Block("unit", pieces=2), Block("unit")),
 }
 ARTICLES = {"a", "an", "the"}
-CLOSED = {
-    "and",
-    "are",
-    "as",
-    "at",
-    "by",
-    "in",
-    "into",
-    "is",
-    "near",
-    "of",
-    "on",
-    "that",
-    "through",
-    "to",
-    "while",
-    "who",
-    "with",
-}
+CLOSED = set("and are as at by in into is near of on that through to while who with".split())  # noqa: SIM905
 """Words of a closed class, which follow the end of a noun phrase."""
 
 OFTEN, MENTIONS, RELEVANT = 30, 2, 5
