@@ -127,11 +127,11 @@ def compare(values: np.ndarray, plain: np.ndarray) -> str:
     return f"{values.mean():.1f} ({gains.mean():+.1f} ± {gains.std() / np.sqrt(len(gains)):.1f})"
 
 
-def measure_features(name: str, queries: Queries) -> list[dict]:
+def measure_features(name: str, queries: Queries, polish: bool) -> list[dict]:
     """Fit on training images, and rank the validation images for every kind of query."""
     images, texts, *blocks = FEATURES[name]
     training, validation, _ = split_flickr8k(*load_flickr8k(images, texts))
-    model = Fusion(blocks=dict(zip("xy", blocks, strict=True)), refit=False)
+    model = Fusion(blocks=dict(zip("xy", blocks, strict=True)), polish=polish, refit=False)
     model.fit(*training, validation=validation)
     correction, items = model.corrections_["search"], model.items(validation[0], "search")
     rows = []
@@ -161,11 +161,13 @@ def measure_features(name: str, queries: Queries) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(FEATURES), help="one pair of features; nothing is recorded")
-    only = parser.parse_args().only
+    parser.add_argument("--polish", action="store_true", help="polish the models")
+    options = parser.parse_args()
     queries = Queries()
-    rows = [row for name in ([only] if only else FEATURES) for row in measure_features(name, queries)]
-    if only is None:
-        record("short_queries", rows, NOTE)
+    names = [options.only] if options.only else list(FEATURES)
+    rows = [row for name in names for row in measure_features(name, queries, options.polish)]
+    if options.only is None:
+        record("short_queries_polished" if options.polish else "short_queries", rows, NOTE)
 
 
 NOTE = (
