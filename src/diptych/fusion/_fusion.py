@@ -93,6 +93,9 @@ Item = TypeVar("Item")
 
 KIND = "fusion"
 
+POLISHED = 0.25
+"""The weight from which a part is polished; the first always is. Others change the sum too little."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {
         "parts": "family",
@@ -240,7 +243,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     n_components : int, "all" or None
         Components of each model that are kept, those of the largest correlations.
     polish : bool or None
-        Polish the parts that get a weight, as in ``AWCCA``, where that is better on validation.
+        Polish the parts that get much weight, as in ``AWCCA``, where that is better on validation.
     scales : sequence of float
         Scales to try for each block beside the others of its view; all have total variance 1 before.
     relaxations : sequence of float
@@ -734,7 +737,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         choice = weigh()
         if settings["polish"]:
             models = [at for at in range(len(best)) if at not in unfitted]
-            used = [at for at in models if choice.weights[at] or at == models[0]]
+            used = [at for at in models if choice.weights[at] >= POLISHED or at == models[0]]
             for at in self._show(f"polishing for {task}", used):
                 best[at] = polish_use(
                     fitted[at].part, best[at], trial, training, kinds, self.random_state, device
