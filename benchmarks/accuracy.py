@@ -12,10 +12,11 @@ from measuring import (
     RESULTS,
     TRAIN,
     VALIDATION,
+    check_committed,
     clock,
-    command,
     find_word_vectors,
     load_flickr8k,
+    log_test_run,
     pin_threads,
     read_captions,
     read_features,
@@ -28,27 +29,30 @@ from measuring import (
 pin_threads(1)
 
 import argparse  # noqa: E402
-import hashlib  # noqa: E402
 import json  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
+from concurrent.futures import ProcessPoolExecutor  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cached_property, partial  # noqa: E402
+from itertools import product  # noqa: E402
+from multiprocessing import get_context  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
-from diptych.fusion._blocks import Geometry, apply_geometry, take_rows  # noqa: E402
+from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
+    NEIGHBOURS,
+    STRENGTHS,
+    Correction,
     Evaluator,
     PartScores,
+    append_gates,
     append_offsets,
-    append_ones,
     choose_correction,
     compute_offsets,
+    csls_offsets,
 )
 from diptych.fusion._members import (  # noqa: E402
     FittedPart,
@@ -64,7 +68,6 @@ from diptych.text import HKSE  # noqa: E402
 from diptych.text._fourier import RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
-LOG = RESULTS / "accuracy_log.jsonl"
 TASKS = ("search", "annotate")
 ASYMMETRIC = Use("asymmetric", 1.0)
 
@@ -123,6 +126,13 @@ class Table:
         self.seconds: dict[tuple[str, str], list[float]] = {}
         self.queries: dict[tuple[str, str], str] = {}
         self.resamples = resamples
+
+    def merge(self, other: Table) -> None:
+        """Append what another process measured."""
+        for key, seeds in other.ranks.items():
+            self.ranks.setdefault(key, []).extend(seeds)
+            self.seconds.setdefault(key, []).extend(other.seconds[key])
+        self.queries |= other.queries
 
     def add(self, group: str, name: str, ranks_of: dict, seconds: float, query: str = "") -> None:
         self.ranks.setdefault((group, name), []).append(ranks_of)
@@ -199,7 +209,7 @@ class Embedded:
         )
 
     def score(self) -> PartScores:
-        return PartScores(self.queries @ self.items.T, self.bank @ self.items.T)
+        return PartScores.of(self.queries, self.items, self.bank)
 
     def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
@@ -208,15 +218,15 @@ class Embedded:
         start = clock()
         for row in range(100):
             query = self.embed(row)
-            scores = (append_ones(query) if extra else query) @ items.T
+            scores = (append_gates(query) if extra else query) @ items.T
             (scores if active is None else gate_scores(scores, offsets, active)).argmax()
         return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 
 
 def compute_softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
     """Return log(mean(exp(β s))) / β over the bank for every item: subtracting it is the inverted softmax."""
-    top = similarities.max(axis=0)
-    return np.log(np.exp(beta * (similarities - top)).mean(axis=0)) / beta + top
+    top = similarities.max(axis=1, keepdims=True)
+    return np.log(np.exp(beta * (similarities - top)).mean(axis=1)) / beta + top[:, 0]
 
 
 def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float]:
@@ -231,10 +241,27 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
     return best[1:]
 
 
+def choose_dual(evaluator: Evaluator, held: PartScores, own: np.ndarray) -> tuple[Correction, Correction]:
+    """Return the corrections by a bank of queries and one of items, added up, that are best on validation.
+
+    ``own`` are items × bank items: dual bank normalisation (Wang et al., 2023), with CSLS as its measure.
+    """
+    queries, items = (
+        dict(zip(NEIGHBOURS, csls_offsets(each, NEIGHBOURS), strict=True)) for each in (held.bank, own)
+    )
+    strengths = (0.0, *STRENGTHS[:5])
+    trials = {
+        (s, k, t, m): evaluator.value(held.scores - np.float32(s) * queries[k] - np.float32(t) * items[m])
+        for s, k, t, m in product(strengths, NEIGHBOURS, strengths, NEIGHBOURS)
+    }
+    s, k, t, m = max(trials, key=trials.__getitem__)
+    return Correction("csls", s, k), Correction("csls", t, m)
+
+
 def find_active(similarities: np.ndarray) -> np.ndarray:
     """Return which items are the nearest of some bank query: QB-Norm's activation set."""
-    active = np.zeros(similarities.shape[1], dtype=bool)
-    active[similarities.argmax(axis=1)] = True
+    active = np.zeros(len(similarities), dtype=bool)
+    active[similarities.argmax(axis=0)] = True
     return active
 
 
@@ -268,7 +295,8 @@ def measure_alone(
         table.add(group, name, ranks_of, seconds, embedded["search"].measure_query())
 
     start = clock()
-    one = fit_part(part, plain.training, plain.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(plain.training, "float32")
+    one = fit_part(part, joint, plain.validation, config["grid"], (1.0,))
     maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
     fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
@@ -294,22 +322,44 @@ def measure_alone(
         if name == "inverted softmax":
             table.add(group, "QB-Norm", gated_ranks, seconds, costs[1])
 
+    start = clock()
+    params = {task: one.path.params(task) for task in TASKS}
+    pairs = [(*part.views(own), own[2]) for own in (plain.training, plain.validation, plain.reported)]
+    model = AWCCA(params=params, polish=True, metric="mean_recall", precision="float32", random_state=seed)
+    model.fit(*pairs[0], validation=pairs[1])
+    ranks_of = {task: rank_by_cosine(model, pairs[2], task) for task in TASKS}
+    table.add(group, "polished", ranks_of, fit + clock() - start)
+
+    start, ranks_of = clock(), {}
+    for task, other in zip(TASKS, reversed(TASKS), strict=True):
+        view = "x" if task == "search" else "y"
+        bank = maps[task].embed(part.features(banks[other], view), view)
+        held_out = Embedded(part, maps[task], task, plain.validation, banks[task])
+        embedded = Embedded(part, maps[task], task, plain.reported, banks[task])
+        chosen = choose_dual(evaluators[task], held_out.score(), held_out.items @ bank.T)
+        offsets = compute_offsets(embedded.items, embedded.bank, chosen[0])
+        offsets += compute_offsets(embedded.items, bank, chosen[1])
+        ranks_of[task] = reported[task].ranks(embedded.score().scores - offsets)
+    cost = embedded.measure_query(offsets)
+    table.add(group, "CSLS, and a bank of items", ranks_of, fit + clock() - start, cost)
+
     start, maps = clock(), {}
     for task in TASKS:
         items, queries = plain.validation[:2] if task == "search" else plain.validation[1::-1]
         trial = Trial(evaluators[task], items, queries, banks[task])
-        use = choose_use(one, trial, make_uses(("residual",), (0.5, 1.0)), 512, ("none",))[0]
+        use = choose_use(one, trial, make_uses(("residual",), (0.5, 1.0)), 512, ("none",)).use
         maps[task] = make_maps(one, task, use, 512)
     report("residual weighting", plain, maps, fit + clock() - start)
 
     start = clock()
-    more = one.refit(plain.validation, "float32")
+    more = one.refit(joint + sum_pairs(plain.validation, "float32")[0])
     maps = {task: make_maps(more, task, ASYMMETRIC, 512) for task in TASKS}
     report("refitted with the validation pairs", plain, maps, fit + clock() - start)
 
     better = normalize_blocks(Split.make(x, y, on_test), blocks)
     start = clock()
-    two = fit_part(part, better.training, better.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(better.training, "float32")
+    two = fit_part(part, joint, better.validation, config["grid"], (1.0,))
     maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
     report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:
@@ -390,10 +440,30 @@ def measure_others(table, config, group, part, two, better, seed) -> None:
     table.add(group, base + "random Fourier features of the images", ranks_of, clock() - start)
 
 
+BEST = 'preset="best"'
+TRIALS = {
+    "side by side, plain": {"preset": "plain", "n_components": 512},
+    "side by side, one polished AW-CCA with CSLS": {"parts": "together", "weightings": ("asymmetric",)},
+    BEST: {},
+    f"{BEST}, not polished": {"polish": False},
+    f"{BEST}, asymmetric weighting alone": {"weightings": ("asymmetric",)},
+    f"{BEST}, no hubness correction": {"hubness": ("none",)},
+    f"{BEST}, not refitted": {"refit": False},
+}
+EVERY_SEED = list(TRIALS)[1:3]
+
+
 def measure_best(
-    table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool
+    table: Table,
+    config: dict,
+    features: Features,
+    group: str,
+    seed: int,
+    on_test: bool,
+    trial: str,
+    device: str | None,
 ) -> None:
-    """Measure the preset, as it is and with one of its choices changed."""
+    """Measure the preset, as it is or with one of its choices changed."""
     names = config["best"][group]
     x, y = ({n: features.load(n, seed) for n in names[side]} for side in ("images", "texts"))
     split = Split.make(x, y, on_test)
@@ -403,26 +473,15 @@ def measure_best(
         "bank": config["bank"],
         "random_state": seed,
     }
-    trials = {
-        "side by side, plain": {"preset": "plain", "n_components": 512},
-        'preset="best"': {"preset": "best"},
-        'preset="best", not refitted': {"preset": "best", "refit": False},
-    }
-    if len(x) == len(y) == 1:
-        trials |= {
-            'preset="best", asymmetric weighting alone': {"weightings": ("asymmetric",)},
-            'preset="best", no hubness correction': {"hubness": ("none",)},
-            'preset="best", all components': {"n_components": "all"},
-        }
-    for name, more in trials.items():
-        if name != 'preset="best"' and seed != config["seeds"][0]:
-            continue
-        start = clock()
-        model = Fusion(**options, **more).fit(*split.training, validation=split.validation)
-        seconds = clock() - start
-        ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
-        table.add(group, name, ranks_of, seconds, measure_query(model, *split.reported[:2]))
-        print("   ", {t: model.selection_["tasks"][t]["weights"] for t in TASKS})
+    start = clock()
+    model = Fusion(**options, **TRIALS[trial])
+    model.fit(*split.training, validation=split.validation, device=device)
+    seconds = clock() - start
+    ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
+    table.add(group, trial, ranks_of, seconds, measure_query(model, *split.reported[:2]))
+    for task, report in model.selection_["tasks"].items():
+        epochs = [part["best"]["epochs"] for part in report["parts"]]
+        print("   ", task, [round(w, 2) for w in report["weights"]], epochs, report["correction"], flush=True)
 
 
 def measure_query(model: Fusion, x: dict, y: dict) -> str:
@@ -433,17 +492,6 @@ def measure_query(model: Fusion, x: dict, y: dict) -> str:
         query = {name: rows[row : row + 1] for name, rows in y.items()}
         (items @ model.queries(query, "search")[0]).argmax()
     return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
-
-
-def check_committed(allowed: bool) -> bool:
-    """Return whether the configuration is committed as it stands; exit if it is not and has to be."""
-    git = ["git", "-C", str(CONFIGURATION.parent)]
-    tracked = subprocess.run([*git, "ls-files", "--error-unmatch", CONFIGURATION.name], capture_output=True)
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", CONFIGURATION.name], capture_output=True)
-    committed = tracked.returncode == 0 and same.returncode == 0
-    if not committed and not allowed:
-        sys.exit("commit benchmarks/accuracy.json first: the test split is for settled configurations")
-    return committed
 
 
 SIZES = (100, 300, 1000, 3000, 6000)
@@ -527,47 +575,63 @@ def measure_way(texts: str, size: int, way: str, training: tuple, validation: tu
     return row
 
 
+def list_cells(config: dict) -> list[tuple[str, int, str]]:
+    """Return groups, seeds and trials that are measured together; trials of ``alone`` have no name."""
+    cells = []
+    for kind in ("alone", "best"):
+        for group, names in config[kind].items():
+            texts = [names["texts"]] if kind == "alone" else names["texts"]
+            seeds = config["seeds"] if any("hkse" in name for name in texts) else config["seeds"][:1]
+            for trial in [""] if kind == "alone" else TRIALS:
+                every = kind == "alone" or trial in EVERY_SEED
+                cells += [(group, seed, trial) for seed in (seeds if every else seeds[:1])]
+    return cells
+
+
+def measure_cell(config: dict, on_test: bool, device: str | None, cell: tuple[str, int, str]) -> Table:
+    """Measure one cell in a process of its own."""
+    group, seed, trial = cell
+    table, features = Table(config["bootstrap"]), Features(config["hkse"], TRAIN + VALIDATION * (1 + on_test))
+    if trial:
+        measure_best(table, config, features, group, seed, on_test, trial, device)
+    else:
+        measure_alone(table, config, features, group, seed, on_test)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
     parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
     parser.add_argument("--only", default="", help="one group")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each with one thread")
+    parser.add_argument("--device", help="torch device on which presets are fitted")
     options = parser.parse_args()
     if options.curves:
         measure_curves()
         return
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     on_test = not options.validation
-    committed = check_committed(options.uncommitted) if on_test else False
-    features = Features(config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
+    committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
     table = Table(config["bootstrap"])
-    groups = [(measure_alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
-    groups += [(measure_best, g, " ".join(config["best"][g]["texts"])) for g in config["best"]]
-    for function, group, texts in groups:
-        if options.only not in ("", group):
-            continue
-        for seed in config["seeds"] if "hkse" in texts else config["seeds"][:1]:
-            function(table, config, features, group, seed, on_test)
+    cells = [cell for cell in list_cells(config) if options.only in ("", cell[0])]
+    measure = partial(measure_cell, config, on_test, options.device)
+    # Processes are started anew, because a GPU cannot be shared with a fork.
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for part in pool.map(measure, cells):
+            table.merge(part)
     rows = table.make_rows()
     if options.only and on_test and (RESULTS / "accuracy.json").exists():
         before = json.loads((RESULTS / "accuracy.json").read_text("utf-8"))["rows"]
         rows += [row for row in before if row["features"] != options.only]
-        order = [group for _, group, _ in groups]
+        order = [*config["alone"], *config["best"]]
         rows.sort(key=lambda row: order.index(row["features"]))
     if not on_test:
         for row in rows:
             print(row)
         return
-    entry = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        "command": command(),
-        "configuration": hashlib.sha256(CONFIGURATION.read_bytes()).hexdigest(),
-        "committed": committed,
-        "rows": [row for row in rows if options.only in ("", row["features"])],
-    }
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    log_test_run(CONFIGURATION, committed, [r for r in rows if options.only in ("", r["features"])])
     record("accuracy", rows, NOTE)
 
 

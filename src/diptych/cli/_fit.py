@@ -129,12 +129,12 @@ def fit(
             retriever=("keep_features",),
         )
         if preset is not None:
-            refuse_unused(ctx, ("filter", "metric", "dask"), f"with --preset {preset}")
+            refuse_unused(ctx, ("filter", "metric"), f"with --preset {preset}")
             refuse_unused(ctx, ("polish",), f"with --preset {preset}; preset best polishes already")
         options: dict[str, Any] = {"random_state": random_state} | settings["model"]
         model: AWCCA | Fusion
         if preset is not None:
-            model = Fusion(preset, **options)
+            model = Fusion(preset, **options, verbose=not silent)
         else:
             own: dict[str, Any] = {"filter": filter, "metric": metric, "polish": polish}
             model = AWCCA(**own | options, verbose=not silent)
@@ -250,8 +250,6 @@ def _refuse_unused(
         )
         refuse_unused(ctx, ("vectors",), reason)
         refuse_settings([f"{key} in [hkse]" for key in settings["hkse"]], reason)
-    if is_fusion and text_encoders and set(text_encoders) <= {"auto", "hkse"}:
-        refuse_unused(ctx, ("device",), "with --preset, which runs on the CPU")
     selects = is_fusion or model.params is None or model.n_components == "auto"
     unused = {"grid", "path_metrics"} & set(settings["model"]) if not is_fusion and model.params else set()
     refuse_settings(sorted(unused), "with params, which leave nothing to select")

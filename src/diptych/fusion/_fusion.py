@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, cast, overload
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import (
     QUERY_VIEW,
     SEARCHED_VIEW,
@@ -27,8 +28,11 @@ from diptych._checks import (
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
-from diptych.cca._moments import PRECISIONS, Precision
-from diptych.cca._weighting import check_weighting
+from diptych._threads import progress_bar
+from diptych.cca._moments import PRECISIONS, Moments, Precision
+from diptych.cca._polish import COMPONENTS, polish_for, take_polish
+from diptych.cca._streaming import Engine
+from diptych.cca._weighting import check_weighting, to_unit_length
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
 from diptych.fusion._blocks import (
@@ -36,45 +40,61 @@ from diptych.fusion._blocks import (
     Blocks,
     Floats,
     Geometry,
+    JointMoments,
     Pairs,
     Side,
     apply_geometry,
     as_blocks,
     count_rows,
     sample_images,
+    sum_pairs,
     take_rows,
+    unit_key,
 )
 from diptych.fusion._hubness import (
     KINDS,
     Correction,
     Evaluator,
+    Gate,
     TaskChoice,
+    append_gates,
     append_offsets,
-    append_ones,
     choose_weights,
     compute_offsets,
 )
 from diptych.fusion._members import (
     AnyPart,
+    Choice,
     LinearMaps,
     Member,
     Part,
     Trial,
     Use,
+    carry_vectors,
     choose_geometry,
     choose_use,
     embed_members,
     fit_part,
     identity_blocks,
+    make_gate,
     make_parts,
     make_uses,
+    polish_use,
+    project_members,
+    project_pairs,
+    refit_member,
 )
 from diptych.ranking import metric, ranks
 
 Views: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
 """Features of one view, or named blocks of them."""
 
+Item = TypeVar("Item")
+
 KIND = "fusion"
+
+POLISHED = 0.25
+"""The weight from which a part is polished; the first always is. Others change the sum too little."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {
@@ -83,6 +103,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hubness": ("none", "csls"),
         "refit": True,
         "n_components": 512,
+        "polish": True,
     },
     "plain": {
         "parts": "together",
@@ -90,6 +111,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hubness": ("none",),
         "refit": False,
         "n_components": "all",
+        "polish": False,
     },
 }
 """``"best"``: every ingredient that helped (``docs/accuracy.md``). ``"plain"``: AW-CCA as in the paper."""
@@ -102,6 +124,7 @@ _Recall: TypeAlias = dict[str, float]
 class _UseReport(TypedDict):
     weighting: str
     relaxation: float
+    epochs: NotRequired[int]
     recall: _Recall
     corrected: _Recall
     correction: _CorrectionReport
@@ -148,23 +171,28 @@ class MemberConfig(Schema, frozen=True):
     part: Part
     use: Use
     weight: float
+    params: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is not positive."""
-        if not 0.0 < self.weight < float("inf"):
-            raise InputError(f"a member has the weight {self.weight}; expected a positive number")
+        """Refuse a weight or a γ that is not positive."""
+        for name, value in (("weight", self.weight), *(("γ", gamma) for gamma in self.params or ())):
+            if not 0.0 < value < float("inf"):
+                raise InputError(f"a member has the {name} {value}; expected a positive number")
 
 
 class TaskConfig(Schema, frozen=True):
-    """The models of a task, at least one, and its correction."""
+    """The models of a task, at least one, its correction, and the distances between which its gate closes."""
 
     correction: Correction
     members: list[MemberConfig]
+    gate: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a task without a model."""
+        """Refuse a task without a model, and a gate that opens with the distance."""
         if not self.members:
             raise InputError("a task has no members")
+        if self.gate is not None and not self.gate[0] < self.gate[1]:
+            raise InputError(f"a gate closes between {self.gate}; expected two ascending numbers")
 
 
 class FusionConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
@@ -205,7 +233,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         with all blocks of the other view, and the cosine of two blocks as they are, where they look like
         those of a dual encoder (CLIP). Or as listed.
     weightings : sequence of str or None
-        Weightings to choose from for every part and task: ``"asymmetric"``, ``"residual"`` and the others.
+        Weightings to choose from for each task: ``"asymmetric"``, ``"residual"`` and the others. It is chosen
+        by the first part that is fitted.
     hubness : sequence of str or None
         Corrections to choose from: ``"none"``, ``"csls"``.
     refit : bool or None
@@ -213,6 +242,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         number. Without validation pairs a share of the training pairs is held out, and this is always done.
     n_components : int, "all" or None
         Components of each model that are kept, those of the largest correlations.
+    polish : bool or None
+        Polish the parts that get much weight, as in ``AWCCA``, where that is better on validation.
     scales : sequence of float
         Scales to try for each block beside the others of its view; all have total variance 1 before.
     relaxations : sequence of float
@@ -227,6 +258,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         As in ``AWCCA``; the seed also draws the bank.
     precision : {"float32", "float64"}
         Of the pass over the data.
+    verbose : bool
+        Show a progress bar for each step.
 
     Attributes
     ----------
@@ -236,8 +269,14 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         For each task, the hubness ``Correction``.
     banks_ : dict
         For each task, vectors of training queries.
+    gates_ : dict
+        For each task, which queries get less of the correction because they are unlike the training queries;
+        None without a correction.
     geometry_ : dict
         For ``"x"`` and ``"y"``, the normalisation and scale of each block.
+    moments_ : Moments
+        Of the pairs that the models were fitted on: all blocks in their geometry side by side, then those
+        that identity parts compare, with unit length. Not saved with the model.
     selection_ : dict
         Plain data: what was tried, its value on validation, what was chosen.
 
@@ -268,6 +307,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         hubness: Sequence[str] | None = None,
         refit: bool | None = None,
         n_components: int | Literal["all"] | None = None,
+        polish: bool | None = None,
         scales: Sequence[float] = (1.0,),
         relaxations: Sequence[float] = (0.5,),
         search_weights: bool = True,
@@ -276,6 +316,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         validation_fraction: float = 0.15,
         random_state: int | None = 0,
         precision: Precision = "float32",
+        verbose: bool = False,
     ) -> None:
         self.preset = preset
         self.blocks = blocks
@@ -284,6 +325,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.hubness = hubness
         self.refit = refit
         self.n_components = n_components
+        self.polish = polish
         self.scales = scales
         self.relaxations = relaxations
         self.search_weights = search_weights
@@ -292,14 +334,18 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.precision = precision
+        self.verbose = verbose
 
     def fit(
         self,
         X: Views,
-        Y: Views,
+        Y: Views | None = None,
         pairing: ArrayLike | None = None,
         *,
         validation: tuple[Any, ...] | None = None,
+        engine: Engine | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Fusion:
         """Choose everything on validation pairs, and fit.
 
@@ -311,34 +357,72 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` like the training pairs; None holds out a share of those.
+        engine
+            Sums the moments of the training pairs and scores the rows of the grids (except on the screened
+            route); None: this process.
+        device
+            A torch device, such as ``"cuda"``, for the moments, their decompositions and the grids. The model
+            is returned in NumPy.
+        checkpoint
+            File for the sum of all blocks side by side, as in ``AWCCA.fit``. It is removed after the fit.
         """
+        if Y is None:
+            raise InputError(
+                "a fusion reads its views several times to choose; give X and Y, each an array or named "
+                "feature blocks. AWCCA fits an iterable of blocks of pairs."
+            )
         self.check_parameters()
         start, settings = time.perf_counter(), self._settings()
         training, held_out, description = self._split(_as_pairs(X, Y, pairing), validation)
         parts = self._make_parts(settings["parts"], training)
-        self.geometry_, geometries = self._choose_geometry(training, held_out)
-        training, held_out = self._apply_geometry(training, parts), self._apply_geometry(held_out, parts)
+        where = partial(sum_pairs, precision=self.precision, engine=engine, device=device)
+        geometry, geometries = self._choose_geometry(training, held_out, lambda pairs: where(pairs)[0])
+        training, held_out = (_apply_geometry(geometry, pairs, parts) for pairs in (training, held_out))
+        with progress_bar("summing", self.verbose) as progress:
+            joint, training = where(training, checkpoint=checkpoint, progress=progress)
         scales = tuple(map(float, self.scales))
-        fitted = [fit_part(part, training, held_out, self.grid, self.precision, scales) for part in parts]
+        fitted = [
+            fit_part(part, joint, held_out, self.grid, scales, engine)
+            for part in self._show("fitting parts", parts)
+        ]
         sample = sample_images(held_out, self.random_state)
-        self.members_: dict[Task, list[Member]] = {}
-        self.corrections_: dict[Task, Correction] = {}
-        self.banks_: dict[Task, Floats] = {}
+        members: dict[Task, list[Member]] = {}
+        corrections: dict[Task, Correction] = {}
+        gates: dict[Task, Gate | None] = {}
         reports: dict[Task, _TaskReport] = {}
         refits = self.refits(validation)
+        if refits:
+            joint += where(held_out)[0]
         final: dict[int, AnyPart] = {}
         for task in TASKS:
-            uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings)
-            self.members_[task] = []
+            uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings, device)
+            members[task], corrections[task] = [], choice.correction
             for at, (one, use, weight) in enumerate(zip(fitted, uses, choice.weights, strict=True)):
                 if weight == 0.0:
                     continue
                 if at not in final:
-                    final[at] = one.refit(held_out, self.precision) if refits else one
+                    final[at] = one.refit(joint) if refits else one
                 _, linear = next(final[at].make_maps(task, [use], settings["n_components"]))
-                self.members_[task].append(Member(one.part, use, weight, linear))
-            self.corrections_[task] = choice.correction
-            self.banks_[task] = self._make_bank(task, training)
+                params, polish = final[at].params(task, use), None
+                if use.epochs:
+                    linear = linear.keep(COMPONENTS)
+                    pairs = [training, held_out] if refits else [training]
+                    vectors = project_pairs(one.part, linear, pairs, device)
+                    polish = fields_to_numpy(polish_for(*vectors, use.epochs, self.random_state))
+                    linear = linear.multiply(polish)
+                members[task].append(Member(one.part, use, weight, linear, params, polish))
+            gates[task] = (
+                None
+                if choice.correction.kind == "none"
+                else make_gate(members[task], QUERY_VIEW[task], joint, choice.limits)
+            )
+        # Set together at the end, so that an interrupted fit leaves no half-fitted model.
+        banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
+        self.geometry_, self.members_, self.corrections_, self.banks_ = geometry, members, corrections, banks
+        self.gates_ = gates
+        widths = self._moment_widths()
+        kept = [(tuple(own), (1.0,) * len(own)) for own in widths]
+        self.moments_ = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*kept))
         self.selection_: SelectionReport = {
             "criterion": "mean of r@1, r@5 and r@10",
             "validation": description,
@@ -348,6 +432,54 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             "tasks": reports,
             "seconds": time.perf_counter() - start,
         }
+        if checkpoint is not None:
+            Path(checkpoint).unlink(missing_ok=True)
+        return self
+
+    def make_moments(self, X: Views, Y: Views, pairing: ArrayLike | None = None) -> Moments:
+        """Return the moments of more pairs, as ``moments_`` has those of the training pairs.
+
+        Their sum is what ``refit_moments`` takes.
+        """
+        check_is_fitted(self, "members_")
+        parts = [member.part for members in self.members_.values() for member in members]
+        pairs = _apply_geometry(self.geometry_, _as_pairs(X, Y, pairing), parts)
+        return sum_pairs(pairs, self.precision)[0].moments
+
+    def moment_widths(self) -> dict[str, int]:
+        """Return the numbers of columns of ``"x"`` and of ``"y"`` in ``moments_``."""
+        check_is_fitted(self, "members_")
+        return {view: sum(own.values()) for view, own in zip("xy", self._moment_widths(), strict=True)}
+
+    def refit_moments(self, moments: Moments, count: int) -> Fusion:
+        """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.
+
+        ``count`` pairs were fitted before, and γ is scaled by the number of pairs. Geometry, uses, weights
+        and corrections stay. The vectors of the bank are carried over to the new models.
+        """
+        check_is_fitted(self, "members_")
+        widths = self._moment_widths()
+        expected, given = tuple(self.moment_widths().values()), tuple(moments.xy.shape)
+        if given != expected:
+            raise InputError(
+                f"the moments have {given[0]} and {given[1]} columns, but this fusion has {expected[0]} and "
+                f"{expected[1]}; add moments_ and those of make_moments."
+            )
+        joint, factor = JointMoments(moments, widths), moments.count / check_count(count, "count")
+        members: dict[Task, list[Member]] = {}
+        banks: dict[Task, Floats] = {}
+        gates: dict[Task, Gate | None] = {}
+        for task, before in self.members_.items():
+            members[task] = [refit_member(member, task, joint, factor) for member in before]
+            vectors = np.split(self.banks_[task], np.cumsum([m.dimension for m in before])[:-1], axis=1)
+            carried = [
+                carry_vectors(own, old, new, QUERY_VIEW[task], joint)
+                for own, old, new in zip(vectors, before, members[task], strict=True)
+            ]
+            banks[task] = np.concatenate(carried, axis=1)
+            gate = self.gates_[task]
+            gates[task] = gate and make_gate(members[task], QUERY_VIEW[task], joint, (gate.low, gate.high))
+        self.members_, self.banks_, self.gates_, self.moments_ = members, banks, gates, moments
         return self
 
     @classmethod
@@ -371,6 +503,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         model.members_ = {task: [member] for task in TASKS}
         model.corrections_ = {task: Correction() for task in TASKS}
         model.banks_ = {task: np.zeros((0, width), dtype=np.float32) for task in TASKS}
+        model.gates_ = dict.fromkeys(TASKS)
         model.selection_ = {
             "criterion": "none",
             "validation": "no pairs",
@@ -393,14 +526,23 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "members_")
         name = check_task(task)
-        vectors = self._embed(features, name, SEARCHED_VIEW[name], weighted=True)
+        view = SEARCHED_VIEW[name]
+        vectors = embed_members(self.members_[name], self._shape(features, name, view), view, weighted=True)
         return append_offsets(vectors, compute_offsets(vectors, self.banks_[name], self.corrections_[name]))
 
     def queries(self, features: Views, task: str = "search") -> Floats:
-        """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate)."""
+        """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate).
+
+        The last coordinate is the share of the hubness correction that a query gets: 1, or less if it is
+        far from the training queries.
+        """
         check_is_fitted(self, "members_")
         name = check_task(task)
-        return append_ones(self._embed(features, name, QUERY_VIEW[name], weighted=False))
+        view = QUERY_VIEW[name]
+        projected = project_members(self.members_[name], self._shape(features, name, view), view)
+        vectors = np.concatenate([np.asarray(to_unit_length(own)) for own in projected], axis=1)
+        gate = self.gates_[name]
+        return append_gates(vectors, 1.0 if gate is None else gate.compute(np.concatenate(projected, axis=1)))
 
     @overload
     def transform(self, X: Views, Y: None = None, *, task: str = "search") -> Floats: ...
@@ -455,8 +597,17 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             tensors[f"{task}.bank"] = self.banks_[task]
             for at, member in enumerate(self.members_[task]):
                 tensors |= {f"{task}.{at}.{name}": array for name, array in vars(member.linear).items()}
-            members = [MemberConfig(m.part, m.use, m.weight) for m in self.members_[task]]
-            tasks[task] = TaskConfig(self.corrections_[task], members)
+                if member.polish is not None:
+                    tensors |= {
+                        f"{task}.{at}.polish_x": member.polish.x,
+                        f"{task}.{at}.polish_y": member.polish.y,
+                    }
+            members = [MemberConfig(m.part, m.use, m.weight, m.params) for m in self.members_[task]]
+            gate = self.gates_[task]
+            if gate is not None:
+                tensors[f"{task}.gate"] = gate.rates
+            limits = None if gate is None else (gate.low, gate.high)
+            tasks[task] = TaskConfig(self.corrections_[task], members, limits)
         grid = self.grid if isinstance(self.grid, int) else 20
         return FusionConfig(self.preset, grid, self.geometry_, tasks, self.selection_), tensors
 
@@ -465,18 +616,22 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
         model = cls(config.preset, grid=config.grid)
         model.geometry_, model.selection_ = config.geometry, config.selection
-        model.members_, model.corrections_, model.banks_ = {}, {}, {}
+        model.members_, model.corrections_, model.banks_, model.gates_ = {}, {}, {}, {}
         for task in TASKS:
             stored = config.tasks[task]
             members = model.members_[task] = [
-                Member(m.part, m.use, m.weight, _take_maps(tensors, f"{task}.{at}", m.part, config, source))
-                for at, m in enumerate(stored.members)
+                _take_member(tensors, f"{task}.{at}", member, config, source)
+                for at, member in enumerate(stored.members)
             ]
             width = sum(member.dimension for member in members)
             bank = model.banks_[task] = take_array(tensors, f"{task}.bank", (None, width), source)
             model.corrections_[task] = stored.correction
             if stored.correction.kind != "none" and len(bank) == 0:
                 raise InputError(f"{source} has no bank for the {task} correction; save the model again.")
+            model.gates_[task] = None
+            if stored.gate is not None:
+                rates = take_array(tensors, f"{task}.gate", (width,), source)
+                model.gates_[task] = Gate(rates, *stored.gate)
         return model
 
     def check_parameters(self) -> None:
@@ -519,7 +674,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         description = f"{counts[0]} of {counts[1]} rows of X with their rows of Y"
         return train, held_out, f"{description} (random_state={self.random_state})"
 
-    def _choose_geometry(self, training: Pairs, held_out: Pairs) -> tuple[dict[str, Side], dict[str, Any]]:
+    def _choose_geometry(
+        self, training: Pairs, held_out: Pairs, sum_moments: Callable[[Pairs], JointMoments]
+    ) -> tuple[dict[str, Side], dict[str, Any]]:
         given = dict(self.blocks or {})
         names = {*training[0], *training[1]}
         if not set(given) <= names:
@@ -527,14 +684,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         if len(names) < len(training[0]) + len(training[1]):
             raise InputError("a block of X and a block of Y have the same name; give each its own.")
         blocks = {name: given.get(name, Block()) for name in names}
-        return choose_geometry(training, held_out, blocks, self.precision)
-
-    def _apply_geometry(self, pairs: Pairs, parts: Sequence[Part]) -> Pairs:
-        x, y = (
-            apply_geometry(self.geometry_[view], blocks, identity_blocks(parts, view))
-            for view, blocks in zip("xy", pairs[:2], strict=True)
-        )
-        return x, y, pairs[2]
+        return choose_geometry(training, held_out, blocks, sum_moments)
 
     def _make_parts(self, setting: Any, training: Pairs) -> list[Part]:
         if isinstance(setting, str):
@@ -556,7 +706,13 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         return parts
 
     def _choose(
-        self, task: Task, fitted: list[AnyPart], training: Pairs, sample: Pairs, settings: dict[str, Any]
+        self,
+        task: Task,
+        fitted: list[AnyPart],
+        training: Pairs,
+        sample: Pairs,
+        settings: dict[str, Any],
+        device: str | None,
     ) -> tuple[list[Use], TaskChoice, _TaskReport]:
         """Return the best use of every part, weights and a correction for all of them, and a report."""
         evaluator = Evaluator(task, sample[2], count_rows(sample[0]), max(one.dimension for one in fitted))
@@ -565,36 +721,84 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             items, queries = sample[1], take_rows(sample[0], evaluator.truth.described)
         trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
-        best = [choose_use(one, trial, uses, settings["n_components"], kinds) for one in fitted]
+        best: list[Choice] = []
+        for one in self._show(f"choosing for {task}", fitted):
+            best.append(choose_use(one, trial, uses, settings["n_components"], kinds))
+            if one.part.kind != "identity":
+                # Trying all on every part takes twice as long, and on Flickr8k all parts choose the same.
+                uses = [best[-1].use]
         unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
-        choice = choose_weights(
-            evaluator, [scores for _, scores, _ in best], kinds, self.search_weights, unfitted
-        )
+
+        def weigh() -> TaskChoice:
+            return choose_weights(
+                evaluator, [each.scores for each in best], kinds, self.search_weights, unfitted
+            )
+
+        choice = weigh()
+        if settings["polish"]:
+            models = [at for at in range(len(best)) if at not in unfitted]
+            used = [at for at in models if choice.weights[at] >= POLISHED or at == models[0]]
+            for at in self._show(f"polishing for {task}", used):
+                best[at] = polish_use(
+                    fitted[at].part, best[at], trial, training, kinds, self.random_state, device
+                )
+            choice = weigh()
         report: _TaskReport = {
-            "parts": [cast(_PartReport, each) for _, _, each in best],
+            "parts": [
+                cast(_PartReport, each.report(one.part)) for each, one in zip(best, fitted, strict=True)
+            ],
             "weights": list(choice.weights),
             "correction": msgspec.structs.asdict(choice.correction),
             "value": choice.value,
             "recall": choice.recall,
         }
-        return [use for use, _, _ in best], choice, report
+        return [each.use for each in best], choice, report
 
     def _draw_bank(self, task: Task, training: Pairs) -> Blocks:
         blocks = training[0] if QUERY_VIEW[task] == "x" else training[1]
         rows = np.random.default_rng(self.random_state).permutation(count_rows(blocks))[: self.bank]
         return take_rows(blocks, np.sort(rows))
 
-    def _make_bank(self, task: Task, training: Pairs) -> Floats:
-        members = self.members_[task]
-        if self.corrections_[task].kind == "none":
+    def _make_bank(
+        self, task: Task, members: Sequence[Member], correction: Correction, training: Pairs
+    ) -> Floats:
+        if correction.kind == "none":
             return np.zeros((0, sum(member.dimension for member in members)), dtype=np.float32)
         return embed_members(members, self._draw_bank(task, training), QUERY_VIEW[task], weighted=False)
 
-    def _embed(self, features: Any, task: Task, view: Literal["x", "y"], weighted: bool) -> Floats:
-        members = self.members_[task]
-        unit = identity_blocks((member.part for member in members), view)
-        blocks = apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
-        return embed_members(members, blocks, view, weighted=weighted)
+    def _moment_widths(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return names and widths of the blocks of both views in ``moments_``, in order."""
+        parts = [member.part for members in self.members_.values() for member in members]
+        x, y = (
+            {name: shape.width for name, shape in self.geometry_[view].items()}
+            | {
+                unit_key(name): shape.width
+                for name, shape in self.geometry_[view].items()
+                if name in identity_blocks(parts, view)
+            }
+            for view in ("x", "y")
+        )
+        return x, y
+
+    def _show(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
+        """Iterate over items, with a progress bar if the model is verbose."""
+        with progress_bar(title, self.verbose) as progress:
+            for done, item in enumerate(items, start=1):
+                yield item
+                progress(done / len(items))
+
+    def _shape(self, features: Any, task: Task, view: str) -> Blocks:
+        """Return features of a view as blocks in the geometry that the members of a task expect."""
+        unit = identity_blocks((member.part for member in self.members_[task]), view)
+        return apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
+
+
+def _apply_geometry(geometry: Mapping[str, Side], pairs: Pairs, parts: Sequence[Part]) -> Pairs:
+    x, y = (
+        apply_geometry(geometry[view], blocks, identity_blocks(parts, view))
+        for view, blocks in zip("xy", pairs[:2], strict=True)
+    )
+    return x, y, pairs[2]
 
 
 def _as_pairs(x: Any, y: Any, pairing: Any = None) -> Pairs:
@@ -610,16 +814,21 @@ def _report_fit(one: AnyPart) -> _FitReport:
     return cast(_FitReport, {**scales, **one.report()})
 
 
-def _take_maps(tensors: Tensors, name: str, part: Part, config: FusionConfig, source: Path) -> LinearMaps:
+def _take_member(
+    tensors: Tensors, name: str, stored: MemberConfig, config: FusionConfig, source: Path
+) -> Member:
+    part = stored.part
     m_x = sum(config.geometry["x"][block].width for block in part.x)
     m_y = sum(config.geometry["y"][block].width for block in part.y)
     x_map = take_array(tensors, f"{name}.x_map", (m_x, None), source)
-    return LinearMaps(
+    linear = LinearMaps(
         take_array(tensors, f"{name}.x_mean", (m_x,), source),
         take_array(tensors, f"{name}.y_mean", (m_y,), source),
         x_map,
         take_array(tensors, f"{name}.y_map", (m_y, x_map.shape[1]), source),
     )
+    polish = take_polish(tensors, name, stored.use.epochs, x_map.shape[1], source)
+    return Member(part, stored.use, stored.weight, linear, stored.params, polish)
 
 
 def _to_cosines(items: Floats, queries: Floats) -> tuple[Floats, Floats]:

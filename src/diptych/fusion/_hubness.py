@@ -1,10 +1,10 @@
 r"""Hubness, the tendency of some items to be near every query, and the weights of models that are summed.
 
-A *bank* of training queries is compared with the items: ``similarities`` are bank queries × items. CSLS
+A *bank* of training queries is compared with the items: ``similarities`` are items × bank queries. CSLS
 (Lample et al., 2018) subtracts from an item's score its mean similarity to the k nearest bank queries. That
 is one number per item, so a corrected score is an inner product with one more coordinate: minus the
 correction on the item, 1 on the query. Any index for inner products searches by it exactly, and no query
-influences the answer to another.
+influences the answer to another. A query far from the training queries has less than 1 there: see ``Gate``.
 
 Weights and corrections are chosen for one task on validation, from score matrices that are computed once. The
 criterion is the mean of r@1, r@5 and r@10: on a thousand images r@1 alone varies by more than a point by
@@ -14,7 +14,7 @@ not fitted is left only for one that is clearly better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -22,14 +22,18 @@ import numpy as np
 
 from diptych._checks import InputError, Task, check_choice
 from diptych._persistence import Schema
+from diptych.cca._weighting import to_unit_length
 from diptych.fusion._blocks import Floats
 from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, search_ranks, tie_slack
 
 Kind: TypeAlias = Literal["none", "csls"]
 KINDS: tuple[Kind, ...] = ("none", "csls")
 
-STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-NEIGHBOURS = (10, 30, 100)
+STRENGTHS, STRONGER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), (0.75, 0.9, 1.05)
+NEIGHBOURS, MORE_NEIGHBOURS = (10, 30, 100), (250,)
+"""Strengths and numbers of neighbours to try; further ones only where the largest is best: on a few
+validation pairs, far too strong a correction may seem best by chance."""
+
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """The weights to try for a model, relative to the largest."""
 
@@ -81,11 +85,11 @@ def csls_offsets(similarities: Floats, counts: Sequence[int]) -> list[Floats]:
 
     Where the bank has fewer queries, the mean is over all of them.
     """
-    rows = similarities.shape[0]
-    most = min(max(counts), rows)
-    nearest = np.partition(similarities, rows - most, axis=0)[rows - most :]
-    nearest = np.sort(nearest, axis=0)[::-1]
-    return [nearest[: min(k, rows)].mean(axis=0) for k in counts]
+    size = similarities.shape[1]
+    most = min(max(counts), size)
+    nearest = np.partition(similarities, size - most, axis=1)[:, size - most :]
+    nearest = np.sort(nearest, axis=1)
+    return [nearest[:, -min(k, size) :].mean(axis=1) for k in counts]
 
 
 def compute_offsets(
@@ -96,7 +100,7 @@ def compute_offsets(
         return np.zeros(len(items), dtype=items.dtype)
     width = max(1, block_bytes // (len(bank) * items.dtype.itemsize))
     offsets = [
-        csls_offsets(bank @ items[i : i + width].T, [correction.neighbours])[0]
+        csls_offsets(items[i : i + width] @ bank.T, [correction.neighbours])[0]
         for i in range(0, len(items), width)
     ]
     return np.asarray(correction.strength * np.concatenate(offsets), dtype=items.dtype)
@@ -107,25 +111,72 @@ def append_offsets(items: Floats, offsets: Floats) -> Floats:
     return np.concatenate([items, -offsets[:, None]], axis=1)
 
 
-def append_ones(queries: Floats) -> Floats:
-    """Return queries with one more coordinate, 1, to multiply the offset of an item."""
-    return np.concatenate([queries, np.ones((len(queries), 1), dtype=queries.dtype)], axis=1)
+def append_gates(queries: Floats, gates: Floats | float = 1.0) -> Floats:
+    """Return queries with one more coordinate, their gates, to multiply the offset of an item."""
+    column = np.broadcast_to(np.asarray(gates, dtype=queries.dtype), len(queries))
+    return np.concatenate([queries, column[:, None]], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    r"""The share of the correction that a query gets: all of it, unless it is far from the training queries.
+
+    The correction is measured on training queries, such as captions. On others, such as single words, it does
+    harm. The distance of a query is :math:`\sum_i r_i p_i^2`, where p are its coordinates before they are
+    scaled to unit length. The rates r make it 1 on average over the training queries, and give every
+    coordinate of a model the same share in it, whatever its spread. A query gets all of the correction up to
+    the distance ``low``, none from ``high`` on, and a linear share in between.
+    """
+
+    rates: Floats
+    low: float
+    high: float
+
+    def compute(self, projected: Floats) -> Floats:
+        """Return the shares of queries, given before they are scaled to unit length."""
+        shares = (self.high - measure_distances(projected, self.rates)) / (self.high - self.low)
+        return np.asarray(np.clip(shares, 0.0, 1.0))
+
+
+FAR = (90.0, 99.0)
+"""Percentiles of the distances of validation queries between which a gate closes."""
+
+
+def make_rates(squares: Floats, weight: float = 1.0) -> Floats:
+    """Return the rates of one model's coordinates from their mean squares over the training queries."""
+    least = 1e-6 * max(float(squares.max()), 1e-30)  # a coordinate that never varied must not decide alone
+    return np.asarray(weight / len(squares) / np.maximum(squares, least), dtype=np.float32)
+
+
+def measure_distances(projected: Floats, rates: Floats) -> Floats:
+    """Return the distances of queries, given before they are scaled to unit length."""
+    with np.errstate(over="ignore"):  # infinitely far is far
+        return np.asarray(np.square(projected) @ rates)
 
 
 @dataclass(frozen=True, eq=False)
 class PartScores:
-    """Scores of one model on validation: queries × items, and bank × items."""
+    """Scores of one model on validation, queries × items and items × bank, and the queries' distances."""
 
     scores: Floats
     bank: Floats
+    distances: Floats
+
+    @classmethod
+    def of(cls, queries: Floats, items: Floats, bank: Floats) -> PartScores:
+        """Return the scores of vectors that are given before they are scaled to unit length."""
+        distances = measure_distances(queries, make_rates(np.square(bank).mean(axis=0)))
+        queries, items, bank = (np.asarray(to_unit_length(each)) for each in (queries, items, bank))
+        return cls(queries @ items.T, items @ bank.T, distances)
 
 
 @dataclass(frozen=True, eq=False)
 class TaskChoice:
-    """Weights of the models, a correction, and their value on validation."""
+    """Weights of the models, a correction, the distances between which its gate closes, and their value."""
 
     weights: tuple[float, ...]
     correction: Correction
+    limits: tuple[float, float]
     value: float
     recall: dict[str, float]
 
@@ -173,20 +224,29 @@ def choose_correction(
     evaluator: Evaluator, part: PartScores, kinds: Sequence[str]
 ) -> tuple[Correction, float, Floats]:
     """Return the best correction, its value and the corrected scores; the weaker one on a tie."""
-    zeros = np.zeros(part.bank.shape[1], dtype=part.bank.dtype)
-    candidates = [(Correction(), zeros)] if "none" in kinds else []
-    if "csls" in kinds:
-        counts = [k for k in NEIGHBOURS if k <= len(part.bank)] or [len(part.bank)]
-        for k, offsets in zip(counts, csls_offsets(part.bank, counts), strict=True):
-            candidates += [(Correction("csls", s, k), s * offsets) for s in STRENGTHS]
-    best: tuple[Correction, float, Floats] | None = None
-    for correction, offsets in candidates:
-        scores = part.scores - offsets.astype(part.scores.dtype)
-        value = evaluator.value(scores)
-        if best is None or value > best[1]:
-            best = correction, value, scores
-    assert best is not None
-    return best
+    size = part.bank.shape[1]
+    counts = [k for k in NEIGHBOURS + MORE_NEIGHBOURS if k <= size] or [size]
+    offsets = dict(zip(counts, csls_offsets(part.bank, counts), strict=True)) if "csls" in kinds else {}
+    corrected = np.empty_like(part.scores)
+
+    def correct(correction: Correction) -> Floats:
+        if correction.kind == "none":
+            return part.scores
+        own = correction.strength * offsets[correction.neighbours]
+        return np.subtract(part.scores, own.astype(part.scores.dtype), out=corrected)
+
+    def best_of(corrections: Iterable[Correction]) -> tuple[float, Correction]:
+        return max(((evaluator.value(correct(each)), each) for each in corrections), key=lambda pair: pair[0])
+
+    usual = [k for k in offsets if k not in MORE_NEIGHBOURS]
+    grid = [Correction("csls", s, k) for k in usual for s in STRENGTHS]
+    value, best = best_of([Correction(), *grid] if "none" in kinds else grid)
+    strengths = STRENGTHS + STRONGER * (best.strength == STRENGTHS[-1])
+    further = usual + [k for k in offsets if k in MORE_NEIGHBOURS and best.neighbours == NEIGHBOURS[-1]]
+    wider = [Correction("csls", s, k) for k in further for s in strengths]
+    if len(wider) > len(grid):
+        value, best = max((value, best), best_of(c for c in wider if c not in grid), key=lambda pair: pair[0])
+    return best, value, correct(best)
 
 
 def choose_weights(
@@ -212,10 +272,15 @@ def choose_weights(
     for weights in dict.fromkeys(candidates):
         shares = tuple(w / sum(weights) for w in weights)
         mixed = PartScores(
-            _mix([part.scores for part in parts], shares), _mix([part.bank for part in parts], shares)
+            *(
+                _mix([getattr(part, name) for part in parts], shares)
+                for name in ("scores", "bank", "distances")
+            )
         )
         correction, value, scores = choose_correction(evaluator, mixed, kinds)
-        choices.append((TaskChoice(shares, correction, value, evaluator.recall(scores)), scores))
+        low, high = map(float, np.percentile(mixed.distances, FAR))
+        limits = low, max(high, 1.01 * low + 1e-6)  # apart, even where all distances are the same
+        choices.append((TaskChoice(shares, correction, limits, value, evaluator.recall(scores)), scores))
     best = max(choices, key=lambda choice: choice[0].value)
     if unfitted:
         plain = max((choices[at] for at in unfitted), key=lambda choice: choice[0].value)
