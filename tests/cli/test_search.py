@@ -9,6 +9,7 @@ import pytest
 from commands import config, refused, run, run_json
 from conftest import declare_torchvision_operators
 from diptych import AWCCA, HKSE, Retriever
+from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 
 
@@ -94,6 +95,29 @@ def test_other_weightings_can_be_compared(place):
     assert sorted(plain) == sorted(ours)
     assert plain != ours
     assert "asymmetric" in refused("search", "model", "a red star", "--weighting", "heavy")
+
+
+def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch, rng):
+    hidden = rng.normal(size=(200, 6))
+    x, a, b = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(200, m)) for m in (12, 9, 8))
+    monkeypatch.chdir(tmp_path)
+    parts = [Part(("photos",), ("words",)), Part(("photos",), ("tones",))]
+    model = Fusion(grid=4, parts=parts, hubness=("csls",))
+    fused = Retriever.from_features({"photos": x}, {"words": a, "tones": b}, model=model)
+    fused.save("m")
+    query = np.hstack([a, b]).astype(np.float32)[:1]
+    np.save("query.npy", query)
+    shown = run("info", "m").stdout
+    for name in ("photos × words", "photos × tones", "uncorrected"):
+        found = hits(run_json("search", "m", "--features", "query.npy", "--weighting", name))
+        assert found == [hit.id for hit in fused.search(query[0], weighting=name)]
+        assert name in shown or name == "uncorrected"
+    assert "search: 2 parts" in shown
+    assert "correction for hubness: an item loses" in shown
+    message = refused("search", "m", "--features", "query.npy", "--weighting", "none")
+    assert "--weighting 'none' is no part of this fusion" in message
+    assert "'photos × words'" in message
+    assert {"name", "weight", "use", "components"} == set(run_json("info", "m")["parts"]["search"][0])
 
 
 def test_similar_pictures_begin_with_the_picture_itself(place):

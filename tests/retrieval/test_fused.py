@@ -5,9 +5,12 @@ import pytest
 from PIL import Image
 
 from diptych import InputError, Retriever, read_pairs
-from diptych.fusion import Fusion
+from diptych.fusion import Fusion, Part
+from diptych.fusion._blocks import apply_geometry
+from diptych.fusion._members import LinearMaps, Member, Use
 from diptych.image import FunctionEncoder
 from diptych.ranking import recall_at_k
+from diptych.retrieval._embedding import name_members
 from generated_pairs import make_dual_features
 from tolerance import assert_ranked, rounding
 
@@ -90,14 +93,69 @@ def test_what_it_cannot_do_is_said(fused, blocks):
     y = rows(blocks)[1]
     with pytest.raises(InputError, match="fit it again"):
         fused.refit()
-    with pytest.raises(InputError, match="chose its weightings itself"):
-        fused.search(y[0], weighting="none")
+    alone = Retriever.from_model(Fusion.zero_shot(5))
+    with pytest.raises(InputError, match="one part and no correction"):
+        alone.search(np.ones(5, np.float32), weighting="uncorrected")
     with pytest.raises(InputError, match="model and preset"):
         Retriever(model=Fusion(), preset="best")
     with pytest.raises(InputError, match="unknown"):
         Retriever.from_features(y, y, preset="worst")
     with pytest.raises(InputError, match="differ in their number of rows"):
         Retriever.from_features({"a": y, "b": y[:5]}, y)
+
+
+TWO_PARTS = [Part(("photos",), ("words",)), Part(("sketches",), ("tones",))]
+
+
+@pytest.mark.parametrize("weighting", ["none", "photos", (1.0, 0.0), ["uncorrected"], 5])
+def test_other_weightings_are_refused(blocks, weighting):
+    model = Fusion(grid=3, parts=TWO_PARTS, hubness=("csls",))
+    retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model)
+    for ask, query in zip((retriever.annotate, retriever.search), rows(blocks), strict=True):
+        with pytest.raises(InputError, match="is no part of this fusion that .* uses; choose one of"):
+            ask(query[0], weighting=weighting)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_each_part_is_compared_with_the_whole(blocks, new_index, kind, tmp_path):
+    model = Fusion(grid=4, parts=TWO_PARTS, hubness=("csls",))
+    retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model, index=new_index(kind))
+    retriever.save(tmp_path / "m")
+    x, y = blocks
+    names = {"search": [str(i) for i in range(320)], "annotate": [f"{i}#0" for i in range(320)]}
+    for made in (retriever, Retriever.load(tmp_path / "m")):
+        fitted = made.fitted.model
+        for task, ask, asked in zip(
+            names, (made.search, made.annotate), (rows(blocks)[1][11], rows(blocks)[0][11]), strict=True
+        ):
+            shaped = [apply_geometry(fitted.geometry_[v], view) for v, view in (("x", x), ("y", y))]
+            members = fitted.members_[task]
+            assert len(members) == 2, "both parts are needed for this test"
+            cosines = []
+            for member in members:
+                vectors = [
+                    member.linear.embed(member.part.features(blocks, view), view)
+                    for view, blocks in zip("xy", shaped, strict=True)
+                ]
+                items, queries = vectors if task == "search" else vectors[::-1]
+                cosines.append(items @ queries[11])
+            whole = sum(member.weight * own for member, own in zip(members, cosines, strict=True))
+            expected = dict(zip(map(str, TWO_PARTS), cosines, strict=True)) | {"uncorrected": whole}
+            assert [part["name"] for part in made.info()["parts"][task]] == list(map(str, TWO_PARTS))
+            for name, scores in expected.items():
+                found = ask(asked, k=5, weighting=name)
+                tolerance = rounding(np.float32, 12 + 9 + 10 + 8, 2 / min(m.weight for m in members))
+                assert_ranked(found, dict(zip(names[task], scores.tolist(), strict=True)), tolerance)
+                some = ask(asked, k=5, weighting=name, where=[hit.id for hit in found[1:3]])
+                assert [hit.id for hit in some] == [hit.id for hit in found[1:3]]
+
+
+def test_parts_of_the_same_blocks_have_names_of_their_own():
+    same, eye = Part(("x",), ("y",)), np.eye(2, dtype=np.float32)
+    maps = LinearMaps(eye[0], eye[0], eye, eye)
+    parts = [Part(("x",), ("y",), kind="identity"), same, same]
+    members = [Member(part, Use("none", 1.0), 1.0, maps) for part in parts]
+    assert name_members(members) == ["x × y, as encoded", "x × y", "x × y (2)"]
 
 
 def test_one_name_is_enough(blocks):
@@ -149,7 +207,7 @@ def test_a_dual_encoder_is_adapted_to_a_domain(tmp_path):
     assert np.mean(found) > np.mean(plain) + 0.05
     retriever.save(tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text("utf-8")
-    assert "(x × y), centred identity" in card or "(x × y), identity" in card
+    assert "| x × y, as encoded |" in card
     again = Retriever.load(tmp_path / "model", image_encoder=dual.image, text_encoder=dual.encode_texts)
     assert again.search("caption 500", k=5) == retriever.search("caption 500", k=5)
 
