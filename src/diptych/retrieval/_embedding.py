@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,13 @@ from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, 
 from diptych.cca import AWCCA
 from diptych.cca._weighting import Weighting, apply_factors, normalize, project, weight_factors
 from diptych.fusion import Fusion
-from diptych.fusion._members import Member
+from diptych.fusion._blocks import apply_geometry
+from diptych.fusion._members import Member, identity_blocks
 from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+_SIDES: dict[View, Literal["x", "y"]] = {"image": "x", "text": "y"}
 
 _SAMPLE = 20_000
 """Training items that an outlier detector looks at."""
@@ -70,6 +73,15 @@ class CanonicalEmbedding:
 
     def features(self, view: View) -> int:
         return len(self._mean[view])
+
+    def moment_width(self, view: View) -> int:
+        """Return the number of columns of ``moment_features``."""
+        return self.features(view)
+
+    def moment_features(self, features: Floats, view: View) -> Floats:
+        """Return features as the moments of the model count them: normalised."""
+        rows: Floats = normalize(features, self._normalize[view])
+        return rows
 
     def linear_map(self, view: View, task: Task) -> tuple[str, Floats, Floats]:
         """Return the normalisation of a view, its mean, and its map for a task, with the weights' factors."""
@@ -152,6 +164,15 @@ class FusedEmbedding:
     def features(self, view: View) -> int:
         return sum(self._layout[view].values())
 
+    def moment_width(self, view: View) -> int:
+        """Return the number of columns of ``moment_features``."""
+        return self.features(view) + sum(self._layout[view][name] for name in self._identities(view))
+
+    def moment_features(self, features: Floats, view: View) -> Floats:
+        """Return features as ``Fusion.moments_`` counts them: all blocks in their geometry, side by side."""
+        blocks, side = split_blocks(features, self._layout[view]), self._model.geometry_[_SIDES[view]]
+        return np.concatenate(list(apply_geometry(side, blocks, self._identities(view)).values()), axis=1)
+
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
         """Return the vectors of items that a task searches, and ones for their lengths."""
         vectors = self._embed(self._model.items, features, task, SEARCHED[task])
@@ -179,6 +200,11 @@ class FusedEmbedding:
                 masks[name][start : start + member.dimension] = 1 / member.weight
             start += member.dimension
         return masks
+
+    def _identities(self, view: View) -> set[str]:
+        """Return the blocks that some member compares as they are."""
+        parts = (member.part for members in self._model.members_.values() for member in members)
+        return identity_blocks(parts, _SIDES[view])
 
     def _mask(self, task: Task, weighting: Any) -> Floats:
         masks = self.masks(task)
@@ -235,7 +261,7 @@ def name_members(members: Sequence[Member]) -> list[str]:
 
 def fusion_layout(model: Fusion, view: View) -> Layout:
     """Return the names and widths of the feature blocks that a fusion was fitted on."""
-    return {name: each.width for name, each in model.geometry_["x" if view == "image" else "y"].items()}
+    return {name: each.width for name, each in model.geometry_[_SIDES[view]].items()}
 
 
 def split_blocks(features: Any, layout: Layout) -> dict[str, Any]:

@@ -459,7 +459,7 @@ def _read_model(
         outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
     load_moments = None
     if MOMENTS in files:
-        read, widths = read_moments or files.defer(MOMENTS), [embedding.features(view) for view in VIEWS]
+        read, widths = read_moments or files.defer(MOMENTS), [embedding.moment_width(view) for view in VIEWS]
         load_moments = partial(_parse_moments, read, files.folder / MOMENTS, widths)
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task, plural, with_article
-from diptych.cca import AWCCA, Moments
-from diptych.cca._weighting import check_weighting, normalize
+from diptych.cca import Moments
+from diptych.cca._weighting import check_weighting
+from diptych.fusion import Fusion
 from diptych.retrieval._embedding import CanonicalEmbedding, FusedEmbedding, OtherWeighting, embedding_of
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._fit import Fitted, refit_model
@@ -140,16 +141,13 @@ class Searcher:
 
     def new_moments(self) -> Moments:
         """Return the moments of the pairs that were added since the model was fitted."""
-        model = self.fitted.model
-        if not isinstance(model, AWCCA):
-            raise InputError("a fusion cannot be refitted from moments; fit it again on all pairs.")
         if self.fitted.load_moments is None:
             raise InputError(
                 "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
                 "again on all pairs."
             )
-        widths = [self.embedding.features(view) for view in VIEWS]
-        moments = Moments.zero(*widths, precision=model.precision)
+        widths = [self.embedding.moment_width(view) for view in VIEWS]
+        moments = Moments.zero(*widths, precision=self.fitted.model.precision)
         for captions in _batches(
             item for item in self.store.items("text", new=True) if item.image is not None
         ):
@@ -157,14 +155,19 @@ class Searcher:
             rows = {image.id: row for row, image in enumerate(images)}
             paired = [caption for caption in captions if caption.image in rows]
             if paired:
-                x = normalize(self.features_of("image", images), model.normalize[0])
-                y = normalize(self.features_of("text", paired), model.normalize[1])
+                x = self.embedding.moment_features(self.features_of("image", images), "image")
+                y = self.embedding.moment_features(self.features_of("text", paired), "text")
                 moments.update(x, y, np.array([rows[str(caption.image)] for caption in paired]))
         return moments
 
     def refit(self, validation: tuple[Any, ...] | None, write_model: WriteModel) -> tuple[Fitted, Store]:
         """Fit the model on the pairs added since as well; return it, and the store with new vectors."""
         fitted = self.fitted
+        if validation is not None and isinstance(fitted.model, Fusion):
+            raise InputError(
+                "the parts and weights of a fusion cannot be selected again in a refit; leave out validation, "
+                "or fit it again on all pairs."
+            )
 
         def make() -> Contents:
             nonlocal fitted
