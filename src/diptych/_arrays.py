@@ -5,7 +5,7 @@ The arrays choose the backend: NumPy in, NumPy out; torch in (CPU or CUDA), torc
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -42,10 +42,15 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
 
 
 def fields_to_numpy(record: Record) -> Record:
-    """Return a dataclass with its torch arrays as NumPy, in host memory."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    arrays = {name: to_numpy(value) for name, value in values.items() if is_torch_array(value)}
-    return replace(record, **arrays)
+    """Return a dataclass with its torch arrays, and those of dataclasses in it, as NumPy in host memory."""
+    changed: dict[str, Any] = {}
+    for field in fields(record):
+        value: Any = getattr(record, field.name)
+        if is_torch_array(value):
+            changed[field.name] = to_numpy(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            changed[field.name] = fields_to_numpy(value)
+    return replace(record, **changed)
 
 
 def group_sum(values: Array, groups: Array, n_groups: int) -> Array:

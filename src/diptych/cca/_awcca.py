@@ -32,7 +32,7 @@ from diptych._checks import (
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
-from diptych.cca._canonical import CanonicalModel, regularized_cca, variate_correlations
+from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca, variate_correlations
 from diptych.cca._filters import (
     AnyFilter,
     CustomFilter,
@@ -55,9 +55,17 @@ from diptych.cca._fit import (
     scale_params,
 )
 from diptych.cca._moments import PRECISIONS, Moments, Precision
+from diptych.cca._polish import Polish, carry_polish
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
-from diptych.cca._weighting import Projection, Weighting, check_normalization, check_weighting, weight_factors
+from diptych.cca._weighting import (
+    Projection,
+    Weighting,
+    check_normalization,
+    check_weighting,
+    maps,
+    model_factors,
+)
 from diptych.cca.selection import Path
 from diptych.cca.selection._grids import check_grid, check_share
 from diptych.ranking import metric, ranks
@@ -97,11 +105,12 @@ class FilterConfig(Schema, frozen=True):
 
 
 class TaskConfig(Schema, frozen=True):
-    """The model of a task; ``tensors`` names the task whose arrays it uses."""
+    """The model of a task; ``tensors`` names the task whose arrays it uses, ``epochs`` is of its polish."""
 
     tensors: Task
     filter_x: FilterConfig
     filter_y: FilterConfig
+    epochs: int = 0
 
 
 class ParamsConfig(Schema, frozen=True):
@@ -122,6 +131,7 @@ class ParamsConfig(Schema, frozen=True):
     normalize: tuple[str, str]
     verbose: bool
     selection: str
+    polish: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that AWCCA refuses."""
@@ -224,7 +234,12 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Normalisation of the rows of X and of Y: ``"none"``, ``"unit"`` (to length 1), ``"signed-sqrt"`` or
         ``"sqrt-unit"`` (both). It is saved with the model and applied to queries.
     verbose : bool
-        Show a progress bar while selecting.
+        Show progress bars while selecting and polishing.
+    polish : bool
+        Multiply the vectors of each view by a matrix that is learned from the training pairs with a
+        contrastive loss (see ``diptych.cca._polish``), for as many epochs as are best on the validation
+        pairs; if none is better than without, there is no matrix. A polished model has at most 512
+        components. Views must be arrays, compared by cosine.
 
     Attributes
     ----------
@@ -273,6 +288,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         normalize: tuple[str, str] = ("none", "none"),
         verbose: bool = False,
         selection: Selection = "validation",
+        polish: bool = False,
     ) -> None:
         self.filter = filter
         self.params = params
@@ -289,6 +305,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.normalize = normalize
         self.verbose = verbose
         self.selection = selection
+        self.polish = polish
 
     def fit(
         self,
@@ -337,8 +354,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             second = _second_view(Y)
             validate_data(self, X, skip_check_array=True)
             result = fit.fit_views(X, second, pairing, validation)
-        self.path_ = result.path
-        self._set_models(result, as_numpy=device is not None)
+        self._set_models(result, fit, as_numpy=device is not None)
         _warn_of_ones(self.models_, self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
@@ -347,19 +363,24 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
         """Fit the ``Moments`` of normalised training pairs.
 
-        ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given.
+        ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given. With
+        ``polish``, a model that is fitted already keeps its polish as in ``refit_moments``.
         """
         self.check_parameters()
-        result = Fit(self).fit_moments(moments, validation)
-        self.path_ = result.path
-        self._set_models(result)
+        before = getattr(self, "models_", None)
+        if self.polish and before is None:
+            raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
+        fit = Fit(self)
+        self._set_models(fit.fit_moments(moments, validation), fit)
+        self._carry_polish(before or {}, moments)
         _warn_of_ones(self.models_, self.spectra_)
         return self
 
     def refit_moments(self, moments: Moments, count: int) -> AWCCA:
         """Fit other moments with the selected parameters; ``count`` pairs were fitted before.
 
-        γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra.
+        γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra. A polish is
+        carried over to the new components, not learned again.
         """
         check_is_fitted(self, "models_")
         if self.filter == "guided" and self.params is None:
@@ -368,10 +389,25 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             params = params_by_task(self.params)
         else:
             params = scale_params(params_of_models(self.models_), self.filter, moments.count / count)
-        limited = self.n_components is not None
-        sizes = {t: int(self.models_[t].correlations.shape[0]) if limited else None for t in TASKS}
-        self._set_models(FitResult(spectra_from_moments(moments), params, sizes))
+        before = self.models_
+        sizes = {
+            task: int(model.correlations.shape[0])
+            if self.n_components is not None or model.polish is not None
+            else None
+            for task, model in before.items()
+        }
+        path = self.path_
+        self._set_models(FitResult(spectra_from_moments(moments), params, sizes, path), Fit(self))
+        self._carry_polish(before, moments)
         return self
+
+    def _carry_polish(self, before: Mapping[Task, CanonicalModel], moments: Moments) -> None:
+        """Give the models the polish of those before, carried over to their components."""
+        for task, old in before.items():
+            if old.polish is not None:
+                new = keep_components(self.models_[task], int(old.correlations.shape[0]))
+                pair = (maps(replace(model, polish=None), self.weighting, task) for model in (new, old))
+                self.models_[task] = replace(new, polish=carry_polish(old.polish, moments, *pair))
 
     @overload
     def transform(
@@ -441,8 +477,14 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         for task, model in self.models_.items():
             # Both tasks often share one model; it is written once.
             first = next(name for name, other in self.models_.items() if other is model)
+            epochs = 0
+            if model.polish is not None:
+                epochs = model.polish.epochs
+                tensors |= {
+                    f"{task}.polish_{view}": to_numpy(getattr(model.polish, view)) for view in ("x", "y")
+                }
             models[task] = TaskConfig(
-                first, FilterConfig.pack(model.filter_x), FilterConfig.pack(model.filter_y)
+                first, FilterConfig.pack(model.filter_x), FilterConfig.pack(model.filter_y), epochs
             )
             for name in ("correlations", "x_weights", "y_weights", *_MEASURED) if first == task else ():
                 if (array := getattr(model, name)) is not None:
@@ -465,18 +507,19 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                 model.models_[task] = model.models_[name]
                 continue
             correlations = take_array(tensors, f"{name}.correlations", (None,), source)
+            measured = {
+                each: take_array(tensors, f"{name}.{each}", (None,), source)
+                for each in _MEASURED
+                if f"{name}.{each}" in tensors
+            }
             model.models_[task] = CanonicalModel(
                 correlations,
                 take_array(tensors, f"{name}.x_weights", (len(model.x_mean_), len(correlations)), source),
                 take_array(tensors, f"{name}.y_weights", (len(model.y_mean_), len(correlations)), source),
                 config.models[task].filter_x.unpack(),
                 config.models[task].filter_y.unpack(),
-                *(
-                    take_array(tensors, f"{name}.{each}", (None,), source)
-                    if f"{name}.{each}" in tensors
-                    else None
-                    for each in _MEASURED
-                ),
+                polish=_take_polish(tensors, name, config.models[task].epochs, len(correlations), source),
+                **measured,
             )
         if config.params.filter is None:
             chosen = model.models_["search"].filter_x
@@ -521,6 +564,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.params is None:
             check_selection(self.selection, self.filter, self.weighting, self.n_components)
         metric(self.metric)
+        if self.polish and (self.similarity != "cosine" or self.selection != "validation"):
+            raise InputError(
+                "polish=True learns cosines, and chooses its epochs on validation pairs; use "
+                "similarity='cosine' and selection='validation'."
+            )
         check_seed(self.random_state)
         if self.n_components not in (None, "auto"):
             check_count(self.n_components, "n_components")
@@ -533,37 +581,45 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def _projection(self, task: Task, view: str) -> Projection:
         model = self.models_[task]
-        for_x, for_y = weight_factors(model.correlations, self.weighting, task)
+        for_x, for_y = model_factors(model, self.weighting, task)
         if view == "X":
             return Projection(view, self.normalize[0], self.x_mean_, model.x_weights, for_x)
         return Projection(view, self.normalize[1], self.y_mean_, model.y_weights, for_y)
 
-    def _set_models(self, result: FitResult, *, as_numpy: bool = False) -> None:
+    def _set_models(self, result: FitResult, work: Fit, *, as_numpy: bool = False) -> None:
         def fit(spectra: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
             filters = make_filters(self.filter, params[task], spectra.s_x, spectra.s_y)
             return regularized_cca(spectra, *filters, dimension)
 
         spectra, params, sizes, unseen = result.spectra, result.params, result.dimensions, result.unseen
-        models: dict[Task, CanonicalModel] = {}
+        made: dict[Task, tuple[CanonicalModel, CanonicalModel]] = {}
         for task in TASKS:
-            same = [t for t in models if (params[t], sizes[t]) == (params[task], sizes[task])]
+            same = [t for t in made if (params[t], sizes[t]) == (params[task], sizes[task])]
             if same:
-                models[task] = models[same[0]]
+                made[task] = made[same[0]]
                 continue
-            model = fit(spectra, params, sizes[task])
+            model = without = fit(spectra, params, sizes[task])
             if unseen is not None:
                 # Held-out pairs are among those of the final model: measure the model without them.
-                refitted = unseen.spectra is not spectra
-                without = fit(unseen.spectra, unseen.params, None) if refitted else model
+                if unseen.spectra is not spectra:
+                    without = fit(unseen.spectra, unseen.params, None)
                 measured = variate_correlations(without, unseen.spectra, *unseen.pairs)
                 model = replace(model, validation_correlations=measured[: int(model.correlations.shape[0])])
-            models[task] = model
+            made[task] = model, without
+        models = {task: work.polish_model(result, *pair, task) for task, pair in made.items()}
         if as_numpy:
             spectra = fields_to_numpy(spectra)
             models = {task: fields_to_numpy(model) for task, model in models.items()}
-        self.spectra_, self.models_ = spectra, models
+        self.path_, self.spectra_, self.models_ = result.path, spectra, models
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
+
+
+def _take_polish(tensors: Tensors, task: Task, epochs: int, size: int, source: FilePath) -> Polish | None:
+    if not epochs:
+        return None
+    x, y = (take_array(tensors, f"{task}.polish_{view}", (size, size), source) for view in ("x", "y"))
+    return Polish(x, y, epochs)
 
 
 def _warn_of_ones(models: Mapping[Task, CanonicalModel], spectra: Spectra) -> None:

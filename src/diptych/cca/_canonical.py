@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import scipy.linalg
 from array_api_compat import is_numpy_array
@@ -10,6 +11,7 @@ from array_api_compat import is_numpy_array
 from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
 from diptych._checks import InputError
 from diptych.cca._filters import AnyFilter, TruncatedSVD
+from diptych.cca._polish import Polish
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import project
 
@@ -35,6 +37,8 @@ class CanonicalModel:
         The same over validation pairs, which the model has not seen: the ones to trust. If the validation
         pairs were held out of the training pairs, they are those of the model fitted without them, before it
         was refitted on all pairs. None without validation pairs.
+    polish
+        Matrices that multiply the weighted vectors; see ``AWCCA(polish=…)``. None if there are none.
 
     >>> import numpy as np
     >>> from diptych.cca import bjorck_golub, spectra
@@ -50,6 +54,21 @@ class CanonicalModel:
     filter_y: AnyFilter
     train_correlations: Array | None = None
     validation_correlations: Array | None = None
+    polish: Polish | None = None
+
+
+def keep_components(model: CanonicalModel, most: int) -> CanonicalModel:
+    """Return the model with at most so many of its components, the first."""
+    if int(model.correlations.shape[0]) <= most:
+        return model
+    measured: dict[str, Any] = {
+        name: None if (array := getattr(model, name)) is None else array[:most]
+        for name in ("train_correlations", "validation_correlations")
+    }
+    x_weights, y_weights = model.x_weights[:, :most], model.y_weights[:, :most]
+    return replace(
+        model, correlations=model.correlations[:most], x_weights=x_weights, y_weights=y_weights, **measured
+    )
 
 
 def bjorck_golub(spectra: Spectra, n_components: int | None = None) -> CanonicalModel:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -24,7 +24,7 @@ from diptych._checks import (
 )
 from diptych._devices import copy_to_device
 from diptych._threads import progress_bar
-from diptych.cca._canonical import CanonicalModel, regularized_cca
+from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca
 from diptych.cca._filters import (
     SHRINKAGES,
     AnyFilter,
@@ -36,15 +36,24 @@ from diptych.cca._filters import (
     shrinkage_gammas,
 )
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
+from diptych.cca._polish import (
+    COMPONENTS,
+    EPOCHS,
+    Polish,
+    choose_epochs,
+    polish_for,
+    polish_vectors,
+    sample_pairs,
+)
 from diptych.cca._spectra import Spectra, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
-from diptych.cca._weighting import normalize
+from diptych.cca._weighting import maps, normalize, project
 from diptych.cca.selection._grids import Kind, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
 from diptych.cca.selection._path import Path, leave_one_out_path, regularization_path
 from diptych.cca.selection._problem import check_validation, check_widths, make_problem
 from diptych.cca.selection._textbook import best_dimension
-from diptych.ranking import metric
+from diptych.ranking import metric, ranks
 
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
@@ -116,14 +125,29 @@ class Unseen:
 
 
 @dataclass(frozen=True, eq=False)
+class Training:
+    """The views that a model is fitted on, and the captions that are not held out; None: all of them."""
+
+    x: Any
+    y: Any
+    pairing: Array
+    normalized: bool
+    captions: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class FitResult:
-    """Spectra, parameters and dimensions of the models to make; the path and the pairs that chose them."""
+    """Spectra, parameters and dimensions of the models to make; the path and the pairs that chose them.
+
+    ``training`` are the pairs to polish with; None if nothing is polished.
+    """
 
     spectra: Spectra
     params: ByTask
     dimensions: Dimensions
     path: Path | None = None
     unseen: Unseen | None = None
+    training: Training | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +167,8 @@ class Fit:
                 "not allow; give validation pairs, or params."
             )
         self._check_solver("blocks")
+        if self.settings.polish:
+            raise InputError("polish=True reads the pairs again, which blocks do not allow; give arrays.")
         self._check_selectable(validation, "blocks are read once, so none can be held out")
         return self.fit_moments(self._sum(blocks), validation)
 
@@ -177,10 +203,14 @@ class Fit:
             whole = self._decompose(x, y, pairing)
             params, path = self._select_without_validation(whole, x, y, pairing, substitute)
             return FitResult(whole, params, self._fixed_dimensions(), path)
+        training = Training(x, y, pairing, in_memory) if settings.polish else None
         if not self._selects() or validation is not None:
             if in_memory:
-                return self._select(self._decompose(x, y, pairing), validation)
-            return self._select(spectra_from_moments(self._sum(self._blocks(x, y, pairing))), validation)
+                result = self._select(self._decompose(x, y, pairing), validation)
+            else:
+                moments = self._sum(self._blocks(x, y, pairing))
+                result = self._select(spectra_from_moments(moments), validation)
+            return replace(result, training=training)
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
         pairs = x[held.images, :], y[held.captions, :], held.pairing
         if in_memory:
@@ -191,7 +221,76 @@ class Fit:
             pairs = self._prepare(pairs)
             part = spectra_from_moments(moments)
             whole = spectra_from_moments(moments + Moments.of(*pairs, precision=settings.precision))
-        return self._select_and_refit(part, pairs, whole, int(x.shape[0]))
+        result = self._select_and_refit(part, pairs, whole, int(x.shape[0]))
+        return replace(result, training=training and replace(training, captions=train.captions))
+
+    def polish_model(
+        self, result: FitResult, model: CanonicalModel, without: CanonicalModel, task: Task
+    ) -> CanonicalModel:
+        """Return the model of a task with the polish that is best on validation pairs, if any helps.
+
+        ``without`` is the model that has not seen those. If ``model`` has, it is polished for as many epochs
+        as are best for the other.
+        """
+        settings, training, unseen = self.settings, result.training, result.unseen
+        if training is None or unseen is None:
+            return model
+        by, x, y = metric(settings.metric), *unseen.pairs[:2]
+
+        def value(kept: CanonicalModel) -> float:
+            x_map, y_map = maps(kept, settings.weighting, task)
+            vectors = project(x, unseen.spectra.x_mean, x_map), project(y, unseen.spectra.y_mean, y_map)
+            return by.signed(by(ranks(*vectors, unseen.pairs[2], task=task)))
+
+        leading = keep_components(without, COMPONENTS)
+        vectors = self._embed(training, training.captions, unseen.spectra, leading, task)
+        with progress_bar(f"polishing for {task}", settings.verbose) as progress:
+
+            def try_epoch(polish: Polish) -> float:
+                progress(polish.epochs / EPOCHS)
+                return value(replace(leading, polish=polish))
+
+            epochs = polish_vectors(*vectors, settings.random_state)
+            best, _ = choose_epochs(epochs, try_epoch, value(without))
+            progress(1.0)
+            if best is None:
+                return model
+            if unseen.spectra is not result.spectra:
+                leading = keep_components(model, COMPONENTS)
+                vectors = self._embed(training, None, result.spectra, leading, task)
+                best = polish_for(*vectors, best.epochs, settings.random_state)
+        return replace(leading, polish=best)
+
+    def _embed(
+        self, training: Training, captions: Array | None, spectra: Spectra, model: CanonicalModel, task: Task
+    ) -> Pairs:
+        """Return float32 vectors of training pairs, of all or of a sample if they are very many."""
+        pairing = training.pairing if captions is None else training.pairing[captions]
+        if (sample := sample_pairs(pairing, self.settings.random_state)) is not None:
+            captions = sample if captions is None else captions[sample]
+            pairing = pairing[sample]
+        images, pairing = np.unique(to_numpy(pairing), return_inverse=True)
+        how = ("none", "none") if training.normalized else self.settings.normalize
+        rows = images, None if captions is None else to_numpy(captions)
+        views, means = (training.x, training.y), (spectra.x_mean, spectra.y_mean)
+        vectors = [
+            self._project(view, own, str(name), mean, weights)
+            for view, own, name, mean, weights in zip(
+                views, rows, how, means, maps(model, self.settings.weighting, task), strict=True
+            )
+        ]
+        return vectors[0], vectors[1], move_like(pairing, vectors[0])
+
+    def _project(self, view: Any, rows: Any, how: str, mean: Array, weights: Array) -> Array:
+        xp, parts = namespace(weights), []
+        rows = np.arange(view.shape[0]) if rows is None else rows
+        step = max(1, DEVICE_BLOCK_BYTES // (8 * int(view.shape[1])))
+        for start in range(0, len(rows), step):
+            block = view[move_like(rows[start : start + step], view), :]
+            block = block if self.device is None else copy_to_device(block, self.device)
+            features = xp.astype(check_matrix(block, "a view"), xp.float32, copy=False)
+            parts.append(project(normalize(features, how), mean, weights))
+        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
 
     def _select_and_refit(self, part: Spectra, held: Pairs, whole: Spectra, n_images: int) -> FitResult:
         """Select on held-out pairs; return the result for all pairs, with γ scaled by their number."""
@@ -321,7 +420,8 @@ class Fit:
         return dict.fromkeys(TASKS, None if isinstance(fixed, str) else fixed)
 
     def _selects(self) -> bool:
-        return self.settings.params is None or self.settings.n_components == "auto"
+        settings = self.settings
+        return settings.params is None or settings.n_components == "auto" or settings.polish
 
     def _check_selectable(self, validation: tuple[Any, ...] | None, why: str) -> None:
         if self._selects() and validation is None:

@@ -141,9 +141,21 @@ def weight_factors(correlations: Array, weighting: Weighting, task: str) -> tupl
     return (None if a == 0 else correlations**a), (None if b == 0 else correlations**b)
 
 
+def model_factors(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Any, Any]:
+    """Return the ``weight_factors`` of a model for a task, or matrices where it is polished."""
+    factors = weight_factors(model.correlations, weighting, task)
+    if model.polish is None:
+        return factors
+    matrices = zip((model.polish.x, model.polish.y), factors, strict=True)
+    for_x, for_y = (matrix if own is None else own[:, None] * matrix for matrix, own in matrices)
+    return for_x, for_y
+
+
 def apply_factors(columns: Array, factors: Array | None) -> Array:
-    """Return ``columns`` (weights or vectors) multiplied by their ``weight_factors``."""
-    return columns if factors is None else columns * factors
+    """Return ``columns`` (weights or vectors) multiplied by their ``model_factors``."""
+    if factors is None:
+        return columns
+    return columns @ factors if factors.ndim == 2 else columns * factors
 
 
 def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array, Array]:
@@ -157,19 +169,20 @@ def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array,
     >>> bool(np.allclose(x_map, model.x_weights * model.correlations))
     True
     """
-    for_x, for_y = weight_factors(model.correlations, weighting, task)
+    for_x, for_y = model_factors(model, weighting, task)
     return apply_factors(model.x_weights, for_x), apply_factors(model.y_weights, for_y)
 
 
 def project(features: Array, mean: Array, weights: Array, factors: Array | None = None) -> Array:
     r"""Return the vectors of normalised ``features`` of one view, such as :math:`\Sigma U^\top(x - \mu_x)`.
 
-    These are the embeddings of Table 1. ``weights`` are U or V with the ``weight_factors`` of the view, or
+    These are the embeddings of Table 1. ``weights`` are U or V with the ``model_factors`` of the view, or
     the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``.
     """
     mean, weights = (move_like(part, features, dtype=features.dtype) for part in (mean, weights))
     vectors = (features - mean) @ weights
-    return vectors if factors is None else vectors * move_like(factors, features, dtype=features.dtype)
+    factors = None if factors is None else move_like(factors, features, dtype=features.dtype)
+    return apply_factors(vectors, factors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,15 +7,15 @@ products into what users see, ``means`` averages the vectors of packs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import fields_to_numpy, to_numpy
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_view
 from diptych.cca import AWCCA
-from diptych.cca._weighting import Weighting, apply_factors, normalize, project, weight_factors
+from diptych.cca._weighting import Weighting, apply_factors, model_factors, normalize, project
 from diptych.fusion import Fusion
 from diptych.fusion._blocks import apply_geometry
 from diptych.fusion._members import Member, identity_blocks
@@ -44,14 +44,17 @@ class CanonicalEmbedding:
     A cosine is the inner product of vectors of length 1. A distance ranks as an inner product does once an
     item has −‖x‖²/2 as one more coordinate and a query has 1. So one kind of index serves both.
 
-    ``weighting`` is another than the model's own; ``names`` are those of the views, for messages.
+    ``weighting`` is another than the model's own, without its polish; ``names`` are those of the views, for
+    messages.
     """
 
     def __init__(
         self, model: AWCCA, weighting: Weighting | None = None, names: ViewNames = IMAGE_AND_TEXT
     ) -> None:
         self._model, self._names = model, names
-        self.weighting: Weighting = model.weighting if weighting is None else weighting
+        polished = weighting is None and any(own.polish is not None for own in model.models_.values())
+        weighting = model.weighting if weighting is None else weighting
+        self.weighting: Weighting | Literal["polished"] = "polished" if polished else weighting
         self._euclidean = model.similarity == "l2"
         self._normalize = dict(zip(VIEWS, model.normalize, strict=True))
         means = (to_numpy(mean).astype(np.float32) for mean in (model.x_mean_, model.y_mean_))
@@ -59,13 +62,13 @@ class CanonicalEmbedding:
         self._weights: dict[tuple[Task, View], Floats] = {}
         self._factors: dict[tuple[Task, View], Floats | None] = {}
         for task in TASKS:
-            canonical = model.models_[task]
-            correlations = to_numpy(canonical.correlations).astype(np.float32)
-            factors = weight_factors(correlations, self.weighting, task)
+            canonical = fields_to_numpy(model.models_[task])
+            own = canonical if polished else replace(canonical, polish=None)
+            factors = model_factors(own, weighting, task)
             for view, weights, factor in zip(
                 VIEWS, (canonical.x_weights, canonical.y_weights), factors, strict=True
             ):
-                self._weights[task, view] = np.ascontiguousarray(to_numpy(weights), np.float32)
+                self._weights[task, view] = np.ascontiguousarray(weights, np.float32)
                 self._factors[task, view] = None if factor is None else np.asarray(factor, np.float32)
 
     def dimension(self, task: Task) -> int:
@@ -122,11 +125,12 @@ class CanonicalEmbedding:
     def convert(self, vectors: Floats, norms: Floats, task: Task, to: CanonicalEmbedding) -> Floats:
         """Return vectors of items as ``to``, the same model under another weighting, would make them."""
         before, after = (each._factors[task, SEARCHED[task]] for each in (self, to))
-        scale = np.ones(self._weights[task, "image"].shape[1], np.float32) if after is None else after
-        if before is not None:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                scale = np.where(before > 0, scale / before, 0).astype(np.float32)
-        return to._scale(self._unscale(vectors, norms) * scale)[0]
+        plain = self._unscale(vectors, norms)
+        if before is not None and before.ndim == 2:
+            plain = plain @ np.linalg.pinv(before)
+        elif before is not None:
+            plain = plain * np.where(before > 0, 1 / np.where(before > 0, before, 1), 0).astype(np.float32)
+        return to._scale(apply_factors(plain, after))[0]
 
     def _project(self, features: Any, task: Task, view: View) -> Floats:
         name = self._names.of(view)

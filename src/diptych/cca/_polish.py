@@ -1,0 +1,210 @@
+r"""Polishing: two matrices that multiply the vectors of a fitted model, learned from its training pairs.
+
+A canonical model fits second moments, which know nothing of the items that a query is compared with. Started
+at the identity, K × K matrices A and B on the vectors of X and of Y lower the contrastive loss (InfoNCE) of
+batches of pairs, in which the other items of the batch are the rivals: a few steps, which validation pairs
+count. The vectors :math:`A^\top x` and :math:`B^\top y` are still compared by their cosine, so nothing that
+stores or searches them changes.
+
+The gradient is written out, so that NumPy is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from array_api_compat import device
+
+from diptych._arrays import Array, move_like, namespace, svd
+
+if TYPE_CHECKING:
+    from diptych.cca._moments import Moments
+
+COMPONENTS = 512
+"""The most components that are polished; those of smaller correlations are dropped."""
+
+PAIRS = 500_000
+"""The most training pairs that are learned from; of more, a random sample."""
+
+TEMPERATURE = 0.07
+"""By which cosines are divided: the smaller, the more the nearest rivals count."""
+
+EPOCHS = 20
+"""The most epochs that are tried."""
+
+PATIENCE = 4
+"""Epochs without an improvement on validation, after which no more are tried."""
+
+_BATCH = 512
+_FEWEST_BATCHES, _MOST_BATCHES = 10, 100  # in an epoch
+_RATE, _FIRST, _SECOND = 5e-4, 0.9, 0.999  # of Adam (Kingma and Ba, 2015)
+
+
+@dataclass(frozen=True, eq=False)
+class Polish:
+    """The matrices that multiply vectors of X and of Y (rows, from the right), after some epochs."""
+
+    x: Array
+    y: Array
+    epochs: int
+
+
+def contrast(
+    x: Array, y: Array, images: Array, temperature: float = TEMPERATURE
+) -> tuple[float, Array, Array]:
+    r"""Return the contrastive loss of pairs of vectors, and its gradients with respect to them.
+
+    Row j of ``y`` belongs to row j of ``x``, which is a vector of the image ``images[j]``. With the unit
+    vectors P and Q of both, the logits are :math:`L = P Q^\top / \tau`, and the loss is the mean of
+    :math:`-\log \mathrm{softmax}(L)_{jj}` along rows and along columns. Other pairs of the same image are
+    left out, because they are no rivals. With the two softmaxes R and C, and n pairs,
+
+    .. math:: \frac{\partial}{\partial L} = \frac{R + C - 2I}{2n}, \qquad
+              \frac{\partial}{\partial x} = \frac{g - P\,(P \cdot g)}{\lVert x \rVert}
+              \quad\text{with}\quad g = \frac1\tau \frac{\partial}{\partial L} Q.
+
+    >>> import numpy as np
+    >>> loss, *_ = contrast(np.eye(3), np.eye(3), np.arange(3), temperature=1.0)
+    >>> round(loss, 4)  # log(1 + 2/e)
+    0.5514
+    """
+    xp = namespace(x, y)
+    n = int(x.shape[0])
+    p, x_lengths = _normalize(x)
+    q, y_lengths = _normalize(y)
+    logits = p @ q.T / temperature
+    own = xp.eye(n, dtype=xp.bool, device=device(x))
+    logits = xp.where((images[:, None] == images[None, :]) & ~own, -xp.inf, logits)
+    loss, gradient = 0.0, -2.0 * xp.astype(own, x.dtype)
+    for axis in (0, 1):
+        shifted = xp.exp(logits - xp.max(logits, axis=axis, keepdims=True))
+        shares = shifted / xp.sum(shifted, axis=axis, keepdims=True)
+        diagonal = xp.linalg.diagonal(shares)
+        loss -= float(xp.mean(xp.log(xp.clip(diagonal, xp.finfo(x.dtype).tiny, None)))) / 2
+        gradient = gradient + shares
+    gradient = gradient / (2 * n * temperature)
+    to_p, to_q = gradient @ q, gradient.T @ p
+    return loss, _tangent(p, to_p) / x_lengths, _tangent(q, to_q) / y_lengths
+
+
+def polish_vectors(x: Array, y: Array, pairing: Array, random_state: int | None = 0) -> Iterator[Polish]:
+    """Yield the matrices after each epoch of Adam on vectors of training pairs, until the caller stops.
+
+    Row j of ``y`` belongs to row ``pairing[j]`` of ``x``. An epoch is a pass over the pairs in a random order
+    that ``random_state`` determines, in batches of 512; it has at least 10 batches and at most 100.
+    """
+    xp = namespace(x, y)
+    rng = np.random.default_rng(random_state)
+    count = int(y.shape[0])
+    batch = min(_BATCH, count)
+    learned = [xp.eye(int(x.shape[1]), dtype=x.dtype, device=device(x)) for _ in "xy"]
+    first, second = ([xp.zeros_like(matrix) for matrix in learned] for _ in range(2))
+    batches = _draw_batches(rng, count, batch)
+    steps = min(max(count // batch, _FEWEST_BATCHES), _MOST_BATCHES)
+    step = epochs = 0
+    while True:
+        for _ in range(steps):
+            rows = move_like(next(batches), pairing)
+            images = xp.take(pairing, rows, axis=0)
+            own = xp.take(x, images, axis=0), xp.take(y, rows, axis=0)
+            _, *gradients = contrast(own[0] @ learned[0], own[1] @ learned[1], images)
+            step += 1
+            for at, (vectors, gradient) in enumerate(zip(own, gradients, strict=True)):
+                slope = vectors.T @ gradient
+                first[at] = _FIRST * first[at] + (1 - _FIRST) * slope
+                second[at] = _SECOND * second[at] + (1 - _SECOND) * slope * slope
+                mean, spread = first[at] / (1 - _FIRST**step), second[at] / (1 - _SECOND**step)
+                learned[at] = learned[at] - _RATE * mean / (xp.sqrt(spread) + 1e-8)
+        epochs += 1
+        yield Polish(learned[0], learned[1], epochs)
+
+
+def polish_for(x: Array, y: Array, pairing: Array, epochs: int, random_state: int | None = 0) -> Polish:
+    """Return the matrices after a number of epochs."""
+    return next(each for each in polish_vectors(x, y, pairing, random_state) if each.epochs == epochs)
+
+
+def choose_epochs(
+    polishes: Iterator[Polish], value: Callable[[Polish], float], least: float
+) -> tuple[Polish | None, list[float]]:
+    """Return the polish of the largest ``value``, the earliest of equals, and the values of all epochs.
+
+    None if no value exceeds ``least``. It stops after some epochs without an improvement.
+    """
+    best, values = None, [least]
+    for polish in polishes:
+        values.append(value(polish))
+        if values[-1] > max(values[:-1]):
+            best = polish
+        if polish.epochs >= EPOCHS or polish.epochs - (0 if best is None else best.epochs) >= PATIENCE:
+            break
+    return best, values[1:]
+
+
+def sample_pairs(pairing: Array, random_state: int | None = 0) -> Array | None:
+    """Return the captions to learn from, in order, if there are more than ``PAIRS``; None otherwise."""
+    count = int(pairing.shape[0])
+    if count <= PAIRS:
+        return None
+    rows = np.random.default_rng(random_state).choice(count, PAIRS, replace=False)
+    return move_like(np.sort(rows), pairing)
+
+
+def regress_vectors(covariance: Array, new: Array, old: Array) -> Array:
+    """Return the matrix R for which vectors of the map ``new`` times R are nearest to those of ``old``.
+
+    Maps are features × components; ``covariance`` is that of the features, up to a factor.
+    """
+    seen = covariance @ new
+    return namespace(new).linalg.pinv(new.T @ seen) @ (seen.T @ old)
+
+
+def carry_polish(
+    polish: Polish, moments: Moments, new: tuple[Array, Array], old: tuple[Array, Array]
+) -> Polish:
+    """Return a polish of the maps ``old`` (of X and of Y, before it) for the maps ``new``.
+
+    ``new`` come from the ``moments`` of other pairs, so their components are slightly turned. The orthogonal
+    matrix nearest to the regression of the old components on the new ones, of both views together, turns the
+    learned change (the matrices less the identity), and what the new pairs changed in the maps remains.
+    """
+    xp = namespace(polish.x)
+    regression = sum(
+        (
+            regress_vectors(move_like(covariance, polish.x, polish.x.dtype), own, before)
+            for covariance, own, before in zip((moments.xx, moments.yy), new, old, strict=True)
+        ),
+        start=xp.zeros((int(new[0].shape[1]), int(old[0].shape[1])), dtype=polish.x.dtype),
+    )
+    left, _, right = svd(regression)
+    turn = left @ right
+
+    def carry(matrix: Array) -> Array:
+        size, before = turn.shape
+        eye = xp.eye(before, dtype=matrix.dtype)
+        return xp.eye(size, dtype=matrix.dtype) + turn @ (matrix - eye) @ turn.T
+
+    return Polish(carry(polish.x), carry(polish.y), polish.epochs)
+
+
+def _normalize(vectors: Array) -> tuple[Array, Array]:
+    xp = namespace(vectors)
+    lengths = xp.linalg.vector_norm(vectors, axis=1, keepdims=True)
+    lengths = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
+    return vectors / lengths, lengths
+
+
+def _tangent(unit: Array, gradient: Array) -> Array:
+    """Return the part of a gradient that turns unit vectors."""
+    return gradient - unit * namespace(unit).sum(unit * gradient, axis=1, keepdims=True)
+
+
+def _draw_batches(rng: np.random.Generator, count: int, batch: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield batches of row numbers: pass after pass, each in another order, the rest of a pass left out."""
+    while True:
+        order = rng.permutation(count)
+        for start in range(0, count - batch + 1, batch):
+            yield order[start : start + batch]
