@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from commands import config, refused, run, run_json
 from conftest import declare_torchvision_operators
 from diptych import AWCCA, HKSE, Retriever
+from diptych.cca._polish import Polish
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 
@@ -118,6 +120,19 @@ def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch,
     assert "--weighting 'none' is no part of this fusion" in message
     assert "'photos × words'" in message
     assert {"name", "weight", "use", "components"} == set(run_json("info", "m")["parts"]["search"][0])
+
+
+def test_a_polished_model_says_for_how_long(tmp_path, monkeypatch, rng):
+    x = rng.normal(size=(60, 4))
+    model = AWCCA(params=(1.0, 1.0)).fit(x, x + rng.normal(size=x.shape))
+    polished = replace(model.models_["search"], polish=Polish(np.eye(4), np.eye(4), 3))
+    model.models_ = {"search": polished, "annotate": model.models_["annotate"]}
+    monkeypatch.chdir(tmp_path)
+    Retriever.from_model(model).save("m")
+    lines = {line.partition(":")[0]: line for line in run("info", "m").stdout.splitlines()}
+    assert lines["search"].endswith("4 components, polished for 3 epochs")
+    assert lines["annotate"].endswith("4 components")
+    assert "| search model | polished for 3 epochs |" in (tmp_path / "m" / "README.md").read_text()
 
 
 def test_similar_pictures_begin_with_the_picture_itself(place):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from diptych import Retriever
+from diptych import AWCCA, Retriever
 from diptych.fusion import Fusion
 from diptych.service import Limits, create_app
 from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
@@ -188,6 +188,22 @@ def test_weightings_are_compared_side_by_side(visit, easy, retriever):
     assert "compare=1" in page.url
     page.get_by_role("button", name="Compare weightings").click()
     page.wait_for_selector(".columns", state="detached")
+
+
+def test_a_model_of_another_weighting_is_compared_too(visit, start, tmp_path, rng):
+    hidden = rng.normal(size=(60, 3))
+    y = hidden + 0.1 * rng.normal(size=hidden.shape)
+    model = AWCCA(params=(1.0, 1.0), weighting="residual")
+    retriever = Retriever.from_features(hidden, y, ids=[f"thing {i}" for i in range(60)], model=model)
+    retriever.save(tmp_path / "features")
+    page = visit("/?image=thing 7&compare=1", base=start(tmp_path / "features", "--quiet").url)
+    first_caption(page)
+    assert page.locator(".column h3").all_inner_texts()[0].split() == ["Residual", "this", "model"]
+    assert page.locator(".column").count() == 4
+    lines = page.locator('.column[data-weighting="residual"] .line')
+    ids = lines.evaluate_all("lines => lines.map((line) => line.dataset.caption)")
+    query = hidden[7].astype("float32")
+    assert ids == [hit.id for hit in retriever.annotate(query, k=12)]
 
 
 def test_the_model_tab_shows_recalls_and_charts(visit):

@@ -29,7 +29,7 @@ from rich.table import Table
 from diptych._checks import DataWarning, InputError, count, plural
 from diptych.data import Progress
 from diptych.image._encoders import open_input
-from diptych.report._card import describe_correction
+from diptych.report._card import describe_correction, describe_polish
 from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
@@ -138,6 +138,8 @@ def describe_model(info: dict[str, Any]) -> list[str]:
         else:
             on = [f"{own} on {plural(name)}" for own, name in zip(chosen, info["views"], strict=True)]
             lines.append(f"{task}: {', '.join(on)}; {components}")
+            if epochs := info["epochs"][task]:
+                lines[-1] += f", {describe_polish(epochs)}"
     return lines
 
 

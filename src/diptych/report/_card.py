@@ -214,6 +214,15 @@ def describe_correction(correction: Mapping[str, Any]) -> str:
     )
 
 
+def describe_polish(epochs: int) -> str:
+    """Describe that a model was polished; command line, card and page show this.
+
+    >>> describe_polish(3)
+    'polished for 3 epochs'
+    """
+    return f"polished for {epochs} epoch{'s' if epochs != 1 else ''}"
+
+
 def escape_markdown(text: object, longest: int = 200) -> str:
     r"""Escape ``text`` for one line of Markdown: no markup, no HTML, no end of a table's cell.
 

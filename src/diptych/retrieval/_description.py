@@ -25,6 +25,7 @@ from diptych.report._card import (
     IndexFacts,
     TaskFacts,
     describe_correction,
+    describe_polish,
 )
 from diptych.retrieval._embedding import name_members
 from diptych.retrieval._items import VIEWS
@@ -90,6 +91,7 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
     return {
         "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
         "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
+        "epochs": {task: 0 if (own := models[task].polish) is None else own.epochs for task in TASKS},
         "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
     }
 
@@ -103,9 +105,9 @@ def _describe_members(members: Sequence[Member]) -> list[dict[str, Any]]:
 
 
 def _describe_use(use: Use) -> str:
-    if use.weighting in _IDENTITIES:
-        return _IDENTITIES[use.weighting]
-    return f"{use.weighting} weighting"
+    words = _IDENTITIES.get(use.weighting, f"{use.weighting} weighting")
+    epochs = getattr(use, "epochs", 0)
+    return f"{words}, {describe_polish(epochs)}" if epochs else words
 
 
 def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
@@ -139,7 +141,7 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
         image_encoder=encoders[0],
         text_encoder=encoders[1],
         tasks=_task_facts(facts),
-        params=_shown_params(model),
+        params=_shown_params(model, facts),
         selected_on=fitted.facts.get("selection", {}).get("pairs"),
         seconds=fitted.facts.get("seconds", {}).get("all"),
         quality=fitted.facts.get("quality", Card.quality),
@@ -174,8 +176,9 @@ def _task_facts(facts: Mapping[str, Any]) -> dict[Task, TaskFacts | FusedTaskFac
     }
 
 
-def _shown_params(model: AWCCA | Fusion) -> dict[str, object]:
+def _shown_params(model: AWCCA | Fusion, facts: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(model, Fusion):
         return {"preset": model.preset}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-    return {name: getattr(model, name) for name in names}
+    polish = {f"{task} model": describe_polish(n) for task, n in facts["epochs"].items() if n}
+    return {name: getattr(model, name) for name in names} | polish

@@ -165,8 +165,8 @@ class Searcher:
         fitted = self.fitted
         if validation is not None and isinstance(fitted.model, Fusion):
             raise InputError(
-                "the parts and weights of a fusion cannot be selected again in a refit; leave out validation, "
-                "or fit it again on all pairs."
+                "the parts and weights of a fusion cannot be selected again in a refit; leave out "
+                "validation, or fit it again on all pairs."
             )
 
         def make() -> Contents:

@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 import { captions, images, ownRank, waiting } from "./results.js";
-import { one } from "./words.js";
+import { capitalise, one } from "./words.js";
 
 const WEIGHTINGS = [
   { name: "asymmetric", title: "Query generation", about: "Σ weights the items: the method of the paper." },
@@ -14,9 +14,18 @@ const WEIGHTINGS = [
 const OWN = { name: null, title: "All parts" };
 const UNCORRECTED = { name: "uncorrected", title: "Uncorrected", about: "All parts, without the correction." };
 
+const POLISHED = "With matrices learned from the training pairs; the others are without them.";
+
+/** The weightings to compare, and the model's own if it is another. */
+function weightings({ weighting }) {
+  if (WEIGHTINGS.some(({ name }) => name === weighting)) return WEIGHTINGS;
+  const about = weighting === "polished" ? POLISHED : "The weighting of this model.";
+  return [{ name: null, title: capitalise(weighting), about }, ...WEIGHTINGS];
+}
+
 /** What a model is compared with in a mode, itself among it; none if there is nothing else. */
 export function choices(model, mode) {
-  if (!model.parts[mode]) return model.weightings.length ? WEIGHTINGS : [];
+  if (!model.parts[mode]) return weightings(model);
   const corrected = model.corrections[mode] !== "none";
   const own = { ...OWN, about: corrected ? "With the correction for hubness." : "Their cosines, each times its weight." };
   const alone = model.parts[mode].map(({ name, weight, use }) =>
