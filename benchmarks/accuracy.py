@@ -41,7 +41,7 @@ import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
-from diptych.fusion._blocks import Geometry, apply_geometry, take_rows  # noqa: E402
+from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
     Evaluator,
     PartScores,
@@ -268,7 +268,8 @@ def measure_alone(
         table.add(group, name, ranks_of, seconds, embedded["search"].measure_query())
 
     start = clock()
-    one = fit_part(part, plain.training, plain.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(plain.training, "float32")
+    one = fit_part(part, joint, plain.validation, config["grid"], (1.0,))
     maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
     fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
@@ -303,13 +304,14 @@ def measure_alone(
     report("residual weighting", plain, maps, fit + clock() - start)
 
     start = clock()
-    more = one.refit(plain.validation, "float32")
+    more = one.refit(joint + sum_pairs(plain.validation, "float32")[0])
     maps = {task: make_maps(more, task, ASYMMETRIC, 512) for task in TASKS}
     report("refitted with the validation pairs", plain, maps, fit + clock() - start)
 
     better = normalize_blocks(Split.make(x, y, on_test), blocks)
     start = clock()
-    two = fit_part(part, better.training, better.validation, config["grid"], "float32", (1.0,))
+    joint, _ = sum_pairs(better.training, "float32")
+    two = fit_part(part, joint, better.validation, config["grid"], (1.0,))
     maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
     report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:

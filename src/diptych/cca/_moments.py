@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -125,6 +125,37 @@ class Moments:
     def to_backend_of(self, reference: Array) -> Moments:
         """Return the moments in the backend and on the device of ``reference``."""
         return replace(self, **{name: move_like(array, reference) for name, array in self._arrays().items()})
+
+    def take(self, x: Sequence[int], y: Sequence[int]) -> Moments:
+        """Return the moments of some columns of both views, in the order given.
+
+        >>> import numpy as np
+        >>> both = np.random.default_rng(0).normal(size=(2, 50, 3))
+        >>> part = Moments.of(*both).take([0, 2], [1])
+        >>> bool(np.allclose(part.xy, Moments.of(both[0][:, [0, 2]], both[1][:, [1]]).xy))
+        True
+        """
+        rows, columns = (move_like(np.asarray(own, dtype=np.int64), self.xx) for own in (x, y))
+        return replace(
+            self,
+            x_mean=self.x_mean[rows],
+            y_mean=self.y_mean[columns],
+            xx=self.xx[rows, :][:, rows],
+            yy=self.yy[columns, :][:, columns],
+            xy=self.xy[rows, :][:, columns],
+        )
+
+    def scale(self, x: Sequence[float], y: Sequence[float]) -> Moments:
+        """Return the moments of views whose columns are multiplied by ``x`` and ``y``."""
+        x_scale, y_scale = (move_like(np.asarray(own, dtype=np.float64), self.xx) for own in (x, y))
+        return replace(
+            self,
+            x_mean=self.x_mean * x_scale,
+            y_mean=self.y_mean * y_scale,
+            xx=self.xx * x_scale[:, None] * x_scale,
+            yy=self.yy * y_scale[:, None] * y_scale,
+            xy=self.xy * x_scale[:, None] * y_scale,
+        )
 
     def _arrays(self) -> dict[str, Array]:
         return {name: getattr(self, name) for name in ("x_mean", "y_mean", "xx", "yy", "xy")}

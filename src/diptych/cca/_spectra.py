@@ -104,8 +104,14 @@ def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int,
     return "svd" if wide or small else "gram"
 
 
-def spectra_from_moments(moments: Moments) -> Spectra:
+Axes: TypeAlias = tuple[Array, Array]
+"""Singular values and right singular vectors of one view, as in ``Spectra``."""
+
+
+def spectra_from_moments(moments: Moments, *, x: Axes | None = None, y: Axes | None = None) -> Spectra:
     """Return spectra by two eigendecompositions of Gram matrices, in the precision of the moments.
+
+    ``x`` and ``y`` are those of ``decompose_gram``, if they are known already.
 
     >>> import numpy as np
     >>> from diptych.cca import Moments, spectra_from_moments
@@ -115,16 +121,20 @@ def spectra_from_moments(moments: Moments) -> Spectra:
     """
     if moments.count == 0:
         raise InputError("the moments contain no pairs; update them with data first.")
-    xp = namespace(moments.xx)
-    dtype = getattr(xp, moments.precision)
-    epsilon = float(xp.finfo(dtype).eps)
-    xx, yy, xy = (xp.astype(gram, dtype, copy=False) for gram in (moments.xx, moments.yy, moments.xy))
-    for gram, name in ((xx, "X"), (yy, "Y")):
-        _check_range(float(xp.max(xp.abs(gram))) ** 0.5, gram, name)
-    s_x, v_x = _from_gram(xx, epsilon, "X")
-    s_y, v_y = _from_gram(yy, epsilon, "Y")
-    t0 = (v_x.T @ xy) @ v_y
+    s_x, v_x = x or decompose_gram(moments.xx, moments.precision, "X")
+    s_y, v_y = y or decompose_gram(moments.yy, moments.precision, "Y")
+    xp = namespace(v_x)
+    t0 = (v_x.T @ xp.astype(moments.xy, v_x.dtype, copy=False)) @ v_y
+    epsilon = float(xp.finfo(v_x.dtype).eps)
     return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
+
+
+def decompose_gram(gram: Array, precision: Precision, name: str) -> Axes:
+    """Return singular values and right singular vectors of the view ``name`` from its Gram matrix."""
+    xp = namespace(gram)
+    gram = xp.astype(gram, getattr(xp, precision), copy=False)
+    _check_range(float(xp.max(xp.abs(gram))) ** 0.5, gram, name)
+    return _from_gram(gram, float(xp.finfo(gram.dtype).eps), name)
 
 
 def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> Moments:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,9 @@ import numpy as np
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_view
 from diptych._persistence import Schema
+from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments, Precision
+from diptych.cca._spectra import Axes, Spectra, decompose_gram, spectra_from_moments
+from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, Preparation, sum_blocks
 from diptych.cca._weighting import check_normalization, normalize, to_unit_length
 from diptych.cca.selection import hold_out
 
@@ -103,6 +107,47 @@ Side: TypeAlias = dict[str, Geometry]
 """The geometry of each block of a view."""
 
 
+Columns: TypeAlias = tuple[tuple[str, ...], tuple[float, ...]]
+"""Blocks of a view side by side, and the scale of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class JointMoments:
+    """The moments of all blocks of both views side by side, and of any of them, without another pass.
+
+    ``widths`` are those of the blocks of X and of Y, in order. Parts that see the same columns of a view
+    share its decomposition.
+    """
+
+    moments: Moments
+    widths: tuple[dict[str, int], dict[str, int]]
+    _axes: dict[tuple[int, Columns], Axes] = field(default_factory=dict)
+
+    def __add__(self, other: JointMoments) -> JointMoments:
+        """Return the moments of the pairs of both."""
+        return JointMoments(self.moments + other.moments, self.widths)
+
+    def take(self, x: Columns, y: Columns) -> Moments:
+        """Return the moments of some blocks of X and of Y, scaled."""
+        (rows, x_scales), (columns, y_scales) = self._columns(0, x), self._columns(1, y)
+        part = self.moments.take(rows, columns)
+        return part.scale(x_scales, y_scales) if {*x[1], *y[1]} != {1.0} else part
+
+    def spectra(self, x: Columns, y: Columns) -> Spectra:
+        """Return the spectra of some blocks of X and of Y, scaled."""
+        part = self.take(x, y)
+        for at, columns, gram, name in ((0, x, part.xx, "X"), (1, y, part.yy, "Y")):
+            if (at, columns) not in self._axes:
+                self._axes[at, columns] = decompose_gram(gram, part.precision, name)
+        return spectra_from_moments(part, x=self._axes[0, x], y=self._axes[1, y])
+
+    def _columns(self, at: int, columns: Columns) -> tuple[list[int], list[float]]:
+        widths = self.widths[at]
+        stops = dict(zip(widths, np.cumsum(list(widths.values())).tolist(), strict=True))
+        rows = [row for name in columns[0] for row in range(stops[name] - widths[name], stops[name])]
+        return rows, [s for name, s in zip(*columns, strict=True) for _ in range(widths[name])]
+
+
 def as_blocks(view: Any, name: str) -> Blocks:
     """Return a view as named blocks; one array is one block called ``name``."""
     if not isinstance(view, Mapping):
@@ -136,6 +181,37 @@ def sample_images(pairs: Pairs, random_state: int | None) -> Pairs:
     return take_rows(x, part.images), take_rows(y, part.captions), part.pairing
 
 
+def sum_pairs(
+    pairs: Pairs,
+    precision: Precision,
+    *,
+    engine: Engine | None = None,
+    device: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[JointMoments, Pairs]:
+    """Return the moments of all blocks, and the same pairs with the blocks of a view in one matrix.
+
+    ``engine``, ``device`` and ``checkpoint`` are those of ``AWCCA.fit``.
+    """
+    (x, x_blocks), (y, y_blocks) = map(_side_by_side, pairs[:2])
+    blocks = ArrayBlocks(x, y, pairs[2], block_bytes=None if device is None else DEVICE_BLOCK_BYTES)
+    saved = None if checkpoint is None else Checkpoint(checkpoint, f"{blocks.fingerprint} {precision}")
+    prepare = Preparation(precision=precision, device=device)
+    moments = sum_blocks(blocks, prepare, engine=engine, checkpoint=saved, progress=progress)
+    x_widths, y_widths = ({name: own.shape[1] for name, own in view.items()} for view in (x_blocks, y_blocks))
+    return JointMoments(moments, (x_widths, y_widths)), (x_blocks, y_blocks, pairs[2])
+
+
+def _side_by_side(blocks: Blocks) -> tuple[Floats, Blocks]:
+    """Return all blocks as one matrix, and each as some columns of it, which takes no more memory."""
+    if len(blocks) == 1:
+        return next(iter(blocks.values())), blocks
+    matrix = np.concatenate(list(blocks.values()), axis=1)
+    starts = np.cumsum([features.shape[1] for features in blocks.values()])[:-1]
+    return matrix, dict(zip(blocks, np.split(matrix, starts, axis=1), strict=True))
+
+
 def unit_key(name: str) -> str:
     """Return where ``apply_geometry`` puts the rows of a block as encoded, with unit length."""
     return f"{name}\0unit"
@@ -148,4 +224,5 @@ def apply_geometry(side: Side, blocks: Blocks, unit: Collection[str] = ()) -> Bl
             f"the blocks {missing} are missing; give every block that the model was fitted with."
         )
     shaped = {name: geometry.apply(blocks[name], name) for name, geometry in side.items()}
-    return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in unit}
+    own = [name for name in side if name in unit]
+    return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in own}

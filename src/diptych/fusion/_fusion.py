@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, cast, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import (
     QUERY_VIEW,
     SEARCHED_VIEW,
@@ -27,7 +28,9 @@ from diptych._checks import (
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
-from diptych.cca._moments import PRECISIONS, Precision
+from diptych._threads import progress_bar
+from diptych.cca._moments import PRECISIONS, Moments, Precision
+from diptych.cca._streaming import Engine
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
@@ -36,13 +39,16 @@ from diptych.fusion._blocks import (
     Blocks,
     Floats,
     Geometry,
+    JointMoments,
     Pairs,
     Side,
     apply_geometry,
     as_blocks,
     count_rows,
     sample_images,
+    sum_pairs,
     take_rows,
+    unit_key,
 )
 from diptych.fusion._hubness import (
     KINDS,
@@ -61,6 +67,7 @@ from diptych.fusion._members import (
     Part,
     Trial,
     Use,
+    carry_vectors,
     choose_geometry,
     choose_use,
     embed_members,
@@ -68,11 +75,14 @@ from diptych.fusion._members import (
     identity_blocks,
     make_parts,
     make_uses,
+    refit_member,
 )
 from diptych.ranking import metric, ranks
 
 Views: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
 """Features of one view, or named blocks of them."""
+
+Item = TypeVar("Item")
 
 KIND = "fusion"
 
@@ -148,11 +158,13 @@ class MemberConfig(Schema, frozen=True):
     part: Part
     use: Use
     weight: float
+    params: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is not positive."""
-        if not 0.0 < self.weight < float("inf"):
-            raise InputError(f"a member has the weight {self.weight}; expected a positive number")
+        """Refuse a weight or a γ that is not positive."""
+        for name, value in (("weight", self.weight), *(("γ", gamma) for gamma in self.params or ())):
+            if not 0.0 < value < float("inf"):
+                raise InputError(f"a member has the {name} {value}; expected a positive number")
 
 
 class TaskConfig(Schema, frozen=True):
@@ -227,6 +239,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         As in ``AWCCA``; the seed also draws the bank.
     precision : {"float32", "float64"}
         Of the pass over the data.
+    verbose : bool
+        Show a progress bar for each step.
 
     Attributes
     ----------
@@ -238,6 +252,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         For each task, vectors of training queries.
     geometry_ : dict
         For ``"x"`` and ``"y"``, the normalisation and scale of each block.
+    moments_ : Moments
+        Of the pairs that the models were fitted on: all blocks in their geometry side by side, then those
+        that identity parts compare, with unit length. Not saved with the model.
     selection_ : dict
         Plain data: what was tried, its value on validation, what was chosen.
 
@@ -276,6 +293,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         validation_fraction: float = 0.15,
         random_state: int | None = 0,
         precision: Precision = "float32",
+        verbose: bool = False,
     ) -> None:
         self.preset = preset
         self.blocks = blocks
@@ -292,14 +310,18 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.precision = precision
+        self.verbose = verbose
 
     def fit(
         self,
         X: Views,
-        Y: Views,
+        Y: Views | None = None,
         pairing: ArrayLike | None = None,
         *,
         validation: tuple[Any, ...] | None = None,
+        engine: Engine | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Fusion:
         """Choose everything on validation pairs, and fit.
 
@@ -311,34 +333,59 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` like the training pairs; None holds out a share of those.
+        engine
+            Sums the moments of the training pairs and scores the rows of the grids (except on the screened
+            route); None: this process.
+        device
+            A torch device, such as ``"cuda"``, for the moments, their decompositions and the grids. The model
+            is returned in NumPy.
+        checkpoint
+            File for the sum of all blocks side by side, as in ``AWCCA.fit``. It is removed after the fit.
         """
+        if Y is None:
+            raise InputError(
+                "a fusion reads its views several times to choose; give X and Y, each an array or named "
+                "feature blocks. AWCCA fits an iterable of blocks of pairs."
+            )
         self.check_parameters()
         start, settings = time.perf_counter(), self._settings()
         training, held_out, description = self._split(_as_pairs(X, Y, pairing), validation)
         parts = self._make_parts(settings["parts"], training)
-        self.geometry_, geometries = self._choose_geometry(training, held_out)
-        training, held_out = self._apply_geometry(training, parts), self._apply_geometry(held_out, parts)
+        where = partial(sum_pairs, precision=self.precision, engine=engine, device=device)
+        geometry, geometries = self._choose_geometry(training, held_out, lambda pairs: where(pairs)[0])
+        training, held_out = (_apply_geometry(geometry, pairs, parts) for pairs in (training, held_out))
+        with progress_bar("summing", self.verbose) as progress:
+            joint, training = where(training, checkpoint=checkpoint, progress=progress)
         scales = tuple(map(float, self.scales))
-        fitted = [fit_part(part, training, held_out, self.grid, self.precision, scales) for part in parts]
+        fitted = [
+            fit_part(part, joint, held_out, self.grid, scales, engine)
+            for part in self._show("fitting parts", parts)
+        ]
         sample = sample_images(held_out, self.random_state)
-        self.members_: dict[Task, list[Member]] = {}
-        self.corrections_: dict[Task, Correction] = {}
-        self.banks_: dict[Task, Floats] = {}
+        members: dict[Task, list[Member]] = {}
+        corrections: dict[Task, Correction] = {}
         reports: dict[Task, _TaskReport] = {}
         refits = self.refits(validation)
+        if refits:
+            joint += where(held_out)[0]
         final: dict[int, AnyPart] = {}
         for task in TASKS:
             uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings)
-            self.members_[task] = []
+            members[task], corrections[task] = [], choice.correction
             for at, (one, use, weight) in enumerate(zip(fitted, uses, choice.weights, strict=True)):
                 if weight == 0.0:
                     continue
                 if at not in final:
-                    final[at] = one.refit(held_out, self.precision) if refits else one
+                    final[at] = one.refit(joint) if refits else one
                 _, linear = next(final[at].make_maps(task, [use], settings["n_components"]))
-                self.members_[task].append(Member(one.part, use, weight, linear))
-            self.corrections_[task] = choice.correction
-            self.banks_[task] = self._make_bank(task, training)
+                params = final[at].params(task, use)
+                members[task].append(Member(one.part, use, weight, linear, params))
+        # Set together at the end, so that an interrupted fit leaves no half-fitted model.
+        banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
+        self.geometry_, self.members_, self.corrections_, self.banks_ = geometry, members, corrections, banks
+        widths = self._moment_widths()
+        kept = [(tuple(own), (1.0,) * len(own)) for own in widths]
+        self.moments_ = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*kept))
         self.selection_: SelectionReport = {
             "criterion": "mean of r@1, r@5 and r@10",
             "validation": description,
@@ -348,6 +395,51 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             "tasks": reports,
             "seconds": time.perf_counter() - start,
         }
+        if checkpoint is not None:
+            Path(checkpoint).unlink(missing_ok=True)
+        return self
+
+    def make_moments(self, X: Views, Y: Views, pairing: ArrayLike | None = None) -> Moments:
+        """Return the moments of more pairs, as ``moments_`` has those of the training pairs.
+
+        Their sum is what ``refit_moments`` takes.
+        """
+        check_is_fitted(self, "members_")
+        parts = [member.part for members in self.members_.values() for member in members]
+        pairs = _apply_geometry(self.geometry_, _as_pairs(X, Y, pairing), parts)
+        return sum_pairs(pairs, self.precision)[0].moments
+
+    def moment_widths(self) -> dict[str, int]:
+        """Return the numbers of columns of ``"x"`` and of ``"y"`` in ``moments_``."""
+        check_is_fitted(self, "members_")
+        return {view: sum(own.values()) for view, own in zip("xy", self._moment_widths(), strict=True)}
+
+    def refit_moments(self, moments: Moments, count: int) -> Fusion:
+        """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.
+
+        ``count`` pairs were fitted before, and γ is scaled by the number of pairs. Geometry, uses, weights
+        and corrections stay. The vectors of the bank are carried over to the new models.
+        """
+        check_is_fitted(self, "members_")
+        widths = self._moment_widths()
+        expected, given = tuple(self.moment_widths().values()), tuple(moments.xy.shape)
+        if given != expected:
+            raise InputError(
+                f"the moments have {given[0]} and {given[1]} columns, but this fusion has {expected[0]} and "
+                f"{expected[1]}; add moments_ and those of make_moments."
+            )
+        joint, factor = JointMoments(moments, widths), moments.count / check_count(count, "count")
+        members: dict[Task, list[Member]] = {}
+        banks: dict[Task, Floats] = {}
+        for task, before in self.members_.items():
+            members[task] = [refit_member(member, task, joint, factor) for member in before]
+            vectors = np.split(self.banks_[task], np.cumsum([m.dimension for m in before])[:-1], axis=1)
+            carried = [
+                carry_vectors(own, old, new, QUERY_VIEW[task], joint)
+                for own, old, new in zip(vectors, before, members[task], strict=True)
+            ]
+            banks[task] = np.concatenate(carried, axis=1)
+        self.members_, self.banks_, self.moments_ = members, banks, moments
         return self
 
     @classmethod
@@ -455,7 +547,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             tensors[f"{task}.bank"] = self.banks_[task]
             for at, member in enumerate(self.members_[task]):
                 tensors |= {f"{task}.{at}.{name}": array for name, array in vars(member.linear).items()}
-            members = [MemberConfig(m.part, m.use, m.weight) for m in self.members_[task]]
+            members = [MemberConfig(m.part, m.use, m.weight, m.params) for m in self.members_[task]]
             tasks[task] = TaskConfig(self.corrections_[task], members)
         grid = self.grid if isinstance(self.grid, int) else 20
         return FusionConfig(self.preset, grid, self.geometry_, tasks, self.selection_), tensors
@@ -469,7 +561,13 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         for task in TASKS:
             stored = config.tasks[task]
             members = model.members_[task] = [
-                Member(m.part, m.use, m.weight, _take_maps(tensors, f"{task}.{at}", m.part, config, source))
+                Member(
+                    m.part,
+                    m.use,
+                    m.weight,
+                    _take_maps(tensors, f"{task}.{at}", m.part, config, source),
+                    m.params,
+                )
                 for at, m in enumerate(stored.members)
             ]
             width = sum(member.dimension for member in members)
@@ -519,7 +617,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         description = f"{counts[0]} of {counts[1]} rows of X with their rows of Y"
         return train, held_out, f"{description} (random_state={self.random_state})"
 
-    def _choose_geometry(self, training: Pairs, held_out: Pairs) -> tuple[dict[str, Side], dict[str, Any]]:
+    def _choose_geometry(
+        self, training: Pairs, held_out: Pairs, sum_moments: Callable[[Pairs], JointMoments]
+    ) -> tuple[dict[str, Side], dict[str, Any]]:
         given = dict(self.blocks or {})
         names = {*training[0], *training[1]}
         if not set(given) <= names:
@@ -527,14 +627,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         if len(names) < len(training[0]) + len(training[1]):
             raise InputError("a block of X and a block of Y have the same name; give each its own.")
         blocks = {name: given.get(name, Block()) for name in names}
-        return choose_geometry(training, held_out, blocks, self.precision)
-
-    def _apply_geometry(self, pairs: Pairs, parts: Sequence[Part]) -> Pairs:
-        x, y = (
-            apply_geometry(self.geometry_[view], blocks, identity_blocks(parts, view))
-            for view, blocks in zip("xy", pairs[:2], strict=True)
-        )
-        return x, y, pairs[2]
+        return choose_geometry(training, held_out, blocks, sum_moments)
 
     def _make_parts(self, setting: Any, training: Pairs) -> list[Part]:
         if isinstance(setting, str):
@@ -565,7 +658,10 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             items, queries = sample[1], take_rows(sample[0], evaluator.truth.described)
         trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
-        best = [choose_use(one, trial, uses, settings["n_components"], kinds) for one in fitted]
+        best = [
+            choose_use(one, trial, uses, settings["n_components"], kinds)
+            for one in self._show(f"choosing for {task}", fitted)
+        ]
         unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
         choice = choose_weights(
             evaluator, [scores for _, scores, _ in best], kinds, self.search_weights, unfitted
@@ -584,17 +680,47 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         rows = np.random.default_rng(self.random_state).permutation(count_rows(blocks))[: self.bank]
         return take_rows(blocks, np.sort(rows))
 
-    def _make_bank(self, task: Task, training: Pairs) -> Floats:
-        members = self.members_[task]
-        if self.corrections_[task].kind == "none":
+    def _make_bank(
+        self, task: Task, members: Sequence[Member], correction: Correction, training: Pairs
+    ) -> Floats:
+        if correction.kind == "none":
             return np.zeros((0, sum(member.dimension for member in members)), dtype=np.float32)
         return embed_members(members, self._draw_bank(task, training), QUERY_VIEW[task], weighted=False)
+
+    def _moment_widths(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return names and widths of the blocks of both views in ``moments_``, in order."""
+        parts = [member.part for members in self.members_.values() for member in members]
+        x, y = (
+            {name: shape.width for name, shape in self.geometry_[view].items()}
+            | {
+                unit_key(name): shape.width
+                for name, shape in self.geometry_[view].items()
+                if name in identity_blocks(parts, view)
+            }
+            for view in ("x", "y")
+        )
+        return x, y
+
+    def _show(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
+        """Iterate over items, with a progress bar if the model is verbose."""
+        with progress_bar(title, self.verbose) as progress:
+            for done, item in enumerate(items, start=1):
+                yield item
+                progress(done / len(items))
 
     def _embed(self, features: Any, task: Task, view: Literal["x", "y"], weighted: bool) -> Floats:
         members = self.members_[task]
         unit = identity_blocks((member.part for member in members), view)
         blocks = apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
         return embed_members(members, blocks, view, weighted=weighted)
+
+
+def _apply_geometry(geometry: Mapping[str, Side], pairs: Pairs, parts: Sequence[Part]) -> Pairs:
+    x, y = (
+        apply_geometry(geometry[view], blocks, identity_blocks(parts, view))
+        for view, blocks in zip("xy", pairs[:2], strict=True)
+    )
+    return x, y, pairs[2]
 
 
 def _as_pairs(x: Any, y: Any, pairing: Any = None) -> Pairs:

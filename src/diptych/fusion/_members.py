@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
 from diptych._persistence import Schema
 from diptych.cca import (
@@ -21,14 +21,16 @@ from diptych.cca import (
     regularized_cca,
     spectra_from_moments,
 )
-from diptych.cca._moments import Precision
+from diptych.cca._streaming import Engine
 from diptych.cca._weighting import project, to_unit_length
-from diptych.cca.selection import Path, make_grid, make_problem, regularization_path
+from diptych.cca.selection import Path, make_grid, make_problem, narrow_grid, regularization_path
 from diptych.fusion._blocks import (
     Block,
     Blocks,
+    Columns,
     Floats,
     Geometry,
+    JointMoments,
     Pairs,
     Side,
     apply_geometry,
@@ -85,18 +87,22 @@ class Part(Schema, frozen=True):
 
     def features(self, blocks: Blocks, view: str) -> Floats:
         """Return the features that the model sees of one view, ``"x"`` or ``"y"``."""
-        names, scales = (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
-        if self.kind == "identity":
-            return blocks[unit_key(names[0])]
+        names, scales = self.columns(view)
         scaled = [
             blocks[name] if scale == 1.0 else blocks[name] * blocks[name].dtype.type(scale)
             for name, scale in zip(names, scales, strict=True)
         ]
         return scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1)
 
-    def moments(self, pairs: Pairs, precision: Precision) -> Moments:
-        """Return the moments of what the model sees of some pairs."""
-        return Moments.of(*self.views(pairs), pairs[2], precision=precision)
+    def columns(self, view: str) -> Columns:
+        """Return the blocks that the model sees of one view, and their scales."""
+        if self.kind == "identity":
+            return (unit_key(getattr(self, view)[0]),), (1.0,)
+        return (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
+
+    def spectra(self, joint: JointMoments) -> Spectra:
+        """Return the spectra of what the model sees."""
+        return joint.spectra(self.columns("x"), self.columns("y"))
 
     def views(self, pairs: Pairs) -> tuple[Floats, Floats]:
         """Return the features that the model sees of both views."""
@@ -129,25 +135,78 @@ class LinearMaps:
         arrays = spectra.x_mean, spectra.y_mean, *maps(model, weighting, task)
         return cls(*(np.ascontiguousarray(to_numpy(array), np.float32) for array in arrays))
 
+    def mean(self, view: str) -> Floats:
+        """Return the mean of ``"x"`` or ``"y"``."""
+        return self.x_mean if view == "x" else self.y_mean
+
+    def map(self, view: str) -> Floats:
+        """Return the map of ``"x"`` or ``"y"``."""
+        return self.x_map if view == "x" else self.y_map
+
     def embed(self, features: Floats, view: str) -> Floats:
         """Return vectors of unit length for features of ``"x"`` or ``"y"``."""
-        mean, weights = (self.x_mean, self.x_map) if view == "x" else (self.y_mean, self.y_map)
-        return np.asarray(to_unit_length(project(np.asarray(features, dtype=np.float32), mean, weights)))
+        rows = np.asarray(features, dtype=np.float32)
+        return np.asarray(to_unit_length(project(rows, self.mean(view), self.map(view))))
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One model of a task: the blocks it sees, how it is used, its weight in the score and its maps."""
+    """One model of a task: the blocks it sees, how it is used, its weight in the score and its maps.
+
+    ``params`` are the γ of X and of Y that it was fitted with; None if it was not fitted.
+    """
 
     part: Part
     use: Use
     weight: float
     linear: LinearMaps
+    params: tuple[float, float] | None = None
 
     @property
     def dimension(self) -> int:
         """The length of its vectors."""
         return int(self.linear.x_map.shape[1])
+
+
+def refit_member(member: Member, task: Task, joint: JointMoments, factor: float) -> Member:
+    """Return the member fitted on other moments, of ``factor`` times as many pairs, by which γ is scaled."""
+    part, use = member.part, member.use
+    if part.kind == "identity":
+        identity = IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+        return replace(member, linear=next(identity.make_maps(task, [use], None))[1])
+    if member.params is None:
+        raise InputError(
+            "this model was saved without its γ, by an older version; fit it again on all pairs."
+        )
+    gammas = member.params[0] * factor, member.params[1] * factor
+    spectra = part.spectra(joint)
+    model = _fit_model(spectra, gammas, member.dimension)
+    linear = LinearMaps.from_model(spectra, model, use.weighting, task)
+    return replace(member, linear=linear, params=gammas)
+
+
+def carry_vectors(vectors: Floats, before: Member, after: Member, view: str, joint: JointMoments) -> Floats:
+    r"""Return unit vectors of ``before`` as ``after``, the same member refitted, would have them.
+
+    The features are not known any more. With the maps W and W' and the covariance C of the view, the best
+    linear prediction of the new coordinates from the old ones is :math:`(W^\top C W)^{-1} W^\top C W'`. If
+    both have the same components up to their sign, it is exact.
+    """
+    if not len(vectors):
+        return np.zeros((0, after.dimension), dtype=np.float32)
+    part = joint.take(before.part.columns("x"), before.part.columns("y"))
+    gram = to_numpy(part.xx if view == "x" else part.yy)
+    (mean, weights), (new_mean, new_weights) = (
+        (each.mean(view).astype(np.float64), each.map(view).astype(np.float64))
+        for each in (before.linear, after.linear)
+    )
+    covariances = weights.T @ gram
+    own = covariances @ weights
+    change = np.linalg.lstsq(own, covariances @ new_weights, rcond=1e-10)[0]
+    # Their lengths are not known either; the typical one serves to move the origin.
+    length = np.sqrt(np.trace(own) / part.count)
+    moved = vectors * length @ change + (mean - new_mean) @ new_weights
+    return np.asarray(to_unit_length(moved), dtype=np.float32)
 
 
 def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weighted: bool) -> Floats:
@@ -164,10 +223,9 @@ def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weigh
 
 @dataclass(eq=False)
 class FittedPart:
-    """A part whose γ were chosen on validation, with the moments and spectra of the training pairs."""
+    """A part whose γ were chosen on validation, with the spectra of the pairs it is fitted on."""
 
     part: Part
-    moments: Moments
     spectra: Spectra
     path: Path
 
@@ -182,17 +240,23 @@ class FittedPart:
         self, task: Task, uses: Sequence[Use], n_components: int | None
     ) -> Iterator[tuple[Use, LinearMaps]]:
         """Iterate over uses with their maps; there is one SVD for each relaxation."""
-        models: dict[float, CanonicalModel] = {}
+        models: dict[tuple[float, float], CanonicalModel] = {}
         for use in uses:
-            if use.relaxation not in models:
-                models[use.relaxation] = self._fit(task, use.relaxation * self.growth, n_components)
-            yield use, LinearMaps.from_model(self.spectra, models[use.relaxation], use.weighting, task)
+            gammas = self.params(task, use)
+            if gammas not in models:
+                models[gammas] = _fit_model(self.spectra, gammas, n_components)
+            yield use, LinearMaps.from_model(self.spectra, models[gammas], use.weighting, task)
 
-    def refit(self, more: Pairs, precision: Precision) -> FittedPart:
-        """Return the part fitted on more pairs too, with γ scaled by their number."""
-        moments = self.moments + self.part.moments(more, precision)
-        growth = moments.count / self.moments.count
-        return replace(self, moments=moments, spectra=spectra_from_moments(moments), growth=growth)
+    def params(self, task: Task, use: Use) -> tuple[float, float]:
+        """Return the γ of X and of Y for a use."""
+        g_x, g_y = self.path.params(task)
+        factor = use.relaxation * self.growth
+        return g_x * factor, g_y * factor
+
+    def refit(self, joint: JointMoments) -> FittedPart:
+        """Return the part fitted on other pairs, with γ scaled by their number."""
+        growth = self.growth * joint.moments.count / self.spectra.count
+        return replace(self, spectra=self.part.spectra(joint), growth=growth)
 
     def report(self) -> dict[str, Any]:
         """Return the chosen γ and their places on the grid."""
@@ -202,26 +266,26 @@ class FittedPart:
             "seconds": self.path.seconds,
         }
 
-    def _fit(self, task: Task, factor: float, n_components: int | None) -> CanonicalModel:
-        g_x, g_y = self.path.params(task)
-        filters = Tikhonov(g_x * factor), Tikhonov(g_y * factor)
-        if n_components is None or n_components > min(self.spectra.ranks) // 2:
-            most = None if n_components is None else min(n_components, *self.spectra.ranks)
-            return regularized_cca(self.spectra, *filters, most)
-        return regularized_cca(self.spectra, *filters, n_components, leading=True)
+
+def _fit_model(spectra: Spectra, gammas: tuple[float, float], n_components: int | None) -> CanonicalModel:
+    filters = Tikhonov(gammas[0]), Tikhonov(gammas[1])
+    if n_components is None or n_components > min(spectra.ranks) // 2:
+        most = None if n_components is None else min(n_components, *spectra.ranks)
+        return regularized_cca(spectra, *filters, most)
+    return regularized_cca(spectra, *filters, n_components, leading=True)
 
 
 @dataclass(frozen=True, eq=False)
 class IdentityPart:
-    """A part that compares two blocks as they are; ``pairs`` give the means that may be removed."""
+    """A part that compares two blocks as they are; ``moments`` give the means that may be removed."""
 
     part: Part
-    pairs: tuple[Pairs, ...]
+    moments: Moments
 
     @property
     def dimension(self) -> int:
         """The width of both blocks."""
-        return int(self.part.features(self.pairs[0][0], "x").shape[1])
+        return int(self.moments.x_mean.shape[0])
 
     def make_maps(
         self, task: Task, uses: Sequence[Use], n_components: int | None
@@ -233,13 +297,16 @@ class IdentityPart:
         for use in [use for use in uses if use in own] or own:
             x_mean = y_mean = zero
             if use.weighting == "centred identity":
-                x_rows, y_rows = zip(*(self.part.views(pairs) for pairs in self.pairs), strict=True)
-                x_mean, y_mean = (np.concatenate(rows).mean(axis=0) for rows in (x_rows, y_rows))
-            yield use, LinearMaps(x_mean.astype(np.float32), y_mean.astype(np.float32), eye, eye)
+                means = self.moments.x_mean, self.moments.y_mean
+                x_mean, y_mean = (to_numpy(mean).astype(np.float32) for mean in means)
+            yield use, LinearMaps(x_mean, y_mean, eye, eye)
 
-    def refit(self, more: Pairs, precision: Precision) -> IdentityPart:
-        """Return the part with the means of more pairs."""
-        return IdentityPart(self.part, (*self.pairs, more))
+    def params(self, task: Task, use: Use) -> None:
+        """Return None: there is no γ."""
+
+    def refit(self, joint: JointMoments) -> IdentityPart:
+        """Return the part with the means of other pairs."""
+        return IdentityPart(self.part, joint.take(self.part.columns("x"), self.part.columns("y")))
 
     def report(self) -> dict[str, Any]:
         """Return that nothing was fitted."""
@@ -288,18 +355,26 @@ def _beats_chance(pairs: Pairs) -> bool:
 
 
 def fit_part(
-    part: Part, training: Pairs, validation: Pairs, grid: Any, precision: Precision, scales: tuple[float, ...]
+    part: Part,
+    joint: JointMoments,
+    validation: Pairs,
+    grid: Any,
+    scales: tuple[float, ...],
+    engine: Engine | None = None,
 ) -> AnyPart:
     """Choose the scale of each block where there are several, then γ on the whole ``grid``."""
     if part.kind == "identity":
-        return IdentityPart(part, (training,))
-    part, moments = _choose_scales(part, part.moments(training, precision), training, validation, scales)
-    spectra = spectra_from_moments(moments)
-    return FittedPart(part, moments, spectra, _select(part, spectra, validation, grid, extend=True))
+        return IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+    part = _choose_scales(part, joint, validation, scales)
+    spectra = part.spectra(joint)
+    return FittedPart(part, spectra, _select(part, spectra, validation, grid, extend=True, engine=engine))
 
 
 def choose_geometry(
-    training: Pairs, validation: Pairs, blocks: Mapping[str, Block], precision: Precision
+    training: Pairs,
+    validation: Pairs,
+    blocks: Mapping[str, Block],
+    sum_moments: Callable[[Pairs], JointMoments],
 ) -> tuple[dict[str, Side], dict[str, Any]]:
     """Return the geometry of every block of both views, and the score of each candidate.
 
@@ -314,7 +389,7 @@ def choose_geometry(
             x, y = (apply_geometry({n: shapes[n]}, view) for n, view in zip(names, pairs[:2], strict=True))
             return x, y, pairs[2]
 
-        return _score_part(part, part.moments(shape(training), precision), shape(validation))
+        return _score_part(part, part.spectra(sum_moments(shape(training))), shape(validation))
 
     first = [
         {n: Geometry.fit(blocks[n], blocks[n].candidates[0], features, n) for n, features in view.items()}
@@ -339,22 +414,36 @@ def choose_geometry(
     return {"x": sides[0], "y": sides[1]}, report
 
 
-def _select(part: Part, spectra: Spectra, validation: Pairs, grid: Any, *, extend: bool = False) -> Path:
-    problem = make_problem(spectra, (*part.views(validation), validation[2]), dtype=np.float32)
-    points = make_grid("tikhonov", grid, spectra)
-    return regularization_path(problem, spectra, points, metric("r@1"), extend=extend)
+def _select(
+    part: Part,
+    spectra: Spectra,
+    validation: Pairs,
+    grid: Any,
+    *,
+    extend: bool = False,
+    engine: Engine | None = None,
+) -> Path:
+    pairs = (move_like(array, spectra.t0) for array in (*part.views(validation), validation[2]))
+    problem = make_problem(spectra, tuple(pairs), dtype=namespace(spectra.t0).float32)
+    points, by = make_grid("tikhonov", grid, spectra), metric("r@1")
+    if extend:
+        points = narrow_grid(problem, spectra, points, by)
+    return regularization_path(problem, spectra, points, by, extend=extend, engine=engine)
 
 
-def _score_part(part: Part, moments: Moments, validation: Pairs) -> float:
-    path = _select(part, spectra_from_moments(moments), validation, COARSE)
+def _score_part(part: Part, spectra: Spectra, validation: Pairs) -> float:
+    path = _select(part, spectra, validation, COARSE)
     return sum(path.best(task) for task in TASKS) / len(TASKS)
 
 
-def _choose_scales(
-    part: Part, moments: Moments, training: Pairs, validation: Pairs, scales: tuple[float, ...]
-) -> tuple[Part, Moments]:
-    """Try each of the ``scales`` on one block after the other; the moments need no second pass."""
-    widths = {name: features.shape[1] for view in training[:2] for name, features in view.items()}
+def _choose_scales(part: Part, joint: JointMoments, validation: Pairs, scales: tuple[float, ...]) -> Part:
+    """Try each of the ``scales`` on one block after the other."""
+
+    def score(trial: Part) -> float:
+        # Not from ``Part.spectra``: a decomposition that is used once is not worth keeping.
+        moments = joint.take(trial.columns("x"), trial.columns("y"))
+        return _score_part(trial, spectra_from_moments(moments), validation)
+
     names = {"x": part.x, "y": part.y}
     candidates = [scale for scale in scales if scale != 1.0]
     best = None
@@ -362,34 +451,16 @@ def _choose_scales(
         # The first block keeps its scale: only the proportions matter.
         for at in range(1, len(names[view])):
             if best is None:
-                best = _score_part(part, moments, validation)
-            choice = (best, part, moments)
+                best = score(part)
+            choice = (best, part)
             for scale in candidates:
                 values = list(getattr(part, f"{view}_scales"))
                 values[at] *= scale
                 trial = msgspec.structs.replace(part, **{f"{view}_scales": tuple(values)})
-                factors = {v: np.ones(sum(widths[n] for n in names[v])) for v in names}
-                start = sum(widths[n] for n in names[view][:at])
-                factors[view][start : start + widths[names[view][at]]] = scale
-                scaled = _scale_moments(moments, factors["x"], factors["y"])
-                score = _score_part(trial, scaled, validation)
-                if score > choice[0]:
-                    choice = (score, trial, scaled)
-            best, part, moments = choice
-    return part, moments
-
-
-def _scale_moments(moments: Moments, x: Floats, y: Floats) -> Moments:
-    """Return the moments of views whose columns are multiplied by ``x`` and ``y``."""
-    return Moments(
-        moments.count,
-        moments.x_mean * x,
-        moments.y_mean * y,
-        moments.xx * np.outer(x, x),
-        moments.yy * np.outer(y, y),
-        moments.xy * np.outer(x, y),
-        moments.precision,
-    )
+                if (value := score(trial)) > choice[0]:
+                    choice = (value, trial)
+            best, part = choice
+    return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,12 +489,13 @@ def choose_use(
     task, part = trial.evaluator.task, fitted.part
     best: tuple[float, Use, PartScores] | None = None
     tried = []
+    own = (
+        (part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task]),
+        (part.features(trial.queries, QUERY_VIEW[task]), QUERY_VIEW[task]),
+        (part.features(trial.bank, QUERY_VIEW[task]), QUERY_VIEW[task]),
+    )
     for use, linear in fitted.make_maps(task, uses, n_components):
-        items = linear.embed(part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task])
-        queries, bank = (
-            linear.embed(part.features(blocks, QUERY_VIEW[task]), QUERY_VIEW[task])
-            for blocks in (trial.queries, trial.bank)
-        )
+        items, queries, bank = (linear.embed(features, view) for features, view in own)
         scores = PartScores(queries @ items.T, bank @ items.T)
         correction, value, corrected = choose_correction(trial.evaluator, scores, kinds)
         tried.append(

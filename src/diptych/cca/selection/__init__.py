@@ -1,7 +1,13 @@
 """Model selection: every regularisation on a grid, scored by retrieval, exactly and fast."""
 
 from diptych.cca.selection._grids import Grid, hold_out, holdout_size, make_grid
-from diptych.cca.selection._path import NumericalFailureWarning, Path, choose_route, regularization_path
+from diptych.cca.selection._path import (
+    NumericalFailureWarning,
+    Path,
+    choose_route,
+    narrow_grid,
+    regularization_path,
+)
 from diptych.cca.selection._problem import Problem, make_problem, make_weights
 from diptych.cca.selection._textbook import textbook_ranks
 
@@ -16,6 +22,7 @@ __all__ = [
     "make_grid",
     "make_problem",
     "make_weights",
+    "narrow_grid",
     "regularization_path",
     "textbook_ranks",
 ]

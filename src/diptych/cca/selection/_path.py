@@ -22,12 +22,12 @@ from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting
 from diptych.cca.selection._exact import exact_rows
-from diptych.cca.selection._grids import Floats, Grid
+from diptych.cca.selection._grids import Floats, Grid, select_images
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import ANCHORS_PER_SIDE, screen, screen_bytes
 from diptych.cca.selection._textbook import textbook_path
-from diptych.ranking import Metric, mean_recall, median_rank, recall_at_k
+from diptych.ranking import Metric, Truth, mean_recall, median_rank, recall_at_k
 
 Ranks: TypeAlias = np.ndarray[Any, Any]
 Point: TypeAlias = tuple[int, int, dict[Task, Ranks]]
@@ -44,6 +44,9 @@ ALL_METRICS: dict[str, Callable[[Ranks], float]] = {
 }
 SCREEN_BYTES = 4 * 2**30
 """Memory that screening may take."""
+
+FIRST_LOOK = 250
+"""Validation images that ``narrow_grid`` looks at."""
 
 TIE = 1e-9
 """Scores that differ by less are equal."""
@@ -197,6 +200,33 @@ def regularization_path(
     path = _search_grid(grid, score, metric, spectra, extend, progress)
     path.route = routes[0]
     return _finish(path, start)
+
+
+def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid, metric: Metric) -> Grid:
+    """Return the values of an automatic grid around the best points for a sample of the validation images.
+
+    The sample is scored at every second value. Where the best point for all images is on the edge of what
+    is returned, ``regularization_path`` extends it.
+    """
+    described = to_numpy(problem.truth.described)
+    if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) < 2 * ANCHORS_PER_SIDE:
+        return grid
+    mask = np.zeros(problem.truth.n_images, dtype=bool)
+    mask[described[np.linspace(0, len(described) - 1, FIRST_LOOK).astype(int)]] = True
+    part = select_images(problem.truth.pairing, mask)
+    sample = replace(
+        problem,
+        a=problem.a[part.images, :],
+        b=problem.b[part.captions, :],
+        truth=Truth.of(part.pairing, FIRST_LOOK),
+    )
+    path = regularization_path(sample, spectra, replace(grid, x=grid.x[::2], y=grid.y[::2]), metric)
+
+    def around(values: Floats, chosen: list[int]) -> Floats:
+        return values[max(0, 2 * min(chosen) - 1) : 2 * max(chosen) + 2]
+
+    x, y = ([path.choice[task][side] for task in TASKS] for side in (0, 1))
+    return replace(grid, x=around(grid.x, x), y=around(grid.y, y))
 
 
 def leave_one_out_path(

@@ -1,0 +1,147 @@
+"""A fusion fitted again from moments, with pairs that were added."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych import InputError
+from diptych.fusion import Block, Fusion, Part
+from diptych.fusion._blocks import JointMoments, apply_geometry
+from diptych.fusion._members import embed_members, refit_member
+from generated_pairs import make_dual_features
+from tolerance import assert_close
+
+TASKS = ("search", "annotate")
+
+
+def make_blocks(seed, n):
+    """Pairs of two blocks on either side; all seeds give pairs of the same kind."""
+    rng = np.random.default_rng(seed)
+    kind = np.random.default_rng(7)
+    cause = rng.normal(size=(n, 6))
+    pairing = rng.permutation(np.repeat(np.arange(n), 2))
+
+    def view(rows, width, noise, offset=0.0):
+        clean = cause[rows] @ kind.normal(size=(6, width))
+        return clean + noise * rng.normal(size=(len(rows), width)) + offset
+
+    every = np.arange(n)
+    x = {"a": view(every, 14, 1.0, 2.0), "b": 0.01 * view(every, 8, 1.0, 5.0)}
+    y = {"c": view(pairing, 12, 1.0), "d": 100 * view(pairing, 9, 1.5, 1.0)}
+    return x, y, pairing
+
+
+def score(model, pairs, task):
+    x, y = model.transform(*pairs[:2], task=task)
+    return x @ y.T
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return Fusion(grid=5, bank=150, n_components=4).fit(*make_blocks(0, 120), validation=make_blocks(1, 60))
+
+
+def test_on_the_same_moments_it_is_the_same_model(fitted):
+    again = copy.copy(fitted).refit_moments(fitted.moments_, fitted.moments_.count)
+    unseen = make_blocks(2, 50)
+    for task in TASKS:
+        assert_close(score(again, unseen, task), score(fitted, unseen, task), 200, condition=50.0)
+        assert [m.params for m in again.members_[task]] == [m.params for m in fitted.members_[task]]
+        assert len(again.banks_[task]) == len(fitted.banks_[task]) > 0
+    assert again.members_ is not fitted.members_
+
+
+def test_its_moments_are_those_of_all_pairs_that_it_was_fitted_on(fitted):
+    own = fitted.make_moments(*make_blocks(0, 120)) + fitted.make_moments(*make_blocks(1, 60))
+    assert own.count == fitted.moments_.count == 360
+    assert_close(own.xx, fitted.moments_.xx, 360, dtype=np.float32)
+    assert_close(own.xy, fitted.moments_.xy, 360, dtype=np.float32)
+    assert fitted.moment_widths() == {"x": 22, "y": 21}
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(10, 1000), more=st.integers(20, 200))
+def test_with_added_pairs_every_member_is_that_of_all_pairs(fitted, seed, more):
+    added = make_blocks(seed, more)
+    before = fitted.moments_.count
+    again = copy.copy(fitted).refit_moments(fitted.moments_ + fitted.make_moments(*added), before)
+    assert again.moments_.count == before + 2 * more
+    everything = [make_blocks(0, 120), make_blocks(1, 60), added]
+    offsets = np.cumsum([0, 120, 60])
+    whole = tuple(
+        {k: np.concatenate([p[i][k] for p in everything]) for k in everything[0][i]} for i in (0, 1)
+    )
+    pairing = np.concatenate([p[2] + offset for p, offset in zip(everything, offsets, strict=True)])
+    joint = JointMoments(fitted.make_moments(*whole, pairing), fitted._moment_widths())
+    for task in TASKS:
+        for old, new in zip(fitted.members_[task], again.members_[task], strict=True):
+            factor = (before + 2 * more) / before
+            direct = refit_member(old, task, joint, factor)
+            assert new.params == pytest.approx(tuple(g * factor for g in old.params))
+            assert (new.use, new.weight, new.part) == (old.use, old.weight, old.part)
+            # Components may have another sign; the products of both maps have not.
+            products = [m.linear.x_map @ m.linear.y_map.T for m in (direct, new)]
+            assert_close(*products, 1000, condition=100.0)
+
+
+def test_the_bank_is_carried_over(fitted):
+    training, added = make_blocks(0, 120), make_blocks(5, 120)
+    again = copy.copy(fitted).refit_moments(
+        fitted.moments_ + fitted.make_moments(*added), fitted.moments_.count
+    )
+    for task, view in (("search", "y"), ("annotate", "x")):
+        blocks = apply_geometry(fitted.geometry_[view], training[1 if view == "y" else 0])
+        true = embed_members(
+            again.members_[task], fitted._draw_bank(task, (blocks, blocks, None)), view, weighted=False
+        )
+        stale = fitted.banks_[task]
+        carried = again.banks_[task]
+        n = len(again.members_[task])
+        assert np.mean(np.sum(carried * true, axis=1)) / n > 0.97
+        assert np.mean(np.sum(carried * true, axis=1)) > np.mean(np.sum(stale * true, axis=1))
+
+
+def test_identity_members_take_their_means_from_moments():
+    x, y = make_dual_features(300, seed=3)
+    part = Part(("x",), ("y",), kind="identity")
+    model = Fusion(parts=[part], blocks={"x": Block("none"), "y": Block("unit")}).fit(x, y)
+    assert model.moment_widths() == {"x": 2 * x.shape[1], "y": 2 * y.shape[1]}
+    more = make_dual_features(200, seed=4)
+    before = model.moments_.count
+    again = copy.copy(model).refit_moments(model.moments_ + model.make_moments(*more), before)
+    for task in TASKS:
+        (member,) = again.members_[task]
+        rows = np.concatenate([x, more[0]])
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        expected = unit.mean(axis=0) if member.use.weighting == "centred identity" else 0 * unit[0]
+        assert_close(member.linear.x_mean, expected, 500, dtype=np.float32, magnitude=1.0)
+
+
+def test_a_saved_fusion_can_be_refitted(fitted, tmp_path):
+    fitted.save(tmp_path / "model")
+    loaded = Fusion.load(tmp_path / "model")
+    assert not hasattr(loaded, "moments_")
+    total = fitted.moments_ + loaded.make_moments(*make_blocks(9, 40))
+    mine = copy.copy(fitted).refit_moments(total, fitted.moments_.count)
+    its = loaded.refit_moments(total, fitted.moments_.count)
+    unseen = make_blocks(2, 50)
+    for task in TASKS:
+        assert_close(score(mine, unseen, task), score(its, unseen, task), 200)
+
+
+def test_what_cannot_be_refitted_is_refused(fitted):
+    wrong = fitted.moments_.take(range(3), range(4))
+    with pytest.raises(InputError, match="3 and 4 columns, but this fusion has 22 and 21"):
+        copy.copy(fitted).refit_moments(wrong, 10)
+    with pytest.raises(InputError, match="count=0"):
+        copy.copy(fitted).refit_moments(fitted.moments_, 0)
+    config, tensors = fitted.pack()
+    for task in config.tasks.values():
+        for at, member in enumerate(task.members):
+            task.members[at] = type(member)(member.part, member.use, member.weight)
+    older = Fusion.unpack(config, tensors, None)
+    with pytest.raises(InputError, match="without its γ"):
+        older.refit_moments(fitted.moments_, 10)
