@@ -122,6 +122,19 @@ def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch,
     assert {"name", "weight", "use", "components"} == set(run_json("info", "m")["parts"]["search"][0])
 
 
+def test_a_fusion_learns_from_pairs_that_are_added(tmp_path, monkeypatch, rng):
+    hidden = rng.normal(size=(160, 6))
+    x, y = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(160, m)) for m in (12, 9))
+    monkeypatch.chdir(tmp_path)
+    ids = [f"p{i}" for i in range(100)]
+    Retriever.from_features(x[:100], y[:100], ids=ids, model=Fusion(grid=4)).save("m")
+    np.save("x.npy", x[100:].astype(np.float32))
+    np.save("y.npy", y[100:].astype(np.float32))
+    assert run_json("add", "m", "x.npy", "y.npy", "--refit")["refitted"] is True
+    assert run_json("info", "m")["facts"]["refitted"] == {"pairs": 160, "before": 100}
+    assert "refitted on 160 pairs (100 before)" in run("info", "m").stdout
+
+
 def test_a_polished_model_says_for_how_long(tmp_path, monkeypatch, rng):
     x = rng.normal(size=(60, 4))
     model = AWCCA(params=(1.0, 1.0)).fit(x, x + rng.normal(size=x.shape))

@@ -14,16 +14,13 @@ import numpy as np
 
 from diptych._arrays import fields_to_numpy, to_numpy
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_view
-from diptych.cca import AWCCA
+from diptych.cca import AWCCA, Moments
 from diptych.cca._weighting import Weighting, apply_factors, model_factors, normalize, project
 from diptych.fusion import Fusion
-from diptych.fusion._blocks import apply_geometry
-from diptych.fusion._members import Member, identity_blocks
+from diptych.fusion._members import Member
 from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-
-_SIDES: dict[View, Literal["x", "y"]] = {"image": "x", "text": "y"}
 
 _SAMPLE = 20_000
 """Training items that an outlier detector looks at."""
@@ -77,14 +74,14 @@ class CanonicalEmbedding:
     def features(self, view: View) -> int:
         return len(self._mean[view])
 
-    def moment_width(self, view: View) -> int:
-        """Return the number of columns of ``moment_features``."""
-        return self.features(view)
+    def moment_widths(self) -> list[int]:
+        """Return the numbers of columns of both views in the model's moments."""
+        return [self.features(view) for view in VIEWS]
 
-    def moment_features(self, features: Floats, view: View) -> Floats:
-        """Return features as the moments of the model count them: normalised."""
-        rows: Floats = normalize(features, self._normalize[view])
-        return rows
+    def moments(self, x: Floats, y: Floats, pairing: Any) -> Moments:
+        """Return the moments of pairs as the model's are: of normalised features."""
+        x, y = normalize(x, self._normalize["image"]), normalize(y, self._normalize["text"])
+        return Moments.of(x, y, pairing, precision=self._model.precision)
 
     def linear_map(self, view: View, task: Task) -> tuple[str, Floats, Floats]:
         """Return the normalisation of a view, its mean, and its map for a task, with the weights' factors."""
@@ -168,14 +165,14 @@ class FusedEmbedding:
     def features(self, view: View) -> int:
         return sum(self._layout[view].values())
 
-    def moment_width(self, view: View) -> int:
-        """Return the number of columns of ``moment_features``."""
-        return self.features(view) + sum(self._layout[view][name] for name in self._identities(view))
+    def moment_widths(self) -> list[int]:
+        """Return the numbers of columns of both views in the model's moments."""
+        return list(self._model.moment_widths().values())
 
-    def moment_features(self, features: Floats, view: View) -> Floats:
-        """Return features as ``Fusion.moments_`` counts them: all blocks in their geometry, side by side."""
-        blocks, side = split_blocks(features, self._layout[view]), self._model.geometry_[_SIDES[view]]
-        return np.concatenate(list(apply_geometry(side, blocks, self._identities(view)).values()), axis=1)
+    def moments(self, x: Floats, y: Floats, pairing: Any) -> Moments:
+        """Return the moments of pairs as the model's are: of all blocks in their geometry."""
+        blocks = split_blocks(x, self._layout["image"]), split_blocks(y, self._layout["text"])
+        return self._model.make_moments(*blocks, pairing)
 
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
         """Return the vectors of items that a task searches, and ones for their lengths."""
@@ -204,11 +201,6 @@ class FusedEmbedding:
                 masks[name][start : start + member.dimension] = 1 / member.weight
             start += member.dimension
         return masks
-
-    def _identities(self, view: View) -> set[str]:
-        """Return the blocks that some member compares as they are."""
-        parts = (member.part for members in self._model.members_.values() for member in members)
-        return identity_blocks(parts, _SIDES[view])
 
     def _mask(self, task: Task, weighting: Any) -> Floats:
         masks = self.masks(task)
@@ -265,7 +257,7 @@ def name_members(members: Sequence[Member]) -> list[str]:
 
 def fusion_layout(model: Fusion, view: View) -> Layout:
     """Return the names and widths of the feature blocks that a fusion was fitted on."""
-    return {name: each.width for name, each in model.geometry_[_SIDES[view]].items()}
+    return {name: each.width for name, each in model.geometry_["x" if view == "image" else "y"].items()}
 
 
 def split_blocks(features: Any, layout: Layout) -> dict[str, Any]:

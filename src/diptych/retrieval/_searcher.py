@@ -146,8 +146,7 @@ class Searcher:
                 "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
                 "again on all pairs."
             )
-        widths = [self.embedding.moment_width(view) for view in VIEWS]
-        moments = Moments.zero(*widths, precision=self.fitted.model.precision)
+        moments = Moments.zero(*self.embedding.moment_widths(), precision=self.fitted.model.precision)
         for captions in _batches(
             item for item in self.store.items("text", new=True) if item.image is not None
         ):
@@ -155,9 +154,9 @@ class Searcher:
             rows = {image.id: row for row, image in enumerate(images)}
             paired = [caption for caption in captions if caption.image in rows]
             if paired:
-                x = self.embedding.moment_features(self.features_of("image", images), "image")
-                y = self.embedding.moment_features(self.features_of("text", paired), "text")
-                moments.update(x, y, np.array([rows[str(caption.image)] for caption in paired]))
+                x, y = self.features_of("image", images), self.features_of("text", paired)
+                pairing = np.array([rows[str(caption.image)] for caption in paired])
+                moments += self.embedding.moments(x, y, pairing)
         return moments
 
     def refit(self, validation: tuple[Any, ...] | None, write_model: WriteModel) -> tuple[Fitted, Store]:
