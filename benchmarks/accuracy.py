@@ -199,7 +199,7 @@ class Embedded:
         )
 
     def score(self) -> PartScores:
-        return PartScores(self.queries @ self.items.T, self.bank @ self.items.T)
+        return PartScores(self.queries @ self.items.T, self.items @ self.bank.T)
 
     def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
@@ -215,8 +215,8 @@ class Embedded:
 
 def compute_softmax_offsets(similarities: np.ndarray, beta: float) -> np.ndarray:
     """Return log(mean(exp(β s))) / β over the bank for every item: subtracting it is the inverted softmax."""
-    top = similarities.max(axis=0)
-    return np.log(np.exp(beta * (similarities - top)).mean(axis=0)) / beta + top
+    top = similarities.max(axis=1, keepdims=True)
+    return np.log(np.exp(beta * (similarities - top)).mean(axis=1)) / beta + top[:, 0]
 
 
 def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float]:
@@ -233,8 +233,8 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
 
 def find_active(similarities: np.ndarray) -> np.ndarray:
     """Return which items are the nearest of some bank query: QB-Norm's activation set."""
-    active = np.zeros(similarities.shape[1], dtype=bool)
-    active[similarities.argmax(axis=1)] = True
+    active = np.zeros(len(similarities), dtype=bool)
+    active[similarities.argmax(axis=0)] = True
     return active
 
 

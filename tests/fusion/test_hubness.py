@@ -5,7 +5,19 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.fusion import Correction
-from diptych.fusion._hubness import append_offsets, append_ones, compute_offsets, csls_offsets
+from diptych.fusion._hubness import (
+    MORE_NEIGHBOURS,
+    NEIGHBOURS,
+    STRENGTHS,
+    STRONGER,
+    Evaluator,
+    PartScores,
+    append_offsets,
+    append_ones,
+    choose_correction,
+    compute_offsets,
+    csls_offsets,
+)
 
 
 def draw_vectors(seed, d=6):
@@ -27,7 +39,7 @@ def test_csls_is_an_inner_product_with_one_more_coordinate(seed, k, strength):
 
 def test_full_csls_has_the_strength_one_half():
     items, bank, queries = draw_vectors(0)
-    csls = 2 * queries @ items.T - csls_offsets(bank @ items.T, [10])[0]
+    csls = 2 * queries @ items.T - csls_offsets(items @ bank.T, [10])[0]
     half = queries @ items.T - compute_offsets(items, bank, Correction("csls", 0.5, 10))
     np.testing.assert_allclose(csls, 2 * half)
 
@@ -48,3 +60,74 @@ def test_the_score_of_a_hub_falls():
 def test_impossible_corrections_are_refused(settings):
     with pytest.raises(InputError):
         Correction(*settings)
+
+
+def draw_pairs(seed, hubness, images=60, d=12):
+    """Return items, queries and a bank of unit length; hubs have a share of the mean direction of queries."""
+    rng = np.random.default_rng(seed)
+    mean = rng.normal(size=d)
+    hubs = rng.gamma(1.0, hubness, size=(images, 1)) * mean
+    items = rng.normal(size=(images, d))
+    queries = np.repeat(items, 2, axis=0) + rng.normal(size=(2 * images, d)) + mean
+    bank = rng.normal(size=(400, d)) * 1.4 + mean
+    drawn = [each.astype(np.float32) for each in (items + hubs, queries, bank)]
+    return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in drawn]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    hubness=st.sampled_from([0.0, 0.3, 1.0]),
+    task=st.sampled_from(["search", "annotate"]),
+)
+def test_the_chosen_correction_is_the_best_of_the_grid(seed, hubness, task):
+    images, texts, _ = draw_pairs(seed, hubness)
+    bank = draw_pairs(seed + 1, hubness)[2 if task == "search" else 0]
+    items, queries = (images, texts) if task == "search" else (texts, images)
+    evaluator = Evaluator(task, np.arange(len(texts)) // 2, len(images), items.shape[1])
+    scores = queries @ items.T
+    correction, value, corrected = choose_correction(
+        evaluator, PartScores(scores, items @ bank.T), ("none", "csls")
+    )
+    offsets = compute_offsets(items, bank, correction)
+    np.testing.assert_allclose(corrected, scores - offsets, atol=1e-6)
+    assert value == evaluator.value(corrected) >= evaluator.value(scores)
+
+    counts = [k for k in NEIGHBOURS + MORE_NEIGHBOURS if k <= len(bank)]
+    values = {(0.0, 10): evaluator.value(scores)}
+    for k, own in zip(counts, csls_offsets(items @ bank.T, counts), strict=True):
+        for strength in STRENGTHS + STRONGER:
+            values[strength, k] = evaluator.value(scores - (strength * own).astype(scores.dtype))
+    assert values[correction.strength, correction.neighbours] == value
+    usual = {(s, k): v for (s, k), v in values.items() if s not in STRONGER and k not in MORE_NEIGHBOURS}
+    best = max(usual, key=usual.get)
+    if best[0] == STRENGTHS[-1] or best[1] == NEIGHBOURS[-1]:
+        usual |= {
+            (s, k): v
+            for (s, k), v in values.items()
+            if (s not in STRONGER or best[0] == STRENGTHS[-1])
+            and (k not in MORE_NEIGHBOURS or best[1] == NEIGHBOURS[-1])
+        }
+    assert value == max(usual.values())
+
+
+def test_the_grid_goes_as_far_as_the_correction_helps():
+    rng = np.random.default_rng(0)
+    hubs = rng.normal(size=200).astype(np.float32)
+    scores = rng.normal(size=(200, 200), scale=0.1).astype(np.float32) + np.eye(200, dtype=np.float32) / 2
+    bank = rng.normal(size=(200, 400), scale=0.1).astype(np.float32)
+    evaluator = Evaluator("search", np.arange(200), 200, 10)
+    part = PartScores(scores + hubs, bank + hubs[:, None])
+    correction, value, _ = choose_correction(evaluator, part, ("none", "csls"))
+    assert correction.strength in STRONGER
+    assert value > 90.0 > evaluator.value(part.scores)
+
+
+@pytest.mark.parametrize(("kinds", "kind"), [(("none",), "none"), (("csls",), "csls")])
+def test_only_the_corrections_that_are_asked_for_are_tried(kinds, kind):
+    images, texts, bank = draw_pairs(2, hubness=0.0)
+    evaluator = Evaluator("search", np.arange(len(texts)) // 2, len(images), images.shape[1])
+    chosen = choose_correction(evaluator, PartScores(texts @ images.T, images @ bank[:5].T), kinds)[0]
+    assert chosen.kind == kind
+    if kind == "csls":
+        assert chosen.neighbours == 5

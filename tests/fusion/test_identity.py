@@ -156,7 +156,7 @@ def test_the_means_are_refitted_on_all_pairs():
     training, validation = (x[:200], y[:200]), (x[200:], y[200:])
     means = {}
     for refit in (False, True):
-        model = Fusion(parts=[IDENTITY], refit=refit).fit(*training, validation=validation)
+        model = Fusion(parts=[IDENTITY], hubness=("none",), refit=refit).fit(*training, validation=validation)
         (member,) = model.members_["search"]
         assert member.use.weighting == "centred identity"
         means[refit] = member.linear.x_mean

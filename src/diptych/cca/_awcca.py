@@ -55,7 +55,7 @@ from diptych.cca._fit import (
     scale_params,
 )
 from diptych.cca._moments import PRECISIONS, Moments, Precision
-from diptych.cca._polish import Polish, carry_polish
+from diptych.cca._polish import carry_polish, take_polish
 from diptych.cca._spectra import SOLVERS, Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import (
@@ -518,7 +518,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                 take_array(tensors, f"{name}.y_weights", (len(model.y_mean_), len(correlations)), source),
                 config.models[task].filter_x.unpack(),
                 config.models[task].filter_y.unpack(),
-                polish=_take_polish(tensors, name, config.models[task].epochs, len(correlations), source),
+                polish=take_polish(tensors, name, config.models[task].epochs, len(correlations), source),
                 **measured,
             )
         if config.params.filter is None:
@@ -613,13 +613,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.path_, self.spectra_, self.models_ = result.path, spectra, models
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
-
-
-def _take_polish(tensors: Tensors, task: Task, epochs: int, size: int, source: FilePath) -> Polish | None:
-    if not epochs:
-        return None
-    x, y = (take_array(tensors, f"{task}.polish_{view}", (size, size), source) for view in ("x", "y"))
-    return Polish(x, y, epochs)
 
 
 def _warn_of_ones(models: Mapping[Task, CanonicalModel], spectra: Spectra) -> None:

@@ -251,7 +251,7 @@ class Fit:
                 return value(replace(leading, polish=polish))
 
             epochs = polish_vectors(*vectors, settings.random_state)
-            best, _ = choose_epochs(epochs, try_epoch, value(without))
+            best = choose_epochs(epochs, try_epoch, value(without))
             progress(1.0)
             if best is None:
                 return model

@@ -11,14 +11,16 @@ The gradient is written out, so that NumPy is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import device
 
-from diptych._arrays import Array, move_like, namespace, svd
+from diptych._arrays import Array, move_like, namespace, svd, to_numpy
+from diptych._persistence import Tensors, take_array
 
 if TYPE_CHECKING:
     from diptych.cca._moments import Moments
@@ -128,20 +130,21 @@ def polish_for(x: Array, y: Array, pairing: Array, epochs: int, random_state: in
 
 
 def choose_epochs(
-    polishes: Iterator[Polish], value: Callable[[Polish], float], least: float
-) -> tuple[Polish | None, list[float]]:
-    """Return the polish of the largest ``value``, the earliest of equals, and the values of all epochs.
+    polishes: Iterable[Polish], value: Callable[[Polish], float], least: float
+) -> Polish | None:
+    """Return the polish of the largest ``value``, the earliest of equals; None if none exceeds ``least``.
 
-    None if no value exceeds ``least``. It stops after some epochs without an improvement.
+    It stops after some epochs without an improvement.
     """
-    best, values = None, [least]
+    best, since = None, 0
     for polish in polishes:
-        values.append(value(polish))
-        if values[-1] > max(values[:-1]):
-            best = polish
-        if polish.epochs >= EPOCHS or polish.epochs - (0 if best is None else best.epochs) >= PATIENCE:
+        own = value(polish)
+        since += 1
+        if own > least:
+            best, least, since = polish, own, 0
+        if polish.epochs >= EPOCHS or since >= PATIENCE:
             break
-    return best, values[1:]
+    return best
 
 
 def sample_pairs(pairing: Array, random_state: int | None = 0) -> Array | None:
@@ -153,15 +156,6 @@ def sample_pairs(pairing: Array, random_state: int | None = 0) -> Array | None:
     return move_like(np.sort(rows), pairing)
 
 
-def regress_vectors(covariance: Array, new: Array, old: Array) -> Array:
-    """Return the matrix R for which vectors of the map ``new`` times R are nearest to those of ``old``.
-
-    Maps are features × components; ``covariance`` is that of the features, up to a factor.
-    """
-    seen = covariance @ new
-    return namespace(new).linalg.pinv(new.T @ seen) @ (seen.T @ old)
-
-
 def carry_polish(
     polish: Polish, moments: Moments, new: tuple[Array, Array], old: tuple[Array, Array]
 ) -> Polish:
@@ -171,23 +165,32 @@ def carry_polish(
     matrix nearest to the regression of the old components on the new ones, of both views together, turns the
     learned change (the matrices less the identity), and what the new pairs changed in the maps remains.
     """
-    xp = namespace(polish.x)
-    regression = sum(
-        (
-            regress_vectors(move_like(covariance, polish.x, polish.x.dtype), own, before)
-            for covariance, own, before in zip((moments.xx, moments.yy), new, old, strict=True)
-        ),
-        start=xp.zeros((int(new[0].shape[1]), int(old[0].shape[1])), dtype=polish.x.dtype),
-    )
-    left, _, right = svd(regression)
+    regressions = [
+        _regress(to_numpy(covariance), to_numpy(own).astype(np.float64), to_numpy(before).astype(np.float64))
+        for covariance, own, before in zip((moments.xx, moments.yy), new, old, strict=True)
+    ]
+    left, _, right = svd(regressions[0] + regressions[1])
     turn = left @ right
 
     def carry(matrix: Array) -> Array:
-        size, before = turn.shape
-        eye = xp.eye(before, dtype=matrix.dtype)
-        return xp.eye(size, dtype=matrix.dtype) + turn @ (matrix - eye) @ turn.T
+        change = to_numpy(matrix).astype(np.float64) - np.eye(turn.shape[1])
+        return move_like(np.eye(turn.shape[0]) + turn @ change @ turn.T, matrix, dtype=matrix.dtype)
 
     return Polish(carry(polish.x), carry(polish.y), polish.epochs)
+
+
+def take_polish(tensors: Tensors, name: str, epochs: int, size: int, source: Path) -> Polish | None:
+    """Return the polish that was saved as ``NAME.polish_x`` and ``NAME.polish_y``; None after 0 epochs."""
+    if not epochs:
+        return None
+    x, y = (take_array(tensors, f"{name}.polish_{view}", (size, size), source) for view in ("x", "y"))
+    return Polish(x, y, epochs)
+
+
+def _regress(covariance: Array, new: Array, old: Array) -> Array:
+    """Return the matrix R for which vectors of the map ``new`` times R are nearest to those of ``old``."""
+    seen = covariance @ new
+    return np.linalg.lstsq(new.T @ seen, seen.T @ old, rcond=1e-10)[0]
 
 
 def _normalize(vectors: Array) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from diptych._checks import (
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
 from diptych._threads import progress_bar
 from diptych.cca._moments import PRECISIONS, Moments, Precision
+from diptych.cca._polish import COMPONENTS, polish_for, take_polish
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
@@ -75,6 +76,8 @@ from diptych.fusion._members import (
     identity_blocks,
     make_parts,
     make_uses,
+    polish_use,
+    project_pairs,
     refit_member,
 )
 from diptych.ranking import metric, ranks
@@ -93,6 +96,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hubness": ("none", "csls"),
         "refit": True,
         "n_components": 512,
+        "polish": True,
     },
     "plain": {
         "parts": "together",
@@ -100,6 +104,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hubness": ("none",),
         "refit": False,
         "n_components": "all",
+        "polish": False,
     },
 }
 """``"best"``: every ingredient that helped (``docs/accuracy.md``). ``"plain"``: AW-CCA as in the paper."""
@@ -112,6 +117,7 @@ _Recall: TypeAlias = dict[str, float]
 class _UseReport(TypedDict):
     weighting: str
     relaxation: float
+    epochs: NotRequired[int]
     recall: _Recall
     corrected: _Recall
     correction: _CorrectionReport
@@ -225,6 +231,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         number. Without validation pairs a share of the training pairs is held out, and this is always done.
     n_components : int, "all" or None
         Components of each model that are kept, those of the largest correlations.
+    polish : bool or None
+        Polish the parts that get a weight, as in ``AWCCA``, where that is better on validation.
     scales : sequence of float
         Scales to try for each block beside the others of its view; all have total variance 1 before.
     relaxations : sequence of float
@@ -285,6 +293,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         hubness: Sequence[str] | None = None,
         refit: bool | None = None,
         n_components: int | Literal["all"] | None = None,
+        polish: bool | None = None,
         scales: Sequence[float] = (1.0,),
         relaxations: Sequence[float] = (0.5,),
         search_weights: bool = True,
@@ -302,6 +311,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.hubness = hubness
         self.refit = refit
         self.n_components = n_components
+        self.polish = polish
         self.scales = scales
         self.relaxations = relaxations
         self.search_weights = search_weights
@@ -370,7 +380,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             joint += where(held_out)[0]
         final: dict[int, AnyPart] = {}
         for task in TASKS:
-            uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings)
+            uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings, device)
             members[task], corrections[task] = [], choice.correction
             for at, (one, use, weight) in enumerate(zip(fitted, uses, choice.weights, strict=True)):
                 if weight == 0.0:
@@ -378,8 +388,14 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                 if at not in final:
                     final[at] = one.refit(joint) if refits else one
                 _, linear = next(final[at].make_maps(task, [use], settings["n_components"]))
-                params = final[at].params(task, use)
-                members[task].append(Member(one.part, use, weight, linear, params))
+                params, polish = final[at].params(task, use), None
+                if use.epochs:
+                    linear = linear.keep(COMPONENTS)
+                    pairs = [training, held_out] if refits else [training]
+                    vectors = project_pairs(one.part, linear, pairs, device)
+                    polish = fields_to_numpy(polish_for(*vectors, use.epochs, self.random_state))
+                    linear = linear.multiply(polish)
+                members[task].append(Member(one.part, use, weight, linear, params, polish))
         # Set together at the end, so that an interrupted fit leaves no half-fitted model.
         banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
         self.geometry_, self.members_, self.corrections_, self.banks_ = geometry, members, corrections, banks
@@ -547,6 +563,11 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             tensors[f"{task}.bank"] = self.banks_[task]
             for at, member in enumerate(self.members_[task]):
                 tensors |= {f"{task}.{at}.{name}": array for name, array in vars(member.linear).items()}
+                if member.polish is not None:
+                    tensors |= {
+                        f"{task}.{at}.polish_x": member.polish.x,
+                        f"{task}.{at}.polish_y": member.polish.y,
+                    }
             members = [MemberConfig(m.part, m.use, m.weight, m.params) for m in self.members_[task]]
             tasks[task] = TaskConfig(self.corrections_[task], members)
         grid = self.grid if isinstance(self.grid, int) else 20
@@ -561,14 +582,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         for task in TASKS:
             stored = config.tasks[task]
             members = model.members_[task] = [
-                Member(
-                    m.part,
-                    m.use,
-                    m.weight,
-                    _take_maps(tensors, f"{task}.{at}", m.part, config, source),
-                    m.params,
-                )
-                for at, m in enumerate(stored.members)
+                _take_member(tensors, f"{task}.{at}", member, config, source)
+                for at, member in enumerate(stored.members)
             ]
             width = sum(member.dimension for member in members)
             bank = model.banks_[task] = take_array(tensors, f"{task}.bank", (None, width), source)
@@ -649,7 +664,13 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         return parts
 
     def _choose(
-        self, task: Task, fitted: list[AnyPart], training: Pairs, sample: Pairs, settings: dict[str, Any]
+        self,
+        task: Task,
+        fitted: list[AnyPart],
+        training: Pairs,
+        sample: Pairs,
+        settings: dict[str, Any],
+        device: str | None,
     ) -> tuple[list[Use], TaskChoice, _TaskReport]:
         """Return the best use of every part, weights and a correction for all of them, and a report."""
         evaluator = Evaluator(task, sample[2], count_rows(sample[0]), max(one.dimension for one in fitted))
@@ -663,17 +684,31 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             for one in self._show(f"choosing for {task}", fitted)
         ]
         unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
-        choice = choose_weights(
-            evaluator, [scores for _, scores, _ in best], kinds, self.search_weights, unfitted
-        )
+
+        def weigh() -> TaskChoice:
+            return choose_weights(
+                evaluator, [each.scores for each in best], kinds, self.search_weights, unfitted
+            )
+
+        choice = weigh()
+        if settings["polish"]:
+            models = [at for at in range(len(best)) if at not in unfitted]
+            used = [at for at in models if choice.weights[at] or at == models[0]]
+            for at in self._show(f"polishing for {task}", used):
+                best[at] = polish_use(
+                    fitted[at].part, best[at], trial, training, kinds, self.random_state, device
+                )
+            choice = weigh()
         report: _TaskReport = {
-            "parts": [cast(_PartReport, each) for _, _, each in best],
+            "parts": [
+                cast(_PartReport, each.report(one.part)) for each, one in zip(best, fitted, strict=True)
+            ],
             "weights": list(choice.weights),
             "correction": msgspec.structs.asdict(choice.correction),
             "value": choice.value,
             "recall": choice.recall,
         }
-        return [use for use, _, _ in best], choice, report
+        return [each.use for each in best], choice, report
 
     def _draw_bank(self, task: Task, training: Pairs) -> Blocks:
         blocks = training[0] if QUERY_VIEW[task] == "x" else training[1]
@@ -736,16 +771,21 @@ def _report_fit(one: AnyPart) -> _FitReport:
     return cast(_FitReport, {**scales, **one.report()})
 
 
-def _take_maps(tensors: Tensors, name: str, part: Part, config: FusionConfig, source: Path) -> LinearMaps:
+def _take_member(
+    tensors: Tensors, name: str, stored: MemberConfig, config: FusionConfig, source: Path
+) -> Member:
+    part = stored.part
     m_x = sum(config.geometry["x"][block].width for block in part.x)
     m_y = sum(config.geometry["y"][block].width for block in part.y)
     x_map = take_array(tensors, f"{name}.x_map", (m_x, None), source)
-    return LinearMaps(
+    linear = LinearMaps(
         take_array(tensors, f"{name}.x_mean", (m_x,), source),
         take_array(tensors, f"{name}.y_mean", (m_y,), source),
         x_map,
         take_array(tensors, f"{name}.y_map", (m_y, x_map.shape[1]), source),
     )
+    polish = take_polish(tensors, name, stored.use.epochs, x_map.shape[1], source)
+    return Member(part, stored.use, stored.weight, linear, stored.params, polish)
 
 
 def _to_cosines(items: Floats, queries: Floats) -> tuple[Floats, Floats]:

@@ -1,6 +1,6 @@
 r"""Hubness, the tendency of some items to be near every query, and the weights of models that are summed.
 
-A *bank* of training queries is compared with the items: ``similarities`` are bank queries × items. CSLS
+A *bank* of training queries is compared with the items: ``similarities`` are items × bank queries. CSLS
 (Lample et al., 2018) subtracts from an item's score its mean similarity to the k nearest bank queries. That
 is one number per item, so a corrected score is an inner product with one more coordinate: minus the
 correction on the item, 1 on the query. Any index for inner products searches by it exactly, and no query
@@ -14,7 +14,7 @@ not fitted is left only for one that is clearly better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -28,8 +28,11 @@ from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, sea
 Kind: TypeAlias = Literal["none", "csls"]
 KINDS: tuple[Kind, ...] = ("none", "csls")
 
-STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-NEIGHBOURS = (10, 30, 100)
+STRENGTHS, STRONGER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), (0.75, 0.9, 1.05)
+NEIGHBOURS, MORE_NEIGHBOURS = (10, 30, 100), (250,)
+"""Strengths and numbers of neighbours to try; further ones only where the largest is best: on a few
+validation pairs, far too strong a correction may seem best by chance."""
+
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """The weights to try for a model, relative to the largest."""
 
@@ -81,11 +84,11 @@ def csls_offsets(similarities: Floats, counts: Sequence[int]) -> list[Floats]:
 
     Where the bank has fewer queries, the mean is over all of them.
     """
-    rows = similarities.shape[0]
-    most = min(max(counts), rows)
-    nearest = np.partition(similarities, rows - most, axis=0)[rows - most :]
-    nearest = np.sort(nearest, axis=0)[::-1]
-    return [nearest[: min(k, rows)].mean(axis=0) for k in counts]
+    size = similarities.shape[1]
+    most = min(max(counts), size)
+    nearest = np.partition(similarities, size - most, axis=1)[:, size - most :]
+    nearest = np.sort(nearest, axis=1)
+    return [nearest[:, -min(k, size) :].mean(axis=1) for k in counts]
 
 
 def compute_offsets(
@@ -96,7 +99,7 @@ def compute_offsets(
         return np.zeros(len(items), dtype=items.dtype)
     width = max(1, block_bytes // (len(bank) * items.dtype.itemsize))
     offsets = [
-        csls_offsets(bank @ items[i : i + width].T, [correction.neighbours])[0]
+        csls_offsets(items[i : i + width] @ bank.T, [correction.neighbours])[0]
         for i in range(0, len(items), width)
     ]
     return np.asarray(correction.strength * np.concatenate(offsets), dtype=items.dtype)
@@ -114,7 +117,7 @@ def append_ones(queries: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class PartScores:
-    """Scores of one model on validation: queries × items, and bank × items."""
+    """Scores of one model on validation: queries × items, and items × bank."""
 
     scores: Floats
     bank: Floats
@@ -173,20 +176,29 @@ def choose_correction(
     evaluator: Evaluator, part: PartScores, kinds: Sequence[str]
 ) -> tuple[Correction, float, Floats]:
     """Return the best correction, its value and the corrected scores; the weaker one on a tie."""
-    zeros = np.zeros(part.bank.shape[1], dtype=part.bank.dtype)
-    candidates = [(Correction(), zeros)] if "none" in kinds else []
-    if "csls" in kinds:
-        counts = [k for k in NEIGHBOURS if k <= len(part.bank)] or [len(part.bank)]
-        for k, offsets in zip(counts, csls_offsets(part.bank, counts), strict=True):
-            candidates += [(Correction("csls", s, k), s * offsets) for s in STRENGTHS]
-    best: tuple[Correction, float, Floats] | None = None
-    for correction, offsets in candidates:
-        scores = part.scores - offsets.astype(part.scores.dtype)
-        value = evaluator.value(scores)
-        if best is None or value > best[1]:
-            best = correction, value, scores
-    assert best is not None
-    return best
+    size = part.bank.shape[1]
+    counts = [k for k in NEIGHBOURS + MORE_NEIGHBOURS if k <= size] or [size]
+    offsets = dict(zip(counts, csls_offsets(part.bank, counts), strict=True)) if "csls" in kinds else {}
+    corrected = np.empty_like(part.scores)
+
+    def correct(correction: Correction) -> Floats:
+        if correction.kind == "none":
+            return part.scores
+        own = correction.strength * offsets[correction.neighbours]
+        return np.subtract(part.scores, own.astype(part.scores.dtype), out=corrected)
+
+    def best_of(corrections: Iterable[Correction]) -> tuple[float, Correction]:
+        return max(((evaluator.value(correct(each)), each) for each in corrections), key=lambda pair: pair[0])
+
+    usual = [k for k in offsets if k not in MORE_NEIGHBOURS]
+    grid = [Correction("csls", s, k) for k in usual for s in STRENGTHS]
+    value, best = best_of([Correction()] * ("none" in kinds) + grid)
+    strengths = STRENGTHS + STRONGER * (best.strength == STRENGTHS[-1])
+    further = usual + [k for k in offsets if k in MORE_NEIGHBOURS and best.neighbours == NEIGHBOURS[-1]]
+    wider = [Correction("csls", s, k) for k in further for s in strengths]
+    if len(wider) > len(grid):
+        value, best = max((value, best), best_of(c for c in wider if c not in grid), key=lambda pair: pair[0])
+    return best, value, correct(best)
 
 
 def choose_weights(

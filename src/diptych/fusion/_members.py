@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._arrays import move_like, namespace, to_numpy
+from diptych._arrays import fields_to_numpy, move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
+from diptych._devices import copy_to_device
 from diptych._persistence import Schema
 from diptych.cca import (
     CanonicalModel,
@@ -20,6 +21,14 @@ from diptych.cca import (
     maps,
     regularized_cca,
     spectra_from_moments,
+)
+from diptych.cca._polish import (
+    COMPONENTS,
+    Polish,
+    carry_polish,
+    choose_epochs,
+    polish_vectors,
+    sample_pairs,
 )
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import project, to_unit_length
@@ -112,12 +121,13 @@ class Part(Schema, frozen=True):
 class Use(Schema, frozen=True):
     """How a model is used for a task: its weighting, and γ as a multiple of the path's choice.
 
-    An identity part has no γ. Its weighting is ``"identity"`` or, with the means removed, ``"centred
-    identity"``.
+    ``epochs`` are those of its polish; 0 if it has none. An identity part has no γ. Its weighting is
+    ``"identity"`` or, with the means removed, ``"centred identity"``.
     """
 
     weighting: str
     relaxation: float
+    epochs: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,17 +153,29 @@ class LinearMaps:
         """Return the map of ``"x"`` or ``"y"``."""
         return self.x_map if view == "x" else self.y_map
 
+    def keep(self, most: int) -> LinearMaps:
+        """Return the maps to at most so many components, the first."""
+        return replace(self, x_map=self.x_map[:, :most], y_map=self.y_map[:, :most])
+
+    def multiply(self, polish: Polish) -> LinearMaps:
+        """Return the maps with a polish."""
+        return replace(self, x_map=self.x_map @ polish.x, y_map=self.y_map @ polish.y)
+
+    def project(self, features: Floats, view: str) -> Floats:
+        """Return vectors for features of ``"x"`` or ``"y"``, before they are scaled to unit length."""
+        return np.asarray(project(np.asarray(features, dtype=np.float32), self.mean(view), self.map(view)))
+
     def embed(self, features: Floats, view: str) -> Floats:
         """Return vectors of unit length for features of ``"x"`` or ``"y"``."""
-        rows = np.asarray(features, dtype=np.float32)
-        return np.asarray(to_unit_length(project(rows, self.mean(view), self.map(view))))
+        return np.asarray(to_unit_length(self.project(features, view)))
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
     """One model of a task: the blocks it sees, how it is used, its weight in the score and its maps.
 
-    ``params`` are the γ of X and of Y that it was fitted with; None if it was not fitted.
+    ``params`` are the γ of X and of Y that it was fitted with; None if it was not fitted. The maps contain
+    the ``polish``, if it has one.
     """
 
     part: Part
@@ -161,6 +183,7 @@ class Member:
     weight: float
     linear: LinearMaps
     params: tuple[float, float] | None = None
+    polish: Polish | None = None
 
     @property
     def dimension(self) -> int:
@@ -182,7 +205,15 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
     spectra = part.spectra(joint)
     model = _fit_model(spectra, gammas, member.dimension)
     linear = LinearMaps.from_model(spectra, model, use.weighting, task)
-    return replace(member, linear=linear, params=gammas)
+    if member.polish is None:
+        return replace(member, linear=linear, params=gammas)
+    old = (
+        member.linear.x_map @ np.linalg.inv(member.polish.x),
+        member.linear.y_map @ np.linalg.inv(member.polish.y),
+    )
+    moments = joint.take(part.columns("x"), part.columns("y"))
+    polish = carry_polish(member.polish, moments, (linear.x_map, linear.y_map), old)
+    return replace(member, linear=linear.multiply(polish), params=gammas, polish=polish)
 
 
 def carry_vectors(vectors: Floats, before: Member, after: Member, view: str, joint: JointMoments) -> Floats:
@@ -472,6 +503,26 @@ class Trial:
     queries: Blocks
     bank: Blocks
 
+    def features(self, part: Part) -> list[tuple[Floats, str]]:
+        """Return what a part sees of items, queries and bank, each with its view."""
+        searched, query = SEARCHED_VIEW[self.evaluator.task], QUERY_VIEW[self.evaluator.task]
+        seen = (self.items, searched), (self.queries, query), (self.bank, query)
+        return [(part.features(blocks, view), view) for blocks, view in seen]
+
+    def score(
+        self, vectors: Sequence[Floats], kinds: Sequence[str]
+    ) -> tuple[float, PartScores, dict[str, Any]]:
+        """Return the value of vectors of items, queries and bank, their scores, and a report."""
+        items, queries, bank = (np.asarray(to_unit_length(own)) for own in vectors)
+        scores = PartScores(queries @ items.T, items @ bank.T)
+        correction, value, corrected = choose_correction(self.evaluator, scores, kinds)
+        report = {
+            "recall": self.evaluator.recall(scores.scores),
+            "corrected": self.evaluator.recall(corrected),
+            "correction": msgspec.structs.asdict(correction),
+        }
+        return value, scores, report
+
 
 def make_uses(weightings: Sequence[str], relaxations: Sequence[float]) -> list[Use]:
     """Return the uses to try: the asymmetric weighting with the path's γ, others with multiples of it."""
@@ -482,32 +533,84 @@ def make_uses(weightings: Sequence[str], relaxations: Sequence[float]) -> list[U
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The best use of a part for a task, its value and scores on validation, and all that were tried."""
+
+    use: Use
+    linear: LinearMaps
+    value: float
+    scores: PartScores
+    tried: list[dict[str, Any]]
+
+    def report(self, part: Part) -> dict[str, Any]:
+        """Return it as plain data."""
+        best = msgspec.structs.asdict(self.use)
+        return {"part": str(part), "value": self.value, "best": best, "tried": self.tried}
+
+
 def choose_use(
     fitted: AnyPart, trial: Trial, uses: Sequence[Use], n_components: int | None, kinds: Sequence[str]
-) -> tuple[Use, PartScores, dict[str, Any]]:
-    """Return the use with the best corrected scores, its scores before correction, and a report."""
-    task, part = trial.evaluator.task, fitted.part
-    best: tuple[float, Use, PartScores] | None = None
-    tried = []
-    own = (
-        (part.features(trial.items, SEARCHED_VIEW[task]), SEARCHED_VIEW[task]),
-        (part.features(trial.queries, QUERY_VIEW[task]), QUERY_VIEW[task]),
-        (part.features(trial.bank, QUERY_VIEW[task]), QUERY_VIEW[task]),
-    )
-    for use, linear in fitted.make_maps(task, uses, n_components):
-        items, queries, bank = (linear.embed(features, view) for features, view in own)
-        scores = PartScores(queries @ items.T, bank @ items.T)
-        correction, value, corrected = choose_correction(trial.evaluator, scores, kinds)
-        tried.append(
-            {
-                **msgspec.structs.asdict(use),
-                "recall": trial.evaluator.recall(scores.scores),
-                "corrected": trial.evaluator.recall(corrected),
-                "correction": msgspec.structs.asdict(correction),
-            }
-        )
-        if best is None or value > best[0]:
-            best = value, use, scores
+) -> Choice:
+    """Return the use with the best corrected scores."""
+    features = trial.features(fitted.part)
+    best: Choice | None = None
+    tried: list[dict[str, Any]] = []
+    for use, linear in fitted.make_maps(trial.evaluator.task, uses, n_components):
+        value, scores, report = trial.score([linear.project(rows, view) for rows, view in features], kinds)
+        tried.append({**msgspec.structs.asdict(use), **report})
+        if best is None or value > best.value:
+            best = Choice(use, linear, value, scores, tried)
     assert best is not None
-    report = {"part": str(part), "value": best[0], "best": msgspec.structs.asdict(best[1]), "tried": tried}
-    return best[1], best[2], report
+    return best
+
+
+def polish_use(
+    part: Part,
+    chosen: Choice,
+    trial: Trial,
+    training: Pairs,
+    kinds: Sequence[str],
+    random_state: int | None,
+    device: str | None = None,
+) -> Choice:
+    """Return a use with the polish that is best for it, or the use as it is if none is better."""
+    linear = chosen.linear.keep(COMPONENTS)
+    vectors = [(linear.project(rows, view), view) for rows, view in trial.features(part)]
+    best, tried = chosen, list(chosen.tried)
+
+    def try_epoch(polish: Polish) -> float:
+        nonlocal best
+        polish = fields_to_numpy(polish)
+        matrices = {"x": polish.x, "y": polish.y}
+        value, scores, report = trial.score([rows @ matrices[view] for rows, view in vectors], kinds)
+        use = msgspec.structs.replace(chosen.use, epochs=polish.epochs)
+        tried.append({**msgspec.structs.asdict(use), **report})
+        if value > best.value:
+            best = Choice(use, linear.multiply(polish), value, scores, tried)
+        return value
+
+    choose_epochs(
+        polish_vectors(*project_pairs(part, linear, [training], device), random_state),
+        try_epoch,
+        chosen.value,
+    )
+    return replace(best, tried=tried)
+
+
+def project_pairs(
+    part: Part, linear: LinearMaps, pairs: Sequence[Pairs], device: str | None = None
+) -> tuple[Any, Any, Any]:
+    """Return vectors of pairs that lie below each other, before unit length, and their pairing.
+
+    Of very many a sample is taken. They are on the ``device`` if there is one.
+    """
+    views = [part.views(own) for own in pairs]
+    starts = np.cumsum([0, *(len(x) for x, _ in views)])
+    pairing = np.concatenate([own[2] + start for own, start in zip(pairs, starts[:-1], strict=True)])
+    x, y = (np.concatenate([linear.project(own[at], view) for own in views]) for at, view in enumerate("xy"))
+    if (rows := sample_pairs(pairing)) is not None:
+        y, pairing = y[rows], pairing[rows]
+    if device is None:
+        return x, y, pairing
+    return copy_to_device(x, device), copy_to_device(y, device), copy_to_device(pairing, device)
