@@ -15,7 +15,7 @@ from diptych.fusion._blocks import apply_geometry
 from diptych.fusion._members import LinearMaps, Member, Use
 from diptych.image import FunctionEncoder
 from diptych.ranking import recall_at_k
-from diptych.retrieval._embedding import name_members
+from diptych.retrieval._description import describe_members
 from diptych.retrieval._folder import _parse_moments
 from diptych.retrieval._searcher import Searcher
 from generated_pairs import make_dual_features
@@ -165,8 +165,15 @@ def test_parts_of_the_same_blocks_have_names_of_their_own():
     same, eye = Part(("x",), ("y",)), np.eye(2, dtype=np.float32)
     maps = LinearMaps(eye[0], eye[0], eye, eye)
     parts = [Part(("x",), ("y",), kind="identity"), same, same]
-    members = [Member(part, Use("none", 1.0), 1.0, maps) for part in parts]
-    assert name_members(members) == ["x × y, as encoded", "x × y", "x × y (2)"]
+    uses = [Use("centred identity", 1.0), Use("residual", 0.5, epochs=3), Use("none", 1.0, epochs=1)]
+    members = [Member(part, use, 1.0, maps) for part, use in zip(parts, uses, strict=True)]
+    described = describe_members(members)
+    assert [each["name"] for each in described] == ["x × y, as encoded", "x × y", "x × y (2)"]
+    assert [each["use"] for each in described] == [
+        "cosine of the features as encoded, without their means",
+        "residual weighting, polished for 3 epochs",
+        "no weighting, polished for 1 epoch",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*lies? far")

@@ -44,7 +44,8 @@ _FILES = {
 }
 
 
-_IDENTITIES = {
+_USES = {
+    "none": "no weighting",
     "identity": "cosine of the features as encoded",
     "centred identity": "cosine of the features as encoded, without their means",
 }
@@ -79,7 +80,7 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
                 t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
             },
             "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
-            "parts": {t: _describe_members(members[t]) for t in TASKS},
+            "parts": {t: describe_members(members[t]) for t in TASKS},
             "corrections": {t: msgspec.structs.asdict(model.corrections_[t]) for t in TASKS},
         }
     models = model.models_
@@ -96,7 +97,7 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
     }
 
 
-def _describe_members(members: Sequence[Member]) -> list[dict[str, Any]]:
+def describe_members(members: Sequence[Member]) -> list[dict[str, Any]]:
     """Return the name, weight, use and components of each model of a fusion's task."""
     return [
         {"name": name, "weight": m.weight, "use": _describe_use(m.use), "components": m.dimension}
@@ -105,9 +106,8 @@ def _describe_members(members: Sequence[Member]) -> list[dict[str, Any]]:
 
 
 def _describe_use(use: Use) -> str:
-    words = _IDENTITIES.get(use.weighting, f"{use.weighting} weighting")
-    epochs = getattr(use, "epochs", 0)
-    return f"{words}, {describe_polish(epochs)}" if epochs else words
+    words = _USES.get(use.weighting, f"{use.weighting} weighting")
+    return f"{words}, {describe_polish(use.epochs)}" if use.epochs else words
 
 
 def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
