@@ -45,8 +45,8 @@ from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_row
 from diptych.fusion._hubness import (  # noqa: E402
     Evaluator,
     PartScores,
+    append_gates,
     append_offsets,
-    append_ones,
     choose_correction,
     compute_offsets,
 )
@@ -199,7 +199,7 @@ class Embedded:
         )
 
     def score(self) -> PartScores:
-        return PartScores(self.queries @ self.items.T, self.items @ self.bank.T)
+        return PartScores.of(self.queries, self.items, self.bank)
 
     def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
@@ -208,7 +208,7 @@ class Embedded:
         start = clock()
         for row in range(100):
             query = self.embed(row)
-            scores = (append_ones(query) if extra else query) @ items.T
+            scores = (append_gates(query) if extra else query) @ items.T
             (scores if active is None else gate_scores(scores, offsets, active)).argmax()
         return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 

@@ -42,3 +42,17 @@ def make_dual_features(n, seed, *, noise=1.0, turned=20, broken=False, width=128
         views[1] = views[1] @ np.linalg.qr(world.normal(size=(width, width)))[0]
     x, y = (view / np.linalg.norm(view, axis=1, keepdims=True) for view in views)
     return x.astype(np.float32), y.astype(np.float32)
+
+
+def make_graded_pairs(seed, n, captions=2, hidden=24, width=30):
+    """Return pairs of views that see some causes clearly and others hardly; all seeds give the same kind."""
+    world, rng = np.random.default_rng(5), np.random.default_rng(seed)
+    noise, pairing = np.geomspace(0.2, 4.0, hidden), np.repeat(np.arange(n), captions)
+    causes = rng.normal(size=(n, hidden))
+    views = []
+    for own in (causes, causes[pairing]):
+        seen = (own + noise * rng.normal(size=own.shape)) @ np.linalg.qr(world.normal(size=(width, width)))[
+            0
+        ][:hidden]
+        views.append(seen + 0.1 * rng.normal(size=seen.shape))
+    return (*views, pairing)

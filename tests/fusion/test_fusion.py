@@ -91,17 +91,18 @@ def test_vectors_rank_by_inner_product(fitted):
         assert items.dtype == np.float32
         weights = [member.weight for member in fitted.members_[task]]
         assert sum(weights) == pytest.approx(1.0)
-        norms = np.linalg.norm(queries, axis=1)
-        np.testing.assert_allclose(norms, np.sqrt(len(weights) + 1), rtol=1e-5)
+        norms = np.linalg.norm(queries[:, :-1], axis=1)
+        np.testing.assert_allclose(norms, np.sqrt(len(weights)), rtol=1e-5)
+        assert np.all((queries[:, -1] >= 0) & (queries[:, -1] <= 1))
         if task == "search":
             scores = queries @ items.T
             direct = 1 + (scores > scores[np.arange(len(pairing)), pairing][:, None]).sum(axis=1)
             assert recall_at_k(fitted.ranks(x, y, pairing), 1) == pytest.approx(recall_at_k(direct, 1), abs=1)
 
 
-def test_the_bank_is_of_training_queries_and_no_query_changes_an_item(fitted):
-    training, (x, y, _) = blocks()
-    assert fitted.corrections_["search"].kind == "csls"
+def test_the_bank_is_of_training_queries_and_no_query_changes_an_item():
+    training, (x, y, pairing) = blocks()
+    fitted = Fusion(grid=6, bank=150, hubness=("csls",)).fit(*training, validation=(x, y, pairing))
     assert len(fitted.banks_["search"]) == 150
     assert len(fitted.banks_["annotate"]) == len(training[0]["a"])
     few = fitted.items({k: v[:5] for k, v in x.items()})
@@ -163,6 +164,17 @@ def test_conventions(fitted):
     assert Fusion("plain").fit(*make_pairs(0)[0]).score(*make_pairs(0)[1]) > 0
 
 
+def test_queries_unlike_the_training_queries_are_not_corrected():
+    training, validation = blocks()
+    model = Fusion(grid=6, bank=150, hubness=("csls",), refit=False).fit(*training, validation=validation)
+    for task, view in (("search", validation[1]), ("annotate", validation[0])):
+        shares = model.queries(view, task)[:, -1]
+        # A gate begins to close at the 90th percentile of the validation queries.
+        assert 0.8 < np.mean(shares > 0.999) < 0.97
+        far = {name: 10 * rows for name, rows in view.items()}
+        assert not np.any(model.queries(far, task)[:, -1])
+
+
 def test_saved_and_loaded(fitted, tmp_path):
     _, (x, y, _) = blocks()
     fitted.save(tmp_path / "model")
@@ -195,6 +207,7 @@ def _put(config, place, value):
         ("tasks.search.members.0.part.x", ["zzz"], "unknown blocks|scales"),
         ("tasks.search.members.0.use.colour", "red", "unknown field `colour`"),
         ("tasks.search.correction.kind", "magic", "correction.kind: Invalid enum value 'magic'"),
+        ("tasks.search.gate", [2.0, 2.0], "a gate closes between"),
         ("geometry.x.a.normalize", "rot13", "geometry.*normalize='rot13'"),
         ("geometry.x.a.width", 7, "expected finite numbers of shape"),
         ("geometry.x.a.pieces", 0, "impossible block: 14 features, 0 pieces"),

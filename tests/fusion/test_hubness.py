@@ -11,12 +11,15 @@ from diptych.fusion._hubness import (
     STRENGTHS,
     STRONGER,
     Evaluator,
+    Gate,
     PartScores,
+    append_gates,
     append_offsets,
-    append_ones,
     choose_correction,
     compute_offsets,
     csls_offsets,
+    make_rates,
+    measure_distances,
 )
 
 
@@ -32,7 +35,7 @@ def draw_vectors(seed, d=6):
 def test_csls_is_an_inner_product_with_one_more_coordinate(seed, k, strength):
     items, bank, queries = draw_vectors(seed)
     offsets = compute_offsets(items, bank, Correction("csls", strength, k), block_bytes=2000)
-    vectors = append_ones(queries) @ append_offsets(items, offsets).T
+    vectors = append_gates(queries) @ append_offsets(items, offsets).T
     similar = np.sort(bank @ items.T, axis=0)[::-1][:k]
     np.testing.assert_allclose(vectors, queries @ items.T - strength * similar.mean(axis=0), atol=1e-12)
 
@@ -87,7 +90,7 @@ def test_the_chosen_correction_is_the_best_of_the_grid(seed, hubness, task):
     evaluator = Evaluator(task, np.arange(len(texts)) // 2, len(images), items.shape[1])
     scores = queries @ items.T
     correction, value, corrected = choose_correction(
-        evaluator, PartScores(scores, items @ bank.T), ("none", "csls")
+        evaluator, PartScores(scores, items @ bank.T, np.ones(len(queries))), ("none", "csls")
     )
     offsets = compute_offsets(items, bank, correction)
     np.testing.assert_allclose(corrected, scores - offsets, atol=1e-6)
@@ -117,7 +120,7 @@ def test_the_grid_goes_as_far_as_the_correction_helps():
     scores = rng.normal(size=(200, 200), scale=0.1).astype(np.float32) + np.eye(200, dtype=np.float32) / 2
     bank = rng.normal(size=(200, 400), scale=0.1).astype(np.float32)
     evaluator = Evaluator("search", np.arange(200), 200, 10)
-    part = PartScores(scores + hubs, bank + hubs[:, None])
+    part = PartScores(scores + hubs, bank + hubs[:, None], np.ones(200))
     correction, value, _ = choose_correction(evaluator, part, ("none", "csls"))
     assert correction.strength in STRONGER
     assert value > 90.0 > evaluator.value(part.scores)
@@ -127,7 +130,51 @@ def test_the_grid_goes_as_far_as_the_correction_helps():
 def test_only_the_corrections_that_are_asked_for_are_tried(kinds, kind):
     images, texts, bank = draw_pairs(2, hubness=0.0)
     evaluator = Evaluator("search", np.arange(len(texts)) // 2, len(images), images.shape[1])
-    chosen = choose_correction(evaluator, PartScores(texts @ images.T, images @ bank[:5].T), kinds)[0]
+    chosen = choose_correction(evaluator, PartScores.of(texts, images, bank[:5]), kinds)[0]
     assert chosen.kind == kind
     if kind == "csls":
         assert chosen.neighbours == 5
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([1e-12, 1.0, 1e12]),
+    limits=st.tuples(st.floats(0.5, 2.0), st.floats(0.01, 3.0)),
+)
+def test_a_gate_closes_with_the_distance(seed, scale, limits):
+    rng = np.random.default_rng(seed)
+    spreads = np.float32(scale) * rng.uniform(0.01, 1.0, size=8).astype(np.float32)
+    bank = rng.normal(size=(200, 8)).astype(np.float32) * spreads
+    low, high = limits[0], limits[0] + limits[1]
+    gate = Gate(make_rates(np.square(bank).mean(axis=0)), low, high)
+    distances = measure_distances(bank, gate.rates)
+    assert distances.mean() == pytest.approx(1.0, rel=1e-4)
+    direct = np.mean(np.square(bank / np.sqrt(np.square(bank).mean(axis=0))), axis=1)
+    np.testing.assert_allclose(distances, direct, rtol=1e-4)
+    gates = gate.compute(bank)
+    assert np.all(gates[distances <= low] == 1)
+    assert np.all(gates[distances >= high] == 0)
+    assert np.all((gates >= 0) & (gates <= 1))
+    order = np.argsort(distances)
+    assert np.all(np.diff(gates[order]) <= 0)
+    assert np.all(gate.compute(np.float32(1.1) * bank) <= gates)
+
+
+def test_a_gate_bears_any_query():
+    squares = np.array([1.0, 0.0, 1e-30, 4.0])
+    gate = Gate(make_rates(squares), 2.0, 3.0)
+    queries = np.array([[0.0] * 4, [1.0, 0.0, 0.0, 2.0], [1e30] * 4, [0.0, 1.0, 0.0, 0.0]], dtype=np.float32)
+    assert gate.compute(queries).tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_models_have_a_say_in_the_distance_by_their_weight():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(50, 4)), 100 * rng.normal(size=(50, 30))
+    rates = [
+        make_rates(np.square(each).mean(axis=0), weight) for each, weight in ((first, 0.75), (second, 0.25))
+    ]
+    together = measure_distances(np.hstack([first, second]), np.concatenate(rates))
+    alone = [measure_distances(e, make_rates(np.square(e).mean(axis=0))) for e in (first, second)]
+    np.testing.assert_allclose(together, 0.75 * alone[0] + 0.25 * alone[1], rtol=1e-5)
+    assert together.mean() == pytest.approx(1.0, rel=1e-5)

@@ -18,6 +18,7 @@ from diptych.fusion._blocks import apply_geometry
 from diptych.fusion._members import identity_blocks
 from diptych.retrieval import _export
 from diptych.retrieval._embedding import split_blocks
+from diptych.retrieval._items import SEARCHED
 from example_files import code_blocks
 from tolerance import rounding
 
@@ -140,7 +141,18 @@ def tolerances(retriever, rows, view, task):
             limits.append(sums * (1 + lengths))
         else:
             limits.append(np.divide(sums, lengths, out=np.zeros_like(sums), where=lengths > 0))
-    return rounding(np.float32, terms) * factor * np.max(limits, axis=0)
+    largest = factor * np.max(limits, axis=0)
+    gate = model.gates_[task] if isinstance(model, Fusion) else None
+    if gate is not None and SEARCHED[task] != view:
+        # What rounding of the coordinates changes in the sum of their squares, times the slope of the gate.
+        changes = [
+            np.abs((features - mean).astype(np.float64) @ weights)
+            * ((np.abs(features) + np.abs(mean)).astype(np.float64) @ np.abs(weights))
+            for features, mean, weights in steps
+        ]
+        slope = 2 / (gate.high - gate.low)
+        largest = np.maximum(largest, slope * (np.hstack(changes) @ gate.rates.astype(np.float64)))
+    return rounding(np.float32, terms) * largest
 
 
 def assert_same_vectors(found, retriever, blocks, view, task):
@@ -172,6 +184,22 @@ def test_the_models_above_have_everything_that_a_fusion_may_have(fit):
     parts = [member.part for members, _ in tasks for member in members]
     assert {"awcca", "identity"} == {part.kind for part in parts}
     assert any(set(part.x_scales + part.y_scales) != {1.0} for part in parts)
+
+
+@pytest.mark.parametrize(("task", "view"), [("search", "text"), ("annotate", "image")])
+def test_a_query_far_from_the_training_queries_gets_less_of_the_correction(fit, tmp_path, task, view):
+    retriever = fit("csls")
+    session = open_session(export(retriever, tmp_path, view, task))
+    shares = []
+    for factor in (1.0, 1.5, 100.0):
+        blocks = {key: np.float32(factor) * rows for key, rows in BLOCKS[view].items()}
+        vectors = feed(session, blocks)
+        assert_same_vectors(vectors, retriever, blocks, view, task)
+        shares.append(vectors[:, -1])
+    assert np.all((shares[0] >= 0) & (shares[0] <= 1))
+    assert np.mean(shares[0] == 1) > 0.5
+    assert np.any((shares[1] > 0) & (shares[1] < 1))
+    assert np.all(shares[2] == 0)
 
 
 @pytest.mark.parametrize("name", ["unit", "l2", "csls", "pieces"])

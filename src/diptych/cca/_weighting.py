@@ -146,8 +146,12 @@ def model_factors(model: CanonicalModel, weighting: Weighting, task: str) -> tup
     factors = weight_factors(model.correlations, weighting, task)
     if model.polish is None:
         return factors
-    matrices = zip((model.polish.x, model.polish.y), factors, strict=True)
-    for_x, for_y = (matrix if own is None else own[:, None] * matrix for matrix, own in matrices)
+    like = model.correlations
+    matrices = (move_like(matrix, like, dtype=like.dtype) for matrix in (model.polish.x, model.polish.y))
+    for_x, for_y = (
+        matrix if own is None else own[:, None] * matrix
+        for matrix, own in zip(matrices, factors, strict=True)
+    )
     return for_x, for_y
 
 

@@ -32,7 +32,7 @@ from diptych._threads import progress_bar
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._polish import COMPONENTS, polish_for, take_polish
 from diptych.cca._streaming import Engine
-from diptych.cca._weighting import check_weighting
+from diptych.cca._weighting import check_weighting, to_unit_length
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
 from diptych.fusion._blocks import (
@@ -55,9 +55,10 @@ from diptych.fusion._hubness import (
     KINDS,
     Correction,
     Evaluator,
+    Gate,
     TaskChoice,
+    append_gates,
     append_offsets,
-    append_ones,
     choose_weights,
     compute_offsets,
 )
@@ -74,9 +75,11 @@ from diptych.fusion._members import (
     embed_members,
     fit_part,
     identity_blocks,
+    make_gate,
     make_parts,
     make_uses,
     polish_use,
+    project_members,
     project_pairs,
     refit_member,
 )
@@ -174,15 +177,18 @@ class MemberConfig(Schema, frozen=True):
 
 
 class TaskConfig(Schema, frozen=True):
-    """The models of a task, at least one, and its correction."""
+    """The models of a task, at least one, its correction, and the distances between which its gate closes."""
 
     correction: Correction
     members: list[MemberConfig]
+    gate: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a task without a model."""
+        """Refuse a task without a model, and a gate that opens with the distance."""
         if not self.members:
             raise InputError("a task has no members")
+        if self.gate is not None and not self.gate[0] < self.gate[1]:
+            raise InputError(f"a gate closes between {self.gate}; expected two ascending numbers")
 
 
 class FusionConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
@@ -258,6 +264,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         For each task, the hubness ``Correction``.
     banks_ : dict
         For each task, vectors of training queries.
+    gates_ : dict
+        For each task, which queries get less of the correction because they are unlike the training queries;
+        None without a correction.
     geometry_ : dict
         For ``"x"`` and ``"y"``, the normalisation and scale of each block.
     moments_ : Moments
@@ -374,6 +383,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         sample = sample_images(held_out, self.random_state)
         members: dict[Task, list[Member]] = {}
         corrections: dict[Task, Correction] = {}
+        gates: dict[Task, Gate | None] = {}
         reports: dict[Task, _TaskReport] = {}
         refits = self.refits(validation)
         if refits:
@@ -396,9 +406,15 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                     polish = fields_to_numpy(polish_for(*vectors, use.epochs, self.random_state))
                     linear = linear.multiply(polish)
                 members[task].append(Member(one.part, use, weight, linear, params, polish))
+            gates[task] = (
+                None
+                if choice.correction.kind == "none"
+                else make_gate(members[task], QUERY_VIEW[task], joint, choice.limits)
+            )
         # Set together at the end, so that an interrupted fit leaves no half-fitted model.
         banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
         self.geometry_, self.members_, self.corrections_, self.banks_ = geometry, members, corrections, banks
+        self.gates_ = gates
         widths = self._moment_widths()
         kept = [(tuple(own), (1.0,) * len(own)) for own in widths]
         self.moments_ = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*kept))
@@ -447,6 +463,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         joint, factor = JointMoments(moments, widths), moments.count / check_count(count, "count")
         members: dict[Task, list[Member]] = {}
         banks: dict[Task, Floats] = {}
+        gates: dict[Task, Gate | None] = {}
         for task, before in self.members_.items():
             members[task] = [refit_member(member, task, joint, factor) for member in before]
             vectors = np.split(self.banks_[task], np.cumsum([m.dimension for m in before])[:-1], axis=1)
@@ -455,7 +472,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                 for own, old, new in zip(vectors, before, members[task], strict=True)
             ]
             banks[task] = np.concatenate(carried, axis=1)
-        self.members_, self.banks_, self.moments_ = members, banks, moments
+            gate = self.gates_[task]
+            gates[task] = gate and make_gate(members[task], QUERY_VIEW[task], joint, (gate.low, gate.high))
+        self.members_, self.banks_, self.gates_, self.moments_ = members, banks, gates, moments
         return self
 
     @classmethod
@@ -479,6 +498,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         model.members_ = {task: [member] for task in TASKS}
         model.corrections_ = {task: Correction() for task in TASKS}
         model.banks_ = {task: np.zeros((0, width), dtype=np.float32) for task in TASKS}
+        model.gates_ = dict.fromkeys(TASKS)
         model.selection_ = {
             "criterion": "none",
             "validation": "no pairs",
@@ -501,14 +521,23 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "members_")
         name = check_task(task)
-        vectors = self._embed(features, name, SEARCHED_VIEW[name], weighted=True)
+        view = SEARCHED_VIEW[name]
+        vectors = embed_members(self.members_[name], self._shape(features, name, view), view, weighted=True)
         return append_offsets(vectors, compute_offsets(vectors, self.banks_[name], self.corrections_[name]))
 
     def queries(self, features: Views, task: str = "search") -> Floats:
-        """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate)."""
+        """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate).
+
+        The last coordinate is the share of the hubness correction that a query gets: 1, or less if it is
+        far from the training queries.
+        """
         check_is_fitted(self, "members_")
         name = check_task(task)
-        return append_ones(self._embed(features, name, QUERY_VIEW[name], weighted=False))
+        view = QUERY_VIEW[name]
+        projected = project_members(self.members_[name], self._shape(features, name, view), view)
+        vectors = np.concatenate([np.asarray(to_unit_length(own)) for own in projected], axis=1)
+        gate = self.gates_[name]
+        return append_gates(vectors, 1.0 if gate is None else gate.compute(np.concatenate(projected, axis=1)))
 
     @overload
     def transform(self, X: Views, Y: None = None, *, task: str = "search") -> Floats: ...
@@ -569,7 +598,11 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                         f"{task}.{at}.polish_y": member.polish.y,
                     }
             members = [MemberConfig(m.part, m.use, m.weight, m.params) for m in self.members_[task]]
-            tasks[task] = TaskConfig(self.corrections_[task], members)
+            gate = self.gates_[task]
+            if gate is not None:
+                tensors[f"{task}.gate"] = gate.rates
+            limits = None if gate is None else (gate.low, gate.high)
+            tasks[task] = TaskConfig(self.corrections_[task], members, limits)
         grid = self.grid if isinstance(self.grid, int) else 20
         return FusionConfig(self.preset, grid, self.geometry_, tasks, self.selection_), tensors
 
@@ -578,7 +611,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
         model = cls(config.preset, grid=config.grid)
         model.geometry_, model.selection_ = config.geometry, config.selection
-        model.members_, model.corrections_, model.banks_ = {}, {}, {}
+        model.members_, model.corrections_, model.banks_, model.gates_ = {}, {}, {}, {}
         for task in TASKS:
             stored = config.tasks[task]
             members = model.members_[task] = [
@@ -590,6 +623,10 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             model.corrections_[task] = stored.correction
             if stored.correction.kind != "none" and len(bank) == 0:
                 raise InputError(f"{source} has no bank for the {task} correction; save the model again.")
+            model.gates_[task] = None
+            if stored.gate is not None:
+                rates = take_array(tensors, f"{task}.gate", (width,), source)
+                model.gates_[task] = Gate(rates, *stored.gate)
         return model
 
     def check_parameters(self) -> None:
@@ -743,11 +780,10 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                 yield item
                 progress(done / len(items))
 
-    def _embed(self, features: Any, task: Task, view: Literal["x", "y"], weighted: bool) -> Floats:
-        members = self.members_[task]
-        unit = identity_blocks((member.part for member in members), view)
-        blocks = apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
-        return embed_members(members, blocks, view, weighted=weighted)
+    def _shape(self, features: Any, task: Task, view: str) -> Blocks:
+        """Return features of a view as blocks in the geometry that the members of a task expect."""
+        unit = identity_blocks((member.part for member in self.members_[task]), view)
+        return apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
 
 
 def _apply_geometry(geometry: Mapping[str, Side], pairs: Pairs, parts: Sequence[Part]) -> Pairs:

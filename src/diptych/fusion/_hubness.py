@@ -4,7 +4,7 @@ A *bank* of training queries is compared with the items: ``similarities`` are it
 (Lample et al., 2018) subtracts from an item's score its mean similarity to the k nearest bank queries. That
 is one number per item, so a corrected score is an inner product with one more coordinate: minus the
 correction on the item, 1 on the query. Any index for inner products searches by it exactly, and no query
-influences the answer to another.
+influences the answer to another. A query far from the training queries has less than 1 there: see ``Gate``.
 
 Weights and corrections are chosen for one task on validation, from score matrices that are computed once. The
 criterion is the mean of r@1, r@5 and r@10: on a thousand images r@1 alone varies by more than a point by
@@ -22,6 +22,7 @@ import numpy as np
 
 from diptych._checks import InputError, Task, check_choice
 from diptych._persistence import Schema
+from diptych.cca._weighting import to_unit_length
 from diptych.fusion._blocks import Floats
 from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, search_ranks, tie_slack
 
@@ -110,25 +111,72 @@ def append_offsets(items: Floats, offsets: Floats) -> Floats:
     return np.concatenate([items, -offsets[:, None]], axis=1)
 
 
-def append_ones(queries: Floats) -> Floats:
-    """Return queries with one more coordinate, 1, to multiply the offset of an item."""
-    return np.concatenate([queries, np.ones((len(queries), 1), dtype=queries.dtype)], axis=1)
+def append_gates(queries: Floats, gates: Floats | float = 1.0) -> Floats:
+    """Return queries with one more coordinate, their gates, to multiply the offset of an item."""
+    column = np.broadcast_to(np.asarray(gates, dtype=queries.dtype), len(queries))
+    return np.concatenate([queries, column[:, None]], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    r"""The share of the correction that a query gets: all of it, unless it is far from the training queries.
+
+    The correction is measured on training queries, such as captions. On others, such as single words, it does
+    harm. The distance of a query is :math:`\sum_i r_i p_i^2`, where p are its coordinates before they are
+    scaled to unit length. The rates r make it 1 on average over the training queries, and give every
+    coordinate of a model the same share in it, whatever its spread. A query gets all of the correction up to
+    the distance ``low``, none from ``high`` on, and a linear share in between.
+    """
+
+    rates: Floats
+    low: float
+    high: float
+
+    def compute(self, projected: Floats) -> Floats:
+        """Return the shares of queries, given before they are scaled to unit length."""
+        shares = (self.high - measure_distances(projected, self.rates)) / (self.high - self.low)
+        return np.asarray(np.clip(shares, 0.0, 1.0))
+
+
+FAR = (90.0, 99.0)
+"""Percentiles of the distances of validation queries between which a gate closes."""
+
+
+def make_rates(squares: Floats, weight: float = 1.0) -> Floats:
+    """Return the rates of one model's coordinates from their mean squares over the training queries."""
+    least = 1e-6 * max(float(squares.max()), 1e-30)  # a coordinate that never varied must not decide alone
+    return np.asarray(weight / len(squares) / np.maximum(squares, least), dtype=np.float32)
+
+
+def measure_distances(projected: Floats, rates: Floats) -> Floats:
+    """Return the distances of queries, given before they are scaled to unit length."""
+    with np.errstate(over="ignore"):  # infinitely far is far
+        return np.asarray(np.square(projected) @ rates)
 
 
 @dataclass(frozen=True, eq=False)
 class PartScores:
-    """Scores of one model on validation: queries × items, and items × bank."""
+    """Scores of one model on validation, queries × items and items × bank, and the queries' distances."""
 
     scores: Floats
     bank: Floats
+    distances: Floats
+
+    @classmethod
+    def of(cls, queries: Floats, items: Floats, bank: Floats) -> PartScores:
+        """Return the scores of vectors that are given before they are scaled to unit length."""
+        distances = measure_distances(queries, make_rates(np.square(bank).mean(axis=0)))
+        queries, items, bank = (np.asarray(to_unit_length(each)) for each in (queries, items, bank))
+        return cls(queries @ items.T, items @ bank.T, distances)
 
 
 @dataclass(frozen=True, eq=False)
 class TaskChoice:
-    """Weights of the models, a correction, and their value on validation."""
+    """Weights of the models, a correction, the distances between which its gate closes, and their value."""
 
     weights: tuple[float, ...]
     correction: Correction
+    limits: tuple[float, float]
     value: float
     recall: dict[str, float]
 
@@ -192,7 +240,7 @@ def choose_correction(
 
     usual = [k for k in offsets if k not in MORE_NEIGHBOURS]
     grid = [Correction("csls", s, k) for k in usual for s in STRENGTHS]
-    value, best = best_of([Correction()] * ("none" in kinds) + grid)
+    value, best = best_of([Correction(), *grid] if "none" in kinds else grid)
     strengths = STRENGTHS + STRONGER * (best.strength == STRENGTHS[-1])
     further = usual + [k for k in offsets if k in MORE_NEIGHBOURS and best.neighbours == NEIGHBOURS[-1]]
     wider = [Correction("csls", s, k) for k in further for s in strengths]
@@ -224,10 +272,15 @@ def choose_weights(
     for weights in dict.fromkeys(candidates):
         shares = tuple(w / sum(weights) for w in weights)
         mixed = PartScores(
-            _mix([part.scores for part in parts], shares), _mix([part.bank for part in parts], shares)
+            *(
+                _mix([getattr(part, name) for part in parts], shares)
+                for name in ("scores", "bank", "distances")
+            )
         )
         correction, value, scores = choose_correction(evaluator, mixed, kinds)
-        choices.append((TaskChoice(shares, correction, value, evaluator.recall(scores)), scores))
+        low, high = map(float, np.percentile(mixed.distances, FAR))
+        limits = low, max(high, 1.01 * low)
+        choices.append((TaskChoice(shares, correction, limits, value, evaluator.recall(scores)), scores))
     best = max(choices, key=lambda choice: choice[0].value)
     if unfitted:
         plain = max((choices[at] for at in unfitted), key=lambda choice: choice[0].value)

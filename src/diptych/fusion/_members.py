@@ -46,7 +46,7 @@ from diptych.fusion._blocks import (
     sample_images,
     unit_key,
 )
-from diptych.fusion._hubness import Evaluator, PartScores, choose_correction
+from diptych.fusion._hubness import Evaluator, Gate, PartScores, choose_correction, make_rates
 from diptych.ranking import metric, ranks
 
 COARSE = 8
@@ -240,15 +240,32 @@ def carry_vectors(vectors: Floats, before: Member, after: Member, view: str, joi
     return np.asarray(to_unit_length(moved), dtype=np.float32)
 
 
+def make_gate(members: Sequence[Member], view: str, joint: JointMoments, limits: tuple[float, float]) -> Gate:
+    """Return the gate of queries of ``view``, for members fitted on these moments."""
+    rates = []
+    for member in members:
+        moments = joint.take(member.part.columns("x"), member.part.columns("y"))
+        gram, mean = (moments.xx, moments.x_mean) if view == "x" else (moments.yy, moments.y_mean)
+        weights = member.linear.map(view).astype(np.float64)
+        squares = np.sum(weights * (to_numpy(gram) @ weights), axis=0) / moments.count
+        squares += np.square((to_numpy(mean) - member.linear.mean(view)) @ weights)
+        rates.append(make_rates(squares, member.weight))
+    return Gate(np.concatenate(rates), *limits)
+
+
+def project_members(members: Sequence[Member], blocks: Blocks, view: str) -> list[Floats]:
+    """Return the vectors of each member, not yet of unit length."""
+    return [member.linear.project(member.part.features(blocks, view), view) for member in members]
+
+
 def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weighted: bool) -> Floats:
     """Return the vectors of all members side by side, multiplied by their weights if ``weighted``.
 
     The inner product of weighted items and unweighted queries is the weighted sum of cosines.
     """
-    vectors = []
-    for member in members:
-        own = member.linear.embed(member.part.features(blocks, view), view)
-        vectors.append(own * np.float32(member.weight) if weighted else own)
+    vectors = [np.asarray(to_unit_length(own)) for own in project_members(members, blocks, view)]
+    if weighted:
+        vectors = [own * np.float32(m.weight) for own, m in zip(vectors, members, strict=True)]
     return np.concatenate(vectors, axis=1)
 
 
@@ -504,17 +521,16 @@ class Trial:
     bank: Blocks
 
     def features(self, part: Part) -> list[tuple[Floats, str]]:
-        """Return what a part sees of items, queries and bank, each with its view."""
+        """Return what a part sees of queries, items and bank, each with its view."""
         searched, query = SEARCHED_VIEW[self.evaluator.task], QUERY_VIEW[self.evaluator.task]
-        seen = (self.items, searched), (self.queries, query), (self.bank, query)
+        seen = (self.queries, query), (self.items, searched), (self.bank, query)
         return [(part.features(blocks, view), view) for blocks, view in seen]
 
     def score(
         self, vectors: Sequence[Floats], kinds: Sequence[str]
     ) -> tuple[float, PartScores, dict[str, Any]]:
-        """Return the value of vectors of items, queries and bank, their scores, and a report."""
-        items, queries, bank = (np.asarray(to_unit_length(own)) for own in vectors)
-        scores = PartScores(queries @ items.T, items @ bank.T)
+        """Return the value of vectors of queries, items and bank, their scores, and a report."""
+        scores = PartScores.of(*vectors)
         correction, value, corrected = choose_correction(self.evaluator, scores, kinds)
         report = {
             "recall": self.evaluator.recall(scores.scores),

@@ -15,6 +15,7 @@ from diptych._checks import InputError, Task, check_choice, check_task, missing_
 from diptych._persistence import library_version, replace_file
 from diptych.fusion import Fusion, Part
 from diptych.fusion._blocks import Geometry
+from diptych.fusion._hubness import Gate
 from diptych.retrieval._embedding import CanonicalEmbedding, Layout
 from diptych.retrieval._items import SEARCHED, VIEWS, View
 
@@ -189,14 +190,17 @@ def _add_fusion(graph: _Graph, inputs: Sequence[str], model: Fusion, view: View,
                 shaped[name] = _add_geometry(graph, given[name], model.geometry_[side][name])
         return graph.concatenate([graph.scale(shaped[n], s) for n, s in zip(names, scales, strict=True)])
 
-    parts = []
+    parts, projected = [], []
     for member in model.members_[task]:
         linear = member.linear
         mean, weights = (linear.x_mean, linear.x_map) if side == "x" else (linear.y_mean, linear.y_map)
-        vectors = graph.to_unit_length(graph.project(add_features(member.part), mean, weights))
+        projected.append(graph.project(add_features(member.part), mean, weights))
+        vectors = graph.to_unit_length(projected[-1])
         parts.append(graph.scale(vectors, member.weight) if searched else vectors)
-    vectors, correction = graph.concatenate(parts), model.corrections_[task]
-    if not searched:
+    vectors, correction, gate = graph.concatenate(parts), model.corrections_[task], model.gates_[task]
+    if not searched and gate is not None:
+        graph.concatenate([vectors, _add_gate(graph, graph.concatenate(projected), gate)])
+    elif not searched:
         graph.append(vectors, 1.0)
     elif correction.kind == "none" or correction.strength == 0.0:
         graph.append(vectors, 0.0)
@@ -207,6 +211,15 @@ def _add_fusion(graph: _Graph, inputs: Sequence[str], model: Fusion, view: View,
         nearest = graph.add("TopK", scores, count, outputs=2, axis=1)
         offsets = graph.add("ReduceMean", nearest, axes=[1], keepdims=1)
         graph.concatenate([vectors, graph.scale(offsets, -correction.strength)])
+
+
+def _add_gate(graph: _Graph, projected: str, gate: Gate) -> str:
+    """As ``Gate.compute``."""
+    distances = graph.add(
+        "MatMul", graph.add("Mul", projected, projected), graph.constant(gate.rates[:, None])
+    )
+    shares = graph.scale(graph.add("Sub", graph.constant(gate.high), distances), 1.0 / (gate.high - gate.low))
+    return graph.add("Clip", shares, graph.constant(0.0), graph.constant(1.0))
 
 
 def _add_geometry(graph: _Graph, rows: str, geometry: Geometry) -> str:
