@@ -59,7 +59,10 @@ def test_a_cluster_fits_the_same_model(files):
     there = run_json(*FIT, *config(model={"grid": 5}), "--dask", "local")
     assert there["filters"] == here["filters"]
     assert not list(files.glob(".m*"))
-    assert "--dask has no effect with --preset best" in refused(*FIT, "--preset", "best", "--dask", "local")
+    best = [*FIT, "--preset", "best", *config(model={"grid": 5})]
+    here, there = run_json(*best), run_json(*best, "--dask", "local")
+    assert there["facts"]["selection"] == here["facts"]["selection"]
+    assert not list(files.glob(".m*"))
 
 
 def test_settings_are_those_of_the_python_api(files):
@@ -326,7 +329,7 @@ UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, *PYRAMID, "-o",
             "--filter and --metric have no effect",
         ),
         ("--preset best", {"model": {"solver": "svd"}}, "[model] has no setting 'solver'"),
-        ("--preset best --device cuda", {}, "--device has no effect with --preset"),
+        ("--preset best --device cuda:99", {}, "there is no device 'cuda:99' here"),
         ("", {"model": PARAMS | GRID}, "grid has no effect with params"),
         (
             "",

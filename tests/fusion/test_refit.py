@@ -11,27 +11,10 @@ from diptych import InputError
 from diptych.fusion import Block, Fusion, Part
 from diptych.fusion._blocks import JointMoments, apply_geometry
 from diptych.fusion._members import embed_members, refit_member
-from generated_pairs import make_dual_features
+from generated_pairs import make_dual_features, make_fused_blocks
 from tolerance import assert_close
 
 TASKS = ("search", "annotate")
-
-
-def make_blocks(seed, n):
-    """Pairs of two blocks on either side; all seeds give pairs of the same kind."""
-    rng = np.random.default_rng(seed)
-    kind = np.random.default_rng(7)
-    cause = rng.normal(size=(n, 6))
-    pairing = rng.permutation(np.repeat(np.arange(n), 2))
-
-    def view(rows, width, noise, offset=0.0):
-        clean = cause[rows] @ kind.normal(size=(6, width))
-        return clean + noise * rng.normal(size=(len(rows), width)) + offset
-
-    every = np.arange(n)
-    x = {"a": view(every, 14, 1.0, 2.0), "b": 0.01 * view(every, 8, 1.0, 5.0)}
-    y = {"c": view(pairing, 12, 1.0), "d": 100 * view(pairing, 9, 1.5, 1.0)}
-    return x, y, pairing
 
 
 def score(model, pairs, task):
@@ -41,12 +24,14 @@ def score(model, pairs, task):
 
 @pytest.fixture(scope="module")
 def fitted():
-    return Fusion(grid=5, bank=150, n_components=4).fit(*make_blocks(0, 120), validation=make_blocks(1, 60))
+    return Fusion(grid=5, bank=150, n_components=4).fit(
+        *make_fused_blocks(0, 120), validation=make_fused_blocks(1, 60)
+    )
 
 
 def test_on_the_same_moments_it_is_the_same_model(fitted):
     again = copy.copy(fitted).refit_moments(fitted.moments_, fitted.moments_.count)
-    unseen = make_blocks(2, 50)
+    unseen = make_fused_blocks(2, 50)
     for task in TASKS:
         assert_close(score(again, unseen, task), score(fitted, unseen, task), 200, condition=50.0)
         assert [m.params for m in again.members_[task]] == [m.params for m in fitted.members_[task]]
@@ -55,7 +40,7 @@ def test_on_the_same_moments_it_is_the_same_model(fitted):
 
 
 def test_its_moments_are_those_of_all_pairs_that_it_was_fitted_on(fitted):
-    own = fitted.make_moments(*make_blocks(0, 120)) + fitted.make_moments(*make_blocks(1, 60))
+    own = fitted.make_moments(*make_fused_blocks(0, 120)) + fitted.make_moments(*make_fused_blocks(1, 60))
     assert own.count == fitted.moments_.count == 360
     assert_close(own.xx, fitted.moments_.xx, 360, dtype=np.float32)
     assert_close(own.xy, fitted.moments_.xy, 360, dtype=np.float32)
@@ -65,11 +50,11 @@ def test_its_moments_are_those_of_all_pairs_that_it_was_fitted_on(fitted):
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(10, 1000), more=st.integers(20, 200))
 def test_with_added_pairs_every_member_is_that_of_all_pairs(fitted, seed, more):
-    added = make_blocks(seed, more)
+    added = make_fused_blocks(seed, more)
     before = fitted.moments_.count
     again = copy.copy(fitted).refit_moments(fitted.moments_ + fitted.make_moments(*added), before)
     assert again.moments_.count == before + 2 * more
-    everything = [make_blocks(0, 120), make_blocks(1, 60), added]
+    everything = [make_fused_blocks(0, 120), make_fused_blocks(1, 60), added]
     offsets = np.cumsum([0, 120, 60])
     whole = tuple(
         {k: np.concatenate([p[i][k] for p in everything]) for k in everything[0][i]} for i in (0, 1)
@@ -88,7 +73,7 @@ def test_with_added_pairs_every_member_is_that_of_all_pairs(fitted, seed, more):
 
 
 def test_the_bank_is_carried_over(fitted):
-    training, added = make_blocks(0, 120), make_blocks(5, 120)
+    training, added = make_fused_blocks(0, 120), make_fused_blocks(5, 120)
     again = copy.copy(fitted).refit_moments(
         fitted.moments_ + fitted.make_moments(*added), fitted.moments_.count
     )
@@ -124,10 +109,10 @@ def test_a_saved_fusion_can_be_refitted(fitted, tmp_path):
     fitted.save(tmp_path / "model")
     loaded = Fusion.load(tmp_path / "model")
     assert not hasattr(loaded, "moments_")
-    total = fitted.moments_ + loaded.make_moments(*make_blocks(9, 40))
+    total = fitted.moments_ + loaded.make_moments(*make_fused_blocks(9, 40))
     mine = copy.copy(fitted).refit_moments(total, fitted.moments_.count)
     its = loaded.refit_moments(total, fitted.moments_.count)
-    unseen = make_blocks(2, 50)
+    unseen = make_fused_blocks(2, 50)
     for task in TASKS:
         assert_close(score(mine, unseen, task), score(its, unseen, task), 200)
 

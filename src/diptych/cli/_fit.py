@@ -121,11 +121,11 @@ def fit(
             retriever=("keep_features",),
         )
         if preset is not None:
-            refuse_unused(ctx, ("filter", "metric", "dask"), f"with --preset {preset}")
+            refuse_unused(ctx, ("filter", "metric"), f"with --preset {preset}")
         options: dict[str, Any] = {"random_state": random_state} | settings["model"]
         model: AWCCA | Fusion
         if preset is not None:
-            model = Fusion(preset, **options)
+            model = Fusion(preset, **options, verbose=not silent)
         else:
             model = AWCCA(**{"filter": filter, "metric": metric} | options, verbose=not silent)
             if dask is not None and model.solver == "svd":
@@ -241,8 +241,6 @@ def _refuse_unused(
         reason = "on features" if not is_raw else f"with --text-encoder {text_encoder}; they belong to hkse"
         refuse_unused(ctx, ("vectors",), reason)
         refuse_settings([f"{key} in [hkse]" for key in settings["hkse"]], reason)
-    if is_fusion and text_encoder in ("auto", "hkse"):
-        refuse_unused(ctx, ("device",), "with --preset, which runs on the CPU")
     selects = is_fusion or model.params is None or model.n_components == "auto"
     unused = {"grid", "path_metrics"} & set(settings["model"]) if not is_fusion and model.params else set()
     refuse_settings(sorted(unused), "with params, which leave nothing to select")

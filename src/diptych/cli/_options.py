@@ -215,7 +215,7 @@ def list_model_settings(preset: str | None) -> list[str]:
     if preset is None:
         return [name for name in AWCCA().get_params() if name != "verbose"]
     names = Fusion(check_choice(preset, tuple(PRESETS), "preset")).get_params()
-    return [name for name in names if name not in ("preset", "blocks", "parts")]
+    return [name for name in names if name not in ("preset", "blocks", "parts", "verbose")]
 
 
 def list_hkse_settings() -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+from array_api_compat import is_numpy_array
 
 from diptych._arrays import fields_to_numpy, move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
@@ -33,6 +34,7 @@ from diptych.cca._polish import (
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection import Path, make_grid, make_problem, narrow_grid, regularization_path
+from diptych.cca.selection._path import Route
 from diptych.fusion._blocks import (
     Block,
     Blocks,
@@ -473,10 +475,13 @@ def _select(
 ) -> Path:
     pairs = (move_like(array, spectra.t0) for array in (*part.views(validation), validation[2]))
     problem = make_problem(spectra, tuple(pairs), dtype=namespace(spectra.t0).float32)
-    points, by = make_grid("tikhonov", grid, spectra), metric("r@1")
-    if extend:
-        points = narrow_grid(problem, spectra, points, by)
-    return regularization_path(problem, spectra, points, by, extend=extend, engine=engine)
+    points = make_grid("tikhonov", grid, spectra)
+    route: Route | None = None
+    if extend and (narrowed := narrow_grid(problem, spectra, points)) is not points:
+        points, extend = narrowed, narrowed.automatic
+        route = "screened" if is_numpy_array(problem.a) and engine is None else None
+    by = metric("r@1")
+    return regularization_path(problem, spectra, points, by, route=route, extend=extend, engine=engine)
 
 
 def _score_part(part: Part, spectra: Spectra, validation: Pairs) -> float:

@@ -203,12 +203,12 @@ def fit_model(
         facts["blocks"] = {view: [list(block) for block in own.items()] for view, own in layout.items()}
     load_moments: Callable[[], Moments] | None = None
     normalize = ("none", "none")
+    where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
     if isinstance(model, Fusion):
-        _fit_fusion(model, training, validation, layout, facts, views.dataset.views)
+        _fit_fusion(model, training, validation, layout, facts, views.dataset.views, where)
         model, load_moments = _take_moments(model)
     else:
-        names = views.dataset.views
-        moments = _fit_awcca(model, training, validation, facts, names, device, engine, checkpoint)
+        moments = _fit_awcca(model, training, validation, facts, views.dataset.views, where)
         model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
     outliers = {
         view: OutlierDetector.fit(rows, how)
@@ -356,20 +356,12 @@ def _fit_awcca(
     validation: Part | None,
     facts: dict[str, Any],
     names: ViewNames,
-    device: str,
-    engine: Engine | None,
-    checkpoint: str | os.PathLike[str] | None,
+    where: dict[str, Any],
 ) -> Moments:
     # With given parameters, validation pairs still measure the correlations.
     uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
     start = time.perf_counter()
-    model.fit(
-        *training,
-        validation=validation if uses else None,
-        engine=engine,
-        device=None if device == "cpu" else device,
-        checkpoint=checkpoint,
-    )
+    model.fit(*training, validation=validation if uses else None, **where)
     seconds, path = time.perf_counter() - start, model.path_
     spent = 0.0 if path is None else path.seconds
     facts["seconds"]["spectra and models"] = round(seconds - spent, 3)
@@ -395,6 +387,7 @@ def _fit_fusion(
     layout: Mapping[View, Layout],
     facts: dict[str, Any],
     names: ViewNames,
+    where: dict[str, Any],
 ) -> None:
     def blocks(part: Part) -> Part:
         x, y, pairing = part
@@ -402,7 +395,7 @@ def _fit_fusion(
         return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
 
     start = time.perf_counter()
-    model.fit(*blocks(training), validation=None if validation is None else blocks(validation))
+    model.fit(*blocks(training), validation=None if validation is None else blocks(validation), **where)
     facts["seconds"]["selection and models"] = round(time.perf_counter() - start, 3)
     selected: Any = model.selection_["tasks"]
     facts["selection"] = {

@@ -444,12 +444,12 @@ class Retriever:
             For features of several encoders side by side: for ``"image"`` and ``"text"``, the name and width
             of each block.
         engine, checkpoint
-            Where an ``AWCCA`` sums its training pairs, and a file to continue from after an interruption; see
+            Where the training pairs are summed, and a file to continue from after an interruption; see
             ``AWCCA.fit``.
         watch
             Called with the progress of encoding.
         """
-        self._check_settings(engine)
+        self._check_settings()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         views = replace(views, dataset=views.dataset.with_views(self.views))
         fitted = fit_model(
@@ -931,14 +931,12 @@ class Retriever:
             return searcher.embedding.items(features, chosen)[0]
         return searcher.embedding.queries(features, chosen)
 
-    def _check_settings(self, engine: Engine | None = None) -> None:
+    def _check_settings(self) -> None:
         """Refuse, before any work, what would fail after it."""
         self.store.state()
         self.model.check_parameters()
         if self.device != "cpu":
             check_device(self.device)
-        if engine is not None and isinstance(self.model, Fusion):
-            raise InputError("a fusion is fitted in this process; leave out the engine, or fit an AWCCA.")
 
     def _fill(
         self, fitted: Fitted, items: Mapping[View, list[Item]], features: Mapping[View, np.ndarray[Any, Any]]

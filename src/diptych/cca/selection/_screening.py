@@ -93,7 +93,12 @@ class _Table:
 
 
 def _anchors(weights: Weights) -> list[int]:
-    """Return the first, the last and other grid values, evenly spaced in the logarithm of their weight."""
+    """Return the first, the last and other grid values, evenly spaced in the logarithm of their weight.
+
+    Of few values it is the one in the middle.
+    """
+    if weights.rows.shape[0] < 2 * ANCHORS_PER_SIDE:
+        return [weights.rows.shape[0] // 2]
     total = np.log(np.asarray(weights.rows, dtype=np.float64).sum(axis=1))
     targets = np.linspace(total[0], total[-1], ANCHORS_PER_SIDE)
     return sorted({int(np.argmin(np.abs(total - target))) for target in targets})
