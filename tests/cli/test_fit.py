@@ -104,6 +104,15 @@ def test_the_best_preset_has_one_name(files):
     assert "choose one of 'best'" in refused(*FIT[:-1], "n", "--preset", "worst")
 
 
+def test_a_model_is_polished_on_request(files):
+    assert run(*FIT, "--polish", *config(model={"grid": 3})).exit_code == 0
+    assert Retriever.load("m").fitted.model.get_params()["polish"] is True
+    best = "--polish has no effect with --preset best; preset best polishes already; leave it out"
+    assert best in refused(*FIT, "--preset", "best", "--polish")
+    twice = config(model={"polish": False})
+    assert "polish is set by --polish and in" in refused(*FIT, "--polish", *twice)
+
+
 def test_quiet_says_nothing(files):
     result = run(*FIT, *config(model={"grid": 3}), "-q")
     assert result.exit_code == 0

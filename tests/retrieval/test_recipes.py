@@ -13,7 +13,7 @@ from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
 from diptych.image import OnnxEncoder, Recipe, image_encoder
-from diptych.retrieval._encoders import choose_recipe
+from diptych.retrieval._recipes import choose_recipe
 from diptych.scenes import make_scenes
 from diptych.text import sentence_encoder
 from saved_files import edit_config, files_of

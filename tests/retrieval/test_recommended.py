@@ -16,7 +16,7 @@ from diptych.image import PyramidDescriptor
 from diptych.retrieval._recommended import PACKAGES, RECOMMENDED, default_encoder
 from diptych.scenes import make_scenes
 from diptych.text import HKSE
-from example_files import code_blocks, write_photos
+from example_files import code_blocks, write_network, write_photos
 from fastembed_models import write_fastembed_cache
 
 VISION, TEXT = "fastembed:Qdrant/clip-ViT-B-32-vision", "fastembed:Qdrant/clip-ViT-B-32-text"
@@ -266,8 +266,14 @@ class TestThePage:
         drawn = write_photos(weights, 60, size=48)
         for i in (1, 2):
             drawn.images[i].save(weights / "photos" / f"{i}.jpg")
-        dual, zero_shot, functions = code_blocks(self.page)
+        write_network(weights / "resnet50.onnx")
+        several, dual, zero_shot, functions = code_blocks(self.page)
         names = {}
+        exec(several, names)
+        widths = {"image": {"clip-ViT-B-32-vision": 512, "resnet50": 48}, "text": {"hkse": 2000}}
+        widths["text"]["clip-ViT-B-32-text"] = 512
+        assert {view: names["retriever"].fitted.layout(view) for view in widths} == widths
+        assert len(names["retriever"].search("a red star", k=3)) == 3
         exec(dual, names)
         assert len(names["retriever"].search("a red star", k=3)) == 3
         exec(zero_shot, names)
@@ -280,6 +286,7 @@ class TestThePage:
 
     def test_the_commands_run(self, weights):
         write_photos(weights, 40, size=48)
+        write_network(weights / "resnet50.onnx")
         lines = [line for block in code_blocks(self.page, "sh") for line in block.splitlines()]
         commands = [line for line in lines if line.startswith("diptych ")]
         assert commands

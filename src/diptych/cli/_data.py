@@ -22,6 +22,7 @@ from diptych.cli._options import (
     read_settings,
     read_views,
     refuse_unused,
+    take_one,
 )
 from diptych.cli._output import (
     RESUMES,
@@ -35,7 +36,8 @@ from diptych.cli._output import (
 from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_pairs, read_pairs
 from diptych.image import OnnxEncoder
 from diptych.image import image_encoder as image_encoder_named
-from diptych.retrieval._encoders import choose_recipe, open_defaults
+from diptych.retrieval._encoders import open_defaults
+from diptych.retrieval._recipes import choose_recipe
 from diptych.scenes import make_scenes
 from diptych.text import HKSE, sentence_encoder
 
@@ -124,7 +126,7 @@ def encode_images_command(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
-    image_encoder: opt.ImageEncoderName = None,
+    image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
     images: opt.ImagesFolder = None,
@@ -146,7 +148,7 @@ def encode_images_command(
     ):
         columns = vars(TableOptions(image_column, caption_column, encoding, read_views(views)))
         dataset = read_pairs(pairs, images=images, **columns)
-        named = make_image_encoder(image_encoder, recipe, weights)
+        named = make_image_encoder(take_one(image_encoder, "--image-encoder"), recipe, weights)
         if named not in (None, "auto"):
             encoder = image_encoder_named(named) if isinstance(named, str) else named
         elif dataset.views.image != "image":
@@ -176,7 +178,7 @@ def encode_text_command(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
-    text_encoder: opt.TextEncoderName = None,
+    text_encoder: opt.TextEncoderNames = None,
     vectors: opt.Vectors = None,
     config: opt.HkseConfig = None,
     random_state: opt.RandomState = 0,
@@ -199,24 +201,21 @@ def encode_text_command(
         show_progress(f"encoding {plural(read_views(views).caption)}", quiet or as_json) as (progress, task),
     ):
         of_hkse = ("vectors", "config", "random_state", "save_encoder")
-        if text_encoder in (None, "auto"):
-            text_encoder = "hkse" if any(is_set(ctx, name) for name in of_hkse) else "auto"
-        if text_encoder in ("auto", "hkse"):
-            which = "hkse" if text_encoder == "hkse" else "the default encoder"
+        [name] = take_one(text_encoder, "--text-encoder") or ["auto"]
+        if name == "auto" and any(is_set(ctx, option) for option in of_hkse):
+            name = "hkse"
+        if name in ("auto", "hkse"):
+            which = "hkse" if name == "hkse" else "the default encoder"
             refuse_unused(ctx, ("device",), f"with {which}, which runs on the CPU")
         else:
-            refuse_unused(ctx, of_hkse, f"with --text-encoder {text_encoder}; it belongs to hkse")
+            refuse_unused(ctx, of_hkse, f"with --text-encoder {name}; it belongs to hkse")
         settings = read_settings(ctx, config, hkse=list_hkse_settings())
         table = TableOptions(image_column, caption_column, encoding, read_views(views))
         dataset = read_pairs(pairs, **vars(table))
-        chosen: Any
-        if text_encoder == "auto":
+        chosen = make_text_encoder([name], device, make_hkse(vectors, random_state, settings["hkse"]))
+        if name == "auto":
             chosen = open_defaults(["text"])["text"]
-        elif text_encoder == "hkse":
-            chosen = make_hkse(vectors, random_state, settings["hkse"])
-        else:
-            chosen = make_text_encoder(text_encoder, device)
-        if isinstance(chosen, HKSE) and text_encoder in ("auto", "hkse"):
+        if isinstance(chosen, HKSE) and name in ("auto", "hkse"):
             split = "train" in dataset.split_sizes()
             chosen.fit((dataset.subset("train") if split else dataset).captions)
             if save_encoder is not None:

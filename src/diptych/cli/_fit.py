@@ -63,10 +63,10 @@ def fit(
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
     views: opt.Views = opt.VIEWS,
-    image_encoder: opt.ImageEncoderName = None,
+    image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
-    text_encoder: opt.TextEncoderName = None,
+    text_encoder: opt.TextEncoderNames = None,
     vectors: opt.Vectors = None,
     preset: Annotated[
         str | None,
@@ -82,6 +82,14 @@ def fit(
             help="What to select by on validation pairs: r@K, mean_recall, median_rank, mean_rank.",
         ),
     ] = "r@1",
+    polish: Annotated[
+        bool,
+        typer.Option(
+            "--polish",
+            rich_help_panel=MODEL,
+            help="Learn further from the training pairs with a contrastive loss, if validation gains.",
+        ),
+    ] = False,
     config: opt.Config = None,
     index: Annotated[
         str,
@@ -122,12 +130,14 @@ def fit(
         )
         if preset is not None:
             refuse_unused(ctx, ("filter", "metric"), f"with --preset {preset}")
+            refuse_unused(ctx, ("polish",), f"with --preset {preset}; preset best polishes already")
         options: dict[str, Any] = {"random_state": random_state} | settings["model"]
         model: AWCCA | Fusion
         if preset is not None:
             model = Fusion(preset, **options, verbose=not silent)
         else:
-            model = AWCCA(**{"filter": filter, "metric": metric} | options, verbose=not silent)
+            own: dict[str, Any] = {"filter": filter, "metric": metric, "polish": polish}
+            model = AWCCA(**own | options, verbose=not silent)
             if dask is not None and model.solver == "svd":
                 raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()
@@ -136,18 +146,13 @@ def fit(
         table = TableOptions(image_column, caption_column, encoding, read_views(views))
         data = open_data(source, texts, pairs, images, table)
         is_raw = isinstance(data, PairedDataset)
-        if text_encoder in (None, "auto"):
+        if text_encoder in (None, [], ["auto"]):
             means_hkse = vectors is not None or settings["hkse"]
-            text_encoder = ("hkse" if means_hkse else "auto") if is_raw else None
-        _refuse_unused(ctx, data, text_encoder, model, settings)
-        own_text: Any = text_encoder
-        if text_encoder == "hkse":
-            own_text = make_hkse(vectors, random_state, settings["hkse"])
-        elif text_encoder not in (None, "auto"):
-            own_text = make_text_encoder(text_encoder, device)
+            text_encoder = ["hkse" if means_hkse else "auto"] if is_raw else None
+        _refuse_unused(ctx, data, text_encoder or [], model, settings)
         retriever = Retriever(
             make_image_encoder(image_encoder, recipe, weights) or ("auto" if is_raw else None),
-            own_text,
+            make_text_encoder(text_encoder, device, make_hkse(vectors, random_state, settings["hkse"])),
             model,
             index=index,
             dtype=dtype,
@@ -184,10 +189,10 @@ def evaluate(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
-    image_encoder: opt.ImageEncoderName = None,
+    image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
-    text_encoder: opt.TextEncoderName = None,
+    text_encoder: opt.TextEncoderNames = None,
     threads: opt.Threads = None,
     device: opt.Device = "cpu",
     quiet: opt.Quiet = False,
@@ -226,7 +231,7 @@ def evaluate(
 def _refuse_unused(
     ctx: typer.Context,
     data: PairedDataset | PairedViews,
-    text_encoder: str | None,
+    text_encoders: list[str],
     model: AWCCA | Fusion,
     settings: Settings,
 ) -> None:
@@ -234,11 +239,15 @@ def _refuse_unused(
     is_raw, is_fusion = isinstance(data, PairedDataset), isinstance(model, Fusion)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     has_validation = "val" in dataset.split_sizes()
-    uses_hkse = text_encoder == "hkse" or (text_encoder == "auto" and default_encoder("text") is None)
-    if not is_raw and text_encoder == "hkse":
+    uses_hkse = "hkse" in text_encoders or (text_encoders == ["auto"] and default_encoder("text") is None)
+    if not is_raw and "hkse" in text_encoders:
         raise InputError("--text-encoder hkse is fitted on captions, but features were given; leave it out.")
     if not uses_hkse:
-        reason = "on features" if not is_raw else f"with --text-encoder {text_encoder}; they belong to hkse"
+        reason = (
+            "on features"
+            if not is_raw
+            else f"with --text-encoder {' and '.join(text_encoders)}; they belong to hkse"
+        )
         refuse_unused(ctx, ("vectors",), reason)
         refuse_settings([f"{key} in [hkse]" for key in settings["hkse"]], reason)
     selects = is_fusion or model.params is None or model.n_components == "auto"
@@ -251,7 +260,7 @@ def _refuse_unused(
             else ("with params, which leave nothing to select")
         )
         refuse_settings(["validation_fraction"], why)
-    if not uses_hkse and not is_fusion and (not selects or has_validation):
+    if not uses_hkse and not is_fusion and not model.polish and (not selects or has_validation):
         refuse_unused(ctx, ("random_state",), "here, where nothing is drawn at random")
 
 

@@ -21,7 +21,7 @@ from diptych.cca import AWCCA
 from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
 from diptych.fusion import PRESETS, Fusion
 from diptych.image import ImageEncoder, image_encoder
-from diptych.text import HKSE, SentenceEncoder, sentence_encoder
+from diptych.text import HKSE, sentence_encoder
 
 DATA, ENCODERS, MODEL, INDEX, RUN = "Data", "Encoders", "Model", "Index", "Run"
 """Help panels, in the order of the work."""
@@ -66,13 +66,14 @@ Encoding = Annotated[
     str | None,
     typer.Option(rich_help_panel=DATA, help="Encoding of a CSV or TSV that is not UTF-8, such as cp1252."),
 ]
-ImageEncoderName = Annotated[
-    str | None,
+ImageEncoderNames = Annotated[
+    list[str] | None,
     typer.Option(
         "--image-encoder",
         rich_help_panel=ENCODERS,
         help="An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, pyramid (no "
-        "weights), or FILE.py:NAME: an encoder in your own Python file, which is run. See diptych encoders.",
+        "weights), or FILE.py:NAME: an encoder in your own Python file, which is run. See diptych encoders. "
+        "Several: give the option several times.",
     ),
 ]
 Recipe = Annotated[
@@ -86,13 +87,14 @@ Recipe = Annotated[
 Weights = Annotated[
     Path | None, typer.Option(rich_help_panel=ENCODERS, help="Safetensors weights of a named image network.")
 ]
-TextEncoderName = Annotated[
-    str | None,
+TextEncoderNames = Annotated[
+    list[str] | None,
     typer.Option(
         "--text-encoder",
         rich_help_panel=ENCODERS,
         help="fastembed:NAME, fastembed:FOLDER, a sentence-transformers model, hkse, the folder of a saved "
-        "HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych encoders.",
+        "HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych encoders. "
+        "Several: give the option several times.",
     ),
 ]
 Vectors = Annotated[
@@ -228,30 +230,65 @@ def make_hkse(vectors: Path | None, random_state: int, settings: dict[str, Any])
     return HKSE(vectors, **{"random_state": random_state} | settings)
 
 
-def make_image_encoder(name: str | None, recipe: str | None = None, weights: Path | None = None) -> Any:
-    """Return the image encoder of the options; a bare name is kept, so that a model can add its recipe."""
-    if name is None:
-        for option, value in (("--recipe", recipe), ("--weights", weights)):
-            if value is not None:
-                raise InputError(f"{option} needs --image-encoder; give both.")
+def make_image_encoder(
+    names: list[str] | None, recipe: str | None = None, weights: Path | None = None
+) -> Any:
+    """Return the image encoder of the options, or a list of several, as ``Retriever`` takes them.
+
+    Bare names are kept, so that a model can add its recipes.
+    """
+    for option, value in (("--recipe", recipe), ("--weights", weights)):
+        if value is not None and not names:
+            raise InputError(f"{option} needs --image-encoder; give both.")
+        if value is not None and len(names or ()) > 1:
+            raise InputError(
+                f"{option} is for one --image-encoder, and {len(names or ())} were given; write the recipe "
+                "into a JSON file beside each network, or give the encoders in Python."
+            )
+    if not names:
         return None
-    if recipe is None and weights is None:
-        own = load_from_file(name)
-        if own is not None and not isinstance(own, ImageEncoder):
-            raise InputError(f"{name} is not an encoder; make one with diptych.image.FunctionEncoder.")
-        return name if own is None else own
-    return image_encoder(name, recipe, weights=weights)
+    if recipe is not None or weights is not None:
+        return image_encoder(names[0], recipe, weights=weights)
+    own = [_open_own_image_encoder(name) for name in names]
+    return own if len(own) > 1 else own[0]
 
 
-def make_text_encoder(name: str | None, device: str = "cpu") -> HKSE | SentenceEncoder | None:
-    """Return the saved or named text encoder of the options; not ``hkse``, which is fitted."""
-    if name is None:
+def _open_own_image_encoder(name: str) -> Any:
+    own = load_from_file(name)
+    if own is not None and not isinstance(own, ImageEncoder):
+        raise InputError(f"{name} is not an encoder; make one with diptych.image.FunctionEncoder.")
+    return name if own is None else own
+
+
+def make_text_encoder(names: list[str] | None, device: str = "cpu", hkse: HKSE | str = "hkse") -> Any:
+    """Return the text encoder of the options, or a list of several, as ``Retriever`` takes them.
+
+    ``hkse`` is what that name stands for: an HKSE to fit, or the one that is stored with a model.
+    """
+    if not names:
         return None
+    own = [hkse if name == "hkse" else _open_text_encoder(name, device) for name in names]
+    return own if len(own) > 1 else own[0]
+
+
+def _open_text_encoder(name: str, device: str) -> Any:
+    """Return a saved or named text encoder; ``auto`` stays a name."""
+    if name == "auto":
+        return name
     if (Path(name) / POINTER).is_file():
         return HKSE.load(name)
     if (own := load_from_file(name)) is not None:
         return sentence_encoder(own)
     return sentence_encoder(name, device=None if device == "cpu" else device)
+
+
+def take_one(names: list[str] | None, option: str) -> list[str] | None:
+    """Return the names of an option of ``encode``, which takes one encoder."""
+    if names is not None and len(names) > 1:
+        raise InputError(
+            f"encode takes one {option}, and {len(names)} were given; run it once for each, or use fit."
+        )
+    return names
 
 
 def load_from_file(name: str) -> Any:

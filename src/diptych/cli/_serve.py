@@ -11,10 +11,10 @@ from rich.console import Console
 
 from diptych._checks import missing_package_error
 from diptych.cli._options import (
-    ImageEncoderName,
+    ImageEncoderNames,
     Model,
     Recipe,
-    TextEncoderName,
+    TextEncoderNames,
     Threads,
     Weights,
     make_image_encoder,
@@ -38,10 +38,10 @@ def serve(
     writable: Annotated[
         bool, typer.Option("--writable", help="Let clients add and remove items, durably.")
     ] = False,
-    image_encoder: ImageEncoderName = None,
+    image_encoder: ImageEncoderNames = None,
     recipe: Recipe = None,
     weights: Weights = None,
-    text_encoder: TextEncoderName = None,
+    text_encoder: TextEncoderNames = None,
     max_upload_mb: Annotated[
         float, typer.Option(min=0.001, help="Size of a request with files.", rich_help_panel=LIMITS)
     ] = 20,

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -414,7 +414,8 @@ class PairedViews:
     """Pairs with the features of their images (``x``) and captions (``y``), row for row; see ``join``.
 
     ``seconds`` tells how long each step of encoding took, if they were encoded just now. ``encoders`` has the
-    fingerprints of the encoders of x and y, where they are known.
+    fingerprints of the encoders of x and y, where they are known. ``blocks`` has names and widths of the
+    feature blocks that lie side by side in a view (``"image"``, ``"text"``), if several encoders made it.
     """
 
     dataset: PairedDataset
@@ -422,6 +423,7 @@ class PairedViews:
     y: Features
     seconds: Mapping[str, float] = field(default_factory=dict)
     encoders: tuple[str, str] = ("", "")
+    blocks: Mapping[Literal["image", "text"], dict[str, int]] = field(default_factory=dict)
 
     def of(self, image_rows: Sequence[int] | RowNumbers) -> tuple[Features, Features, RowNumbers]:
         """Return ``X, Y, pairing`` of some images and their captions."""

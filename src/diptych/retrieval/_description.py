@@ -121,12 +121,8 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
         with suppress(InputError):
             draw_regularization_path(model.path_, folder / FIGURE_FILE, views=retriever.views)
     encoders = [
-        EncoderFacts(
-            **own,
-            kept=(view == "text" and searcher.encoders.hkse is not None)
-            or (record.strip_paths() if repo else record).can_reopen,
-        )
-        if (own := facts["encoders"][view])["name"] and (record := searcher.encoders.describe(view))
+        EncoderFacts(**own, kept=searcher.encoders.can_reopen(view, published=bool(repo)))
+        if (own := facts["encoders"][view])["name"]
         else None
         for view in VIEWS
     ]

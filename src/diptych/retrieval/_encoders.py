@@ -1,14 +1,13 @@
-"""The two encoders of a retriever: opened by name, compared by fingerprint."""
+"""The encoders of a retriever, one or several for each view: opened by name, compared by fingerprint."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sklearn.base import clone
 from diptych._arrays import to_numpy
 from diptych._checks import (
     IMAGE_AND_TEXT,
-    TASKS,
     DataWarning,
     InputError,
     ViewNames,
@@ -30,30 +28,17 @@ from diptych._checks import (
 )
 from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
-from diptych._threads import prefetch, thread_count
-from diptych.cca import AWCCA
 from diptych.data import PairedDataset, Progress
-from diptych.image import ImageEncoder, OnnxEncoder, Recipe, UnreadableImage, image_encoder, open_image
+from diptych.image import ImageEncoder, OnnxEncoder, Recipe, image_encoder
 from diptych.image._encoders import Inputs, encode_inputs, inputs_of, prepare_input
 from diptych.image._onnx import network_fingerprint
 from diptych.retrieval._items import VIEWS, View, file_name
+from diptych.retrieval._recipes import choose_recipe
 from diptych.retrieval._recommended import default_encoder
-from diptych.text import HKSE, SentenceEncoder, sentence_encoder
+from diptych.retrieval._several import join_encoders, join_names, name_blocks, split_encoders
+from diptych.text import HKSE, sentence_encoder
 from diptych.text._encoders import HKSEEncoder, folder_fingerprint
 
-MOST_IMAGES = 150
-"""Training images that a recipe is chosen on."""
-
-FEWEST_IMAGES = 20
-"""With fewer images the choice would be chance."""
-
-CHANCE = 1.0
-"""Points of mean recall that mean nothing on so few images: within them the more usual recipe is chosen."""
-
-LONGEST_SIDE = 192
-"""Of the images for a network of any input size while a recipe is chosen, to limit the time it takes."""
-
-_BATCH = 16
 _ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 
 
@@ -85,11 +70,57 @@ class EncoderRecord(Schema, frozen=True):
     """What a model knows of an encoder: a name for people, a fingerprint, and where to open it again.
 
     An empty fingerprint matches any encoder. Without an origin, the user has to give the encoder again.
+    ``several`` are the records of several encoders of one view; name and fingerprint are then those of all.
     """
 
     name: str = ""
     fingerprint: str = ""
     origin: Origin | None = None
+    several: tuple[EncoderRecord, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        """Refuse one encoder as several, and several of several."""
+        if self.several is not msgspec.UNSET and (
+            len(self.several) < 2 or any(part.parts for part in self.several)
+        ):
+            raise InputError("several: expected the records of at least two encoders")
+
+    @property
+    def parts(self) -> tuple[EncoderRecord, ...]:
+        """The records of several encoders; empty if it is one."""
+        return () if self.several is msgspec.UNSET else self.several
+
+    @classmethod
+    def of(cls, encoder: Any) -> EncoderRecord:
+        """Return what a model should know of an encoder."""
+        parts = tuple(map(cls.of, own)) if len(own := split_encoders(encoder)) > 1 else ()
+        if parts:
+            return cls._join(parts)
+        fingerprint, origin = str(getattr(encoder, "fingerprint", "")), getattr(encoder, "origin", {})
+        kind = fingerprint.partition(":")[0] or type(encoder).__name__
+        name = str(getattr(encoder, "label", "") or getattr(encoder, "name", "")) or kind
+        return cls(name, fingerprint, Origin(**origin) if origin else None)
+
+    @classmethod
+    def _join(cls, parts: tuple[EncoderRecord, ...]) -> EncoderRecord:
+        name, fingerprint = join_names(p.name for p in parts), join_names(p.fingerprint for p in parts)
+        return cls(name, fingerprint, None, parts)
+
+    @property
+    def short_name(self) -> str:
+        """The name of its features as a block: that of a file or network, without folder or library."""
+        if self.origin is None:
+            return self.name
+        if self.origin.source.endswith(".onnx"):
+            return Path(file_name(self.origin.source)).stem
+        return re.split("[/:]", self.name)[-1] or self.name
+
+    def accepts(self, other: EncoderRecord) -> bool:
+        """Return whether another encoder is the one that this record is of."""
+        if not self.parts:
+            return self.fingerprint in ("", other.fingerprint)
+        same_number = len(self.parts) == len(other.parts)
+        return same_number and all(a.accepts(b) for a, b in zip(self.parts, other.parts, strict=True))
 
     @property
     def can_reopen(self) -> bool:
@@ -100,6 +131,8 @@ class EncoderRecord(Schema, frozen=True):
 
     def relative_to(self, folder: Path | None) -> EncoderRecord:
         """Return the record with the path of the encoder from a model folder."""
+        if self.parts:
+            return self._join(tuple(part.relative_to(folder) for part in self.parts))
         if folder is None or self.origin is None or not os.path.isabs(self.origin.path):
             return self
         with suppress(ValueError):  # on another drive of Windows
@@ -109,6 +142,8 @@ class EncoderRecord(Schema, frozen=True):
 
     def strip_paths(self) -> EncoderRecord:
         """Return the record as it is published: with file names instead of the paths of this machine."""
+        if self.parts:
+            return self._join(tuple(part.strip_paths() for part in self.parts))
         if self.origin is None:
             return self
         source = file_name(self.origin.source)
@@ -120,6 +155,8 @@ class EncoderRecord(Schema, frozen=True):
 
     def locate(self, folder: Path) -> EncoderRecord:
         """Return the record with the path of an encoder that was moved together with a model folder."""
+        if self.parts:
+            return self._join(tuple(part.locate(folder) for part in self.parts))
         origin = self.origin
         if origin is None or origin.beside is None:
             return self
@@ -135,7 +172,8 @@ class EncoderRecord(Schema, frozen=True):
         A network or a folder is opened only after its digest was compared, and nothing is downloaded because
         a model names it.
         """
-        assert self.origin is not None
+        if self.origin is None:
+            raise InputError(f"{self.name} is not stored with the model")
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
         if source == "pyramid":
@@ -167,18 +205,25 @@ class EncoderRecord(Schema, frozen=True):
 
 
 class Encoders:
-    """An image encoder and a text encoder, either of which may be missing.
+    """The image encoders and the text encoders, mostly one of each; either may be missing.
+
+    Several encoders of a view are one encoder for everybody else: see ``SeveralEncoders``.
 
     Parameters
     ----------
     image
-        As ``diptych.image.image_encoder`` takes it, an ``ImageEncoder``, or ``"auto"``.
+        As ``diptych.image.image_encoder`` takes it, an ``ImageEncoder``, a list of these, or ``"auto"``.
     text
-        ``"hkse"``, an ``HKSE`` (fitted or not), what ``diptych.text.sentence_encoder`` takes, or ``"auto"``.
+        ``"hkse"``, an ``HKSE`` (fitted or not), what ``diptych.text.sentence_encoder`` takes, a list of
+        these, or ``"auto"``.
     known
         The encoders that a model was fitted with; others are refused.
     views
         What messages call an image and a text.
+    hkse
+        The HKSE that is stored with the model.
+    layout
+        Names and widths of the feature blocks of each view of the model.
     """
 
     def __init__(
@@ -187,47 +232,33 @@ class Encoders:
         text: Any = None,
         known: Mapping[View, EncoderRecord] | None = None,
         views: ViewNames = IMAGE_AND_TEXT,
+        hkse: HKSE | None = None,
+        layout: Callable[[View], Mapping[str, int]] = lambda view: {},
     ) -> None:
         self.known: dict[View, EncoderRecord] = dict(known or {})
         self.views = views
         self._failures: dict[View, str] = {}
-        self._unfitted: HKSE | None = None
+        self._stored = None if hkse is None else HKSEEncoder(hkse)
+        self._widths = {view: tuple(layout(view).values()) for view in VIEWS}
+        # The text encoders, if one of them is an HKSE that is not fitted yet.
+        self._unfitted: list[Any] = []
         # What "auto" stands for may have to be downloaded, so it is opened when something is encoded.
         self._auto: list[View] = []
-        if isinstance(image, str) and image == "auto":
-            image = None
-            if views.image == "image":
-                self._auto.append("image")
-        if isinstance(text, str) and text == "auto":
-            text = None
-            self._auto.append("text")
-        if isinstance(image, str | os.PathLike):
-            image = self._open_image_encoder(image)
-        if image is not None and not isinstance(image, ImageEncoder):
-            raise InputError(
-                f"{type(image).__name__} is not {with_article(f'{views.image} encoder')}; give an .onnx "
-                "file, a name, or an object with encode(), dimension and fingerprint."
-            )
-        if isinstance(text, str) and text == "hkse":
-            text = HKSE()
-        if isinstance(text, HKSE) and not hasattr(text, "vectors_"):
-            self._unfitted, text = clone(text), None
-        # A string has an encode() of its own, which is not meant.
-        if text is not None and (isinstance(text, np.ndarray | str) or not hasattr(text, "encode")):
-            text = sentence_encoder(text)
-        self._open: dict[View, Any] = {"image": image, "text": text}
-        for view, encoder in self._open.items():
-            self._check(view, encoder)
+        self._open: dict[View, Any] = {"image": None, "text": None}
+        if text is None and not self._record("text").parts:
+            text = self._stored
+        for view, given in zip(VIEWS, (image, text), strict=True):
+            if isinstance(given, str) and given == "auto":
+                if view == "text" or views.image == "image":
+                    self._auto.append(view)
+            elif given is not None:
+                self._open_given(view, given)
 
     @property
     def image(self) -> ImageEncoder | None:
         """The image encoder; one that the model knows is opened when it is first needed."""
         encoder: ImageEncoder | None = self._get("image")
         return encoder
-
-    @image.setter
-    def image(self, encoder: ImageEncoder) -> None:
-        self._open["image"] = encoder
 
     @property
     def inputs(self) -> Inputs:
@@ -241,32 +272,67 @@ class Encoders:
 
     @property
     def hkse(self) -> HKSE | None:
-        """The fitted HKSE, if that is the text encoder."""
-        text = self._open["text"]
-        return text.hkse if isinstance(text, HKSEEncoder) else None
+        """The fitted HKSE, if that is the text encoder or one of them."""
+        return None if (encoder := self._hkse_encoder()) is None else encoder.hkse
 
     def match_open(self, view: View, known: Mapping[View, EncoderRecord]) -> Any:
         """Return the open encoder if it is the one that ``known`` names; None otherwise."""
-        encoder, fingerprint = self._open[view], known.get(view, EncoderRecord()).fingerprint
-        return encoder if fingerprint in ("", _fingerprint(encoder)) else None
+        encoder = self._open[view]
+        if encoder is None:
+            return None
+        return encoder if known.get(view, EncoderRecord()).accepts(EncoderRecord.of(encoder)) else None
+
+    def can_reopen(self, view: View, *, published: bool = False) -> bool:
+        """Return whether a saved or published model can open the encoder of a view again."""
+        record = self.describe(view).strip_paths() if published else self.describe(view)
+        stored = getattr(self._hkse_encoder(), "fingerprint", None)
+        return all(part.can_reopen or part.fingerprint == stored for part in record.parts or (record,))
 
     def choose_defaults(self, random_state: int | None = 0, *, fuses: bool = False) -> None:
         """Open an encoder for each view that was left at ``"auto"``, unless the other view has none.
 
         ``fuses`` says that the model is a fusion, which can use the similarity of two towers itself.
         """
-        has_text = self._unfitted is not None or "text" in self._auto or self.text is not None
+        has_text = self._unfitted or "text" in self._auto or self.text is not None
         if not has_text or ("image" not in self._auto and self.image is None):
             return
         chosen, self._auto = open_defaults(self._auto, random_state, fuses=fuses), []
         if isinstance(hkse := chosen.get("text"), HKSE):
-            self._unfitted, chosen["text"] = hkse, None
+            self._unfitted, chosen["text"] = [hkse], None
         self._open |= chosen
 
     def fit_text(self, captions: Sequence[str]) -> None:
         """Fit an HKSE that is not fitted yet."""
-        if self._unfitted is not None:
-            self._open["text"] = sentence_encoder(self._unfitted.fit(captions))
+        if self._unfitted:
+            own = [sentence_encoder(e.fit(captions)) if isinstance(e, HKSE) else e for e in self._unfitted]
+            self._open["text"] = join_encoders("text", own)
+
+    def choose_recipes(
+        self, pairs: PairedDataset, random_state: int | None, watch: Callable[[Progress], None] | None
+    ) -> bool:
+        """Choose recipes for networks that do not say how they want their images; return whether any was."""
+        own = split_encoders(self.image)
+        unclear = [i for i, each in enumerate(own) if isinstance(each, OnnxEncoder) and each.assumed]
+        if not unclear or self.text is None:
+            return False
+        for i in unclear:
+            own[i] = choose_recipe(own[i], pairs, self.text, random_state=random_state, watch=watch)
+        self._open["image"] = join_encoders("image", own)
+        return True
+
+    def layout(self) -> dict[View, dict[str, int]]:
+        """Return names and widths of the feature blocks of each view that has several encoders.
+
+        A fusion takes no name twice, and calls the features of a single encoder x or y.
+        """
+        layout: dict[View, dict[str, int]] = {}
+        taken = {"x", "y"}
+        for view, encoder in self._open.items():
+            if len(own := split_encoders(encoder)) > 1:
+                names = name_blocks((EncoderRecord.of(each).short_name for each in own), taken)
+                layout[view] = dict(zip(names, encoder.widths, strict=True))
+                taken |= set(names)
+        return layout
 
     def remember(self, fingerprints: Sequence[str]) -> None:
         """Remember which encoders made the features that a model is fitted on, where none is open here."""
@@ -277,19 +343,18 @@ class Encoders:
     def describe(self, view: View) -> EncoderRecord:
         """Return what a model should know of an encoder."""
         encoder = self._open[view]
-        if encoder is None:
-            return self.known.get(view, EncoderRecord())
-        fingerprint, origin = _fingerprint(encoder), getattr(encoder, "origin", {})
-        kind = fingerprint.partition(":")[0] or type(encoder).__name__
-        name = str(getattr(encoder, "label", "") or getattr(encoder, "name", "")) or kind
-        return EncoderRecord(name, fingerprint, Origin(**origin) if origin else None)
+        return self._record(view) if encoder is None else EncoderRecord.of(encoder)
 
     def name(self, view: View) -> str:
         """Return the name of an encoder for people."""
         if view in self._auto:
             return "auto"
-        waiting = view == "text" and self._open["text"] is None and self._unfitted is not None
-        return "hkse (not fitted)" if waiting else self.describe(view).name or "none"
+        if view == "text" and self._open["text"] is None and self._unfitted:
+            own = self._unfitted
+            return join_names(
+                "hkse (not fitted)" if isinstance(e, HKSE) else EncoderRecord.of(e).name for e in own
+            )
+        return self.describe(view).name or "none"
 
     def encode_images(self, images: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the features of images: paths, bytes or Pillow images; or of what the encoder takes."""
@@ -325,14 +390,15 @@ class Encoders:
 
     def missing(self, view: View) -> InputError:
         """Return the error that says why there is no encoder, and what to give."""
-        record, name = self.known.get(view, EncoderRecord()), self.views.of(view)
+        record, name = self._record(view), self.views.of(view)
         argument = _ARGUMENTS[view]
         option = argument.replace("_", "-")
         encoded = f"its {plural(name)} were encoded by {record.name}"
         if view in self._failures:
+            wanted = self._list_parts(view) + "," if record.parts else "it"
             return InputError(
-                f"this model has no {name} encoder here: {encoded}, but {self._failures[view]}; give it with "
-                f"--{option} ({argument}= in Python)."
+                f"this model has no {name} encoder here: {encoded}, but {self._failures[view]}; give "
+                f"{wanted} with --{option} ({argument}= in Python)."
             )
         encoded = encoded if record.name else "it was made from features"
         return InputError(
@@ -357,9 +423,69 @@ class Encoders:
             )
         return rows
 
-    def _open_image_encoder(self, source: str | os.PathLike[str]) -> ImageEncoder:
-        """Open an image encoder by its name, with the recipe that the model was fitted with."""
-        record, name = self.known.get("image", EncoderRecord()), os.fspath(source)
+    def _record(self, view: View) -> EncoderRecord:
+        return self.known.get(view, EncoderRecord())
+
+    def _open_given(self, view: View, given: Any) -> None:
+        """Open the encoder, or the list of encoders, that the user has given for a view."""
+        name, record = self.views.of(view), self._record(view)
+        sources = list(given) if isinstance(given, list | tuple) else split_encoders(given)
+        if not sources:
+            raise InputError(f"the list of {name} encoders is empty; give at least one.")
+        if any(isinstance(each, str) and each == "auto" for each in sources):
+            raise InputError(f"'auto' in a list of {name} encoders stands for none of them; name each.")
+        if record.parts and len(sources) != len(record.parts):
+            raise InputError(
+                f"{count(len(sources), f'{name} encoder')} given, but the model was made with "
+                f"{len(record.parts)}; give {self._list_parts(view)}."
+            )
+        known = record.parts or (record if len(sources) == 1 else EncoderRecord(),) * len(sources)
+        open_one = self._open_image_encoder if view == "image" else self._open_text_encoder
+        own = [open_one(source, part) for source, part in zip(sources, known, strict=True)]
+        ready = [EncoderRecord.of(each) for each in own if not isinstance(each, HKSE)]
+        for i, each in enumerate(ready):
+            if each.fingerprint and each.fingerprint in [other.fingerprint for other in ready[:i]]:
+                raise InputError(f"the {name} encoder {each.name} was given twice; give it once.")
+        if sum(isinstance(each, HKSE | HKSEEncoder) for each in own) > 1:
+            raise InputError("a model stores one hkse; give one of them.")
+        if any(isinstance(each, HKSE) for each in own):
+            self._unfitted = own
+            return
+        for each, part in zip(ready, known, strict=True) if record.parts else ():
+            if not part.accepts(each):
+                own_name, known_name = (
+                    f"{r.name} ({r.fingerprint})" if r.fingerprint else r.name for r in (each, part)
+                )
+                raise InputError(
+                    f"of the {name} encoders given, {own_name} is where the model has {known_name}; give "
+                    f"{self._list_parts(view)} (the same files, weights and preprocessing)."
+                )
+        encoder = self._join(view, own)
+        if not record.accepts(described := EncoderRecord.of(encoder)):
+            raise InputError(
+                f"the {name} encoder given is {described.fingerprint or described.name!r}, but the model was "
+                f"made with {record.fingerprint!r}; give that one (the same file, weights and preprocessing)."
+            )
+        self._open[view] = encoder
+
+    def _join(self, view: View, encoders: Sequence[Any]) -> Any:
+        widths = self._widths[view]
+        return join_encoders(view, encoders, widths if len(widths) == len(encoders) else ())
+
+    def _list_parts(self, view: View) -> str:
+        names = ", ".join(part.name for part in self._record(view).parts)
+        return f"all of them, in this order: {names}"
+
+    def _open_image_encoder(self, source: Any, record: EncoderRecord) -> ImageEncoder:
+        """Open an image encoder; one by its name, with the recipe that the model was fitted with."""
+        if not isinstance(source, str | os.PathLike):
+            if isinstance(source, ImageEncoder):
+                return source
+            raise InputError(
+                f"{type(source).__name__} is not {with_article(f'{self.views.image} encoder')}; give an "
+                ".onnx file, a name, or an object with encode(), dimension and fingerprint."
+            )
+        name = os.fspath(source)
         takes_recipe = name != "pyramid" and not name.startswith(FASTEMBED)
         if takes_recipe and record.origin is not None and record.origin.recipe is not None:
             return image_encoder(source, Recipe.from_dict(record.origin.recipe))
@@ -369,72 +495,40 @@ class Encoders:
             return next((other for other in others if other.fingerprint == record.fingerprint), encoder)
         return encoder
 
+    def _open_text_encoder(self, source: Any, record: EncoderRecord) -> Any:
+        """Open a text encoder; an HKSE that is to be fitted is copied."""
+        if isinstance(source, str) and source == "hkse":
+            if self._stored is not None:
+                return self._stored
+            if record.fingerprint:
+                raise InputError("no hkse is stored with this model; give the encoder it was made with.")
+            source = HKSE()
+        if isinstance(source, HKSE) and not hasattr(source, "vectors_"):
+            return clone(source)
+        # A string has an encode() of its own, which is not meant.
+        if isinstance(source, np.ndarray | str) or not hasattr(source, "encode"):
+            return sentence_encoder(source)
+        return source
+
     def _get(self, view: View) -> Any:
-        record = self.known.get(view, EncoderRecord())
-        if self._open[view] is None and view not in self._failures and record.origin and not self._unfitted:
+        record = self._record(view)
+        can_open = record.origin is not None or record.parts
+        if self._open[view] is None and view not in self._failures and can_open and not self._unfitted:
             try:
-                self._open[view] = record.reopen(view)
+                own = [self._reopen(view, part) for part in record.parts or (record,)]
+                self._open[view] = self._join(view, own)
             except InputError as error:
                 self._failures[view] = str(error).rstrip(".")
         return self._open[view]
 
-    def _check(self, view: View, encoder: Any) -> None:
-        expected = self.known.get(view, EncoderRecord()).fingerprint
-        if encoder is not None and expected not in ("", fingerprint := _fingerprint(encoder)):
-            raise InputError(
-                f"the {self.views.of(view)} encoder given is {fingerprint or type(encoder).__name__!r}, but "
-                f"the model was made with {expected!r}; give that one (the same file, weights and "
-                "preprocessing)."
-            )
+    def _reopen(self, view: View, record: EncoderRecord) -> Any:
+        if self._stored is not None and self._stored.fingerprint == record.fingerprint:
+            return self._stored
+        return record.reopen(view)
 
-
-def choose_recipe(
-    encoder: OnnxEncoder,
-    pairs: PairedDataset,
-    text: SentenceEncoder | None = None,
-    *,
-    random_state: int | None = 0,
-    watch: Callable[[Progress], None] | None = None,
-) -> OnnxEncoder:
-    """Return ``encoder`` with the one of its candidate recipes that retrieves best on training pairs.
-
-    A wrong recipe gives features that still look like features; only retrieval tells. For every candidate a
-    model is fitted on the same training images and captions, and each image is left out in turn
-    (``AWCCA(selection="leave-one-out")``). The score is the mean recall at 1, 5 and 10 of both tasks at the
-    best regularisation. Of the candidates within a point of the best, the most usual is chosen, and a
-    ``DataWarning`` names it. ``text`` encodes the captions; None fits an ``HKSE``.
-    """
-    training = pairs.subset("train") if "train" in pairs.split_sizes() else pairs
-    sample, features = _encode_candidates(encoder, training, random_state, watch)
-    name = encoder.label.partition(" ")[0]
-    unclear, remedy = (
-        f"{name} does not say how it wants its images",
-        "Name another with --recipe (recipe= in Python).",
-    )
-    if sample.n_images < FEWEST_IMAGES:
-        warnings.warn(
-            f"{unclear}, and {sample.n_images} training image(s) are too few to choose by; "
-            f"{encoder.recipe_name} is used. {remedy}",
-            DataWarning,
-            stacklevel=4,
-        )
-        return encoder.with_recipe(encoder.recipe)
-    if text is None:
-        text = sentence_encoder(HKSE().fit(training.captions))
-    captions = to_numpy(text.encode(list(sample.captions)))
-    scores = {
-        candidate: _score_features(images, captions, sample.pairing, random_state)
-        for candidate, images in features.items()
-    }
-    best = next(candidate for candidate in scores if scores[candidate] >= max(scores.values()) - CHANCE)
-    listed = ", ".join(f"{candidate} {score:.1f}" for candidate, score in scores.items())
-    warnings.warn(
-        f"{unclear}; {best} retrieves best on {sample.n_images} training images (mean of r@1, r@5 and r@10: "
-        f"{listed}). {remedy}",
-        DataWarning,
-        stacklevel=4,
-    )
-    return encoder.with_recipe(encoder.candidates[best])
+    def _hkse_encoder(self) -> HKSEEncoder | None:
+        own = (*split_encoders(self._open["text"]), self._stored)
+        return next((each for each in own if isinstance(each, HKSEEncoder)), None)
 
 
 def open_defaults(
@@ -489,6 +583,12 @@ def _warn(message: str) -> None:
     warnings.warn(message, DataWarning, stacklevel=5)
 
 
+def needs_stored_hkse(text: Any) -> bool:
+    """Return whether a text encoder, as users give it for a saved model, is the HKSE stored in it."""
+    given = text if isinstance(text, list | tuple) else [text]
+    return any(each is None or (isinstance(each, str) and each == "hkse") for each in given)
+
+
 def is_array(value: Any) -> bool:
     """Return whether a value is an array or a table of features, rather than something to encode."""
     if isinstance(value, str | bytes):
@@ -507,63 +607,6 @@ def as_list(value: Any, names: ViewNames = IMAGE_AND_TEXT) -> tuple[list[Any], b
         items = ", ".join(map(with_article, names))
         raise InputError(f"{value!r} is not {items} or an array of features, nor a list of them.")
     return list(value), False
-
-
-def _encode_candidates(
-    encoder: OnnxEncoder,
-    training: PairedDataset,
-    random_state: int | None,
-    watch: Callable[[Progress], None] | None,
-) -> tuple[PairedDataset, dict[str, np.ndarray[Any, Any]]]:
-    """Return a sample of the pairs, and its images' features by each candidate."""
-    if training.paths is None:
-        raise InputError("these pairs have no image paths; read them with images=FOLDER.")
-    paths, start = training.paths, time.perf_counter()
-    rows = np.random.default_rng(random_state).permutation(np.unique(training.pairing))[:MOST_IMAGES]
-    networks = {
-        name: encoder.with_recipe(replace(recipe, max_side=LONGEST_SIDE) if recipe.size is None else recipe)
-        for name, recipe in encoder.candidates.items()
-    }
-
-    def load(row: int) -> Any:
-        try:
-            image = open_image(paths[row])
-            return row, {name: network.prepare(image) for name, network in networks.items()}
-        except UnreadableImage:  # reported when all images are encoded
-            return None
-
-    readable: list[int] = []
-    features: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in networks}
-    workers = thread_count(None)
-    loaded = prefetch(load, [int(row) for row in rows], workers, _BATCH + workers)
-    for first in range(0, len(rows), _BATCH):
-        done = min(first + _BATCH, len(rows))
-        batch = [image for _ in range(first, done) if (image := next(loaded)) is not None]
-        readable += [row for row, _ in batch]
-        for name, network in networks.items():
-            if batch:
-                features[name].append(network.encode_prepared([prepared[name] for _, prepared in batch]))
-        if watch is not None:
-            watch(Progress(done, len(rows), done - len(readable), 0, time.perf_counter() - start, 0.0))
-    return training.select(readable), {name: np.concatenate(of) for name, of in features.items() if of}
-
-
-def _score_features(
-    images: np.ndarray[Any, Any], captions: np.ndarray[Any, Any], pairing: Any, random_state: int | None
-) -> float:
-    """Return the mean recall of both tasks, each image left out in turn; 0 if no model can be fitted."""
-    if not np.isfinite(images).all() or not np.ptp(images, axis=0).any():
-        return 0.0
-    model = AWCCA(selection="leave-one-out", metric="mean_recall", grid=("log", 4), random_state=random_state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # this model is only for comparison
-        model.fit(images, captions, pairing)
-    assert model.path_ is not None
-    return float(np.mean([model.path_.best(task) for task in TASKS]))
-
-
-def _fingerprint(encoder: Any) -> str:
-    return str(getattr(encoder, "fingerprint", ""))
 
 
 @contextmanager

@@ -151,7 +151,7 @@ def encode_views(
                 DataWarning,
                 stacklevel=4,
             )
-        views = replace(join(dataset, images, texts), seconds=seconds)
+        views = replace(join(dataset, images, texts), seconds=seconds, blocks=encoders.layout())
         if folder is None:
             views = replace(views, x=np.array(views.x), y=np.array(views.y))
     return views

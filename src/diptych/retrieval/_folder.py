@@ -7,7 +7,7 @@
 ``index.safetensors``      the vectors of all items
 ``features.safetensors``   their features, if they are kept
 ``items.jsonl``            the items
-``text-encoder/``          the HKSE, if that is the text encoder
+``text-encoder/``          the HKSE, if that is the text encoder or one of several
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
 ``README.md``              the model card with ``regularization.png``, written after a fit or a refit
 =========================  ==============================================================================
@@ -174,7 +174,7 @@ class LoadedModel:
 
     def encoders(self, image: Any = None, text: Any = None) -> Encoders:
         """Return the encoders, with those of the user in place of the stored ones."""
-        return Encoders(image, self.hkse if text is None else text, self.known, self.views)
+        return Encoders(image, text, self.known, self.views, self.hkse, self.fitted.layout)
 
     def has_encoders(self, encoders: Encoders) -> bool:
         """Return whether the features of this model came from ``encoders``."""

@@ -34,10 +34,10 @@ from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
-from diptych.image import ImageEncoder, OnnxEncoder
+from diptych.image import ImageEncoder
 from diptych.retrieval._description import describe
 from diptych.retrieval._embedding import Layout, OtherWeighting
-from diptych.retrieval._encoders import Encoders, choose_recipe
+from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._export import export_onnx
 from diptych.retrieval._fit import (
     Fitted,
@@ -99,10 +99,10 @@ OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
 ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
 ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
 FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
-ImageEncoderLike: TypeAlias = str | os.PathLike[str] | ImageEncoder | None
-TextEncoderLike: TypeAlias = (
-    str | os.PathLike[str] | HKSE | SentenceEncoder | Callable[[list[str]], Array] | None
-)
+OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
+OneTextEncoder: TypeAlias = str | os.PathLike[str] | HKSE | SentenceEncoder | Callable[[list[str]], Array]
+ImageEncoderLike: TypeAlias = OneImageEncoder | Sequence[OneImageEncoder] | None
+TextEncoderLike: TypeAlias = OneTextEncoder | Sequence[OneTextEncoder] | None
 
 
 class SupportsArray(Protocol):
@@ -123,11 +123,12 @@ class Retriever:
         ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
         pairs. ``"auto"``: where fastembed is installed, the recommended encoder (``diptych encoders``), and
         ``"pyramid"`` otherwise; ``fit`` opens it, and names it in a ``DataWarning``. For other things than
-        images, ``"auto"`` is none.
+        images, ``"auto"`` is none. A list of encoders makes one feature block each, which ``preset="best"``
+        weighs; see ``docs/encoders.md``.
     text_encoder
         ``"hkse"``, an ``HKSE``, ``"fastembed:NAME"``, the name or folder of a sentence-transformers model, or
         any function from a list of texts to an array. ``"auto"``: the recommended one as for images, or
-        ``"hkse"``.
+        ``"hkse"``. A list of these works as for images; one of them may be an HKSE.
     model
         The ``AWCCA`` or ``Fusion`` to fit; None: an ``AWCCA`` with its defaults.
     preset
@@ -442,7 +443,7 @@ class Retriever:
             For some ids, plain values to filter by later.
         layout
             For features of several encoders side by side: for ``"image"`` and ``"text"``, the name and width
-            of each block.
+            of each block; None: as the encoders of this retriever have made them.
         engine, checkpoint
             Where the training pairs are summed, and a file to continue from after an interruption; see
             ``AWCCA.fit``.
@@ -453,7 +454,12 @@ class Retriever:
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         views = replace(views, dataset=views.dataset.with_views(self.views))
         fitted = fit_model(
-            clone(self.model), views, device=self.device, engine=engine, checkpoint=checkpoint, layout=layout
+            clone(self.model),
+            views,
+            device=self.device,
+            engine=engine,
+            checkpoint=checkpoint,
+            layout=views.blocks if layout is None else layout,
         )
         rows = {
             view: check_matrix(np.asarray(own), f"{self.views.of(view)} features")
@@ -479,11 +485,9 @@ class Retriever:
         start = time.perf_counter()
         encoders.fit_text((data.subset("train") if has_split else data).captions)
         seconds = {"text encoder": round(time.perf_counter() - start, 3)}
-        image, text = encoders.image, encoders.text
-        if isinstance(image, OnnxEncoder) and image.assumed and text is not None:
-            start = time.perf_counter()
-            progress = None if watch is None else partial(watch, "images, to choose a recipe")
-            encoders.image = choose_recipe(image, data, text, random_state=seed, watch=progress)
+        start = time.perf_counter()
+        progress = None if watch is None else partial(watch, "images, to choose a recipe")
+        if encoders.choose_recipes(data, seed, progress):
             seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
         views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
@@ -725,8 +729,9 @@ class Retriever:
             The model folder.
         image_encoder, text_encoder
             The encoders, if they are neither in the folder nor where they were when it was saved; they
-            are checked against its fingerprints. The encoders that the folder names are opened when they are
-            first needed, and only if they are unchanged.
+            are checked against its fingerprints. Of several, give all, in the same order; ``"hkse"`` is the
+            one in the folder. The encoders that the folder names are opened when they are first needed, and
+            only if they are unchanged.
         mmap
             Leave vectors and features on disk and map them: loading takes no time and no memory, and their
             checksums are not compared.
@@ -738,7 +743,7 @@ class Retriever:
         index
             For a folder that points to a database: its address, if that has a password or has changed.
         """
-        wants_text = text_encoder is None
+        wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, trust_graph=trust_graph, text=wants_text, index=index)
         retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
         retriever.base = base
@@ -756,7 +761,7 @@ class Retriever:
         """Open the model at ``postgresql://user@host/database``; the rest as ``load`` takes it."""
         if not isinstance(address, str) or "://" not in address:
             raise InputError("this is not the address of a database; give postgresql://user@host/database.")
-        loaded = load_from_store(open_store(address, create=False), text=text_encoder is None)
+        loaded = load_from_store(open_store(address, create=False), text=needs_stored_hkse(text_encoder))
         return cls._from_loaded(loaded, image_encoder, text_encoder, device)
 
     def push_to_hub(
@@ -840,7 +845,7 @@ class Retriever:
         if images is not None and not os.path.isdir(images):
             raise InputError(f"{images} is not a folder; give the folder that holds the images.")
         folder = find_model(repo_id, revision, token)
-        wants_text = text_encoder is None
+        wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
         retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
         retriever.base = base

@@ -1,0 +1,72 @@
+"""A model with several encoders for each view, served: queries and uploads go through all of them."""
+
+import httpx
+import numpy as np
+import pytest
+
+from diptych import AWCCA, HKSE, Retriever
+from diptych.data import read_pairs
+from diptych.image import open_image
+from diptych.scenes import make_scenes
+from example_files import write_network
+from tolerance import rounding
+
+pytest.importorskip("onnxruntime")
+
+QUERY = "a red star"
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """A folder with a model of pyramid and a network, and of HKSE and letters from a file of functions."""
+    folder = tmp_path_factory.mktemp("several")
+    pairs = make_scenes(80, size=48).write(folder / "scenes")
+    write_network(folder / "colours.onnx")
+    (folder / "letters.py").write_text(
+        "import numpy as np\n\n\ndef count(texts):\n"
+        "    return np.array([[t.count(letter) for letter in 'abcdefghijklmnop'] for t in texts], float)\n"
+    )
+
+    def count(texts):
+        return np.array([[text.count(letter) for letter in "abcdefghijklmnop"] for text in texts], float)
+
+    texts = [HKSE(word_features=40, sentence_features=40), count]
+    retriever = Retriever(["pyramid", folder / "colours.onnx"], texts, AWCCA(params=(5.0, 5.0))).fit(pairs)
+    retriever.save(folder / "model")
+    return folder, retriever
+
+
+def scores_of(answer):
+    assert answer.status_code == 200, answer.text
+    return {hit["id"]: hit["score"] for hit in answer.json()["results"][0]["hits"]}
+
+
+def test_uploads_and_queries_go_through_all_of_them(several, start):
+    folder, retriever = several
+    letters = f"{folder / 'letters.py'}:count"
+    url = start(folder / "model", "--text-encoder", "hkse", "--text-encoder", letters).url
+    path = next(iter(read_pairs(folder / "scenes").paths))
+    tolerance = rounding(np.float32, 700) + 1e-6  # scores are rounded for clients
+    with open(path, "rb") as file:
+        uploaded = scores_of(httpx.post(f"{url}/v1/annotate", files={"image": file}, data={"k": "5"}))
+    expected = {hit.id: hit.score for hit in retriever.annotate(path, k=5)}
+    assert uploaded == pytest.approx(expected, abs=tolerance)
+    found = scores_of(httpx.post(f"{url}/v1/search", json={"text": QUERY, "k": 5}))
+    assert found == pytest.approx({hit.id: hit.score for hit in retriever.search(QUERY, k=5)}, abs=tolerance)
+    features = httpx.get(f"{url}/v1/model").json()["features"]
+    assert features == {"image": {"pyramid": 630, "colours": 48}, "text": {"hkse": 40, "CallableEncoder": 16}}
+
+
+def test_images_are_added_by_clients(several, make_client, tmp_path):
+    folder, retriever = several
+    client = make_client(folder / "model", writable=True)
+    assert "text encoder" in client.get("/v1/model").json()["can"]["text"]
+    scene = make_scenes(1, size=48, random_state=9).images[0]
+    scene.save(tmp_path / "new.png")
+    with open(tmp_path / "new.png", "rb") as file:
+        added = client.post("/v1/items", files={"image": file}, data={"id": "new"})
+    assert added.status_code == 201, added.text
+    similar = retriever.embed_images(open_image(tmp_path / "new.png"))
+    stored = client.service.holder.current.retriever
+    np.testing.assert_allclose(stored.embed_images(tmp_path / "new.png"), similar, atol=1e-4)
+    assert stored.item("new") is not None
