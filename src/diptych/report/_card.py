@@ -201,16 +201,17 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
 def describe_correction(correction: Mapping[str, Any]) -> str:
     """Describe a hubness correction, given as plain data; command line, card and page show this.
 
-    >>> describe_correction({"kind": "csls", "strength": 0.3, "neighbours": 10})
+    >>> describe_correction({"kind": "csls", "strength": 0.3, "neighbours": 10, "gated": False})
     'an item loses 0.3 of its mean score with the 10 nearest training queries (CSLS)'
     >>> describe_correction({"kind": "none"})
     'none'
     """
     if correction["kind"] == "none":
         return "none"
+    gate = "; less for a query that is unlike those" if correction.get("gated") else ""
     return (
         f"an item loses {correction['strength']:g} of its mean score with the {correction['neighbours']} "
-        f"nearest training queries ({correction['kind'].upper()})"
+        f"nearest training queries ({correction['kind'].upper()}){gate}"
     )
 
 

@@ -81,7 +81,10 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
             },
             "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
             "parts": {t: describe_members(members[t]) for t in TASKS},
-            "corrections": {t: msgspec.structs.asdict(model.corrections_[t]) for t in TASKS},
+            "corrections": {
+                t: {**msgspec.structs.asdict(model.corrections_[t]), "gated": model.gates_[t] is not None}
+                for t in TASKS
+            },
         }
     models = model.models_
 
