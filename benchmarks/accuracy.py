@@ -12,10 +12,11 @@ from measuring import (
     RESULTS,
     TRAIN,
     VALIDATION,
+    check_committed,
     clock,
-    command,
     find_word_vectors,
     load_flickr8k,
+    log_test_run,
     pin_threads,
     read_captions,
     read_features,
@@ -28,11 +29,7 @@ from measuring import (
 pin_threads(1)
 
 import argparse  # noqa: E402
-import hashlib  # noqa: E402
 import json  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cached_property, partial  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -64,7 +61,6 @@ from diptych.text import HKSE  # noqa: E402
 from diptych.text._fourier import RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
-LOG = RESULTS / "accuracy_log.jsonl"
 TASKS = ("search", "annotate")
 ASYMMETRIC = Use("asymmetric", 1.0)
 
@@ -437,17 +433,6 @@ def measure_query(model: Fusion, x: dict, y: dict) -> str:
     return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 
 
-def check_committed(allowed: bool) -> bool:
-    """Return whether the configuration is committed as it stands; exit if it is not and has to be."""
-    git = ["git", "-C", str(CONFIGURATION.parent)]
-    tracked = subprocess.run([*git, "ls-files", "--error-unmatch", CONFIGURATION.name], capture_output=True)
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", CONFIGURATION.name], capture_output=True)
-    committed = tracked.returncode == 0 and same.returncode == 0
-    if not committed and not allowed:
-        sys.exit("commit benchmarks/accuracy.json first: the test split is for settled configurations")
-    return committed
-
-
 SIZES = (100, 300, 1000, 3000, 6000)
 DRAWS = 5
 WAYS = {
@@ -541,7 +526,7 @@ def main() -> None:
         return
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     on_test = not options.validation
-    committed = check_committed(options.uncommitted) if on_test else False
+    committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
     features = Features(config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
     table = Table(config["bootstrap"])
     groups = [(measure_alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
@@ -561,15 +546,7 @@ def main() -> None:
         for row in rows:
             print(row)
         return
-    entry = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        "command": command(),
-        "configuration": hashlib.sha256(CONFIGURATION.read_bytes()).hexdigest(),
-        "committed": committed,
-        "rows": [row for row in rows if options.only in ("", row["features"])],
-    }
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    log_test_run(CONFIGURATION, committed, [r for r in rows if options.only in ("", r["features"])])
     record("accuracy", rows, NOTE)
 
 

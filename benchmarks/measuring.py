@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+LOG = RESULTS / "accuracy_log.jsonl"
+"""Every run that read the test split."""
+
 CAPTIONS, TRAIN, VALIDATION = 5, 6000, 1000
 """Flickr8k: captions of an image, and images of the official training and validation splits."""
 
@@ -42,6 +48,37 @@ def record(name: str, rows: Sequence[Mapping[str, object]], note: str = "") -> N
 def command() -> str:
     """Return the running command as a reader would type it."""
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def check_committed(configuration: Path, allowed: bool) -> bool:
+    """Return whether a file is committed as it stands; exit if it is not and not being so is not allowed."""
+    git = ["git", "-C", str(configuration.parent)]
+    checks = ["ls-files", "--error-unmatch"], ["diff", "--quiet", "HEAD", "--"]
+    committed = shutil.which("git") is not None and all(
+        subprocess.run([*git, *check, configuration.name], capture_output=True).returncode == 0
+        for check in checks
+    )
+    if not committed and not allowed:
+        sys.exit(f"commit {configuration.name} first: the test split is for settled configurations")
+    return committed
+
+
+def hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def log_test_run(configuration: Path, committed: bool, rows: Sequence[Mapping[str, object]]) -> None:
+    """Append a run that read the test split to the log."""
+    entry = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "command": command(),
+        "configuration": hash_file(configuration),
+        "committed": committed,
+        "rows": list(rows),
+    }
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def clock() -> float:
@@ -105,16 +142,18 @@ def read_features(name: str, rows: int | None = None) -> Any:
 def load_flickr8k(images: str, texts: str) -> tuple[Any, Any, Any]:
     """Return image features, caption features and pairing of Flickr8k's 8,000 images, in float32.
 
-    ``images`` is a feature file's name, with ``-sqrt`` for square roots of unit length; ``texts`` is a
-    feature file's name, or ``hkse-WORD-SENTENCE``.
+    ``images`` is a feature file's name, with ``-sqrt`` for square roots of unit length or ``-halves`` for
+    halves of unit length each; ``texts`` is a feature file's name, or ``hkse-WORD-SENTENCE``.
     """
     import numpy as np
 
     from diptych.text import HKSE
 
-    x = read_features(images.removesuffix("-sqrt"))
+    x = read_features(images.removesuffix("-sqrt").removesuffix("-halves"))
     if images.endswith("-sqrt"):
         x = scale_rows(np.sqrt(x))
+    elif images.endswith("-halves"):
+        x = np.hstack([scale_rows(half) for half in np.split(x, 2, axis=1)])
     if texts.startswith("hkse-"):
         captions = read_captions()
         _, word, sentence = texts.split("-")
@@ -148,7 +187,7 @@ def start_figure(*panels: int, size: tuple[float, float]) -> tuple[Any, Any]:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(*panels, figsize=size, layout="constrained", sharey=True)
+    figure, axes = pyplot.subplots(*panels, figsize=size, layout="constrained", sharey="row")
     for each in [axes] if not panels else axes.flat:
         for side in ("top", "right"):
             each.spines[side].set_visible(False)

@@ -107,7 +107,12 @@ def test_an_epoch_is_a_pass_within_bounds(monkeypatch):
 
 @pytest.mark.parametrize(
     ("values", "best"),
-    [([1.0, 3.0, 3.0, 2.0, 2.0, 2.0, 9.0], 2), ([-1.0, 0.0, 0.0, 0.0, 5.0], None), ([0.5] * 9, 1)],
+    [
+        ([1.0, 3.0, 3.0, 2.0, 2.0, 9.0], 2),
+        ([-1.0, -1.0, 5.0], None),
+        ([0.0, 0.0, 0.0, 5.0], 4),
+        ([0.5] * 9, 1),
+    ],
 )
 def test_the_earliest_of_the_best_epochs_wins_and_patience_ends(values, best):
     polishes = (Polish(None, None, epochs) for epochs in range(1, len(values) + 1))

@@ -37,8 +37,8 @@ TEMPERATURE = 0.07
 EPOCHS = 20
 """The most epochs that are tried."""
 
-PATIENCE = 4
-"""Epochs without an improvement on validation, after which no more are tried."""
+PATIENCE = 2
+"""Epochs that are worse than the best on validation, after which no more are tried."""
 
 _BATCH = 512
 _FEWEST_BATCHES, _MOST_BATCHES = 10, 100  # in an epoch
@@ -134,15 +134,15 @@ def choose_epochs(
 ) -> Polish | None:
     """Return the polish of the largest ``value``, the earliest of equals; None if none exceeds ``least``.
 
-    It stops after some epochs without an improvement.
+    It stops after some epochs that are worse than the best.
     """
-    best, since = None, 0
+    best, worse = None, 0
     for polish in polishes:
         own = value(polish)
-        since += 1
         if own > least:
-            best, least, since = polish, own, 0
-        if polish.epochs >= EPOCHS or since >= PATIENCE:
+            best, least, worse = polish, own, 0
+        worse += own < least
+        if polish.epochs >= EPOCHS or worse >= PATIENCE:
             break
     return best
 

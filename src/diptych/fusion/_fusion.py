@@ -64,6 +64,7 @@ from diptych.fusion._hubness import (
 )
 from diptych.fusion._members import (
     AnyPart,
+    Choice,
     LinearMaps,
     Member,
     Part,
@@ -91,6 +92,9 @@ Views: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
 Item = TypeVar("Item")
 
 KIND = "fusion"
+
+POLISHED = 0.25
+"""The weight from which a part is polished; the first always is. Others change the sum too little."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {
@@ -229,7 +233,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         with all blocks of the other view, and the cosine of two blocks as they are, where they look like
         those of a dual encoder (CLIP). Or as listed.
     weightings : sequence of str or None
-        Weightings to choose from for every part and task: ``"asymmetric"``, ``"residual"`` and the others.
+        Weightings to choose from for each task: ``"asymmetric"``, ``"residual"`` and the others. It is chosen
+        by the first part that is fitted.
     hubness : sequence of str or None
         Corrections to choose from: ``"none"``, ``"csls"``.
     refit : bool or None
@@ -238,7 +243,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     n_components : int, "all" or None
         Components of each model that are kept, those of the largest correlations.
     polish : bool or None
-        Polish the parts that get a weight, as in ``AWCCA``, where that is better on validation.
+        Polish the parts that get much weight, as in ``AWCCA``, where that is better on validation.
     scales : sequence of float
         Scales to try for each block beside the others of its view; all have total variance 1 before.
     relaxations : sequence of float
@@ -716,10 +721,12 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             items, queries = sample[1], take_rows(sample[0], evaluator.truth.described)
         trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
         uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
-        best = [
-            choose_use(one, trial, uses, settings["n_components"], kinds)
-            for one in self._show(f"choosing for {task}", fitted)
-        ]
+        best: list[Choice] = []
+        for one in self._show(f"choosing for {task}", fitted):
+            best.append(choose_use(one, trial, uses, settings["n_components"], kinds))
+            if one.part.kind != "identity":
+                # Trying all on every part takes twice as long, and on Flickr8k all parts choose the same.
+                uses = [best[-1].use]
         unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
 
         def weigh() -> TaskChoice:
@@ -730,7 +737,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         choice = weigh()
         if settings["polish"]:
             models = [at for at in range(len(best)) if at not in unfitted]
-            used = [at for at in models if choice.weights[at] or at == models[0]]
+            used = [at for at in models if choice.weights[at] >= POLISHED or at == models[0]]
             for at in self._show(f"polishing for {task}", used):
                 best[at] = polish_use(
                     fitted[at].part, best[at], trial, training, kinds, self.random_state, device

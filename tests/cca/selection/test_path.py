@@ -11,9 +11,10 @@ from diptych.cca.selection import (
     make_grid,
     make_problem,
     make_weights,
+    narrow_grid,
     regularization_path,
 )
-from diptych.cca.selection._path import _choose
+from diptych.cca.selection._path import FIRST_LOOK, _choose
 from diptych.ranking import metric
 from generated_pairs import make_pairs
 
@@ -161,3 +162,37 @@ def test_validation_must_match_training(trained):
         make_problem(fitted, (x[:, :13], y, pairing))
     with pytest.raises(InputError, match="not \\(X, Y\\)"):
         make_problem(fitted, (x,))
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_narrowed_grid_has_a_point_as_good_as_the_best(seed):
+    training, validation = make_pairs(seed, n=1200, captions=2, m_x=30, m_y=20, hidden=8, noise=1.5)
+    fitted = spectra(*training)
+    problem, grid = make_problem(fitted, validation), make_grid("tikhonov", 12, fitted)
+    narrow = narrow_grid(problem, fitted, grid)
+    assert set(narrow.x) <= set(grid.x)
+    assert set(narrow.y) <= set(grid.y)
+    assert np.prod(narrow.shape) < np.prod(grid.shape)
+    inside = narrow.x[0] < grid.x[0] and narrow.x[-1] > grid.x[-1]
+    inside = inside and narrow.y[0] < grid.y[0] and narrow.y[-1] > grid.y[-1]
+    assert narrow.automatic != inside
+    whole, part = (
+        regularization_path(problem, fitted, each, metric("r@1"), extend=each.automatic)
+        for each in (grid, narrow)
+    )
+    for task in TASKS:
+        # The standard error of a recall on so many images is a multiple of this.
+        assert part.best(task) > whole.best(task) - 1.0
+
+
+def test_few_images_or_a_grid_of_the_user_are_not_narrowed():
+    training, validation = make_pairs(0, n=FIRST_LOOK)
+    fitted = spectra(*training)
+    problem, grid = make_problem(fitted, validation), make_grid("tikhonov", 12, fitted)
+    assert narrow_grid(problem, fitted, grid) is grid
+    training, validation = make_pairs(0, n=6 * FIRST_LOOK)
+    fitted = spectra(*training)
+    problem = make_problem(fitted, validation)
+    own = make_grid("tikhonov", (np.geomspace(1, 100, 12), np.geomspace(1, 100, 12)), fitted)
+    assert narrow_grid(problem, fitted, own) is own
