@@ -30,8 +30,11 @@ pin_threads(1)
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+from concurrent.futures import ProcessPoolExecutor  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cached_property, partial  # noqa: E402
+from itertools import product  # noqa: E402
+from multiprocessing import get_context  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -40,12 +43,16 @@ from diptych.cca import AWCCA  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
+    NEIGHBOURS,
+    STRENGTHS,
+    Correction,
     Evaluator,
     PartScores,
     append_gates,
     append_offsets,
     choose_correction,
     compute_offsets,
+    csls_offsets,
 )
 from diptych.fusion._members import (  # noqa: E402
     FittedPart,
@@ -119,6 +126,13 @@ class Table:
         self.seconds: dict[tuple[str, str], list[float]] = {}
         self.queries: dict[tuple[str, str], str] = {}
         self.resamples = resamples
+
+    def merge(self, other: Table) -> None:
+        """Append what another process measured."""
+        for key, seeds in other.ranks.items():
+            self.ranks.setdefault(key, []).extend(seeds)
+            self.seconds.setdefault(key, []).extend(other.seconds[key])
+        self.queries |= other.queries
 
     def add(self, group: str, name: str, ranks_of: dict, seconds: float, query: str = "") -> None:
         self.ranks.setdefault((group, name), []).append(ranks_of)
@@ -227,6 +241,23 @@ def choose_softmax(evaluator: Evaluator, held: PartScores) -> tuple[float, float
     return best[1:]
 
 
+def choose_dual(evaluator: Evaluator, held: PartScores, own: np.ndarray) -> tuple[Correction, Correction]:
+    """Return the corrections by a bank of queries and one of items, added up, that are best on validation.
+
+    ``own`` are items × bank items: dual bank normalisation (Wang et al., 2023), with CSLS as its measure.
+    """
+    queries, items = (
+        dict(zip(NEIGHBOURS, csls_offsets(each, NEIGHBOURS), strict=True)) for each in (held.bank, own)
+    )
+    strengths = (0.0, *STRENGTHS[:5])
+    trials = {
+        (s, k, t, m): evaluator.value(held.scores - np.float32(s) * queries[k] - np.float32(t) * items[m])
+        for s, k, t, m in product(strengths, NEIGHBOURS, strengths, NEIGHBOURS)
+    }
+    s, k, t, m = max(trials, key=trials.__getitem__)
+    return Correction("csls", s, k), Correction("csls", t, m)
+
+
 def find_active(similarities: np.ndarray) -> np.ndarray:
     """Return which items are the nearest of some bank query: QB-Norm's activation set."""
     active = np.zeros(len(similarities), dtype=bool)
@@ -291,11 +322,32 @@ def measure_alone(
         if name == "inverted softmax":
             table.add(group, "QB-Norm", gated_ranks, seconds, costs[1])
 
+    start = clock()
+    params = {task: one.path.params(task) for task in TASKS}
+    pairs = [(*part.views(own), own[2]) for own in (plain.training, plain.validation, plain.reported)]
+    model = AWCCA(params=params, polish=True, metric="mean_recall", precision="float32", random_state=seed)
+    model.fit(*pairs[0], validation=pairs[1])
+    ranks_of = {task: rank_by_cosine(model, pairs[2], task) for task in TASKS}
+    table.add(group, "polished", ranks_of, fit + clock() - start)
+
+    start, ranks_of = clock(), {}
+    for task, other in zip(TASKS, reversed(TASKS), strict=True):
+        view = "x" if task == "search" else "y"
+        bank = maps[task].embed(part.features(banks[other], view), view)
+        held_out = Embedded(part, maps[task], task, plain.validation, banks[task])
+        embedded = Embedded(part, maps[task], task, plain.reported, banks[task])
+        chosen = choose_dual(evaluators[task], held_out.score(), held_out.items @ bank.T)
+        offsets = compute_offsets(embedded.items, embedded.bank, chosen[0])
+        offsets += compute_offsets(embedded.items, bank, chosen[1])
+        ranks_of[task] = reported[task].ranks(embedded.score().scores - offsets)
+    cost = embedded.measure_query(offsets)
+    table.add(group, "CSLS, and a bank of items", ranks_of, fit + clock() - start, cost)
+
     start, maps = clock(), {}
     for task in TASKS:
         items, queries = plain.validation[:2] if task == "search" else plain.validation[1::-1]
         trial = Trial(evaluators[task], items, queries, banks[task])
-        use = choose_use(one, trial, make_uses(("residual",), (0.5, 1.0)), 512, ("none",))[0]
+        use = choose_use(one, trial, make_uses(("residual",), (0.5, 1.0)), 512, ("none",)).use
         maps[task] = make_maps(one, task, use, 512)
     report("residual weighting", plain, maps, fit + clock() - start)
 
@@ -388,10 +440,30 @@ def measure_others(table, config, group, part, two, better, seed) -> None:
     table.add(group, base + "random Fourier features of the images", ranks_of, clock() - start)
 
 
+BEST = 'preset="best"'
+TRIALS = {
+    "side by side, plain": {"preset": "plain", "n_components": 512},
+    "side by side, one polished AW-CCA with CSLS": {"parts": "together", "weightings": ("asymmetric",)},
+    BEST: {},
+    f"{BEST}, not polished": {"polish": False},
+    f"{BEST}, asymmetric weighting alone": {"weightings": ("asymmetric",)},
+    f"{BEST}, no hubness correction": {"hubness": ("none",)},
+    f"{BEST}, not refitted": {"refit": False},
+}
+EVERY_SEED = list(TRIALS)[1:3]
+
+
 def measure_best(
-    table: Table, config: dict, features: Features, group: str, seed: int, on_test: bool
+    table: Table,
+    config: dict,
+    features: Features,
+    group: str,
+    seed: int,
+    on_test: bool,
+    trial: str,
+    device: str | None,
 ) -> None:
-    """Measure the preset, as it is and with one of its choices changed."""
+    """Measure the preset, as it is or with one of its choices changed."""
     names = config["best"][group]
     x, y = ({n: features.load(n, seed) for n in names[side]} for side in ("images", "texts"))
     split = Split.make(x, y, on_test)
@@ -401,26 +473,15 @@ def measure_best(
         "bank": config["bank"],
         "random_state": seed,
     }
-    trials = {
-        "side by side, plain": {"preset": "plain", "n_components": 512},
-        'preset="best"': {"preset": "best"},
-        'preset="best", not refitted': {"preset": "best", "refit": False},
-    }
-    if len(x) == len(y) == 1:
-        trials |= {
-            'preset="best", asymmetric weighting alone': {"weightings": ("asymmetric",)},
-            'preset="best", no hubness correction': {"hubness": ("none",)},
-            'preset="best", all components': {"n_components": "all"},
-        }
-    for name, more in trials.items():
-        if name != 'preset="best"' and seed != config["seeds"][0]:
-            continue
-        start = clock()
-        model = Fusion(**options, **more).fit(*split.training, validation=split.validation)
-        seconds = clock() - start
-        ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
-        table.add(group, name, ranks_of, seconds, measure_query(model, *split.reported[:2]))
-        print("   ", {t: model.selection_["tasks"][t]["weights"] for t in TASKS})
+    start = clock()
+    model = Fusion(**options, **TRIALS[trial])
+    model.fit(*split.training, validation=split.validation, device=device)
+    seconds = clock() - start
+    ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
+    table.add(group, trial, ranks_of, seconds, measure_query(model, *split.reported[:2]))
+    for task, report in model.selection_["tasks"].items():
+        epochs = [part["best"]["epochs"] for part in report["parts"]]
+        print("   ", task, [round(w, 2) for w in report["weights"]], epochs, report["correction"], flush=True)
 
 
 def measure_query(model: Fusion, x: dict, y: dict) -> str:
@@ -514,12 +575,38 @@ def measure_way(texts: str, size: int, way: str, training: tuple, validation: tu
     return row
 
 
+def list_cells(config: dict) -> list[tuple[str, int, str]]:
+    """Return groups, seeds and trials that are measured together; trials of ``alone`` have no name."""
+    cells = []
+    for kind in ("alone", "best"):
+        for group, names in config[kind].items():
+            texts = [names["texts"]] if kind == "alone" else names["texts"]
+            seeds = config["seeds"] if any("hkse" in name for name in texts) else config["seeds"][:1]
+            for trial in [""] if kind == "alone" else TRIALS:
+                every = kind == "alone" or trial in EVERY_SEED
+                cells += [(group, seed, trial) for seed in (seeds if every else seeds[:1])]
+    return cells
+
+
+def measure_cell(config: dict, on_test: bool, device: str | None, cell: tuple[str, int, str]) -> Table:
+    """Measure one cell in a process of its own."""
+    group, seed, trial = cell
+    table, features = Table(config["bootstrap"]), Features(config["hkse"], TRAIN + VALIDATION * (1 + on_test))
+    if trial:
+        measure_best(table, config, features, group, seed, on_test, trial, device)
+    else:
+        measure_alone(table, config, features, group, seed, on_test)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
     parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
     parser.add_argument("--only", default="", help="one group")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each with one thread")
+    parser.add_argument("--device", help="torch device on which presets are fitted")
     options = parser.parse_args()
     if options.curves:
         measure_curves()
@@ -527,20 +614,18 @@ def main() -> None:
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     on_test = not options.validation
     committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
-    features = Features(config["hkse"], TRAIN + VALIDATION * (2 if on_test else 1))
     table = Table(config["bootstrap"])
-    groups = [(measure_alone, g, config["alone"][g]["texts"]) for g in config["alone"]]
-    groups += [(measure_best, g, " ".join(config["best"][g]["texts"])) for g in config["best"]]
-    for function, group, texts in groups:
-        if options.only not in ("", group):
-            continue
-        for seed in config["seeds"] if "hkse" in texts else config["seeds"][:1]:
-            function(table, config, features, group, seed, on_test)
+    cells = [cell for cell in list_cells(config) if options.only in ("", cell[0])]
+    measure = partial(measure_cell, config, on_test, options.device)
+    # Processes are started anew, because a GPU cannot be shared with a fork.
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for part in pool.map(measure, cells):
+            table.merge(part)
     rows = table.make_rows()
     if options.only and on_test and (RESULTS / "accuracy.json").exists():
         before = json.loads((RESULTS / "accuracy.json").read_text("utf-8"))["rows"]
         rows += [row for row in before if row["features"] != options.only]
-        order = [group for _, group, _ in groups]
+        order = [*config["alone"], *config["best"]]
         rows.sort(key=lambda row: order.index(row["features"]))
     if not on_test:
         for row in rows:

@@ -504,7 +504,6 @@ METHODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "polished": (partial(fit_awcca, polish=True), ("AW-CCA, polished",)),
     "best": (fit_best, ('preset="best"',)),
     "heads": (fit_heads, ("linear heads, InfoNCE",)),
-    "structure": (partial(fit_heads, name="structure"), ("linear heads, STRUCTURE",)),
     "procrustes": (fit_procrustes, ("Procrustes",)),
     "ridge": (fit_ridge, ("ridge, images to texts", "ridge, texts to images")),
     "canonical": (
@@ -512,6 +511,7 @@ METHODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
         ("plain CCA", "regularised CCA", "regularised CCA, symmetric", "CSA"),
     ),
     "asif": (fit_asif, ("ASIF",)),
+    "structure": (partial(fit_heads, name="structure"), ("linear heads, STRUCTURE",)),
 }
 RANDOM = ("polished", "best", "heads", "structure")
 """Methods that depend on the seed even if all training images are given."""
@@ -522,29 +522,24 @@ def start_worker(device: str) -> None:
     torch.linalg.eigh(torch.eye(2, device=device))
 
 
-def measure_cell(
-    cell: Cell, names: list[str], config: dict, folder: Path, file: Path, options: argparse.Namespace
-) -> None:
-    """Measure methods in a cell, and append each to the file as soon as it is done."""
+def measure_cell(cell: Cell, name: str, config: dict, folder: Path, options: argparse.Namespace) -> None:
+    """Fit a method in a cell, and append what is measured to the file."""
     work = Work.load(cell, config, folder, options.device, not options.validation)
-    for name in names:
-        fit, methods = METHODS[name]
-        for method, fitted in zip(methods, fit(work), strict=True):
-            line = {
-                **vars(cell),
-                "method": method,
-                "seconds": round(fitted.seconds, 2),
-                **{task: summary(fitted.rank(work.reported, task)) for task in TASKS},
-                "chosen": fitted.choices,
-                "where": describe_machine(options),
-                **identify_run(options),
-            }
-            with file.open("a", encoding="utf-8") as cells:
-                cells.write(json.dumps(line, ensure_ascii=False) + "\n")
-            recalls = [round(line[task]["r@1"], 1) for task in TASKS]
-            print(
-                *vars(cell).values(), method, recalls, f"{fitted.seconds:.1f} s", fitted.choices, flush=True
-            )
+    fit, methods = METHODS[name]
+    for method, fitted in zip(methods, fit(work), strict=True):
+        line = {
+            **vars(cell),
+            "method": method,
+            "seconds": round(fitted.seconds, 2),
+            **{task: summary(fitted.rank(work.reported, task)) for task in TASKS},
+            "chosen": fitted.choices,
+            "where": describe_machine(options),
+            **identify_run(options),
+        }
+        with options.cells.open("a", encoding="utf-8") as cells:
+            cells.write(json.dumps(line, ensure_ascii=False) + "\n")
+        recalls = [round(line[task]["r@1"], 1) for task in TASKS]
+        print(*vars(cell).values(), method, recalls, f"{fitted.seconds:.1f} s", fitted.choices, flush=True)
 
 
 def describe_machine(options: argparse.Namespace) -> str:
@@ -570,26 +565,23 @@ def read_cells(file: Path, options: argparse.Namespace) -> list[dict]:
     return list(lines.values())
 
 
-def list_work(config: dict, lines: list[dict], options: argparse.Namespace) -> list[tuple[Cell, list[str]]]:
-    """Return what is still to be measured, the longest first."""
+def list_work(config: dict, lines: list[dict], options: argparse.Namespace) -> list[tuple[Cell, str]]:
+    """Return the cells and methods that are still to be measured, the largest cells of each method first."""
     done = {(line["features"], line["size"], line["seed"], line["method"]) for line in lines}
-    work = []
-    for size, features, seed in product(
-        sorted(options.sizes, reverse=True), reversed(options.features), config["seeds"][: options.seeds]
-    ):
-        names = [
-            name
-            for name, (_, methods) in METHODS.items()
-            if name in options.only
-            and (size < TRAIN or seed == config["seeds"][0] or name in RANDOM)
-            and any((features, size, seed, method) not in done for method in methods)
-        ]
-        if names:
-            work.append((Cell(features, size, seed), names))
-    return work
+    return [
+        (Cell(features, size, seed), name)
+        for name, size, features, seed in product(
+            (name for name in METHODS if name in options.only),
+            sorted(options.sizes, reverse=True),
+            reversed(options.features),
+            config["seeds"][: options.seeds],
+        )
+        if size < TRAIN or seed == config["seeds"][0] or name in RANDOM
+        if any((features, size, seed, method) not in done for method in METHODS[name][1])
+    ]
 
 
-def measure_cells(work: list, config: dict, file: Path, options: argparse.Namespace) -> None:
+def measure_cells(work: list[tuple[Cell, str]], config: dict, options: argparse.Namespace) -> None:
     """Measure cells in parallel processes, which share the features of one encoding."""
     pin_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
@@ -602,11 +594,10 @@ def measure_cells(work: list, config: dict, file: Path, options: argparse.Namesp
                 np.save(folder / f"{at}y.npy", y[: last * CAPTIONS])
         context = get_context("spawn")
         with ProcessPoolExecutor(options.jobs, context, start_worker, (options.device,)) as pool:
-            futures = [
-                pool.submit(measure_cell, cell, names, config, folder, file, options) for cell, names in work
-            ]
+            futures = {pool.submit(measure_cell, *one, config, folder, options): one for one in work}
             for future in as_completed(futures):
-                future.result()
+                if (error := future.exception()) is not None:
+                    print(*futures[future], "failed:", repr(error), flush=True)
 
 
 def make_rows(lines: list[dict], config: dict) -> list[dict]:
@@ -728,7 +719,7 @@ def main() -> None:
     committed = False if options.validation else check_committed(CONFIGURATION, options.uncommitted)
     work = list_work(config, read_cells(options.cells, options), options)
     if work:
-        measure_cells(work, config, options.cells, options)
+        measure_cells(work, config, options)
     lines = read_cells(options.cells, options)
     rows = make_rows(lines, config)
     if options.validation:

@@ -166,7 +166,9 @@ def test_conventions(fitted):
 
 def test_queries_unlike_the_training_queries_are_not_corrected():
     training, validation = blocks()
-    model = Fusion(grid=6, bank=150, hubness=("csls",), refit=False).fit(*training, validation=validation)
+    lengths_count = dict.fromkeys("abcd", Block("none"))
+    model = Fusion(grid=6, bank=150, blocks=lengths_count, hubness=("csls",), refit=False)
+    model.fit(*training, validation=validation)
     for task, view in (("search", validation[1]), ("annotate", validation[0])):
         shares = model.queries(view, task)[:, -1]
         # A gate begins to close at the 90th percentile of the validation queries.

