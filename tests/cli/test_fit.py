@@ -97,10 +97,11 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
 def test_the_best_preset_has_one_name(files):
     result = run(*FIT, "--preset", "best")
     assert result.exit_code == 0, result.output
-    assert "search: 1 × (x × y)" in result.stdout
+    assert "search: 1 part" in result.stdout
+    assert "  1 × (x × y), " in result.stdout
     found = run_json("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")["all"]
     assert found["search"]["r@10"] > 50
-    assert "search: 1 × (x × y)" in run("info", "m").stdout
+    assert "  1 × (x × y), " in run("info", "m").stdout
     assert "choose one of 'best'" in refused(*FIT[:-1], "n", "--preset", "worst")
 
 

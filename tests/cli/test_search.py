@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from commands import config, refused, run, run_json
 from conftest import declare_torchvision_operators
 from diptych import AWCCA, HKSE, Retriever
+from diptych.cca._polish import Polish
+from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 
 
@@ -94,6 +97,55 @@ def test_other_weightings_can_be_compared(place):
     assert sorted(plain) == sorted(ours)
     assert plain != ours
     assert "asymmetric" in refused("search", "model", "a red star", "--weighting", "heavy")
+
+
+def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch, rng):
+    hidden = rng.normal(size=(200, 6))
+    x, a, b = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(200, m)) for m in (12, 9, 8))
+    monkeypatch.chdir(tmp_path)
+    parts = [Part(("photos",), ("words",)), Part(("photos",), ("tones",))]
+    model = Fusion(grid=4, parts=parts, hubness=("csls",))
+    fused = Retriever.from_features({"photos": x}, {"words": a, "tones": b}, model=model)
+    fused.save("m")
+    query = np.hstack([a, b]).astype(np.float32)[:1]
+    np.save("query.npy", query)
+    shown = run("info", "m").stdout
+    for name in ("photos × words", "photos × tones", "uncorrected"):
+        found = hits(run_json("search", "m", "--features", "query.npy", "--weighting", name))
+        assert found == [hit.id for hit in fused.search(query[0], weighting=name)]
+        assert name in shown or name == "uncorrected"
+    assert "search: 2 parts" in shown
+    assert "correction for hubness: an item loses" in shown
+    message = refused("search", "m", "--features", "query.npy", "--weighting", "none")
+    assert "--weighting 'none' is no part of this fusion" in message
+    assert "'photos × words'" in message
+    assert {"name", "weight", "use", "components"} == set(run_json("info", "m")["parts"]["search"][0])
+
+
+def test_a_fusion_learns_from_pairs_that_are_added(tmp_path, monkeypatch, rng):
+    hidden = rng.normal(size=(160, 6))
+    x, y = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(160, m)) for m in (12, 9))
+    monkeypatch.chdir(tmp_path)
+    ids = [f"p{i}" for i in range(100)]
+    Retriever.from_features(x[:100], y[:100], ids=ids, model=Fusion(grid=4)).save("m")
+    np.save("x.npy", x[100:].astype(np.float32))
+    np.save("y.npy", y[100:].astype(np.float32))
+    assert run_json("add", "m", "x.npy", "y.npy", "--refit")["refitted"] is True
+    assert run_json("info", "m")["facts"]["refitted"] == {"pairs": 160, "before": 100}
+    assert "refitted on 160 pairs (100 before)" in run("info", "m").stdout
+
+
+def test_a_polished_model_says_for_how_long(tmp_path, monkeypatch, rng):
+    x = rng.normal(size=(60, 4))
+    model = AWCCA(params=(1.0, 1.0)).fit(x, x + rng.normal(size=x.shape))
+    polished = replace(model.models_["search"], polish=Polish(np.eye(4), np.eye(4), 3))
+    model.models_ = {"search": polished, "annotate": model.models_["annotate"]}
+    monkeypatch.chdir(tmp_path)
+    Retriever.from_model(model).save("m")
+    lines = {line.partition(":")[0]: line for line in run("info", "m").stdout.splitlines()}
+    assert lines["search"].endswith("4 components, polished for 3 epochs")
+    assert lines["annotate"].endswith("4 components")
+    assert "| search model | polished for 3 epochs |" in (tmp_path / "m" / "README.md").read_text()
 
 
 def test_similar_pictures_begin_with_the_picture_itself(place):

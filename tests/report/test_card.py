@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.report import Card, EncoderFacts, IndexFacts, TaskFacts, model_card
-from diptych.report._card import describe_quality, escape_markdown
+from diptych.report import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
+from diptych.report._card import describe_correction, describe_quality, escape_markdown
 from diptych.report._page import one_line
 
 markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
@@ -114,6 +114,36 @@ def test_the_tables_hold_the_numbers():
     ]
     assert params[1:] == [["filter", "tikhonov"], ["normalize", "unit, none"], ["metric", "r@1"]]
     assert [row[0] for row in files[1:]] == ["README.md", "config.json", "regularization.png"]
+
+
+def make_fused_card(text="resnet × hkse"):
+    part = {"name": text, "weight": 2 / 3, "use": text, "components": 1512}
+    tasks = {
+        "search": FusedTaskFacts([part, part], describe_correction({"kind": "none"})),
+        "annotate": FusedTaskFacts([part], text),
+    }
+    return model_card(make_card(tasks=tasks, params={"preset": "best"}, has_figure=False))
+
+
+def test_the_parts_of_a_fusion_are_listed():
+    *_, parts, corrections, params, _ = tables(make_fused_card())
+    own = ["resnet × hkse", "0.67", "resnet × hkse", "1,512"]
+    search, annotate = "search: text → images", "annotate: image → texts"
+    assert parts == [
+        ["task", "part", "weight", "compared by", "components"],
+        [search, *own],
+        [search, *own],
+        [annotate, *own],
+    ]
+    assert corrections[1:] == [[search, "none"], [annotate, "resnet × hkse"]]
+    assert params[1:] == [["preset", "best"]]
+    assert "sum of the parts' cosines" in make_fused_card()
+    assert "Regularisation" not in make_fused_card()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names_of_parts_stay_text(text):
+    assert kinds(make_fused_card(text)) == kinds(make_fused_card())
 
 
 def test_it_says_what_is_not_known():

@@ -1,13 +1,23 @@
 """A retriever whose model is a fusion of several feature blocks."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from diptych import InputError, Retriever, read_pairs
-from diptych.fusion import Fusion
+from diptych import AWCCA, InputError, Retriever, read_pairs
+from diptych.cca import Moments
+from diptych.cca._weighting import to_unit_length
+from diptych.fusion import Fusion, Part
+from diptych.fusion._blocks import apply_geometry
+from diptych.fusion._members import LinearMaps, Member, Use
 from diptych.image import FunctionEncoder
 from diptych.ranking import recall_at_k
+from diptych.retrieval._description import describe_members
+from diptych.retrieval._folder import _parse_moments
+from diptych.retrieval._searcher import Searcher
 from generated_pairs import make_dual_features
 from tolerance import assert_ranked, rounding
 
@@ -70,7 +80,9 @@ def test_it_comes_back_from_disk(fused, blocks, tmp_path):
     assert again.search(query, 10) == fused.search(query, 10)
     assert again.info() == fused.info()
     assert "weighted sum of cosines" in (tmp_path / "m" / "README.md").read_text()
-    assert not (tmp_path / "m" / "moments.safetensors").exists()
+    saved, kept = again.fitted.load_moments(), fused.fitted.load_moments()
+    assert saved.count == kept.count == 260, "the training pairs and, in a refit, the validation pairs"
+    np.testing.assert_array_equal(saved.xy, kept.xy)
 
 
 def test_items_come_and_go(fused, blocks, tmp_path):
@@ -88,16 +100,228 @@ def test_items_come_and_go(fused, blocks, tmp_path):
 
 def test_what_it_cannot_do_is_said(fused, blocks):
     y = rows(blocks)[1]
-    with pytest.raises(InputError, match="fit it again"):
-        fused.refit()
-    with pytest.raises(InputError, match="chose its weightings itself"):
-        fused.search(y[0], weighting="none")
+    with pytest.raises(InputError, match="cannot be selected again in a refit; leave out validation"):
+        fused.refit(validation=blocks)
+    alone = Retriever.from_model(Fusion.zero_shot(5))
+    with pytest.raises(InputError, match="moments of this model's training pairs are not known"):
+        alone.refit()
+    with pytest.raises(InputError, match="one part and no correction"):
+        alone.search(np.ones(5, np.float32), weighting="uncorrected")
     with pytest.raises(InputError, match="model and preset"):
         Retriever(model=Fusion(), preset="best")
     with pytest.raises(InputError, match="unknown"):
         Retriever.from_features(y, y, preset="worst")
     with pytest.raises(InputError, match="differ in their number of rows"):
         Retriever.from_features({"a": y, "b": y[:5]}, y)
+
+
+TWO_PARTS = [Part(("photos",), ("words",)), Part(("sketches",), ("tones",))]
+
+
+@pytest.mark.parametrize("weighting", ["none", "photos", (1.0, 0.0), ["uncorrected"], 5])
+def test_other_weightings_are_refused(blocks, weighting):
+    model = Fusion(grid=3, parts=TWO_PARTS, hubness=("csls",))
+    retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model)
+    for ask, query in zip((retriever.annotate, retriever.search), rows(blocks), strict=True):
+        with pytest.raises(InputError, match="is no part of this fusion that .* uses; choose one of"):
+            ask(query[0], weighting=weighting)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_each_part_is_compared_with_the_whole(blocks, new_index, kind, tmp_path):
+    model = Fusion(grid=4, parts=TWO_PARTS, hubness=("csls",))
+    retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model, index=new_index(kind))
+    retriever.save(tmp_path / "m")
+    x, y = blocks
+    names = {"search": [str(i) for i in range(320)], "annotate": [f"{i}#0" for i in range(320)]}
+    for made in (retriever, Retriever.load(tmp_path / "m")):
+        fitted = made.fitted.model
+        for task, ask, asked in zip(
+            names, (made.search, made.annotate), (rows(blocks)[1][11], rows(blocks)[0][11]), strict=True
+        ):
+            shaped = [apply_geometry(fitted.geometry_[v], view) for v, view in (("x", x), ("y", y))]
+            members = fitted.members_[task]
+            assert len(members) == 2, "both parts are needed for this test"
+            cosines = []
+            for member in members:
+                vectors = [
+                    member.linear.embed(member.part.features(blocks, view), view)
+                    for view, blocks in zip("xy", shaped, strict=True)
+                ]
+                items, queries = vectors if task == "search" else vectors[::-1]
+                cosines.append(items @ queries[11])
+            whole = sum(member.weight * own for member, own in zip(members, cosines, strict=True))
+            expected = dict(zip(map(str, TWO_PARTS), cosines, strict=True)) | {"uncorrected": whole}
+            assert [part["name"] for part in made.info()["parts"][task]] == list(map(str, TWO_PARTS))
+            for name, scores in expected.items():
+                found = ask(asked, k=5, weighting=name)
+                tolerance = rounding(np.float32, 12 + 9 + 10 + 8, 2 / min(m.weight for m in members))
+                assert_ranked(found, dict(zip(names[task], scores.tolist(), strict=True)), tolerance)
+                some = ask(asked, k=5, weighting=name, where=[hit.id for hit in found[1:3]])
+                assert [hit.id for hit in some] == [hit.id for hit in found[1:3]]
+
+
+def test_parts_of_the_same_blocks_have_names_of_their_own():
+    same, eye = Part(("x",), ("y",)), np.eye(2, dtype=np.float32)
+    maps = LinearMaps(eye[0], eye[0], eye, eye)
+    parts = [Part(("x",), ("y",), kind="identity"), same, same]
+    uses = [Use("centred identity", 1.0), Use("residual", 0.5, epochs=3), Use("none", 1.0, epochs=1)]
+    members = [Member(part, use, 1.0, maps) for part, use in zip(parts, uses, strict=True)]
+    described = describe_members(members)
+    assert [each["name"] for each in described] == ["x × y, as encoded", "x × y", "x × y (2)"]
+    assert [each["use"] for each in described] == [
+        "cosine of the features as encoded, without their means",
+        "residual weighting, polished for 3 epochs",
+        "no weighting, polished for 1 epoch",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*lies? far")
+class TestRefit:
+    """Saved moments and new pairs are as good as all pairs."""
+
+    @pytest.fixture(autouse=True)
+    def _use(self, new_index):
+        self.new_index = new_index
+
+    def take(self, blocks, start, stop):
+        return tuple({name: view[start:stop] for name, view in views.items()} for views in blocks)
+
+    def fit(self, blocks, n, **model):
+        x, y = self.take(blocks, 0, n)
+        model = Fusion(**{"grid": 4, "parts": TWO_PARTS, **model})
+        options = {"ids": [f"p{i}" for i in range(n)], "index": self.new_index()}
+        return Retriever.from_features(x, y, model=model, **options)
+
+    def add(self, retriever, blocks, start, stop):
+        retriever.add(*self.take(blocks, start, stop), ids=[f"p{i}" for i in range(start, stop)])
+
+    @pytest.mark.parametrize("way", ["at once", "through a file", "mapped", "twice", "adopted"])
+    def test_it_is_that_of_the_fusion_on_all_pairs(self, blocks, tmp_path, way):
+        retriever = self.fit(blocks, 150, hubness=("csls",))
+        expected = copy.copy(retriever.fitted.model)
+        before = retriever.fitted.load_moments()
+        if way == "adopted":
+            expected.moments_ = before
+            retriever = Retriever.from_model(expected, index=self.new_index())
+            self.add(retriever, blocks, 150, 320)
+            assert retriever.info()["facts"]["moments"] == {"pairs": 150}
+            assert "moments_" not in vars(retriever.fitted.model)
+        elif way == "at once":
+            self.add(retriever, blocks, 150, 320)
+        else:
+            self.add(retriever, blocks, 150, 200)
+            if way == "twice":
+                retriever.refit()
+            else:
+                retriever.save(tmp_path / "m")
+                retriever = Retriever.load(tmp_path / "m", mmap=way == "mapped")
+            self.add(retriever, blocks, 200, 320)
+        old, searcher = retriever.fitted.model, retriever.searcher
+        banks = {task: bank.copy() for task, bank in old.banks_.items()}
+        retriever.refit()
+        assert retriever.searcher is not searcher
+        assert all(np.array_equal(old.banks_[task], bank) for task, bank in banks.items())
+        more = expected.make_moments(*self.take(blocks, 150, 320))
+        expected.refit_moments(before + more, before.count)
+        x, y = blocks
+        # Carrying the bank over twice is not the same as once.
+        slack = 0.05 if way == "twice" else 1e-4
+        for task, ask, asked in (
+            ("search", retriever.search, rows(blocks)[1]),
+            ("annotate", retriever.annotate, rows(blocks)[0]),
+        ):
+            items, queries = (x, y) if task == "search" else (y, x)
+            scores = expected.queries(queries, task) @ expected.items(items, task).T
+            own = [member.params for member in retriever.fitted.model.members_[task]]
+            np.testing.assert_allclose(own, [member.params for member in expected.members_[task]], rtol=1e-12)
+            start = 150 if way == "adopted" else 0
+            for row in (200, 319):
+                best = np.sort(scores[row, start:])[::-1][:5]
+                np.testing.assert_allclose([hit.score for hit in ask(asked[row], k=5)], best, atol=slack)
+        assert retriever.info()["facts"]["refitted"] == {
+            "pairs": 320,
+            "before": 200 if way == "twice" else 150,
+        }
+        assert "metrics" not in retriever.info()["facts"]
+        assert retriever.searcher.new_moments().count == 0
+        retriever.save(tmp_path / "refitted")
+        again = Retriever.load(tmp_path / "refitted")
+        assert again.search(rows(blocks)[1][7], k=9) == retriever.search(rows(blocks)[1][7], k=9)
+        assert again.fitted.load_moments().count == 320
+
+    def test_one_part_is_an_awcca_of_all_pairs(self, blocks):
+        retriever = self.fit(blocks, 150, parts=TWO_PARTS[:1], hubness=("none",), weightings=("asymmetric",))
+        geometry = retriever.fitted.model.geometry_
+        gammas = {task: own[0].params for task, own in retriever.fitted.model.members_.items()}
+        self.add(retriever, blocks, 150, 320)
+        retriever.refit()
+        x, y = (apply_geometry(geometry[v], view) for v, view in zip("xy", blocks, strict=True))
+        grown = {task: (a * 320 / 150, b * 320 / 150) for task, (a, b) in gammas.items()}
+        model = AWCCA(params=grown).fit(x["photos"], y["words"])
+        for task in ("search", "annotate"):
+            ex, ey = (to_unit_length(e) for e in model.transform(x["photos"], y["words"], task=task))
+            scores = ey @ ex.T if task == "search" else ex @ ey.T
+            ask, asked = (
+                (retriever.search, rows(blocks)[1])
+                if task == "search"
+                else (retriever.annotate, rows(blocks)[0])
+            )
+            for row in (3, 250):
+                found = [hit.score for hit in ask(asked[row], k=5)]
+                np.testing.assert_allclose(found, np.sort(scores[row])[::-1][:5], atol=1e-4)
+
+    def test_more_pairs_make_it_better(self, blocks):
+        retriever = self.fit(blocks, 60, hubness=("csls",))
+        held_out = self.take(blocks, 260, 320)
+        before = retriever.fitted.model.score(*held_out)
+        self.add(retriever, blocks, 60, 260)
+        retriever.refit()
+        assert retriever.fitted.model.score(*held_out) > before + 5
+
+    def test_without_anything_new_nothing_changes(self, blocks):
+        retriever = self.fit(blocks, 150, hubness=("csls",))
+        before = retriever.search(rows(blocks)[1][:20], k=9)
+        retriever.refit()
+        for found, expected in zip(retriever.search(rows(blocks)[1][:20], k=9), before, strict=True):
+            np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], atol=1e-3)
+
+    def test_a_dual_encoder_keeps_its_cosine(self, tmp_path):
+        x, y = make_dual_features(260, seed=5)
+        parts = [Part(("x",), ("y",), kind="identity"), Part(("x",), ("y",))]
+        model = Fusion(grid=4, parts=parts, search_weights=False)
+        retriever = Retriever.from_features(x[:200], y[:200], model=model, index=self.new_index())
+        kinds = [m.part.kind for m in retriever.fitted.model.members_["search"]]
+        assert "identity" in kinds
+        retriever.save(tmp_path / "m")
+        again = Retriever.load(tmp_path / "m")
+        again.add(x[200:], y[200:], ids=[f"new {i}" for i in range(60)])
+        again.refit()
+        assert [m.part.kind for m in again.fitted.model.members_["search"]] == kinds
+        assert again.info()["facts"]["refitted"] == {"pairs": 260, "before": 200}
+        found = [hits[0].id for hits in again.search(y[200:], k=1)]
+        assert np.mean([f == f"new {i}" for i, f in enumerate(found)]) > 0.5
+
+
+def test_a_fusion_saved_without_moments_is_not_refitted(fused, tmp_path, blocks):
+    fused.save(tmp_path / "m")
+    slim = Retriever.load(tmp_path / "m")
+    searcher = slim.searcher
+    slim._searcher = Searcher(replace(searcher.fitted, load_moments=None), slim.store, slim.encoders)
+    slim.save(tmp_path / "slim")
+    assert not (tmp_path / "slim" / "moments.safetensors").exists()
+    again = Retriever.load(tmp_path / "slim")
+    query = rows(blocks)[1][5]
+    assert again.search(query, 10) == fused.search(query, 10)
+    with pytest.raises(InputError, match="are not known, so it cannot be refitted; fit it again"):
+        again.refit()
+
+
+def test_moments_of_another_model_are_refused(fused, tmp_path):
+    Moments.zero(3, 4).save(tmp_path / "moments")
+    widths = fused.searcher.embedding.moment_widths()
+    with pytest.raises(InputError, match="belongs to a model of other features"):
+        _parse_moments((tmp_path / "moments").read_bytes, tmp_path / "moments", widths)
 
 
 def test_one_name_is_enough(blocks):
@@ -149,7 +373,7 @@ def test_a_dual_encoder_is_adapted_to_a_domain(tmp_path):
     assert np.mean(found) > np.mean(plain) + 0.05
     retriever.save(tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text("utf-8")
-    assert "(x × y), centred identity" in card or "(x × y), identity" in card
+    assert "| x × y, as encoded |" in card
     again = Retriever.load(tmp_path / "model", image_encoder=dual.image, text_encoder=dual.encode_texts)
     assert again.search("caption 500", k=5) == retriever.search("caption 500", k=5)
 

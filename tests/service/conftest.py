@@ -18,7 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from diptych import HKSE, Retriever
-from diptych.fusion import Fusion
+from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 from diptych.service._app import Service, build_app
 from diptych.service._limits import Limits
@@ -62,6 +62,29 @@ def fused_folder(tmp_path_factory):
     views = {"photos": block(9), "sketches": block(7)}, {"words": block(8), "tones": block(6)}
     place = tmp_path_factory.mktemp("fused") / "model"
     Retriever.from_features(*views, model=Fusion(grid=3)).save(place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def fused_scenes(retriever, tmp_path_factory):
+    """A saved fusion of the scenes; each of two parts knows every second word, so that both are needed."""
+    images, captions = (list(retriever.store.items(view)) for view in ("image", "text"))
+    words = sorted({word for item in captions for word in item.text.lower().split()})
+    counts = np.array(
+        [[item.text.lower().split().count(word) for word in words] for item in captions], np.float32
+    )
+    rows = {item.id: row for row, item in enumerate(images)}
+    place = tmp_path_factory.mktemp("fused-scenes") / "model"
+    Retriever.from_features(
+        {"pyramid": retriever.store.features("image", list(rows))},
+        {"words": counts[:, ::2], "others": counts[:, 1::2]},
+        [rows[item.image] for item in captions],
+        ids=list(rows),
+        caption_ids=[item.id for item in captions],
+        captions=[item.text for item in captions],
+        paths=[item.path for item in images],
+        model=Fusion(grid=5, parts=[Part(("pyramid",), ("words",)), Part(("pyramid",), ("others",))]),
+    ).save(place)
     return place
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from diptych import Retriever
+from diptych import AWCCA, Retriever
+from diptych.fusion import Fusion
 from diptych.service import Limits, create_app
 from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
 
@@ -187,6 +188,22 @@ def test_weightings_are_compared_side_by_side(visit, easy, retriever):
     assert "compare=1" in page.url
     page.get_by_role("button", name="Compare weightings").click()
     page.wait_for_selector(".columns", state="detached")
+
+
+def test_a_model_of_another_weighting_is_compared_too(visit, start, tmp_path, rng):
+    hidden = rng.normal(size=(60, 3))
+    y = hidden + 0.1 * rng.normal(size=hidden.shape)
+    model = AWCCA(params=(1.0, 1.0), weighting="residual")
+    retriever = Retriever.from_features(hidden, y, ids=[f"thing {i}" for i in range(60)], model=model)
+    retriever.save(tmp_path / "features")
+    page = visit("/?image=thing 7&compare=1", base=start(tmp_path / "features", "--quiet").url)
+    first_caption(page)
+    assert page.locator(".column h3").all_inner_texts()[0].split() == ["Residual", "this", "model"]
+    assert page.locator(".column").count() == 4
+    lines = page.locator('.column[data-weighting="residual"] .line')
+    ids = lines.evaluate_all("lines => lines.map((line) => line.dataset.caption)")
+    query = hidden[7].astype("float32")
+    assert ids == [hit.id for hit in retriever.annotate(query, k=12)]
 
 
 def test_the_model_tab_shows_recalls_and_charts(visit):
@@ -422,14 +439,62 @@ def test_a_model_of_features_is_searched_by_its_items(visit, start, tmp_path, rn
     assert first_caption(page)
 
 
-def test_a_fusion_shows_its_members(visit, start, fused_folder):
-    server = start(fused_folder, "--quiet")
-    page = visit(base=server.url)
-    page.locator(".examples a").first.click()
-    assert first_image(page)
+@pytest.mark.parametrize("width", [1360, 390])
+def test_the_parts_of_a_fusion_are_compared_side_by_side(visit, start, fused_scenes, easy, width):
+    server, fused = start(fused_scenes, "--quiet"), Retriever.load(fused_scenes)
+    page = visit(base=server.url, viewport={"width": width, "height": 900})
     assert not page.locator("#compare").is_visible()
-    page.get_by_role("link", name="Model").click()
-    assert page.locator(".members li").count() >= 2
+    page.goto(f"{server.url}/?caption={easy.id.replace('#', '%23')}")
+    first_image(page)
+    button = page.get_by_role("button", name=re.compile("^Compare( parts)?$"))
+    button.click()
+    features = fused.store.features("text", [easy.id])[0]
+    names = [None, "uncorrected", "pyramid × words", "pyramid × others"]
+    for name in names:
+        column = page.locator(f'.column[data-weighting="{name or "fusion"}"]')
+        column.locator(".tile").first.wait_for()
+        ids = column.locator(".tile").evaluate_all("tiles => tiles.map((tile) => tile.dataset.image)")
+        wanted = [hit.id for hit in fused.search(features, k=12, weighting=name)]
+        assert ids == wanted
+        rank = wanted.index(easy.image) + 1 if easy.image in wanted else None
+        label = column.locator(".own-rank").inner_text()
+        assert (f"comes {rank}" in label) if rank else ("not among" in label)
+        assert column.locator(".tag").count() == (name is None)
+        column.locator(".tile img").first.evaluate("image => image.decode()")
+    assert page.locator(".column").count() == len(names)
+    assert "Weight 0." in page.locator('.column[data-weighting="pyramid × words"] .note').first.inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.goto(f"{server.url}/?image={easy.image}&compare=1")
+    page.locator(".column .line").first.wait_for()
+    assert page.locator(".column").count() == len(names)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    button.click()
+    page.wait_for_selector(".columns", state="detached")
+
+
+@pytest.mark.parametrize("width", [1360, 390])
+def test_the_model_tab_shows_the_parts_of_a_fusion(visit, start, fused_scenes, width):
+    server = start(fused_scenes, "--quiet")
+    page = visit("/#model", base=server.url, viewport={"width": width, "height": 900})
+    for task in ("text → images", "image → captions"):
+        table = page.get_by_role("region", name=f"Parts, {task}")
+        table.wait_for()
+        names = table.locator("tbody th").all_inner_texts()
+        assert names == ["pyramid × words", "pyramid × others"]
+        assert "weighting" in table.locator("tbody td.left").first.inner_text()
+    assert page.get_by_text("Correction for hubness: an item loses").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_fusion_of_one_part_has_nothing_to_compare(visit, start, tmp_path, rng):
+    x = rng.normal(size=(60, 8)).astype("float32")
+    zero_shot = Retriever.from_model(Fusion.zero_shot(8))
+    zero_shot.add(x, x, ids=[f"image {i}" for i in range(60)])
+    zero_shot.save(tmp_path / "m")
+    page = visit("/?image=image 3&compare=1", base=start(tmp_path / "m", "--quiet").url)
+    first_caption(page)
+    assert not page.locator("#compare").is_visible()
+    assert page.locator(".columns").count() == 0
 
 
 def test_a_right_token_in_the_url_replaces_a_wrong_one(visit, start, folder, easy):

@@ -219,18 +219,39 @@ def test_a_model_of_features_is_searched_by_its_items(make_client, tmp_path, rng
     assert client.get("/v1/items/image%203/thumbnail").status_code == 404
 
 
-def test_a_fusion_has_no_other_weighting(make_client, fused_folder):
-    client = make_client(fused_folder)
+def test_a_fusion_offers_its_parts(make_client, fused_scenes):
+    client, retriever = make_client(fused_scenes), Retriever.load(fused_scenes)
     description = client.get("/v1/model").json()
+    parts = ["pyramid × words", "pyramid × others"]
     assert (
         description["weighting"],
-        description["weightings"],
+        sorted(description["weightings"]),
         description["path"],
         description["spectrum"],
-    ) == ("fusion", [], None, {})
-    caption = description["examples"]["text"][0]["id"]
-    assert len(ids(client.post("/v1/search", json={"id": caption, "k": 4}))) == 4
-    refused = client.post("/v1/search", json={"id": caption, "weighting": "none"})
+    ) == ("fusion", sorted([*parts, "uncorrected"]), None, {})
+    assert [part["name"] for part in description["parts"]["search"]] == parts
+    assert sum(part["weight"] for part in description["parts"]["search"]) == pytest.approx(1)
+    assert "nearest training queries" in description["corrections"]["annotate"]
+    item = description["examples"]["text"][0]
+    features = retriever.store.features("text", [item["id"]])[0]
+    answers = set()
+    for weighting in (None, "uncorrected", *parts):
+        answer = client.post("/v1/search", json={"id": item["id"], "k": 4, "weighting": weighting})
+        assert ids(answer) == [hit.id for hit in retriever.search(features, k=4, weighting=weighting)]
+        assert answer.json()["weighting"] == (weighting or "fusion")
+        answers.add(tuple(ids(answer)))
+        assert len(ids(client.post("/v1/annotate", json={"id": item["image"], "weighting": weighting}))) == 12
+    assert len(answers) > 2
+    for wrong in ("none", "x" * 2000):
+        refused = client.post("/v1/search", json={"id": item["id"], "weighting": wrong})
+        assert refused.status_code == 422
+    assert refused.json()["type"].endswith("bad-request")
+
+
+def test_a_model_without_a_fusion_has_no_parts(client):
+    description = client.get("/v1/model").json()
+    assert (description["parts"], description["corrections"]) == ({}, {})
+    refused = client.post("/v1/search", json={"text": "a star", "weighting": "heavy"})
     assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
 
 

@@ -26,9 +26,10 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from diptych._checks import DataWarning, InputError, plural
+from diptych._checks import DataWarning, InputError, count, plural
 from diptych.data import Progress
 from diptych.image._encoders import open_input
+from diptych.report._card import describe_correction, describe_polish
 from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
@@ -125,17 +126,20 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def describe_model(info: dict[str, Any]) -> list[str]:
-    """Return a line for each task: what was fitted, with how many components."""
+    """Return a line for each task: what was fitted; for a fusion, also one for each part and correction."""
     lines = []
     for task, chosen in info["filters"].items():
-        if "corrections" in info:
-            correction = info["corrections"][task]
-            hubness = f"; hubness: {correction['kind']}, {correction['strength']:g}"
-            lines.append(f"{task}: {' + '.join(chosen)}{hubness if correction['kind'] != 'none' else ''}")
+        components = f"{info['components'][task]} components"
+        if "parts" in info:
+            parts = info["parts"][task]
+            lines.append(f"{task}: {count(len(parts), 'part')}, {components}")
+            lines += [f"  {each['weight']:.2g} × ({each['name']}), {each['use']}" for each in parts]
+            lines.append(f"  correction for hubness: {describe_correction(info['corrections'][task])}")
         else:
             on = [f"{own} on {plural(name)}" for own, name in zip(chosen, info["views"], strict=True)]
-            lines.append(f"{task}: {', '.join(on)}")
-        lines[-1] += f"; {info['components'][task]} components"
+            lines.append(f"{task}: {', '.join(on)}; {components}")
+            if epochs := info["epochs"][task]:
+                lines[-1] += f", {describe_polish(epochs)}"
     return lines
 
 

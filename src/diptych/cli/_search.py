@@ -43,7 +43,10 @@ MAX_NAMED_WORDS = 10
 Features = Annotated[Path | None, typer.Option(help="File of features to search with, one query per row.")]
 Weighting = Annotated[
     str | None,
-    typer.Option(help="Another weighting, to compare: asymmetric, search-generation, symmetric or none."),
+    typer.Option(
+        help="Another weighting, to compare: asymmetric, search-generation, symmetric or none; of a fusion, "
+        "a part that diptych info names, or uncorrected."
+    ),
 ]
 
 
@@ -71,7 +74,7 @@ def search(
             refuse_unused(ctx, ("text_encoder", "device"), "on features")
         retriever = Retriever.load(model, None, make_text_encoder(text_encoder, device), mmap=True)
         inputs = _read_queries(queries, features, with_article(retriever.views.text))
-        _print_hits(queries, retriever.search(inputs, k, weighting=weighting), quiet, as_json)  # type: ignore[arg-type]
+        _print_hits(queries, retriever.search(inputs, k, weighting=weighting), quiet, as_json)
 
 
 def annotate(
@@ -111,7 +114,7 @@ def annotate(
             if not inputs:
                 raise InputError(" ".join(unreadable.values()))
             images = inputs
-        hits = retriever.annotate(inputs, k, packs=packs, weighting=weighting)  # type: ignore[arg-type]
+        hits = retriever.annotate(inputs, k, packs=packs, weighting=weighting)
         _print_hits(images, hits, quiet, as_json)
         exit_if_unreadable(unreadable)
 

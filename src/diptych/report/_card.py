@@ -61,6 +61,21 @@ class TaskFacts:
 
 
 @dataclass(frozen=True)
+class FusedTaskFacts:
+    """The models of one task of a fusion, and its hubness correction as ``describe_correction`` says it.
+
+    Each of ``parts`` has a ``name``, the ``weight`` of its cosine in the score, its ``use`` in words, and its
+    number of ``components``.
+
+    >>> part = {"name": "resnet × hkse", "weight": 1.0, "use": "asymmetric weighting", "components": 300}
+    >>> task = FusedTaskFacts([part], "none")
+    """
+
+    parts: Sequence[Mapping[str, Any]]
+    correction: str
+
+
+@dataclass(frozen=True)
 class IndexFacts:
     """The index: the number of items of each view, and how they are searched.
 
@@ -122,7 +137,7 @@ class Card:
     pairs: Mapping[str, tuple[int, int]]
     image_encoder: EncoderFacts | None
     text_encoder: EncoderFacts | None
-    tasks: Mapping[Task, TaskFacts]
+    tasks: Mapping[Task, TaskFacts | FusedTaskFacts]
     params: Mapping[str, object] = field(default_factory=dict)
     selected_on: str | None = None
     seconds: float | None = None
@@ -183,6 +198,32 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def describe_correction(correction: Mapping[str, Any]) -> str:
+    """Describe a hubness correction, given as plain data; command line, card and page show this.
+
+    >>> describe_correction({"kind": "csls", "strength": 0.3, "neighbours": 10, "gated": False})
+    'an item loses 0.3 of its mean score with the 10 nearest training queries (CSLS)'
+    >>> describe_correction({"kind": "none"})
+    'none'
+    """
+    if correction["kind"] == "none":
+        return "none"
+    gate = "; less for a query that is unlike those" if correction.get("gated") else ""
+    return (
+        f"an item loses {correction['strength']:g} of its mean score with the {correction['neighbours']} "
+        f"nearest training queries ({correction['kind'].upper()}){gate}"
+    )
+
+
+def describe_polish(epochs: int) -> str:
+    """Describe that a model was polished; command line, card and page show this.
+
+    >>> describe_polish(3)
+    'polished for 3 epochs'
+    """
+    return f"polished for {epochs} epoch{'s' if epochs != 1 else ''}"
+
+
 def escape_markdown(text: object, longest: int = 200) -> str:
     r"""Escape ``text`` for one line of Markdown: no markup, no HTML, no end of a table's cell.
 
@@ -200,7 +241,7 @@ def _model(facts: Card) -> Iterator[str]:
     yield (
         f"A diptych model: it finds {plural(image)} for {with_article(text)} (search) and {plural(text)} for "
         f"{with_article(image)} (annotate). Both are mapped into one space by regularised canonical "
-        "correlation analysis, one model for each task."
+        "correlation analysis, for each task by a model of its own."
     )
     duration = "" if facts.seconds is None else f" in {_duration(facts.seconds)}"
     yield (
@@ -286,11 +327,41 @@ def _quality(facts: Card) -> Iterator[str]:
 
 
 def _regularization(facts: Card) -> Iterator[str]:
-    yield "## Regularisation"
+    titles = task_titles(facts.views)
+    fused = [(titles[task], own) for task, own in facts.tasks.items() if isinstance(own, FusedTaskFacts)]
+    yield "## Parts" if fused else "## Regularisation"
     if facts.selected_on is not None:
         yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
-    titles = task_titles(facts.views)
-    tasks = [(titles[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
+    if fused:
+        yield from _parts(fused, facts.views)
+    else:
+        yield from _filters(
+            [(titles[t], own) for t in TASKS if isinstance(own := facts.tasks.get(t), TaskFacts)], facts
+        )
+    if facts.params:
+        yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
+    if facts.has_figure:
+        yield f"![Scores of every grid point for both tasks, and the selected one]({FIGURE_FILE})"
+
+
+def _parts(tasks: Sequence[tuple[str, FusedTaskFacts]], names: ViewNames) -> Iterator[str]:
+    yield (
+        f"Each part is a model of some features, by which it is named: of {plural(names.image)} × of "
+        f"{plural(names.text)}. A score is the sum of the parts' cosines, each times its weight, less a "
+        "correction for items that are near every query (hubness)."
+    )
+    yield _table(
+        ("task", "part", "weight", "compared by", "components"),
+        (
+            (title, part["name"], f"{part['weight']:.2g}", part["use"], f"{part['components']:,}")
+            for title, own in tasks
+            for part in own.parts
+        ),
+    )
+    yield _table(("task", "correction for hubness"), ((title, own.correction) for title, own in tasks))
+
+
+def _filters(tasks: Sequence[tuple[str, TaskFacts]], facts: Card) -> Iterator[str]:
     yield _table(
         ("task", *map(plural, facts.views), "components"),
         ((title, task.filter_x, task.filter_y, f"{task.components:,}") for title, task in tasks),
@@ -307,10 +378,6 @@ def _regularization(facts: Card) -> Iterator[str]:
             "Those of the regularised model weight the vectors; regularisation lowers them and chance raises "
             "them. Those on validation pairs are realistic."
         )
-    if facts.params:
-        yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
-    if facts.has_figure:
-        yield f"![Scores of every grid point for both tasks, and the selected one]({FIGURE_FILE})"
 
 
 def _scores(facts: Card) -> Iterator[str]:

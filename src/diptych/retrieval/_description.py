@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import FOR_PEOPLE, library_version
 from diptych.cca import AWCCA
 from diptych.fusion import Fusion
+from diptych.fusion._members import Member, Use
 from diptych.report import draw_regularization_path, model_card
 from diptych.report._card import (
     CORRELATIONS,
@@ -20,9 +21,13 @@ from diptych.report._card import (
     SHOWN_CORRELATIONS,
     Card,
     EncoderFacts,
+    FusedTaskFacts,
     IndexFacts,
     TaskFacts,
+    describe_correction,
+    describe_polish,
 )
+from diptych.retrieval._embedding import name_members
 from diptych.retrieval._items import VIEWS
 
 if TYPE_CHECKING:
@@ -36,6 +41,13 @@ _FILES = {
     "features.safetensors": "the features of all items",
     "items.jsonl": "the items",
     "text-encoder": "the text encoder",
+}
+
+
+_USES = {
+    "none": "no weighting",
+    "identity": "cosine of the features as encoded",
+    "centred identity": "cosine of the features as encoded, without their means",
 }
 
 
@@ -68,7 +80,11 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
                 t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
             },
             "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
-            "corrections": {t: msgspec.structs.asdict(model.corrections_[t]) for t in TASKS},
+            "parts": {t: describe_members(members[t]) for t in TASKS},
+            "corrections": {
+                t: {**msgspec.structs.asdict(model.corrections_[t]), "gated": model.gates_[t] is not None}
+                for t in TASKS
+            },
         }
     models = model.models_
 
@@ -79,8 +95,22 @@ def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
     return {
         "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
         "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
+        "epochs": {task: 0 if (own := models[task].polish) is None else own.epochs for task in TASKS},
         "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
     }
+
+
+def describe_members(members: Sequence[Member]) -> list[dict[str, Any]]:
+    """Return the name, weight, use and components of each model of a fusion's task."""
+    return [
+        {"name": name, "weight": m.weight, "use": _describe_use(m.use), "components": m.dimension}
+        for name, m in zip(name_members(members), members, strict=True)
+    ]
+
+
+def _describe_use(use: Use) -> str:
+    words = _USES.get(use.weighting, f"{use.weighting} weighting")
+    return f"{words}, {describe_polish(use.epochs)}" if use.epochs else words
 
 
 def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
@@ -109,8 +139,8 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
         pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
         image_encoder=encoders[0],
         text_encoder=encoders[1],
-        tasks=_task_facts(facts, model),
-        params=_shown_params(model),
+        tasks=_task_facts(facts),
+        params=_shown_params(model, facts),
         selected_on=fitted.facts.get("selection", {}).get("pairs"),
         seconds=fitted.facts.get("seconds", {}).get("all"),
         quality=fitted.facts.get("quality", Card.quality),
@@ -128,10 +158,11 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
     (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
 
 
-def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, TaskFacts]:
+def _task_facts(facts: Mapping[str, Any]) -> dict[Task, TaskFacts | FusedTaskFacts]:
+    if "parts" in facts:
+        corrections = facts["corrections"]
+        return {t: FusedTaskFacts(facts["parts"][t], describe_correction(corrections[t])) for t in TASKS}
     filters, components = facts["filters"], facts["components"]
-    if isinstance(model, Fusion):
-        return {t: TaskFacts("; ".join(filters[t]), "the same", components[t]) for t in TASKS}
     correlations = facts["correlations"]
     return {
         t: TaskFacts(
@@ -144,8 +175,9 @@ def _task_facts(facts: Mapping[str, Any], model: AWCCA | Fusion) -> dict[Task, T
     }
 
 
-def _shown_params(model: AWCCA | Fusion) -> dict[str, object]:
+def _shown_params(model: AWCCA | Fusion, facts: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(model, Fusion):
-        return {"preset": model.preset, **{f"hubness, {t}": model.corrections_[t].kind for t in TASKS}}
+        return {"preset": model.preset}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-    return {name: getattr(model, name) for name in names}
+    polish = {f"{task} model": describe_polish(n) for task, n in facts["epochs"].items() if n}
+    return {name: getattr(model, name) for name in names} | polish

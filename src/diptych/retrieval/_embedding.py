@@ -6,7 +6,7 @@ products into what users see, ``means`` averages the vectors of packs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -14,9 +14,10 @@ import numpy as np
 
 from diptych._arrays import fields_to_numpy, to_numpy
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_view
-from diptych.cca import AWCCA
+from diptych.cca import AWCCA, Moments
 from diptych.cca._weighting import Weighting, apply_factors, model_factors, normalize, project
 from diptych.fusion import Fusion
+from diptych.fusion._members import Member
 from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
@@ -26,6 +27,12 @@ _SAMPLE = 20_000
 
 Layout: TypeAlias = dict[str, int]
 """Feature blocks side by side in one matrix: their names and widths."""
+
+OtherWeighting: TypeAlias = str | tuple[float, float]
+"""What a search is compared with: for an ``AWCCA``, another of its weightings; for a ``Fusion``, the name of
+one of its parts, or ``"uncorrected"``."""
+
+UNCORRECTED = "uncorrected"
 
 
 class CanonicalEmbedding:
@@ -66,6 +73,15 @@ class CanonicalEmbedding:
 
     def features(self, view: View) -> int:
         return len(self._mean[view])
+
+    def moment_widths(self) -> list[int]:
+        """Return the numbers of columns of both views in the model's moments."""
+        return [self.features(view) for view in VIEWS]
+
+    def moments(self, x: Floats, y: Floats, pairing: Any) -> Moments:
+        """Return the moments of pairs as the model's are: of normalised features."""
+        x, y = normalize(x, self._normalize["image"]), normalize(y, self._normalize["text"])
+        return Moments.of(x, y, pairing, precision=self._model.precision)
 
     def linear_map(self, view: View, task: Task) -> tuple[str, Floats, Floats]:
         """Return the normalisation of a view, its mean, and its map for a task, with the weights' factors."""
@@ -149,13 +165,56 @@ class FusedEmbedding:
     def features(self, view: View) -> int:
         return sum(self._layout[view].values())
 
+    def moment_widths(self) -> list[int]:
+        """Return the numbers of columns of both views in the model's moments."""
+        return list(self._model.moment_widths().values())
+
+    def moments(self, x: Floats, y: Floats, pairing: Any) -> Moments:
+        """Return the moments of pairs as the model's are: of all blocks in their geometry."""
+        blocks = split_blocks(x, self._layout["image"]), split_blocks(y, self._layout["text"])
+        return self._model.make_moments(*blocks, pairing)
+
     def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
         """Return the vectors of items that a task searches, and ones for their lengths."""
         vectors = self._embed(self._model.items, features, task, SEARCHED[task])
         return vectors, np.ones(len(vectors), np.float32)
 
-    def queries(self, features: Any, task: Task) -> Floats:
-        return self._embed(self._model.queries, features, task, QUERIED[task])
+    def queries(self, features: Any, task: Task, weighting: Any = None) -> Floats:
+        """Return the vectors of queries; with a ``weighting`` of ``masks``, only what that compares."""
+        vectors = self._embed(self._model.queries, features, task, QUERIED[task])
+        return vectors if weighting is None else vectors * self._mask(task, weighting)
+
+    def masks(self, task: Task) -> dict[str, Floats]:
+        """Return what can be compared with the whole, and what queries are multiplied by for that.
+
+        These are the parts, each alone, and all of them without the correction. Items need no other vectors:
+        in an inner product, zeros of the query leave the other parts and the correction out. The weight of a
+        part is divided out, so its scores are cosines. What would change nothing is left out.
+        """
+        members, masks, start = self._model.members_[task], dict[str, Floats](), 0
+        if self._model.corrections_[task].kind != "none":
+            masks[UNCORRECTED] = np.ones(self.dimension(task), np.float32)
+            masks[UNCORRECTED][sum(member.dimension for member in members) :] = 0
+        for name, member in zip(name_members(members), members, strict=True):
+            if len(members) > 1:
+                masks[name] = np.zeros(self.dimension(task), np.float32)
+                masks[name][start : start + member.dimension] = 1 / member.weight
+            start += member.dimension
+        return masks
+
+    def _mask(self, task: Task, weighting: Any) -> Floats:
+        masks = self.masks(task)
+        if not masks:
+            raise InputError(
+                f"the {task} model of this fusion has one part and no correction, so there is no other "
+                "weighting to compare with; leave it out."
+            )
+        if not isinstance(weighting, str) or weighting not in masks:
+            raise InputError(
+                f"weighting={weighting!r} is no part of this fusion that {task} uses; choose one of "
+                f"{', '.join(map(repr, masks))}."
+            )
+        return masks[weighting]
 
     def as_queries(self, vectors: Floats) -> Floats:
         """Return vectors of items as queries; the correction is for queries of the other view."""
@@ -187,6 +246,13 @@ def embedding_of(model: AWCCA | Fusion, names: ViewNames = IMAGE_AND_TEXT) -> Em
     if isinstance(model, Fusion):
         return FusedEmbedding(model, names)
     return CanonicalEmbedding(model, names=names)
+
+
+def name_members(members: Sequence[Member]) -> list[str]:
+    """Return a name for each model of a fusion's task: its blocks, and more where two have the same."""
+    names = [f"{m.part}, as encoded" if m.part.kind == "identity" else str(m.part) for m in members]
+    again = [names[:at].count(name) for at, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, again, strict=True)]
 
 
 def fusion_layout(model: Fusion, view: View) -> Layout:

@@ -92,8 +92,8 @@ class Facts(TypedDict, total=False):
 class Fitted:
     """A fitted model, in NumPy, and what is kept of its training data.
 
-    ``load_moments`` returns the moments of the normalised training pairs, which only a refit needs; it is
-    None if they are not known, as for a fusion. ``facts`` are as in ``Facts``.
+    ``load_moments`` returns the moments of the training pairs, of the features as the model takes them, which
+    only a refit needs; it is None if they are not known. ``facts`` are as in ``Facts``.
     """
 
     model: AWCCA | Fusion
@@ -206,6 +206,7 @@ def fit_model(
     where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
     if isinstance(model, Fusion):
         _fit_fusion(model, training, validation, layout, facts, views.dataset.views, where)
+        model, load_moments = _take_moments(model)
     else:
         moments = _fit_awcca(model, training, validation, facts, views.dataset.views, where)
         model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
@@ -230,22 +231,19 @@ def refit_model(fitted: Fitted, new: Moments, validation: tuple[Any, ...] | None
     The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
     pairs to select on again.
     """
-    assert isinstance(fitted.model, AWCCA)
     assert fitted.load_moments is not None
     before = fitted.load_moments()
     moments = before + new
-    model = _copy_model(fitted.model)
-    if validation is not None:
-        model.params = None
-        model.fit_moments(moments, validation=validation)
+    model: AWCCA | Fusion
+    if isinstance(fitted.model, Fusion):
+        model, _ = _take_moments(copy.copy(fitted.model).refit_moments(moments, before.count))
     else:
-        model.refit_moments(moments, before.count)
-    del model.spectra_
+        model = _refit_awcca(fitted.model, moments, before.count, validation)
     # These were measured on the model before.
     old = ("metrics", "seconds", "graph_recall")
     facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
     facts["refitted"] = {"pairs": moments.count, "before": before.count}
-    if validation is not None and model.path_ is not None:
+    if validation is not None and isinstance(model, AWCCA) and model.path_ is not None:
         facts["selection"] = {
             "pairs": "the validation pairs that refit was given",
             "metric": model.path_.metric,
@@ -272,6 +270,9 @@ def adopt_model(
             moments = fields_to_numpy(moments_from_spectra(model.spectra_, model.precision))
             facts["moments"], load_moments = {"pairs": moments.count}, lambda: moments
         model = _copy_model(model)
+    elif hasattr(model, "moments_"):
+        model, load_moments = _take_moments(model)
+        facts["moments"] = {"pairs": load_moments().count}
     if sample is not None and len(sample) != 2:
         raise InputError(f"features has {len(sample)} parts; give a sample of both views, (X, Y).")
     embedding, fitted = embedding_of(model), Fitted(model, load_moments, {}, facts)
@@ -413,6 +414,24 @@ def _copy_model(model: AWCCA) -> AWCCA:
     copied.x_mean_, copied.y_mean_ = to_numpy(model.x_mean_), to_numpy(model.y_mean_)
     copied.__dict__.pop("spectra_", None)
     return copied
+
+
+def _take_moments(model: Fusion) -> tuple[Fusion, Callable[[], Moments]]:
+    """Return a copy of a fusion without its moments, and what returns them."""
+    copied, moments = copy.copy(model), fields_to_numpy(model.moments_)
+    del copied.moments_
+    return copied, lambda: moments
+
+
+def _refit_awcca(model: AWCCA, moments: Moments, before: int, validation: tuple[Any, ...] | None) -> AWCCA:
+    model = _copy_model(model)
+    if validation is not None:
+        model.params = None
+        model.fit_moments(moments, validation=validation)
+    else:
+        model.refit_moments(moments, before)
+    del model.spectra_
+    return model
 
 
 def _describe_held_out(training: Part, validation: Part | None, fraction: float, names: ViewNames) -> str:

@@ -459,8 +459,8 @@ def _read_model(
         outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
     load_moments = None
     if MOMENTS in files:
-        read, widths = read_moments or files.defer(MOMENTS), [embedding.features(view) for view in VIEWS]
-        load_moments = partial(_parse_moments, read, files.folder / MOMENTS, widths)
+        read, path = read_moments or files.defer(MOMENTS), files.folder / MOMENTS
+        load_moments = partial(_parse_moments, read, path, embedding.moment_widths())
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
     return Fitted(model, load_moments, outliers, facts)

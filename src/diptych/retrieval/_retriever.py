@@ -32,12 +32,11 @@ from diptych._checks import (
 from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych.cca import AWCCA, Engine
-from diptych.cca._weighting import Weighting
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
 from diptych.image import ImageEncoder
 from diptych.retrieval._description import describe
-from diptych.retrieval._embedding import Layout
+from diptych.retrieval._embedding import Layout, OtherWeighting
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._export import export_onnx
 from diptych.retrieval._fit import (
@@ -254,12 +253,22 @@ class Retriever:
 
     @overload
     def search(
-        self, text: OneText, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
+        self,
+        text: OneText,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Hits: ...
 
     @overload
     def search(
-        self, text: ManyTexts, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
+        self,
+        text: ManyTexts,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
     @overload
@@ -269,11 +278,11 @@ class Retriever:
         k: int = 10,
         *,
         where: Where | None = None,
-        weighting: Weighting | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits]: ...
 
     def search(
-        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: Weighting | None = None
+        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: OtherWeighting | None = None
     ) -> Any:
         """Return the ``k`` best images for a text, as ``Hits``; for several texts, a list of ``Hits``.
 
@@ -290,19 +299,31 @@ class Retriever:
             Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
             only those for which this function of an ``Item`` is true, or only these ids.
         weighting
-            Another weighting than the model's, to compare with.
+            To compare with: for an ``AWCCA``, another weighting than its own; for a ``Fusion``, one of its
+            parts alone, by the name that ``info()["parts"]`` has, or ``"uncorrected"``, all without the
+            hubness correction.
         """
         where = _reusable(where)
         return self._answer("text", text, lambda s, rows: s.search("search", rows, k, where, weighting))
 
     @overload
     def annotate(
-        self, image: OneImage, k: int = 5, *, where: Where | None = None, weighting: Weighting | None = None
+        self,
+        image: OneImage,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Hits: ...
 
     @overload
     def annotate(
-        self, image: ManyImages, k: int = 5, *, where: Where | None = None, weighting: Weighting | None = None
+        self,
+        image: ManyImages,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
     @overload
@@ -319,7 +340,7 @@ class Retriever:
         *,
         where: Where | None = None,
         packs: bool = False,
-        weighting: Weighting | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits] | list[Pack] | list[list[Pack]]: ...
 
     def annotate(
@@ -329,7 +350,7 @@ class Retriever:
         *,
         where: Where | None = None,
         packs: bool = False,
-        weighting: Weighting | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Any:
         """Return the ``k`` best texts for an image, as ``Hits``; for several images, a list of ``Hits``.
 

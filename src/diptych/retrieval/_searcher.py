@@ -6,15 +6,17 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task, plural, with_article
-from diptych.cca import AWCCA, Moments
-from diptych.cca._weighting import Weighting, check_weighting, normalize
-from diptych.retrieval._embedding import CanonicalEmbedding, embedding_of
+from diptych.cca import Moments
+from diptych.cca._weighting import check_weighting
+from diptych.fusion import Fusion
+from diptych.retrieval._embedding import CanonicalEmbedding, FusedEmbedding, OtherWeighting, embedding_of
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._fit import Fitted, refit_model
 from diptych.retrieval._inputs import encode_items
@@ -80,19 +82,23 @@ class Searcher:
         features: Floats,
         k: int,
         where: Where | None = None,
-        weighting: Weighting | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> list[Hits]:
         """Return the k best items of a task for each query, given by its features."""
         _check_k(k)
-        if weighting is not None:
-            check_weighting(weighting)
-        chosen = self._filter(SEARCHED[task], where)
-        if weighting is None or weighting == self.embedding.weighting:
-            queries = self.embedding.queries(features, task)
-            return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
-        embedding, items, index = self._derive((task, weighting), lambda: self._reweight(task, weighting))
-        queries = embedding.queries(features, task)
-        return self._hits(queries, self._search_derived(items, index, queries, k, chosen))
+        chosen, embedding = self._filter(SEARCHED[task], where), self.embedding
+        if isinstance(embedding, FusedEmbedding):
+            queries = embedding.queries(features, task, weighting)
+        else:
+            if weighting is not None:
+                check_weighting(weighting)
+            if weighting not in (None, embedding.weighting):
+                reweight = partial(self._reweight, embedding, task, weighting)
+                other, items, index = self._derive((task, weighting), reweight)
+                queries = other.queries(features, task)
+                return self._hits(queries, self._search_derived(items, index, queries, k, chosen))
+            queries = embedding.queries(features, task)
+        return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
 
     def similar(self, view: View, features: Floats, k: int, where: Where | None = None) -> list[Hits]:
         """Return the k items of a view that are most similar to others of that view."""
@@ -135,16 +141,12 @@ class Searcher:
 
     def new_moments(self) -> Moments:
         """Return the moments of the pairs that were added since the model was fitted."""
-        model = self.fitted.model
-        if not isinstance(model, AWCCA):
-            raise InputError("a fusion cannot be refitted from moments; fit it again on all pairs.")
         if self.fitted.load_moments is None:
             raise InputError(
                 "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
                 "again on all pairs."
             )
-        widths = [self.embedding.features(view) for view in VIEWS]
-        moments = Moments.zero(*widths, precision=model.precision)
+        moments = Moments.zero(*self.embedding.moment_widths(), precision=self.fitted.model.precision)
         for captions in _batches(
             item for item in self.store.items("text", new=True) if item.image is not None
         ):
@@ -152,14 +154,19 @@ class Searcher:
             rows = {image.id: row for row, image in enumerate(images)}
             paired = [caption for caption in captions if caption.image in rows]
             if paired:
-                x = normalize(self.features_of("image", images), model.normalize[0])
-                y = normalize(self.features_of("text", paired), model.normalize[1])
-                moments.update(x, y, np.array([rows[str(caption.image)] for caption in paired]))
+                x, y = self.features_of("image", images), self.features_of("text", paired)
+                pairing = np.array([rows[str(caption.image)] for caption in paired])
+                moments += self.embedding.moments(x, y, pairing)
         return moments
 
     def refit(self, validation: tuple[Any, ...] | None, write_model: WriteModel) -> tuple[Fitted, Store]:
         """Fit the model on the pairs added since as well; return it, and the store with new vectors."""
         fitted = self.fitted
+        if validation is not None and isinstance(fitted.model, Fusion):
+            raise InputError(
+                "the parts and weights of a fusion cannot be selected again in a refit; leave out "
+                "validation, or fit it again on all pairs."
+            )
 
         def make() -> Contents:
             nonlocal fitted
@@ -262,16 +269,14 @@ class Searcher:
         return hits
 
     def _reweight(
-        self, task: Task, weighting: Weighting
+        self, embedding: CanonicalEmbedding, task: Task, weighting: Any
     ) -> tuple[CanonicalEmbedding, list[Item], VectorIndex]:
         """Return the embedding, items and vectors of a task under another weighting of the model."""
-        if not isinstance(self.embedding, CanonicalEmbedding):
-            raise InputError("a fusion chose its weightings itself; compare weightings on an AWCCA model.")
-        other, items = self.embedding.reweight(weighting), list[Item]()
-        index = VectorIndex(self.embedding.dimension(task))
+        other, items = embedding.reweight(weighting), list[Item]()
+        index = VectorIndex(embedding.dimension(task))
         for block in self.store.vectors(task, self.version):
             keys = np.arange(len(items), len(items) + len(block.items))
-            index.add(keys, self.embedding.convert(block.vectors, block.norms, task, other))
+            index.add(keys, embedding.convert(block.vectors, block.norms, task, other))
             items.extend(block.items)
         return other, items, index
 

@@ -18,12 +18,11 @@ import numpy as np
 import threadpoolctl
 
 from diptych._checks import InputError, Task
-from diptych.cca._weighting import Weighting
 from diptych.retrieval import Hit, Hits
 from diptych.service._limits import Limits, Slots
 from diptych.service._model import EncodedQueries, LoadedModel, Queries
 
-Key: TypeAlias = tuple[LoadedModel, Task, Weighting | None]
+Key: TypeAlias = tuple[LoadedModel, Task, str | None]
 """What queries must have in common to be searched in one pass."""
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ class Batcher:
         task: Task,
         queries: Queries,
         k: int,
-        weighting: Weighting | None = None,
+        weighting: str | None = None,
         where: dict[str, Any] | None = None,
     ) -> list[list[Hit]]:
         """Return the k best items for each query; queries without a filter share passes."""

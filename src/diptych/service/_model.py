@@ -21,8 +21,9 @@ from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca import AWCCA
 from diptych.cca._weighting import NAMES
-from diptych.report._card import FIGURE_FILE
+from diptych.report._card import FIGURE_FILE, describe_correction
 from diptych.retrieval import Hit, Item, Pack, Retriever
+from diptych.retrieval._embedding import FusedEmbedding
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
@@ -208,6 +209,13 @@ class LoadedModel:
             return str(error)
         return None
 
+    def _weightings(self) -> list[str]:
+        """Return what a search may be compared with."""
+        embedding = self.retriever.searcher.embedding
+        if isinstance(embedding, FusedEmbedding):
+            return list(dict.fromkeys(name for task in TASKS for name in embedding.masks(task)))
+        return list(NAMES)
+
     def _describe(self) -> dict[str, Any]:
         model, info = self.retriever.fitted.model, self.retriever.info()
         items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
@@ -228,8 +236,9 @@ class LoadedModel:
             "correlations": info.get("correlations", {}),
             "index": info["index"],
             "weighting": self.weighting,
-            # A fusion has chosen several weightings itself: there is none to compare.
-            "weightings": list(NAMES) if is_awcca else [],
+            "weightings": self._weightings(),
+            "parts": info.get("parts", {}),
+            "corrections": {t: describe_correction(own) for t, own in info.get("corrections", {}).items()},
             "facts": info["facts"],
             "path": _describe_path(model.path_) if is_awcca else None,
             "spectrum": {t: _thin_spectrum(np.asarray(model.models_[t].correlations)) for t in TASKS}

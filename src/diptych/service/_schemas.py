@@ -24,9 +24,9 @@ from diptych.service._limits import Limits
 
 MAX_ID = 512
 MAX_METADATA = 16_384
+MAX_WEIGHTING = 1024
 MAX_FILTER_KEYS, MAX_FILTER_VALUES = 16, 64
 
-WeightingName = Literal["asymmetric", "search-generation", "symmetric", "none"]
 Matrix: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -121,10 +121,11 @@ class SearchOptions(RequestBody):
     where: Where | None = Field(
         None, description="Only items with this metadata: a value, or a list of accepted values, per key."
     )
-    weighting: WeightingName | None = Field(
+    weighting: Annotated[str, Field(max_length=MAX_WEIGHTING)] | None = Field(
         None,
-        description="Use this weighting instead of the model's own: asymmetric is query generation, none is "
-        "plain CCA.",
+        description="To compare: use this weighting, one of those in /v1/model, instead of the model's own. "
+        "asymmetric is query generation, none is plain CCA. For a fusion: one of its parts alone, or "
+        "uncorrected, all of them without the hubness correction.",
     )
 
 
@@ -364,7 +365,15 @@ class ModelOut(BaseModel):
     )
     index: dict[str, str]
     weighting: str
-    weightings: list[str] = Field(description="Weightings that a request may choose.")
+    weightings: list[str] = Field(
+        description="Weightings that a request may choose; of a fusion, for any task."
+    )
+    parts: dict[str, list[dict[str, Any]]] = Field(
+        description="Of a fusion, for each task: name, weight, use and number of components of each part."
+    )
+    corrections: dict[str, str] = Field(
+        description="Of a fusion, for each task: the correction for hubness, in words, or none."
+    )
     facts: dict[str, Any] = Field(description="Pairs of each split, recalls, seconds of fitting.")
     path: dict[str, Any] | None = Field(description="Scores over the grid of regularisation parameters.")
     spectrum: dict[str, Any] = Field(description="Canonical correlations of each task's regularised model.")

@@ -3,7 +3,7 @@
 import { api, Problem } from "./api.js";
 import { read, toCaption, toImage, toInput, toText, withoutQuery, write } from "./url.js";
 import { modeOf, runSearch } from "./search.js";
-import { columns } from "./compare.js";
+import { choices, columns } from "./compare.js";
 import { by, h, isolated, show } from "./dom.js";
 import { describe } from "./model.js";
 import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
@@ -43,7 +43,7 @@ function layOut(mode) {
   else panels.append(by("images"));
   by("toolbar").hidden = mode === "empty";
   by("compare").setAttribute("aria-pressed", String(state.compare));
-  by("compare").hidden = model.weightings.length === 0;
+  by("compare").hidden = mode === "empty" || choices(model, mode).length === 0;
   show(by("message"));
   by("search").hidden = state.model;
   by("model").hidden = !state.model;
@@ -88,8 +88,8 @@ function announce(mode, hits, seconds, item) {
 async function render({ focus = true, restored = false } = {}) {
   running?.abort();
   if (!model) return;
-  if (model.weightings.length === 0) state.compare = false;
   const mode = modeOf(state);
+  if (mode !== "empty" && choices(model, mode).length === 0) state.compare = false;
   layOut(mode);
   document.title = state.model ? "Model · Diptych" : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
   if (state.model) {
@@ -111,7 +111,7 @@ async function render({ focus = true, restored = false } = {}) {
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
     if (!place.querySelector(".grid:not(.placeholders), .lines:not(.placeholders)") || place.dataset.for !== mode) {
-      show(place, state.compare ? columns(mode, null, state, new Set(), model.weighting) : waiting(mode));
+      show(place, state.compare ? columns(mode, null, state, new Set(), model) : waiting(mode));
     }
     by("status").textContent = "Searching…";
   }, PATIENCE);
@@ -125,7 +125,7 @@ async function render({ focus = true, restored = false } = {}) {
     if (!hits.length) {
       show(place, note, noResults(state, unfiltered));
     } else if (state.compare) {
-      show(place, note, columns(mode, responses, state, own, model.weighting), more(mode, hits));
+      show(place, note, columns(mode, responses, state, own, model), more(mode, hits));
     } else {
       show(place, note, (mode === "search" ? images : captions)(hits, state, own), more(mode, hits));
     }
@@ -204,6 +204,7 @@ async function start() {
   }
   useNames(model);
   offerInput(model);
+  if (model.weighting === "fusion") by("compared").textContent = " parts";
   show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });

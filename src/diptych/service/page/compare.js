@@ -1,14 +1,38 @@
-// The same query under three weightings, side by side, with the rank of its own pair in each.
+// The same query under three weightings, or with the parts of a fusion, side by side, with the rank of its own
+// pair in each.
 
 import { h } from "./dom.js";
 import { captions, images, ownRank, waiting } from "./results.js";
-import { one } from "./words.js";
+import { capitalise, one } from "./words.js";
 
-export const WEIGHTINGS = [
+const WEIGHTINGS = [
   { name: "asymmetric", title: "Query generation", about: "Σ weights the items: the method of the paper." },
   { name: "none", title: "CCA", about: "No weights: plain canonical correlation analysis." },
   { name: "search-generation", title: "Search generation", about: "Σ weights the query instead." },
 ];
+
+const OWN = { name: null, title: "All parts" };
+const UNCORRECTED = { name: "uncorrected", title: "Uncorrected", about: "All parts, without the correction." };
+
+const POLISHED = "With matrices learned from the training pairs; the others are without them.";
+
+/** The weightings to compare, and the model's own if it is another. */
+function weightings({ weighting }) {
+  if (WEIGHTINGS.some(({ name }) => name === weighting)) return WEIGHTINGS;
+  const about = weighting === "polished" ? POLISHED : "The weighting of this model.";
+  return [{ name: null, title: capitalise(weighting), about }, ...WEIGHTINGS];
+}
+
+/** What a model is compared with in a mode, itself among it; none if there is nothing else. */
+export function choices(model, mode) {
+  if (!model.parts[mode]) return weightings(model);
+  const corrected = model.corrections[mode] !== "none";
+  const own = { ...OWN, about: corrected ? "With the correction for hubness." : "Their cosines, each times its weight." };
+  const alone = model.parts[mode].map(({ name, weight, use }) =>
+    ({ name, title: name, about: `Alone, by its cosine. Weight ${weight.toFixed(2)}; ${use}.` }));
+  const all = [own, ...(corrected ? [UNCORRECTED] : []), ...(alone.length > 1 ? alone : [])];
+  return all.length > 1 ? all : [];
+}
 
 const ordinal = (n) => {
   const tail = n % 100 > 10 && n % 100 < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[n % 10] ?? "th";
@@ -24,13 +48,17 @@ function showRank(mode, hits, own) {
     rank === null ? `${word} is not among the first ${hits.length}` : `${word} comes ${ordinal(rank)}`);
 }
 
-export function columns(mode, responses, state, own, ofModel) {
-  return h("div", { class: "columns" }, WEIGHTINGS.map((weighting, at) => {
+export function columns(mode, responses, state, own, model) {
+  const compared = choices(model, mode);
+  const grid = h("div", { class: "columns" }, compared.map(({ name, title, about }, at) => {
     const hits = responses?.[at]?.results[0].hits;
-    return h("section", { class: "column", "aria-label": weighting.title, "data-weighting": weighting.name },
-      h("h3", {}, weighting.title, weighting.name === ofModel ? h("span", { class: "tag" }, "this model") : null),
-      h("p", { class: "note" }, weighting.about),
+    const isModel = name === null || name === model.weighting;
+    return h("section", { class: "column", "aria-label": title, "data-weighting": name ?? model.weighting },
+      h("h3", {}, h("bdi", {}, title), isModel ? h("span", { class: "tag" }, "this model") : null),
+      h("p", { class: "note" }, about),
       hits ? showRank(mode, hits, own) : null,
       hits ? (mode === "search" ? images : captions)(hits, state, own) : waiting(mode, 6));
   }));
+  grid.style.setProperty("--columns", String(compared.length < 5 ? compared.length : 3));
+  return grid;
 }

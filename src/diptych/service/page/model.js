@@ -38,16 +38,22 @@ function recalls(metrics) {
       h("tbody", {}, rows)));
 }
 
-/** The members of a fusion. */
-function members(model) {
-  return Object.entries(tasks()).map(([task, title]) => h("div", { class: "members" }, h("h3", {}, title),
-    h("ul", {}, model.filters[task].map((member) => h("li", {}, member)))));
+/** The parts of a fusion. */
+function parts(model) {
+  return Object.entries(tasks()).map(([task, title]) => h("div", { class: "parts" }, h("h3", {}, title),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Parts, ${title}` }, h("table", {},
+      h("thead", {}, h("tr", {}, ["part", "weight", "compared by", "components"].map((name, i) =>
+        h("th", { scope: "col", class: i === 2 ? "left" : "" }, name)))),
+      h("tbody", {}, model.parts[task].map((part) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, part.name)),
+        h("td", { class: "strong" }, part.weight.toFixed(2)), h("td", { class: "left" }, part.use),
+        h("td", {}, number(part.components))))))),
+    h("p", { class: "note" }, `Correction for hubness: ${model.corrections[task]}.`)));
 }
 
 function regularised(model) {
   if (model.weighting === "fusion") {
-    return [h("h2", {}, "Members"),
-      h("p", { class: "note" }, "Several models whose scores are summed, with the weight of each."), members(model)];
+    return [h("h2", {}, "Parts"),
+      h("p", { class: "note" }, "Models of some of the features, named by them. A score is the sum of their cosines, each times its weight, less a correction for items that are near every query (hubness)."), parts(model)];
   }
   const chosen = (task) => `${model.filters[task][0]} on ${many("image")}, ${model.filters[task][1]} on ${many("text")}`;
   return [h("h2", {}, "Regularisation"),

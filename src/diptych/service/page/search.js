@@ -1,7 +1,7 @@
 // Searches: from the state of the page to the responses of the server.
 
 import { api, upload } from "./api.js";
-import { WEIGHTINGS } from "./compare.js";
+import { choices } from "./compare.js";
 
 export function modeOf(state) {
   if (state.image || state.upload || state.input.trim()) return "annotate";
@@ -37,7 +37,7 @@ export async function runSearch(state, model, signal) {
   const id = state.image ?? state.caption;
   const [item, ...responses] = await Promise.all([
     id ? api.item(id, signal) : null,
-    ...(state.compare ? WEIGHTINGS.map(({ name }) => search(name)) : [search(null)]),
+    ...(state.compare ? choices(model, modeOf(state)).map(({ name }) => search(name)) : [search(null)]),
   ]);
   const pairs = item?.view === "text" ? [item.image] : (item?.captions ?? []).map((caption) => caption.id);
   return { item, responses, own: new Set(pairs.filter(Boolean)) };
