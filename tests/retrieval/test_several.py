@@ -122,7 +122,7 @@ class TestFit:
             retriever = Retriever(place.images, [small_hkse()], model).fit(place.pairs)
             layout = blocks_of(retriever)
             assert layout["image"] == LAYOUT["image"]
-            assert layout["text"] == ({"y": 40} if isinstance(model, Fusion) else {})
+            assert layout["text"] == {"hkse": 40}
             assert retriever.search(QUERY).ignored_words == ()
             assert retriever.search("a red quokka").ignored_words == ("quokka",)
 
@@ -239,15 +239,15 @@ class TestNames:
         named = FunctionEncoder(lambda images: np.array([image.size for image in images]), "pyramid")
         encoders = Encoders([*sources, "pyramid", named], [count_letters, place.texts])
         encoders.text.encode(["a"])
-        names = [list(own) for own in encoders.layout().values()]
-        assert names == [["x 2", "x 3", "pyramid", "pyramid 2"], ["count_letters", PIECES]]
+        names = [list(own) for own in encoders.layout({}).values()]
+        assert names == [["x", "x 2", "pyramid", "pyramid 2"], ["count_letters", PIECES]]
 
     def test_both_views_may_have_an_encoder_of_one_name(self, rng):
         image = FunctionEncoder(lambda images: np.array([image.size for image in images]), "clip")
         text = SimpleNamespace(name="clip", encode=count_letters)
         encoders = Encoders(["pyramid", image], [text, lambda texts: count_letters(texts)[:, :3]])
         encoders.text.encode(["a"])
-        assert list(encoders.layout()["text"]) == ["clip 2", "function"]
+        assert list(encoders.layout({})["text"]) == ["clip 2", "function"]
 
     @pytest.mark.parametrize(
         ("source", "name"),

@@ -415,7 +415,7 @@ class PairedViews:
 
     ``seconds`` tells how long each step of encoding took, if they were encoded just now. ``encoders`` has the
     fingerprints of the encoders of x and y, where they are known. ``blocks`` has names and widths of the
-    feature blocks that lie side by side in a view (``"image"``, ``"text"``), if several encoders made it.
+    feature blocks that lie side by side in a view (``"image"``, ``"text"``), if several encoders made one.
     """
 
     dataset: PairedDataset

@@ -320,18 +320,19 @@ class Encoders:
         self._open["image"] = join_encoders("image", own)
         return True
 
-    def layout(self) -> dict[View, dict[str, int]]:
-        """Return names and widths of the feature blocks of each view that has several encoders.
+    def layout(self, widths: Mapping[View, int]) -> dict[View, dict[str, int]]:
+        """Return names and widths of the feature blocks of each view; none if no view has several encoders.
 
-        A fusion takes no name twice, and calls the features of a single encoder x or y.
+        ``widths`` are the numbers of features of each view. A fusion takes no name twice.
         """
+        encoders = {view: split_encoders(encoder) for view, encoder in self._open.items()}
         layout: dict[View, dict[str, int]] = {}
-        taken = {"x", "y"}
-        for view, encoder in self._open.items():
-            if len(own := split_encoders(encoder)) > 1:
-                names = name_blocks((EncoderRecord.of(each).short_name for each in own), taken)
-                layout[view] = dict(zip(names, encoder.widths, strict=True))
-                taken |= set(names)
+        taken: set[str] = set()
+        for view, own in encoders.items() if max(map(len, encoders.values())) > 1 else ():
+            names = name_blocks((EncoderRecord.of(each).short_name for each in own), taken)
+            each = self._open[view].widths if len(own) > 1 else [widths[view]]
+            layout[view] = dict(zip(names, each, strict=True))
+            taken |= set(names)
         return layout
 
     def remember(self, fingerprints: Sequence[str]) -> None:

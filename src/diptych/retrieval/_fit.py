@@ -151,7 +151,9 @@ def encode_views(
                 DataWarning,
                 stacklevel=4,
             )
-        views = replace(join(dataset, images, texts), seconds=seconds, blocks=encoders.layout())
+        views = join(dataset, images, texts)
+        widths: dict[View, int] = {"image": views.x.shape[1], "text": views.y.shape[1]}
+        views = replace(views, seconds=seconds, blocks=encoders.layout(widths))
         if folder is None:
             views = replace(views, x=np.array(views.x), y=np.array(views.y))
     return views
