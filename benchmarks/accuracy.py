@@ -576,35 +576,6 @@ def measure_way(texts: str, size: int, way: str, training: tuple, validation: tu
     return row
 
 
-def measure_times(config: dict, group: str, device: str | None) -> None:
-    """Record how long fits of a group take with and without polish, and what it brings on validation."""
-    names, seed = config["best"][group], config["seeds"][0]
-    features = Features(config["hkse"], TRAIN + VALIDATION)
-    x, y = ({n: features.load(n, seed) for n in names[side]} for side in ("images", "texts"))
-    split = Split.make(x, y, on_test=False)
-    blocks = {n: Block(**config["blocks"][n]) for n in (*x, *y)}
-    rows = []
-    for parts in ("together", "family"):
-        for polish in (False, True):
-            model = Fusion(
-                parts=parts, polish=polish, blocks=blocks, grid=config["grid"], bank=config["bank"]
-            )
-            start = clock()
-            model.fit(*split.training, validation=split.validation, device=device)
-            row = {"features": group, "parts": parts, "polished": polish, "seconds": f"{clock() - start:.0f}"}
-            for task, report in model.selection_["tasks"].items():
-                row[task] = f"{report['value']:.1f}"
-                row[f"{task}: epochs"] = " ".join(str(m.use.epochs) for m in model.members_[task])
-            rows.append(row)
-            print(row, flush=True)
-    record(
-        "polish_time",
-        rows,
-        'A whole fit of preset="best" (refitted with the validation pairs), encoding not included. Values: '
-        "mean of r@1, r@5 and r@10 on validation, before the refit. Epochs: of each model that has a weight.",
-    )
-
-
 def list_cells(config: dict) -> list[tuple[str, int, str]]:
     """Return groups, seeds and trials that are measured together; trials of ``alone`` have no name."""
     cells = []
@@ -635,7 +606,6 @@ def main() -> None:
     parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
     parser.add_argument("--only", default="", help="one group")
-    parser.add_argument("--times", default="", metavar="GROUP", help="what the polish of one group costs")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once, each with one thread")
     parser.add_argument("--device", help="torch device on which presets are fitted")
     options = parser.parse_args()
@@ -643,9 +613,6 @@ def main() -> None:
         measure_curves()
         return
     config = json.loads(CONFIGURATION.read_text("utf-8"))
-    if options.times:
-        measure_times(config, options.times, options.device)
-        return
     on_test = not options.validation
     committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
     table = Table(config["bootstrap"], options.device)
