@@ -164,8 +164,8 @@ def test_validation_must_match_training(trained):
         make_problem(fitted, (x,))
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.integers(0, 10**6))
+# Without an extension of the narrowed grid, seeds 6 and 27 lose 1.2 and 2.3 points.
+@pytest.mark.parametrize("seed", [0, 3, 6, 8, 27])
 def test_a_narrowed_grid_has_a_point_as_good_as_the_best(seed):
     training, validation = make_pairs(seed, n=1200, captions=2, m_x=30, m_y=20, hidden=8, noise=1.5)
     fitted = spectra(*training)
@@ -178,8 +178,8 @@ def test_a_narrowed_grid_has_a_point_as_good_as_the_best(seed):
         regularization_path(problem, fitted, each, metric("r@1"), extend=True) for each in (grid, narrow)
     )
     for task in TASKS:
-        # One and a half standard errors of a recall on 600 images: the best of many points is lucky too.
-        assert part.best(task) > whole.best(task) - 3.0
+        # The standard error of a recall on so many images is a multiple of this.
+        assert part.best(task) > whole.best(task) - 1.0
 
 
 def test_few_images_or_a_grid_of_the_user_are_not_narrowed():
