@@ -32,6 +32,7 @@ from diptych._checks import (
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
+from diptych._threads import one_blas_thread
 from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca, variate_correlations
 from diptych.cca._filters import (
     AnyFilter,
@@ -307,6 +308,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.selection = selection
         self.polish = polish
 
+    @one_blas_thread()
     def fit(
         self,
         X: Array | Iterable[Block],

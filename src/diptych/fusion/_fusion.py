@@ -28,7 +28,7 @@ from diptych._checks import (
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
-from diptych._threads import progress_bar
+from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._polish import COMPONENTS, polish_for, take_polish
 from diptych.cca._streaming import Engine
@@ -336,6 +336,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.verbose = verbose
 
+    @one_blas_thread()
     def fit(
         self,
         X: Views,
