@@ -213,7 +213,7 @@ _own = threading.local()
 
 
 def _is_at_work() -> bool:
-    """Return whether this thread works on an item of ``map_parallel``, so that others have the other cores."""
+    """Return whether this thread works on an item of ``map_parallel``: the other cores are taken."""
     return getattr(_own, "at_work", False)
 
 

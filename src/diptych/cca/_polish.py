@@ -126,7 +126,8 @@ def polish_vectors(x: Array, y: Array, pairing: Array, random_state: int | None 
             rows = move_like(next(batches), pairing)
             images = xp.take(pairing, rows, axis=0)
             own = xp.take(x, images, axis=0), xp.take(y, rows, axis=0)
-            _, *gradients = contrast(*map_parallel(turn, [*zip(own, learned, strict=True)], x), images)
+            turned = map_parallel(turn, [*zip(own, learned, strict=True)], x)
+            _, *gradients = contrast(turned[0], turned[1], images)
             step += 1
             map_parallel(learn, [*zip((0, 1), own, gradients, strict=True)], x)
         epochs += 1
