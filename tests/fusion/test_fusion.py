@@ -6,7 +6,6 @@ import pytest
 from sklearn.base import clone
 
 from diptych import AWCCA, InputError
-from diptych.cca import Tikhonov, regularized_cca, spectra
 from diptych.fusion import Block, Fusion, Part
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
@@ -271,19 +270,3 @@ def test_wrong_inputs_are_refused(fitted):
         Block("rot13")
     with pytest.raises(InputError, match="the same"):
         Fusion().fit({"a": np.ones((120, 3))}, y, pairing)
-
-
-def test_leading_components_are_those_of_the_whole_model():
-    for m_x, m_y in ((30, 20), (20, 30)):
-        x, y, pairing = make_pairs(4, n=160, m_x=m_x, m_y=m_y)[0]
-        training = spectra(x, y, pairing)
-        filters = Tikhonov(3.0), Tikhonov(5.0)
-        whole = regularized_cca(training, *filters, 6)
-        first = regularized_cca(training, *filters, 6, leading=True)
-        np.testing.assert_allclose(first.correlations, whole.correlations, atol=1e-12)
-        for name in ("x_weights", "y_weights"):
-            mine, its = getattr(first, name), getattr(whole, name)
-            np.testing.assert_allclose(np.abs(mine), np.abs(its), atol=1e-9)
-        np.testing.assert_allclose(
-            first.x_weights @ first.y_weights.T, whole.x_weights @ whole.y_weights.T, atol=1e-9
-        )
