@@ -6,6 +6,8 @@ import pytest
 from sklearn.base import clone
 
 from diptych import AWCCA, InputError
+from diptych.cca import _canonical
+from diptych.cca._weighting import to_unit_length
 from diptych.fusion import Block, Fusion, Part
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
@@ -270,3 +272,27 @@ def test_wrong_inputs_are_refused(fitted):
         Block("rot13")
     with pytest.raises(InputError, match="the same"):
         Fusion().fit({"a": np.ones((120, 3))}, y, pairing)
+
+
+@pytest.mark.parametrize("widths", [(12, 8), (8, 12)])
+def test_a_fusion_of_whole_models_decomposes_no_t(monkeypatch, widths):
+    (x, y, pairing), validation = make_pairs(4, n=160, m_x=widths[0], m_y=widths[1])
+    calls, real = [], _canonical.leading_components
+    monkeypatch.setattr(_canonical, "leading_components", lambda *given: calls.append(1) or real(*given))
+    model = Fusion("plain", grid=5, precision="float64").fit(x, y, pairing, validation=validation)
+    assert calls == []
+    for task in ("search", "annotate"):
+        member = model.members_[task][0]
+        assert member.dimension == 8
+        whole = AWCCA(params=member.params).fit(
+            model.geometry_["x"]["x"].apply(x, "x"), model.geometry_["y"]["y"].apply(y, "y"), pairing
+        )
+        expected = whole.transform(
+            model.geometry_["x"]["x"].apply(validation[0], "x"),
+            model.geometry_["y"]["y"].apply(validation[1], "y"),
+            task=task,
+        )
+        items, queries = expected if task == "search" else expected[::-1]
+        scores = model.transform(*validation[:2], task=task)
+        scores = scores[0] @ scores[1].T if task == "search" else scores[1] @ scores[0].T
+        np.testing.assert_allclose(scores, to_unit_length(items) @ to_unit_length(queries).T, atol=1e-4)
