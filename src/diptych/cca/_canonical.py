@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, count_groups, eigh_descending, group_sum, move_like, namespace, svd
 from diptych._checks import InputError, Task
+from diptych._threads import map_lapack, multiply, multiply_transposed
 from diptych.cca._filters import AnyFilter, TruncatedSVD
 from diptych.cca._moments import Moments
 from diptych.cca._polish import Polish
@@ -124,16 +126,16 @@ def leading_components(t: Array, most: int | None = None) -> tuple[Array, Array,
         return _first_of_svd(t, wanted)
     wide = t.shape[0] <= t.shape[1]
     far_of = t.T if wide else t
-    squares, near = _leading_eigenvectors(far_of.T @ far_of, wanted)
+    squares, near = _leading_eigenvectors(multiply_transposed([(far_of, far_of)])[0], wanted)
     sigma = xp.sqrt(xp.clip(squares, 0.0, None))
     firm = int(xp.count_nonzero(sigma > float(xp.finfo(t.dtype).eps) ** 0.25 * sigma[0]))
     if firm < wanted and (wanted < size or size - firm > size // 2):
         return _first_of_svd(t, wanted)
-    far = (far_of @ near[:, :firm]) / sigma[:firm]
+    far = multiply(far_of, near[:, :firm]) / sigma[:firm]
     if firm < wanted:
-        rest = far_of @ near[:, firm:]
-        rest = rest - far @ (far.T @ rest)
-        rest_far, rest_sigma, turn = svd(rest)
+        rest = multiply(far_of, near[:, firm:])
+        rest = rest - multiply(far, multiply(far.T, rest))
+        rest_far, rest_sigma, turn = map_lapack(svd, [rest], rest)[0]
         sigma = xp.concat([sigma[:firm], rest_sigma])
         near = xp.concat([near[:, :firm], near[:, firm:] @ turn.T], axis=1)
         far = xp.concat([far, rest_far], axis=1)
@@ -141,20 +143,20 @@ def leading_components(t: Array, most: int | None = None) -> tuple[Array, Array,
 
 
 def _first_of_svd(t: Array, wanted: int) -> tuple[Array, Array, Array]:
-    p_x, sigma, p_y = svd(t)
+    p_x, sigma, p_y = map_lapack(svd, [t], t)[0]
     return p_x[:, :wanted], sigma[:wanted], p_y.T[:, :wanted]
 
 
 def _leading_eigenvectors(gram: Array, wanted: int) -> tuple[Array, Array]:
     size = int(gram.shape[0])
-    if not is_numpy_array(gram) or wanted > size // 2:
-        values, vectors = eigh_descending(gram)
+    # For more than a third of the vectors, the subset takes longer than all of them.
+    if not is_numpy_array(gram) or wanted > size // 3:
+        values, vectors = map_lapack(eigh_descending, [gram], gram)[0]
         return values[:wanted], vectors[:, :wanted]
-    import scipy.linalg
+    from scipy.linalg import eigh
 
-    values, vectors = scipy.linalg.eigh(
-        gram, subset_by_index=(size - wanted, size - 1), overwrite_a=True, check_finite=False
-    )
+    eigh_last = partial(eigh, subset_by_index=(size - wanted, size - 1), overwrite_a=True, check_finite=False)
+    values, vectors = map_lapack(eigh_last, [gram], gram)[0]
     return values[::-1], vectors[:, ::-1]
 
 
@@ -225,10 +227,10 @@ def ranking_maps(
     item, query = (0, 1) if task == "search" else (1, 0)
     across = t if task == "search" else t.T
     if short and across.shape[0] < across.shape[1]:
-        q, r = xp.linalg.qr(across.T)
-        whitened[item], whitened[query] = whitened[item] @ r.T, whitened[query] @ q
+        q, r = map_lapack(xp.linalg.qr, [across.T], t)[0]
+        whitened[item], whitened[query] = multiply(whitened[item], r.T), multiply(whitened[query], q)
     else:
-        whitened[item] = whitened[item] @ across
+        whitened[item] = multiply(whitened[item], across)
     return whitened[0], whitened[1]
 
 
@@ -283,7 +285,7 @@ def regularized_cca(
     if keep == 0:
         raise InputError(UNCORRELATED)
     sigma, inner_x, inner_y = sigma[:keep], root_x[:, None] * p_x[:, :keep], root_y[:, None] * p_y[:, :keep]
-    x_weights, y_weights = spectra.v_x[:, :k_x] @ inner_x, spectra.v_y[:, :k_y] @ inner_y
+    x_weights, y_weights = multiply(spectra.v_x[:, :k_x], inner_x), multiply(spectra.v_y[:, :k_y], inner_y)
     # The correlation of Xu and Yv: uᵀXᵀYv = σ, and ‖Xu‖ = ‖S_x D_x^-½ p‖.
     lengths_x, lengths_y = (
         xp.linalg.vector_norm(s[:k, None] * inner, axis=0)

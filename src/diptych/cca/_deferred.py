@@ -16,7 +16,7 @@ from array_api_compat import is_numpy_array
 from diptych._arrays import Array, fields_to_numpy, namespace
 from diptych._checks import TASKS, Task
 from diptych._devices import copy_to_device
-from diptych._threads import map_parallel
+from diptych._threads import map_lapack
 from diptych.cca._canonical import (
     CanonicalModel,
     check_components,
@@ -162,7 +162,7 @@ class DeferredModels(Mapping[Task, CanonicalModel]):
             if not points:
                 return
             like = next(iter(points.values())).spectra.t0
-            models = dict(zip(points, map_parallel(self._make_one, list(points.values()), like), strict=True))
+            models = dict(zip(points, map_lapack(self._make_one, list(points.values()), like), strict=True))
             for task in [task for task, point in self._points.items() if id(point) in models]:
                 self.made[task] = models[id(self._points.pop(task))]
 
