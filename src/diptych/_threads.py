@@ -76,7 +76,7 @@ def map_parallel(function: Callable[[Any], Result], items: list[Any], like: Arra
     waiting = deque(range(len(items)))
 
     def work() -> None:
-        _own.at_work = True
+        _set_at_work()
         try:
             while True:
                 try:
@@ -115,7 +115,7 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
         share = min(_MAX_THREADS, threads // (2 * len(items)))
         if share < 2:
             return map_parallel(function, items, like)
-        with _blas().limit(limits=share), ThreadPoolExecutor(len(items)) as pool:
+        with _blas().limit(limits=share), ThreadPoolExecutor(len(items), initializer=_set_at_work) as pool:
             return list(pool.map(function, items))
 
 
@@ -212,8 +212,12 @@ _limit = _Limit()
 _own = threading.local()
 
 
+def _set_at_work() -> None:
+    _own.at_work = True
+
+
 def _is_at_work() -> bool:
-    """Return whether this thread works on an item of ``map_parallel``: the other cores are taken."""
+    """Return whether this thread works on one of several items at once: the other cores are taken."""
     return getattr(_own, "at_work", False)
 
 
