@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from importlib.metadata import PackageNotFoundError, requires
+import sys
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
-import scipy.sparse
 from array_api_compat import device, is_array_api_obj, is_numpy_array, is_torch_array
 
 from diptych._arrays import Array, move_like, namespace
@@ -146,6 +145,8 @@ def missing_package_error(what: str, extra: str, package: str = "") -> InputErro
     ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
     all.
     """
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires("diptych") or []
     except PackageNotFoundError:  # run from a folder of sources, without an installation
@@ -226,7 +227,8 @@ def is_unicode(text: str) -> bool:
 
 def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
     """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy."""
-    if scipy.sparse.issparse(view):
+    # There is no sparse matrix unless somebody has imported scipy.sparse, which takes a while.
+    if (sparse := sys.modules.get("scipy.sparse")) is not None and sparse.issparse(view):
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
     if isinstance(view, np.ma.MaskedArray):
         raise InputError(
