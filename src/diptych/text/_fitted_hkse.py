@@ -220,6 +220,7 @@ class FittedHKSE:
     sentence_weights_: Array | None
     sentence_offsets_: Array | None
 
+    _n_features_out: int
     _word_table: Array | None = None
     _looked_up = 0  # words that were computed while there was no table
 
