@@ -21,7 +21,7 @@ COMMANDS |= {f"encode {name}": entry for name, entry in Encode.table.items()}
 
 HEAVY = {
     *("sklearn", "scipy", "pandas", "pyarrow", "matplotlib", "torch", "joblib", "onnxruntime", "fastembed"),
-    *("fastapi", "uvicorn", "dask", "PIL", "filelock", "asyncio", "threadpoolctl"),
+    *("fastapi", "uvicorn", "dask", "PIL", "filelock", "asyncio"),
 }
 """Packages that take long to import, and that a search does not need."""
 
