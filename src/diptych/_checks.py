@@ -231,10 +231,10 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -
     import numpy as np
     from array_api_compat import is_array_api_obj
 
-    # There is no sparse matrix unless somebody has imported scipy.sparse, which takes a while.
+    # There is no sparse matrix, and no masked array, unless somebody has imported their modules.
     if (sparse := sys.modules.get("scipy.sparse")) is not None and sparse.issparse(view):
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
-    if isinstance(view, np.ma.MaskedArray):
+    if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
         raise InputError(
             f"{name} is a masked array, whose mask would be ignored; fill the masked values "
             f"({name}.filled(...)) or leave those rows out."

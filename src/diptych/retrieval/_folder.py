@@ -531,16 +531,18 @@ def _read_items(
     embedding = embedding_of(fitted.core)
     number: dict[View, int] = {"image": counts.image, "text": counts.text}
     path = files.check(ITEMS)
-    items = read_items(path, counts.image + counts.text, places)
+    items = read_items(path, counts.image + counts.text)
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
         raise InputError(f"{path} does not hold the items that were saved; save the model again.")
-    table = ItemTable(items)
+    table = ItemTable(items, places)
+    every = np.arange(len(items), dtype=np.int64)
+    keys: dict[View, Any] = {"image": every[: counts.image], "text": every[counts.image :]}
     arrays = _map(files, INDEX, mmap)
     indexes = {
         task: VectorIndex.of(
             _take(arrays, f"{task}.vectors", (number[view], embedding.dimension(task)), files.folder / INDEX),
             _take(arrays, f"{task}.norms", (number[view],), files.folder / INDEX),
-            table.keys(view),
+            keys[view],
         )
         for task, view in SEARCHED.items()
     }
@@ -550,7 +552,7 @@ def _read_items(
         for view in VIEWS:
             shape = (number[view], embedding.features(view))
             features = _take(arrays, view, shape, files.folder / FEATURES)
-            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), table.keys(view))
+            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), keys[view])
     for task, index in indexes.items() if config.index.kind == "hnsw" else ():
         if len(index) and trust_graph and f"{task}.hnsw" in files:
             recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))
