@@ -120,9 +120,11 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
 
 
 def multiply(left: Array, right: Array) -> Array:
-    """Return ``left @ right`` of two matrices, by tiles on several threads if they are large NumPy arrays."""
+    """Return ``left @ right``, by tiles on several threads if they are large matrices of NumPy."""
+    if not is_numpy_array(left) or left.ndim + right.ndim != 4 or _is_at_work():
+        return left @ right
     (rows, inner), columns = left.shape, right.shape[1]
-    if not is_numpy_array(left) or rows * inner * columns < _LARGE or _is_at_work():
+    if rows * inner * columns < _LARGE:
         return left @ right
     out = np.empty((rows, columns), dtype=np.result_type(left, right))
 
