@@ -184,7 +184,6 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         self.selection = selection
         self.polish = polish
 
-    @one_blas_thread()
     def fit(
         self,
         X: Array | Iterable[Block],
@@ -224,15 +223,16 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
-        if Y is None and are_blocks(X):
-            if pairing is not None:
-                raise InputError("blocks contain their own pairing; leave it out.")
-            result = fit.fit_blocks(X, validation)
-        else:
-            second = second_view(Y)
-            validate_data(self, X, skip_check_array=True)
-            result = fit.fit_views(X, second, pairing, validation)
-        self._set_models(result, fit)
+        with one_blas_thread():
+            if Y is None and are_blocks(X):
+                if pairing is not None:
+                    raise InputError("blocks contain their own pairing; leave it out.")
+                result = fit.fit_blocks(X, validation)
+            else:
+                second = second_view(Y)
+                validate_data(self, X, skip_check_array=True)
+                result = fit.fit_views(X, second, pairing, validation)
+            self._set_models(result, fit)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
