@@ -20,6 +20,15 @@ def blas_threads() -> set[int]:
     return {each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"}
 
 
+def run_script(script: str) -> str:
+    """Return what a script prints in a process of its own, where BLAS has two threads."""
+    environment = {"OPENBLAS_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def threads(monkeypatch):
     """Give BLAS and the functions under test this many threads, whatever the machine has."""
@@ -112,12 +121,7 @@ class TestMapParallel:
             "    os._exit(0 if _threads.multiply(matrix, matrix.T)[0, 0] == 600 else 1)\n"
             "print(os.waitpid(child, 0)[1])\n"
         )
-        environment = {"OPENBLAS_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script],
-            env=environment, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert done.stdout == "0\n", done.stderr
+        assert run_script(script) == "0\n"
 
 
 class TestOneBlasThread:
@@ -128,6 +132,19 @@ class TestOneBlasThread:
         assert blas_threads() == {1}
         second.__exit__(None, None, None)
         assert blas_threads() == {threads}
+
+    def test_a_library_that_is_imported_inside_is_limited_too(self):
+        script = (
+            "import threadpoolctl\n"
+            "from diptych import _threads\n"
+            "def counts(): return {each['num_threads'] for each in threadpoolctl.threadpool_info()}\n"
+            "with _threads.one_blas_thread():\n"
+            "    import scipy.linalg\n"
+            "    with _threads.one_blas_thread():\n"
+            "        print(counts())\n"
+            "print(counts())\n"
+        )
+        assert run_script(script) == "{1}\n{2}\n"
 
     def test_a_limit_of_the_user_is_kept(self, threads):
         with threadpoolctl.threadpool_limits(1, user_api="blas"), one_blas_thread() as count:

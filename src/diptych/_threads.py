@@ -106,8 +106,8 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
     """Return ``function(item)`` for each of a few items whose matrices are decomposed, all at once.
 
     A decomposition consists of thousands of small products, and if BLAS has more threads than there are idle
-    cores, each of them waits for a thread that does not run: beside one busy program on two cores it takes ten
-    times as long. So the items share half of the threads of BLAS; on two cores each has one.
+    cores, each of them waits for a thread that does not run: beside one busy program on two cores it takes
+    ten times as long. So the items share half of the threads of BLAS; on two cores each has one.
     """
     if not is_numpy_array(like) or _is_at_work():
         return [function(item) for item in items]
@@ -189,7 +189,9 @@ def one_blas_thread() -> Iterator[int]:
     with _limit.lock:
         if _limit.callers == 0:
             _limit.threads = min(_blas_threads(), count_cores())
-            _limit.limiter = _blas().limit(limits=1)
+        if (found := _blas()) is not _limit.found:  # or one was imported since
+            _limit.limiters.append(found.limit(limits=1))
+            _limit.found = found
         _limit.callers += 1
     try:
         yield _limit.threads
@@ -197,7 +199,9 @@ def one_blas_thread() -> Iterator[int]:
         with _limit.lock:
             _limit.callers -= 1
             if _limit.callers == 0:
-                _limit.limiter.restore_original_limits()
+                while _limit.limiters:
+                    _limit.limiters.pop().restore_original_limits()
+                _limit.found = None
 
 
 class _Limit:
@@ -207,7 +211,8 @@ class _Limit:
         self.lock = threading.Lock()
         self.callers = 0
         self.threads = 1
-        self.limiter: Any = None
+        self.found: Any = None  # the BLAS libraries that are limited
+        self.limiters: list[Any] = []
 
 
 _limit = _Limit()
