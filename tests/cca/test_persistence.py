@@ -166,7 +166,7 @@ def edit_text(folder, old, new):
             "params: Object missing required field `params`",
         ),
         (lambda f: edit_params(f, filter="evil"), "params: filter='evil' is unknown; choose one of"),
-        (lambda f: edit_params(f, verbose=1), "params.verbose: Expected `bool`, got `int`"),
+        (lambda f: edit_params(f, verbose=1), "params.verbose: Expected `bool | null`, got `int`"),
         (lambda f: edit_params(f, colour="red"), "params: Object contains unknown field `colour`"),
         (lambda f: edit_config(f, colour="red"), "Object contains unknown field `colour`"),
         (lambda f: edit_filter(f, parameter=-1.0), "models.*: γ=-1.0 is not a Tikhonov parameter"),

@@ -32,6 +32,7 @@ from diptych._checks import (
     check_task,
 )
 from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
+from diptych._threads import progress_bar
 from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca, variate_correlations
 from diptych.cca._filters import (
     AnyFilter,
@@ -129,7 +130,7 @@ class ParamsConfig(Schema, frozen=True):
     precision: str
     path_metrics: str
     normalize: tuple[str, str]
-    verbose: bool
+    verbose: bool | None
     selection: str
     polish: bool = False
 
@@ -233,8 +234,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     normalize : pair of str
         Normalisation of the rows of X and of Y: ``"none"``, ``"unit"`` (to length 1), ``"signed-sqrt"`` or
         ``"sqrt-unit"`` (both). It is saved with the model and applied to queries.
-    verbose : bool
-        Show progress bars while selecting and polishing.
+    verbose : bool or None
+        Whether to show a progress bar on standard error: None, if the fit takes more than a few seconds and
+        standard error is a terminal; True, at once, with a line for every step that is done; False, never.
     polish : bool
         Multiply the vectors of each view by a matrix that is learned from the training pairs with a
         contrastive loss (see ``diptych.cca._polish``), for as many epochs as are best on the validation
@@ -286,7 +288,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         precision: Precision = "float64",
         path_metrics: str = "metric",
         normalize: tuple[str, str] = ("none", "none"),
-        verbose: bool = False,
+        verbose: bool | None = None,
         selection: Selection = "validation",
         polish: bool = False,
     ) -> None:
@@ -346,15 +348,16 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
-        if Y is None and are_blocks(X):
-            if pairing is not None:
-                raise InputError("blocks contain their own pairing; leave it out.")
-            result = fit.fit_blocks(X, validation)
-        else:
-            second = _second_view(Y)
-            validate_data(self, X, skip_check_array=True)
-            result = fit.fit_views(X, second, pairing, validation)
-        self._set_models(result, fit, as_numpy=device is not None)
+        with progress_bar("fitting", self.verbose):
+            if Y is None and are_blocks(X):
+                if pairing is not None:
+                    raise InputError("blocks contain their own pairing; leave it out.")
+                result = fit.fit_blocks(X, validation)
+            else:
+                second = _second_view(Y)
+                validate_data(self, X, skip_check_array=True)
+                result = fit.fit_views(X, second, pairing, validation)
+            self._set_models(result, fit, as_numpy=device is not None)
         _warn_of_ones(self.models_, self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
@@ -371,7 +374,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.polish and before is None:
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
         fit = Fit(self)
-        self._set_models(fit.fit_moments(moments, validation), fit)
+        with progress_bar("fitting", self.verbose):
+            self._set_models(fit.fit_moments(moments, validation), fit)
         self._carry_polish(before or {}, moments)
         _warn_of_ones(self.models_, self.spectra_)
         return self

@@ -9,7 +9,8 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +33,7 @@ from diptych._checks import (
     plural,
 )
 from diptych._devices import copy_to_device
+from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
@@ -108,6 +110,16 @@ class Fitted:
         return {str(name): int(width) for name, width in self.facts.get("blocks", {}).get(view, [])}
 
 
+@contextmanager
+def _watch_encoding(what: str, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function to call with the progress of encoding: ``watch``, or else one that moves a bar."""
+    if watch is not None:
+        yield partial(watch, what)
+        return
+    with progress_bar(f"encoding {what}") as show:
+        yield lambda progress: show(progress.done / max(1, progress.total))
+
+
 def encode_views(
     dataset: PairedDataset,
     encoders: Encoders,
@@ -128,12 +140,12 @@ def encode_views(
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
         start = time.perf_counter()
-        progress = None if watch is None else partial(watch, plural(names.image))
-        images = encode_images(dataset, encoders.image, place / "images", progress=progress)
+        with _watch_encoding(plural(names.image), watch) as progress:
+            images = encode_images(dataset, encoders.image, place / "images", progress=progress)
         seconds[f"encoding {plural(names.image)}"] = round(time.perf_counter() - start, 3)
         start = time.perf_counter()
-        progress = None if watch is None else partial(watch, plural(names.caption))
-        texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
+        with _watch_encoding(plural(names.caption), watch) as progress:
+            texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
         seconds[f"encoding {plural(names.caption)}"] = round(time.perf_counter() - start, 3)
         skipped = images.skipped
         listed = "; diptych check lists all of them" if names.image == "image" else ""
@@ -218,9 +230,10 @@ def fit_model(
     }
     begun = time.perf_counter()
     measured = {"test": test} if uses_validation else {"validation": validation, "test": test}
-    facts["metrics"] = {
-        name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
-    }
+    with progress_bar("measuring recall", model.verbose):
+        facts["metrics"] = {
+            name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
+        }
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
     facts["quality"] = describe_quality(facts)

@@ -31,6 +31,7 @@ from diptych._checks import (
 )
 from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
+from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine
 from diptych.data import PairedDataset, PairedViews
 from diptych.fusion import Fusion
@@ -483,13 +484,15 @@ class Retriever:
         seed = getattr(self.model, "random_state", 0)
         encoders.choose_defaults(seed, fuses=isinstance(self.model, Fusion))
         start = time.perf_counter()
-        encoders.fit_text((data.subset("train") if has_split else data).captions)
-        seconds = {"text encoder": round(time.perf_counter() - start, 3)}
-        start = time.perf_counter()
-        progress = None if watch is None else partial(watch, "images, to choose a recipe")
-        if encoders.choose_recipes(data, seed, progress):
-            seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
-        views = encode_views(data, encoders, features, watch)
+        with progress_bar("encoding", self.model.verbose if watch is None else False):
+            with progress_bar("fitting the text encoder"):
+                encoders.fit_text((data.subset("train") if has_split else data).captions)
+            seconds = {"text encoder": round(time.perf_counter() - start, 3)}
+            start = time.perf_counter()
+            progress = None if watch is None else partial(watch, "images, to choose a recipe")
+            if encoders.choose_recipes(data, seed, progress):
+                seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
+            views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
     @classmethod
