@@ -6,6 +6,7 @@ from pathlib import Path
 import diptych
 
 ORDER = [
+    ["_lazy"],
     ["_arrays"],
     ["_checks"],
     ["_threads"],

@@ -1,7 +1,8 @@
 """Search both ways between two paired views: images and texts, or any other two."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych._checks import InputError
@@ -16,23 +17,15 @@ __version__ = "0.1.0"
 
 __all__ = ["AWCCA", "HKSE", "Fusion", "InputError", "Retriever", "read_pairs", "retrieval_scores"]
 
-# Each name is imported at its first use, so that `import diptych` is quick.
-_MODULES = {
-    "AWCCA": "diptych.cca",
-    "Fusion": "diptych.fusion",
-    "HKSE": "diptych.text",
-    "InputError": "diptych._checks",
-    "Retriever": "diptych.retrieval",
-    "read_pairs": "diptych.data",
-    "retrieval_scores": "diptych.ranking",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'diptych' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_checks": ["InputError"],
+        "cca": ["AWCCA"],
+        "data": ["read_pairs"],
+        "fusion": ["Fusion"],
+        "ranking": ["retrieval_scores"],
+        "retrieval": ["Retriever"],
+        "text": ["HKSE"],
+    },
+)

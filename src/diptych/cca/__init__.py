@@ -1,17 +1,22 @@
 """Canonical correlation analysis of two paired views: moments → spectra → filters → weighting → model."""
 
-from diptych.cca._awcca import AWCCA
-from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
-from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
-from diptych.cca._moments import Moments
-from diptych.cca._spectra import (
-    Spectra,
-    moments_from_spectra,
-    spectra,
-    spectra_from_moments,
-)
-from diptych.cca._streaming import Engine
-from diptych.cca._weighting import maps, powers
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.cca._awcca import AWCCA
+    from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
+    from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
+    from diptych.cca._moments import Moments
+    from diptych.cca._spectra import (
+        Spectra,
+        moments_from_spectra,
+        spectra,
+        spectra_from_moments,
+    )
+    from diptych.cca._streaming import Engine
+    from diptych.cca._weighting import maps, powers
 
 __all__ = [
     "AWCCA",
@@ -32,3 +37,16 @@ __all__ = [
     "spectra",
     "spectra_from_moments",
 ]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_awcca": ["AWCCA"],
+        "_canonical": ["CanonicalModel", "bjorck_golub", "regularized_cca"],
+        "_filters": ["SpectralFilter", "Tikhonov", "TruncatedSVD", "g_hard", "g_soft"],
+        "_moments": ["Moments"],
+        "_spectra": ["Spectra", "moments_from_spectra", "spectra", "spectra_from_moments"],
+        "_streaming": ["Engine"],
+        "_weighting": ["maps", "powers"],
+    },
+)

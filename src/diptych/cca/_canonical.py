@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import scipy.linalg
 from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
@@ -105,6 +104,8 @@ def decompose_t(
     wide = t.shape[0] <= t.shape[1]
     gram = t @ t.T if wide else t.T @ t
     if is_numpy_array(gram):
+        import scipy.linalg
+
         size = gram.shape[0]
         squares, vectors = scipy.linalg.eigh(
             gram, subset_by_index=(size - leading, size - 1), overwrite_a=True, check_finite=False

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,15 +26,14 @@ from diptych._devices import copy_to_device
 from diptych._threads import progress_bar
 from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca
 from diptych.cca._filters import (
-    SHRINKAGES,
     AnyFilter,
     CustomFilter,
-    Shrinkage,
     Tikhonov,
     custom_filter,
     make_filters,
     shrinkage_gammas,
 )
+from diptych.cca._fitted import Selection
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
 from diptych.cca._polish import (
     COMPONENTS,
@@ -62,27 +61,9 @@ ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
 Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
 Dimensions: TypeAlias = dict[Task, int | None]
 Pairs: TypeAlias = tuple[Array, Array, Array]
-Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
-SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
 
 FEW = 20
 """With fewer images than this, there may be too few to hold some out."""
-
-
-def check_selection(selection: str, filter: Any, weighting: Any, n_components: Any) -> None:
-    """Raise an error for settings that cannot be selected without validation pairs."""
-    if selection == "validation":
-        return
-    if filter != "tikhonov" or n_components == "auto":
-        raise InputError(
-            f"selection={selection!r} selects Tikhonov's γ and no dimension; use filter='tikhonov' and a "
-            "number for n_components, or selection='validation'."
-        )
-    if selection == "leave-one-out" and (weighting != "asymmetric" or n_components is not None):
-        raise InputError(
-            "selection='leave-one-out' supports the asymmetric weighting at full dimension only; use "
-            "selection='validation' for others."
-        )
 
 
 def params_by_task(params: Any) -> ByTask:

@@ -55,9 +55,9 @@ from diptych._persistence import (
     write_tensors,
 )
 from diptych.cca import AWCCA, Moments
-from diptych.cca._awcca import AWCCAConfig
+from diptych.cca._fitted import AWCCAConfig
 from diptych.fusion import Fusion
-from diptych.fusion._fusion import FusionConfig
+from diptych.fusion._fitted import FusionConfig
 from diptych.retrieval._description import write_card
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders

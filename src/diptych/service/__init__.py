@@ -5,8 +5,9 @@
     uvicorn.run(create_app("model"))
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych.service._app import create_app
@@ -14,9 +15,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Limits", "create_app"]
 
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: the processes that decode images import this package too, and need none of it.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'_app' if name == 'create_app' else '_limits'}"), name)
+# The processes that decode images import this package too, and need none of it.
+__getattr__, __dir__ = export_lazily(__name__, {"_app": ["create_app"], "_limits": ["Limits"]})

@@ -1,0 +1,395 @@
+"""A fitted AWCCA without the estimator: what a loaded model needs, and how it is saved.
+
+scikit-learn is not imported here, because its import takes longer than a search.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
+
+import msgspec
+import numpy as np
+from array_api_compat import is_array_api_obj
+
+from diptych._arrays import Array, to_numpy
+from diptych._checks import (
+    TASKS,
+    InputError,
+    Similarity,
+    Task,
+    check_choice,
+    check_count,
+    check_matrix,
+    check_seed,
+    check_similarity,
+    check_task,
+)
+from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
+from diptych.cca._canonical import CanonicalModel
+from diptych.cca._filters import (
+    SHRINKAGES,
+    AnyFilter,
+    CustomFilter,
+    Shrinkage,
+    SpectralFilter,
+    Tikhonov,
+    TruncatedSVD,
+    check_filter,
+)
+from diptych.cca._moments import PRECISIONS, Precision
+from diptych.cca._polish import take_polish
+from diptych.cca._spectra import SOLVERS
+from diptych.cca._weighting import (
+    Projection,
+    Weighting,
+    check_normalization,
+    check_weighting,
+    model_factors,
+)
+from diptych.cca.selection._path import Path
+from diptych.ranking import metric, ranks
+
+if TYPE_CHECKING:
+    from diptych.cca._awcca import AWCCA
+
+KIND = "awcca"
+_MEASURED = ("train_correlations", "validation_correlations")
+
+Number: TypeAlias = int | float
+Side: TypeAlias = str | int | list[float]
+Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
+SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
+
+
+class FilterConfig(Schema, frozen=True):
+    """A chosen filter: γ, k, or the parameter of a custom filter, whose function is not stored."""
+
+    kind: Literal["tikhonov", "tsvd", "custom"]
+    parameter: Number
+    name: str = ""
+    per_pair: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no filter."""
+        self.unpack()
+
+    @classmethod
+    def pack(cls, chosen: AnyFilter) -> FilterConfig:
+        """Return the config of a filter."""
+        if isinstance(chosen, CustomFilter):
+            return cls("custom", chosen.parameter, chosen.filter.name, chosen.filter.per_pair)
+        return cls("tikhonov", chosen.gamma) if isinstance(chosen, Tikhonov) else cls("tsvd", chosen.k)
+
+    def unpack(self) -> AnyFilter:
+        """Return the filter."""
+        if self.kind == "custom":
+            # The name is for people: nothing is looked up or run by it.
+            return CustomFilter(SpectralFilter(None, name=self.name, per_pair=self.per_pair), self.parameter)
+        return Tikhonov(self.parameter) if self.kind == "tikhonov" else TruncatedSVD(self.parameter)  # type: ignore[arg-type]
+
+
+class TaskConfig(Schema, frozen=True):
+    """The model of a task; ``tensors`` names the task whose arrays it uses, ``epochs`` is of its polish."""
+
+    tensors: Task
+    filter_x: FilterConfig
+    filter_y: FilterConfig
+    epochs: int = 0
+
+
+class ParamsConfig(Schema, frozen=True):
+    """The constructor's parameters; None where a function was given, which cannot be stored."""
+
+    filter: str | None
+    params: tuple[Number, Number] | dict[Task, tuple[Number, Number]] | None
+    grid: int | tuple[Side, Side]
+    metric: str | None
+    weighting: str | tuple[Number, Number]
+    similarity: str
+    n_components: int | str | None
+    validation_fraction: float
+    random_state: int | None
+    solver: str
+    precision: str
+    path_metrics: str
+    normalize: tuple[str, str]
+    verbose: bool | None
+    selection: str
+    polish: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings that AWCCA refuses."""
+        FittedAWCCA(**self.unpack())._check_parameters()
+
+    @classmethod
+    def pack(cls, model: FittedAWCCA) -> ParamsConfig:
+        """Return the config of a model's parameters."""
+        params: dict[str, Any] = {name: getattr(model, name) for name in cls.__struct_fields__}
+        unsaved = [name for name in ("filter", "metric") if not isinstance(params[name], str)]
+        return cls(**params | dict.fromkeys(unsaved))
+
+    def unpack(self) -> dict[str, Any]:
+        """Return the parameters, with AWCCA's defaults in place of functions."""
+        params = msgspec.structs.asdict(self)
+        defaults = {"filter": "tikhonov", "metric": "r@1"}
+        return params | {name: value for name, value in defaults.items() if params[name] is None}
+
+
+class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
+    """What ``config.json`` says of a fitted AWCCA."""
+
+    params: ParamsConfig
+    models: dict[Task, TaskConfig]
+    path: Path | None
+
+    def __post_init__(self) -> None:
+        """Refuse a model without one of the tasks, and a path that does not fit its grid."""
+        if set(self.models) != set(TASKS):
+            raise InputError(f"models has the tasks {sorted(self.models)}; expected {', '.join(TASKS)}")
+        if self.path is None:
+            return
+        shape, scores = self.path.grid.shape, self.path.scores
+        if any(set(part) != set(TASKS) for part in (scores, self.path.exact, self.path.choice)):
+            raise InputError("path: the regularisation path lacks a task")
+        tables = [*self.path.exact.values(), *(table for own in scores.values() for table in own.values())]
+        points = [*self.path.choice.values(), *self.path.failed]
+        if any(table.shape != shape for table in tables) or not all(
+            0 <= i < shape[0] and 0 <= j < shape[1] for i, j in points
+        ):
+            raise InputError(f"path: a table or a point does not fit the grid of the shape {shape}")
+
+
+def check_selection(selection: str, filter: Any, weighting: Any, n_components: Any) -> None:
+    """Raise an error for settings that cannot be selected without validation pairs."""
+    if selection == "validation":
+        return
+    if filter != "tikhonov" or n_components == "auto":
+        raise InputError(
+            f"selection={selection!r} selects Tikhonov's γ and no dimension; use filter='tikhonov' and a "
+            "number for n_components, or selection='validation'."
+        )
+    if selection == "leave-one-out" and (weighting != "asymmetric" or n_components is not None):
+        raise InputError(
+            "selection='leave-one-out' supports the asymmetric weighting at full dimension only; use "
+            "selection='validation' for others."
+        )
+
+
+class FittedAWCCA:
+    """A fitted ``AWCCA`` that embeds, scores and is saved, but not fitted; see there for its attributes.
+
+    A loaded retriever holds one. ``make_estimator`` returns it as an ``AWCCA``.
+    """
+
+    filter: Any
+    params: Any
+    grid: Any
+    metric: Any
+    weighting: Weighting
+    similarity: Similarity
+    n_components: Any
+    validation_fraction: float
+    random_state: int | None
+    solver: Any
+    precision: Precision
+    path_metrics: str
+    normalize: tuple[str, str]
+    verbose: bool | None
+    selection: Selection
+    polish: bool
+    models_: dict[Task, CanonicalModel]
+    x_mean_: Array
+    y_mean_: Array
+    path_: Path | None
+    n_features_in_: int
+
+    def __init__(self, **params: Any) -> None:
+        self.__dict__.update(params)
+
+    def make_estimator(self) -> AWCCA:
+        """Return an ``AWCCA`` with the same parameters and models."""
+        from diptych.cca._awcca import AWCCA
+
+        estimator = AWCCA()
+        estimator.__dict__.update(self.__dict__)
+        return estimator
+
+    @overload
+    def transform(
+        self, X: Array, Y: None = None, *, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: None = None, *, Y: Array, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: Array, Y: Array, *, task: Task = "search", device: str | None = None
+    ) -> tuple[Array, Array]: ...
+    def transform(
+        self,
+        X: Array | None = None,
+        Y: Array | None = None,
+        *,
+        task: Task = "search",
+        device: str | None = None,
+    ) -> Array | tuple[Array, Array]:
+        """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
+
+        The arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
+        time and the vectors are NumPy, so that a view may be larger than the memory of the device.
+        """
+        self._check_fitted()
+        task = check_task(task)
+        if X is None and Y is None:
+            raise InputError("transform got neither X nor Y; give at least one view.")
+        vectors = []
+        for view, name in ((X, "X"), (None if Y is None else second_view(Y), "Y")):
+            if view is None:
+                continue
+            check_matrix(view, name)
+            if name == "X":
+                self._check_columns(X)
+            projection = self._projection(task, name)
+            vectors.append(projection(view) if device is None else projection.on_device(device, view))
+        return vectors[0] if len(vectors) == 1 else tuple(vectors)
+
+    def score(self, X: Array, Y: Array, pairing: Array | None = None, *, task: Task | None = None) -> float:
+        """Return the ``metric`` of a task, or the mean of both, with ranks negated: greater is better."""
+        self._check_fitted()
+        chosen = metric(self.metric)
+        tasks = TASKS if task is None else (check_task(task),)
+        values = []
+        for each in tasks:
+            x, y = self.transform(X, Y, task=each)
+            values.append(chosen(ranks(x, y, pairing, task=each, similarity=self.similarity)))
+        return chosen.signed(sum(values) / len(values))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
+        write_model_folder(folder, KIND, *self.pack())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
+        """Read what ``save`` wrote; nothing in the folder is executed."""
+        return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
+
+    def pack(self) -> tuple[AWCCAConfig, Tensors]:
+        """Return the fitted model as a config and named arrays."""
+        self._check_fitted()
+        tensors = {"x_mean": to_numpy(self.x_mean_), "y_mean": to_numpy(self.y_mean_)}
+        models: dict[Task, TaskConfig] = {}
+        for task, model in self.models_.items():
+            # Both tasks often share one model; it is written once.
+            first = next(name for name, other in self.models_.items() if other is model)
+            epochs = 0
+            if model.polish is not None:
+                epochs = model.polish.epochs
+                tensors |= {
+                    f"{task}.polish_{view}": to_numpy(getattr(model.polish, view)) for view in ("x", "y")
+                }
+            models[task] = TaskConfig(
+                first, FilterConfig.pack(model.filter_x), FilterConfig.pack(model.filter_y), epochs
+            )
+            for name in ("correlations", "x_weights", "y_weights", *_MEASURED) if first == task else ():
+                if (array := getattr(model, name)) is not None:
+                    tensors[f"{task}.{name}"] = to_numpy(array)
+        path = self.path_
+        if path is not None and path.grid.filter is not None:  # a function cannot be stored
+            path = replace(path, grid=replace(path.grid, filter=None))
+        return AWCCAConfig(ParamsConfig.pack(self), models, path), tensors
+
+    @classmethod
+    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: FilePath) -> Self:
+        """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
+        model = cls(**config.params.unpack())
+        model.x_mean_ = take_array(tensors, "x_mean", (None,), source)
+        model.y_mean_ = take_array(tensors, "y_mean", (None,), source)
+        model.models_ = {}
+        for task in TASKS:
+            name = config.models[task].tensors
+            if name in model.models_:
+                model.models_[task] = model.models_[name]
+                continue
+            correlations = take_array(tensors, f"{name}.correlations", (None,), source)
+            measured = {
+                each: take_array(tensors, f"{name}.{each}", (None,), source)
+                for each in _MEASURED
+                if f"{name}.{each}" in tensors
+            }
+            model.models_[task] = CanonicalModel(
+                correlations,
+                take_array(tensors, f"{name}.x_weights", (len(model.x_mean_), len(correlations)), source),
+                take_array(tensors, f"{name}.y_weights", (len(model.y_mean_), len(correlations)), source),
+                config.models[task].filter_x.unpack(),
+                config.models[task].filter_y.unpack(),
+                polish=take_polish(tensors, name, config.models[task].epochs, len(correlations), source),
+                **measured,
+            )
+        if config.params.filter is None:
+            chosen = model.models_["search"].filter_x
+            if not isinstance(chosen, CustomFilter):
+                raise InputError(
+                    f"{source.parent} contradicts itself about the filter; save the model again."
+                )
+            model.filter = chosen.filter
+        model.path_ = config.path
+        model.n_features_in_ = int(model.x_mean_.shape[0])
+        return model
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether there are models."""
+        return hasattr(self, "models_")
+
+    def _check_fitted(self) -> None:
+        if not self.__sklearn_is_fitted__():
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit() first.")
+
+    def _check_columns(self, X: Any) -> None:
+        """Raise an error for columns of X other than in fit; the estimator knows their names."""
+
+    def _check_parameters(self) -> None:
+        check_filter(self.filter)
+        check_choice(self.solver, SOLVERS, "solver")
+        check_choice(self.precision, PRECISIONS, "precision")
+        check_similarity(self.similarity)
+        check_choice(self.path_metrics, ("metric", "all"), "path_metrics")
+        check_weighting(self.weighting)
+        check_choice(self.selection, SELECTIONS, "selection")
+        if self.params is None:
+            check_selection(self.selection, self.filter, self.weighting, self.n_components)
+        metric(self.metric)
+        if self.polish and (self.similarity != "cosine" or self.selection != "validation"):
+            raise InputError(
+                "polish=True learns cosines, and chooses its epochs on validation pairs; use "
+                "similarity='cosine' and selection='validation'."
+            )
+        check_seed(self.random_state)
+        if self.n_components not in (None, "auto"):
+            check_count(self.n_components, "n_components")
+        if not isinstance(self.normalize, (tuple, list)) or len(self.normalize) != 2:
+            raise InputError(
+                f"normalize={self.normalize!r} is not a pair; give one name for X and one for Y."
+            )
+        for name in self.normalize:
+            check_normalization(name)
+
+    def _projection(self, task: Task, view: str) -> Projection:
+        model = self.models_[task]
+        for_x, for_y = model_factors(model, self.weighting, task)
+        if view == "X":
+            return Projection(view, self.normalize[0], self.x_mean_, model.x_weights, for_x)
+        return Projection(view, self.normalize[1], self.y_mean_, model.y_weights, for_y)
+
+
+def second_view(Y: Any) -> Any:
+    """Return Y as a matrix: a Y of one axis is one feature."""
+    if Y is None:
+        raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
+    y = Y if is_array_api_obj(Y) or not hasattr(Y, "__len__") else np.asarray(Y)
+    return y[:, None] if getattr(y, "ndim", 2) == 1 else y
