@@ -172,7 +172,7 @@ def edit_text(folder, old, new):
         (lambda f: edit_config(f, colour="red"), "Object contains unknown field `colour`"),
         (lambda f: edit_filter(f, parameter=-1.0), "models.*: γ=-1.0 is not a Tikhonov parameter"),
         (lambda f: edit_filter(f, kind="none"), "models.*filter_x.kind: Invalid enum value 'none'"),
-        (lambda f: edit_text(f, '"verbose": false', '"verbose": NaN'), "not valid JSON"),
+        (lambda f: edit_text(f, '"verbose": null', '"verbose": NaN'), "not valid JSON"),
         (lambda f: edit_text(f, '"parameter": 1.0', '"parameter": 1e999'), "not valid JSON"),
     ],
 )
