@@ -64,8 +64,7 @@ from diptych.fusion._members import (  # noqa: E402
     make_uses,
 )
 from diptych.ranking import ranks, retrieval_scores, summary  # noqa: E402
-from diptych.text import HKSE  # noqa: E402
-from diptych.text._fourier import RandomFourier  # noqa: E402
+from diptych.text import HKSE, RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
 TASKS = ("search", "annotate")

@@ -9,8 +9,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import scipy.linalg
-import scipy.sparse
 from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
 Array: TypeAlias = Any
@@ -21,7 +19,12 @@ Record = TypeVar("Record", bound=Any)
 
 def namespace(*arrays: Array) -> Any:
     """Return the array API namespace of ``arrays`` (None are skipped), which must share one backend."""
-    return array_namespace(*(a for a in arrays if a is not None))
+    own = [a for a in arrays if a is not None]
+    # NumPy has followed the standard since 2.1. array_api_compat's copy of it, for those before, imports all
+    # of its modules, f2py and testing too.
+    if hasattr(np, "astype") and own and all(map(is_numpy_array, own)):
+        return np
+    return array_namespace(*own)
 
 
 def move_like(array: Array, reference: Array, dtype: Any = None) -> Array:
@@ -58,6 +61,8 @@ def group_sum(values: Array, groups: Array, n_groups: int) -> Array:
     if is_torch_array(values):
         out = values.new_zeros((n_groups, values.shape[1]))
         return out.index_add_(0, groups, values)
+    import scipy.sparse  # here and below: a search needs none of scipy, and should not wait for it
+
     ones = np.ones(len(groups), dtype=values.dtype)
     rows = scipy.sparse.csr_matrix((ones, (groups, np.arange(len(groups)))), (n_groups, len(groups)))
     return rows @ values
@@ -89,6 +94,8 @@ def count_true(mask: Array, axis: int) -> Array:
 def eigh_descending(matrix: Array) -> tuple[Array, Array]:
     """Return the eigenvalues of a symmetric ``matrix``, largest first, and its eigenvectors as columns."""
     if is_numpy_array(matrix):
+        import scipy.linalg
+
         # "evd" is divide and conquer, on dense spectra several times faster than the other LAPACK drivers.
         values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
         return values[::-1].copy(), np.ascontiguousarray(vectors[:, ::-1])
@@ -100,6 +107,8 @@ def eigh_descending(matrix: Array) -> tuple[Array, Array]:
 def svd(matrix: Array) -> tuple[Array, Array, Array]:
     """Return the thin SVD ``P, sigma, Qt`` with ``matrix = P @ diag(sigma) @ Qt``."""
     if is_numpy_array(matrix):
+        import scipy.linalg
+
         try:
             return scipy.linalg.svd(  # type: ignore[no-any-return]
                 matrix, full_matrices=False, check_finite=False, lapack_driver="gesdd"

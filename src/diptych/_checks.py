@@ -1,19 +1,19 @@
-"""Checks of user input, and the errors and warnings of the package."""
+"""Checks of user input, and the errors and warnings of the package.
+
+NumPy is imported where an array is checked, so that the command line has the rest without it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import re
-from importlib.metadata import PackageNotFoundError, requires
+import sys
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-import numpy as np
-import scipy.sparse
-from array_api_compat import device, is_array_api_obj, is_numpy_array, is_torch_array
-
-from diptych._arrays import Array, move_like, namespace
+if TYPE_CHECKING:
+    from diptych._arrays import Array
 
 Task: TypeAlias = Literal["search", "annotate"]
 Similarity: TypeAlias = Literal["cosine", "l2"]
@@ -146,6 +146,8 @@ def missing_package_error(what: str, extra: str, package: str = "") -> InputErro
     ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
     all.
     """
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires("diptych") or []
     except PackageNotFoundError:  # run from a folder of sources, without an installation
@@ -226,9 +228,13 @@ def is_unicode(text: str) -> bool:
 
 def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
     """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy."""
-    if scipy.sparse.issparse(view):
+    import numpy as np
+    from array_api_compat import is_array_api_obj
+
+    # There is no sparse matrix, and no masked array, unless somebody has imported their modules.
+    if (sparse := sys.modules.get("scipy.sparse")) is not None and sparse.issparse(view):
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
-    if isinstance(view, np.ma.MaskedArray):
+    if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
         raise InputError(
             f"{name} is a masked array, whose mask would be ignored; fill the masked values "
             f"({name}.filled(...)) or leave those rows out."
@@ -278,6 +284,11 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
 
     Row j of ``y`` belongs to row ``pairing[j]`` of X.
     """
+    import numpy as np
+    from array_api_compat import device, is_array_api_obj
+
+    from diptych._arrays import move_like, namespace
+
     n_y = y.shape[0]
     xp = namespace(y)
     if pairing is None:
@@ -314,6 +325,8 @@ def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Arr
 
 def check_same_backend(x: Array, y: Array) -> None:
     """Raise an error if the views are of two libraries or on two devices."""
+    from array_api_compat import device, is_numpy_array
+
     if is_numpy_array(x) != is_numpy_array(y) or device(x) != device(y):
         raise InputError(
             f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
@@ -322,6 +335,11 @@ def check_same_backend(x: Array, y: Array) -> None:
 
 
 def _as_real_float(view: Array, name: str) -> Array:
+    import numpy as np
+    from array_api_compat import is_numpy_array, is_torch_array
+
+    from diptych._arrays import namespace
+
     xp = namespace(view)
     if is_numpy_array(view) and view.dtype.kind in "OUS":
         try:
@@ -342,6 +360,8 @@ def _as_real_float(view: Array, name: str) -> Array:
 
 
 def _all_finite(view: Array, block_rows: int = 8192) -> bool:
+    from diptych._arrays import namespace
+
     # Row blocks keep the boolean temporaries small, whatever the size of the view.
     xp = namespace(view)
     return all(

@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, parse_json
 from diptych._threads import set_session_options
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 View: TypeAlias = Literal["image", "text"]
 Description: TypeAlias = Mapping[str, Any]
@@ -91,7 +93,11 @@ class FastembedEncoder:
     @cached_property
     def dimension(self) -> int:
         """Number of columns of the features."""
-        example: Any = Image.new("RGB", (256, 256), "grey") if self._files.view == "image" else "a"
+        example: Any = "a"
+        if self._files.view == "image":
+            from PIL import Image
+
+            example = Image.new("RGB", (256, 256), "grey")
         return int(self.encode([example]).shape[1])
 
     def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -132,6 +138,8 @@ class FastembedImageEncoder(FastembedEncoder):
         ``encode`` resizes it once more, which changes nothing. Without this, all images of a batch would be
         in memory as large as they were decoded.
         """
+        from PIL import Image
+
         for transform in self._model.model.processor.transforms:
             (result,) = transform([image])
             if not isinstance(result, Image.Image):

@@ -45,14 +45,12 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar, get_args, get_origin
 from uuid import uuid4
 
 import msgspec
 import numpy as np
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load
 
@@ -143,6 +141,8 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 def library_version() -> str:
     """Return the version of this library, which is written beside every model."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("diptych")
     except PackageNotFoundError:
@@ -636,6 +636,8 @@ def new_version(folder: str | os.PathLike[str], kind: str) -> Iterator[Draft]:
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other process writes to a model folder, and keep others from writing."""
+    from filelock import FileLock  # only writers need it, and it imports asyncio
+
     with FileLock(folder / LOCK):
         yield
 
@@ -643,6 +645,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextmanager
 def lock_for_serving(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Be the only server that writes to a model folder; a second one is an ``InputError``."""
+    from filelock import FileLock, Timeout
+
     _check_not_cached(real_folder(folder))
     lock = FileLock(current_version(folder).folder / SERVER_LOCK, timeout=0)
     try:

@@ -6,26 +6,89 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import diptych
 from commands import run
+from diptych import AWCCA, HKSE, Retriever
 from diptych.cli import Commands, Encode
+from diptych.data import PairedDataset, PairedViews
+from diptych.paper import EXPERIMENTS
 
 COMMANDS = dict(Commands.table)
 COMMANDS |= {f"encode {name}": entry for name, entry in Encode.table.items()}
 
+HEAVY = {
+    *("sklearn", "scipy", "pandas", "pyarrow", "matplotlib", "torch", "joblib", "onnxruntime", "fastembed"),
+    *("fastapi", "uvicorn", "dask", "PIL", "filelock", "asyncio"),
+}
+"""Packages that take long to import, and that a search does not need."""
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], ["encode", "--help"]])
-def test_help_and_version_load_nothing_of_the_library(arguments):
+
+def loaded_packages(*arguments):
+    """Run a command in a process of its own; return its output and the packages and modules it imported."""
     code = (
         "import sys; from diptych.cli import app; app(sys.argv[1:], standalone_mode=False); "
-        "sys.stderr.write(' '.join(m for m in ('numpy', 'scipy', 'sklearn', 'PIL') if m in sys.modules))"
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
     )
-    shown = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert shown.returncode == 0
-    assert shown.stderr == ""
-    assert ("diptych" if "--version" in arguments else "Usage:") in shown.stdout
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stderr.splitlines())
+    return done.stdout, {name.partition(".")[0] for name in modules} | {
+        name for name in modules if name.startswith("diptych.")
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "-h", "--version", "encode --help", *(f"{command} --help" for command in COMMANDS)],
+)
+def test_help_and_version_load_nothing_of_the_library(arguments):
+    shown, loaded = loaded_packages(*arguments.split())
+    assert ("diptych" if "--version" in arguments else "Usage:") in shown
+    assert not loaded & {"numpy", "scipy", "sklearn", "PIL", "msgspec"}
+    ours = {name for name in loaded if not name.startswith("diptych.cli")}
+    assert {name for name in ours if name.startswith("diptych.")} <= {"diptych._lazy", "diptych._checks"}
+
+
+def test_a_search_loads_no_package_that_it_does_not_need(tmp_path):
+    rng = np.random.default_rng(0)
+    words = ["red", "green", "blue", "dog", "cat", "tree", "snow", "sea"]
+    captions = tuple(" ".join(rng.choice(words, 4)) for _ in range(60))
+    text = HKSE(word_features=20, sentence_features=20).fit(captions)
+    x = rng.normal(size=(60, 12)).astype(np.float32)
+    pairs = PairedDataset(tuple(f"{i}.jpg" for i in range(60)), captions, np.arange(60))
+    model = tmp_path / "model"
+    retriever = Retriever(None, text, AWCCA(params=(1.0, 1.0)))
+    retriever.fit(PairedViews(pairs, x, text.transform(captions))).save(model)
+    np.save(tmp_path / "x.npy", x[:2])
+    for arguments in (
+        ("search", model, "a dog in the snow", "--json"),
+        ("search", model, "a dog in the snow", "a red cat"),
+        ("annotate", model, "--features", tmp_path / "x.npy"),
+        ("similar", model, "a dog in the snow"),
+    ):
+        shown, loaded = loaded_packages(*arguments)
+        assert "snow" in shown or "jpg" in shown or "row 0" in shown
+        assert {"numpy", "faiss"} <= loaded
+        assert loaded & HEAVY == set()
+        assert not loaded & {"diptych.cca._awcca", "diptych.fusion._fusion", "diptych.retrieval._fit"}
+
+
+def test_the_package_itself_loads_nothing():
+    code = "import diptych, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {name.partition(".")[0] for name in loaded.stdout.split()} & {
+        *HEAVY,
+        "numpy",
+        "faiss",
+        "msgspec",
+    }
+
+
+def test_the_help_of_reproduce_names_the_experiments():
+    assert tuple(EXPERIMENTS) == import_module("diptych.cli._paper").EXPERIMENTS
 
 
 @pytest.mark.parametrize("command", COMMANDS)

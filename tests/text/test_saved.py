@@ -7,7 +7,7 @@ from diptych import InputError
 from diptych import _persistence as storage
 from diptych._persistence import TENSORS
 from diptych.text import HKSE, tokenize
-from diptych.text._hkse import hkse_fingerprint
+from diptych.text._fitted_hkse import hkse_fingerprint
 from diptych.text._words import TOKENIZER
 from saved_files import edit_config, files_of, seal, seal_config
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress as Bar
-from rich.progress import TaskID
 
 from diptych._checks import InputError, count, plural
 from diptych.cli import _options as opt
@@ -33,13 +31,12 @@ from diptych.cli._output import (
     report_errors,
     show_progress,
 )
-from diptych.data import FeatureStore, Progress, encode_images, encode_texts, inspect_pairs, read_pairs
-from diptych.image import OnnxEncoder
-from diptych.image import image_encoder as image_encoder_named
-from diptych.retrieval._encoders import open_defaults
-from diptych.retrieval._recipes import choose_recipe
-from diptych.scenes import make_scenes
-from diptych.text import HKSE, sentence_encoder
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from diptych.data import FeatureStore, Progress
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
@@ -64,6 +61,8 @@ def check(
 
     Example: `diptych check captions.csv --images photos`
     """
+    from diptych.data import inspect_pairs, read_pairs
+
     with report_errors():
         hide_library_bars(quiet or as_json)
         names = read_views(views)
@@ -110,6 +109,8 @@ def scenes_command(
 
     Example: `diptych scenes scenes -n 3000`
     """
+    from diptych.scenes import make_scenes
+
     with report_errors():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} exists and is not empty; give a new folder.")
@@ -141,6 +142,12 @@ def encode_images_command(
 
     Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """
+    from diptych.data import encode_images, read_pairs
+    from diptych.image import OnnxEncoder
+    from diptych.image import image_encoder as image_encoder_named
+    from diptych.retrieval._encoders import open_defaults
+    from diptych.retrieval._recipes import choose_recipe
+
     with (
         report_errors(RESUMES),
         limit_threads(threads),
@@ -195,6 +202,10 @@ def encode_text_command(
 
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
+    from diptych.data import encode_texts, read_pairs
+    from diptych.retrieval._encoders import open_defaults
+    from diptych.text import HKSE, sentence_encoder
+
     with (
         report_errors(RESUMES),
         limit_threads(threads),

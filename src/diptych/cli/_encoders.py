@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diptych._fastembed import FASTEMBED, list_fastembed_models
 from diptych.cli import _options as opt
 from diptych.cli._output import make_console, print_json, report_errors
-from diptych.retrieval._items import VIEWS
-from diptych.retrieval._recommended import FIELDS, RECOMMENDED, Recommendation, installed_packages
+
+if TYPE_CHECKING:
+    from diptych.retrieval._recommended import Recommendation
 
 
 def encoders(
@@ -25,6 +25,8 @@ def encoders(
 
     Example: `diptych encoders --all`
     """
+    from diptych.retrieval._recommended import FIELDS, RECOMMENDED, installed_packages
+
     with report_errors():
         packages = installed_packages()
         listed = _list_all() if everything else list(RECOMMENDED)
@@ -43,6 +45,10 @@ def encoders(
 
 
 def _list_all() -> list[Recommendation]:
+    from diptych._fastembed import FASTEMBED, list_fastembed_models
+    from diptych.retrieval._items import VIEWS
+    from diptych.retrieval._recommended import Recommendation
+
     return [
         Recommendation(
             *(view, each.description, FASTEMBED + each.name),

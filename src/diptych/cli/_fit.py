@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diptych._checks import InputError, check_choice, count
-from diptych._persistence import check_writable
-from diptych.cca import AWCCA
 from diptych.cli import _options as opt
 from diptych.cli._options import (
     INDEX,
@@ -42,11 +40,11 @@ from diptych.cli._output import (
     report_errors,
     show_progress,
 )
-from diptych.data import PairedDataset, PairedViews
-from diptych.fusion import Fusion
-from diptych.retrieval import Retriever
-from diptych.retrieval._folder import KIND
-from diptych.retrieval._recommended import default_encoder
+
+if TYPE_CHECKING:
+    from diptych.cca import AWCCA
+    from diptych.data import PairedDataset, PairedViews
+    from diptych.fusion import Fusion
 
 Settings = dict[str, dict[str, Any]]
 
@@ -119,6 +117,13 @@ def fit(
 
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
+    from diptych._persistence import check_writable
+    from diptych.cca import AWCCA
+    from diptych.data import PairedDataset
+    from diptych.fusion import Fusion
+    from diptych.retrieval import Retriever
+    from diptych.retrieval._folder import KIND
+
     silent, start = quiet or as_json, time.perf_counter()
     with report_errors(RESUMES), limit_threads(threads):
         settings = read_settings(
@@ -202,6 +207,9 @@ def evaluate(
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
+    from diptych.data import PairedDataset
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         check_choice(split, ("train", "val", "test", "all"), "split")
         retriever = Retriever.load(
@@ -236,6 +244,10 @@ def _refuse_unused(
     settings: Settings,
 ) -> None:
     """Raise an error for options and settings that have no effect on these data with this model."""
+    from diptych.data import PairedDataset
+    from diptych.fusion import Fusion
+    from diptych.retrieval._recommended import default_encoder
+
     is_raw, is_fusion = isinstance(data, PairedDataset), isinstance(model, Fusion)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     has_validation = "val" in dataset.split_sizes()

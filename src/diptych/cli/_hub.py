@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from diptych._persistence import check_writable
 from diptych.cli import _options as opt
 from diptych.cli._output import hide_library_bars, make_console, print_json, report_errors
-from diptych.retrieval import Retriever
-from diptych.retrieval._folder import KIND
 
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
 
@@ -36,6 +33,8 @@ def push(
 
     Example: `diptych push model ada/beaches --private`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors("the repository may be incomplete; run the same command again"):
         hide_library_bars(quiet or as_json)
         url = Retriever.load(model).push_to_hub(
@@ -70,6 +69,10 @@ def pull(
 
     Example: `diptych pull ada/beaches --out beaches`
     """
+    from diptych._persistence import check_writable
+    from diptych.retrieval import Retriever
+    from diptych.retrieval._folder import KIND
+
     with report_errors():
         hide_library_bars(quiet or as_json)
         check_writable(out, KIND)

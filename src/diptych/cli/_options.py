@@ -10,18 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, check_choice, check_view_names
-from diptych._persistence import POINTER, map_npy
-from diptych.cca import AWCCA
-from diptych.data import FeatureStore, PairedDataset, PairedViews, join, open_features, read_pairs
-from diptych.fusion import PRESETS, Fusion
-from diptych.image import ImageEncoder, image_encoder
-from diptych.text import HKSE, sentence_encoder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from diptych.data import PairedDataset, PairedViews
+    from diptych.text import HKSE
 
 DATA, ENCODERS, MODEL, INDEX, RUN = "Data", "Encoders", "Model", "Index", "Run"
 """Help panels, in the order of the work."""
@@ -214,6 +213,9 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 def list_model_settings(preset: str | None) -> list[str]:
     """Return the parameters that ``[model]`` may set: those of AWCCA, or of Fusion for a preset."""
+    from diptych.cca import AWCCA
+    from diptych.fusion import PRESETS, Fusion
+
     if preset is None:
         return [name for name in AWCCA().get_params() if name != "verbose"]
     names = Fusion(check_choice(preset, tuple(PRESETS), "preset")).get_params()
@@ -222,11 +224,15 @@ def list_model_settings(preset: str | None) -> list[str]:
 
 def list_hkse_settings() -> list[str]:
     """Return the parameters that ``[hkse]`` may set; the vectors have an option, a tokenizer is code."""
+    from diptych.text import HKSE
+
     return [name for name in HKSE().get_params() if name not in ("vectors", "tokenizer")]
 
 
 def make_hkse(vectors: Path | None, random_state: int, settings: dict[str, Any]) -> HKSE:
     """Return an unfitted HKSE; ``settings`` are those of ``[hkse]``."""
+    from diptych.text import HKSE
+
     return HKSE(vectors, **{"random_state": random_state} | settings)
 
 
@@ -248,12 +254,16 @@ def make_image_encoder(
     if not names:
         return None
     if recipe is not None or weights is not None:
+        from diptych.image import image_encoder
+
         return image_encoder(names[0], recipe, weights=weights)
     own = [_open_own_image_encoder(name) for name in names]
     return own if len(own) > 1 else own[0]
 
 
 def _open_own_image_encoder(name: str) -> Any:
+    from diptych.image import ImageEncoder
+
     own = load_from_file(name)
     if own is not None and not isinstance(own, ImageEncoder):
         raise InputError(f"{name} is not an encoder; make one with diptych.image.FunctionEncoder.")
@@ -275,6 +285,9 @@ def _open_text_encoder(name: str, device: str) -> Any:
     """Return a saved or named text encoder; ``auto`` stays a name."""
     if name == "auto":
         return name
+    from diptych._persistence import POINTER
+    from diptych.text import HKSE, sentence_encoder
+
     if (Path(name) / POINTER).is_file():
         return HKSE.load(name)
     if (own := load_from_file(name)) is not None:
@@ -323,6 +336,10 @@ def open_data(
     table: TableOptions = TableOptions(),  # noqa: B008
 ) -> PairedDataset | PairedViews:
     """Open what a command works on: pairs with images, or features of both views."""
+    import numpy as np
+
+    from diptych.data import PairedDataset, PairedViews, join, open_features, read_pairs
+
     if texts is None:
         if pairs is not None:
             raise InputError("--pairs needs two files of features; give both, or the pairs alone.")
@@ -350,16 +367,24 @@ def open_data(
 
 
 def _open_features(path: Path) -> Any:
+    from diptych.data import FeatureStore, open_features
+
     # A feature store knows its ids, so images that could not be read are left out of the pairs.
     return FeatureStore.open(path) if path.is_dir() else open_features(path)
 
 
 def _read_encoder(path: Path) -> str:
     """Return the fingerprint of the encoder that made a feature store; "" for other files."""
+    from diptych.data import FeatureStore
+
     return FeatureStore.open(path).job.encoder if path.is_dir() else ""
 
 
 def _read_pairing(path: Path, n: int) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    from diptych._persistence import map_npy
+
     pairing = map_npy(path)
     if pairing.shape != (n,) or pairing.dtype.kind not in "iu" or (n and pairing.min() < 0):
         raise InputError(

@@ -10,27 +10,20 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import threadpoolctl
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
-from rich.table import Table
 
 from diptych._checks import DataWarning, InputError, count, plural
-from diptych.data import Progress
-from diptych.image._encoders import open_input
-from diptych.report._card import describe_correction, describe_polish
-from diptych.retrieval._encoders import Encoders
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+    from rich.table import Table
+
+    from diptych.data import Progress
+    from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
 """The options of the running command, by the parameter names of the library."""
@@ -41,16 +34,20 @@ COLUMNS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", 
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that prints file names and texts as they are."""
+    from rich.console import Console
+
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextlib.contextmanager
 def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
     """Print an error as one sentence and exit with 2, warnings as notes; on Ctrl+C exit with 130."""
-    console = make_console(stderr=True)
+
+    def say(line: str) -> None:
+        make_console(stderr=True).print(line)
 
     def print_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        console.print(f"note: {name_options(str(message))}")
+        say(f"note: {name_options(str(message))}")
 
     try:
         with warnings.catch_warnings():
@@ -59,14 +56,14 @@ def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
             warnings.showwarning = print_note
             yield
     except InputError as error:
-        console.print(f"error: {name_options(str(error))}")
+        say(f"error: {name_options(str(error))}")
         raise typer.Exit(2) from None
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        console.print(f"error: {reason}")
+        say(f"error: {reason}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        console.print(f"interrupted; {interrupted}")
+        say(f"interrupted; {interrupted}")
         raise typer.Exit(130) from None
 
 
@@ -93,12 +90,19 @@ def hide_library_bars(hidden: bool) -> None:
 @contextlib.contextmanager
 def limit_threads(threads: int | None) -> Iterator[None]:
     """Run the numerical libraries on that many threads; None: on all cores."""
+    if threads is None:
+        yield
+        return
+    import threadpoolctl
+
     with threadpoolctl.threadpool_limits(threads):
         yield
 
 
 def split_readable(sources: Iterable[str], encoders: Encoders) -> tuple[list[str], dict[str, str]]:
     """Return the items that can be opened for the encoder of the first view, and why the others cannot."""
+    from diptych.image._encoders import open_input
+
     if encoders.image is None:
         raise encoders.missing("image")
     readable, unreadable = [], dict[str, str]()
@@ -127,6 +131,8 @@ def print_json(content: dict[str, Any]) -> None:
 
 def describe_model(info: dict[str, Any]) -> list[str]:
     """Return a line for each task: what was fitted; for a fusion, also one for each part and correction."""
+    from diptych.report._card import describe_correction, describe_polish
+
     lines = []
     for task, chosen in info["filters"].items():
         components = f"{info['components'][task]} components"
@@ -159,6 +165,8 @@ def describe_correlations(info: dict[str, Any]) -> list[str]:
 
 def recall_table(title: str, scores: dict[str, dict[str, float]]) -> Table:
     """Return a table of the recalls of both tasks."""
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left")
     table.add_column("task")
     for name in COLUMNS.values():
@@ -171,6 +179,16 @@ def recall_table(title: str, scores: dict[str, dict[str, float]]) -> Table:
 @contextlib.contextmanager
 def show_progress(title: str, hidden: bool) -> Iterator[tuple[Bar, TaskID]]:
     """Show a progress bar with rate and time left on standard error."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

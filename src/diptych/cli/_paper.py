@@ -6,36 +6,29 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from PIL import Image
-from rich.console import Console
-from rich.table import Table
 
 from diptych._checks import TASKS, InputError
-from diptych._persistence import replace_file
-from diptych.cca import AWCCA
 from diptych.cli._options import AsJson, ImagesFolder, Quiet, Threads
 from diptych.cli._output import limit_threads, make_console, print_json, report_errors, show_progress
-from diptych.data import PairedDataset, PairedViews
-from diptych.fusion import Fusion
-from diptych.image import open_image
-from diptych.paper import EXPERIMENTS, Options, Reproduction, find_data
-from diptych.paper._comparison import (
-    FILTERS,
-    TestedModel,
-    best_model,
-    compare_weightings,
-    demo_page,
-    evaluate_filter,
-    evaluate_fusion,
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from rich.console import Console
+
+    from diptych.data import PairedDataset, PairedViews
+    from diptych.paper import Reproduction
+    from diptych.paper._comparison import TestedModel
+    from diptych.report._page import ShownHit
+    from diptych.retrieval import Item, Retriever
+
+EXPERIMENTS = (
+    *("main", "weighting", "generation", "regularization", "timing", "maps", "filters", "plane", "examples"),
+    *("approximation", "similarity"),
 )
-from diptych.paper._runner import check_experiments
-from diptych.report._page import ShownHit
-from diptych.retrieval import Item, Retriever
-from diptych.scenes import make_scenes
-from diptych.text import HKSE
+"""The names of ``diptych.paper.EXPERIMENTS``, without its import, for the help of ``--only``."""
 
 QUERIES = ("a big red square on a wooden table", "two green hearts at night", "a triangle in the desert")
 
@@ -53,6 +46,11 @@ def demo(
 
     Example: `diptych demo`
     """
+    from diptych.cca import AWCCA
+    from diptych.retrieval import Retriever
+    from diptych.scenes import make_scenes
+    from diptych.text import HKSE
+
     with report_errors(), limit_threads(threads):
         console, start = make_console(), time.perf_counter()
         console.quiet = quiet or as_json
@@ -87,6 +85,17 @@ def demo(
 
 
 def _compare(console: Console, views: PairedViews, best: Retriever) -> list[TestedModel]:
+    from rich.table import Table
+
+    from diptych.fusion import Fusion
+    from diptych.paper._comparison import (
+        FILTERS,
+        best_model,
+        compare_weightings,
+        evaluate_filter,
+        evaluate_fusion,
+    )
+
     models = [*compare_weightings(views), *(evaluate_filter(views, name) for name in FILTERS)]
     start = time.perf_counter()
     fusion = best.fit(views).fitted.model
@@ -136,6 +145,12 @@ def _write_report(
     file: Path,
 ) -> str:
     """Write the page; return where it is, or why it could not be written."""
+    from diptych._persistence import replace_file
+    from diptych.cca import AWCCA
+    from diptych.image import open_image
+    from diptych.paper._comparison import demo_page
+    from diptych.report._page import ShownHit
+
     test = pairs.subset("test")
     assert test.paths is not None
     examples: list[tuple[Image.Image | str, list[ShownHit]]] = []
@@ -208,6 +223,9 @@ def reproduce(
 
     Example: `diptych reproduce flickr8k --data flickr8k --out reproduction`
     """
+    from diptych.paper import Options, Reproduction, find_data
+    from diptych.paper._runner import check_experiments
+
     with report_errors(RESUMES), limit_threads(threads):
         start = time.perf_counter()
         if out.exists() and not out.is_dir():
@@ -219,7 +237,7 @@ def reproduce(
         options = Options.for_dataset(paper_data.name, quick=quick, seeds=seeds)
         reproduction = Reproduction(paper_data, options, out)
         if not (quiet or as_json):
-            console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+            console = make_console(stderr=True)
             for each in paper_data.files:
                 console.print(f"{each.file}: {each.use}")
         with show_progress("reproducing", quiet or as_json) as (progress, task):

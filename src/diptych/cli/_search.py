@@ -6,10 +6,9 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from diptych._checks import DataWarning, InputError, ViewNames, count, plural, with_article
 from diptych.cli import _options as opt
@@ -32,11 +31,11 @@ from diptych.cli._output import (
     report_errors,
     split_readable,
 )
-from diptych.data import PairedDataset, PairedViews, open_features
-from diptych.data._readers import PAIRS_SUFFIXES
-from diptych.image._decoding import EXTENSIONS
-from diptych.image._encoders import Inputs
-from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
+
+if TYPE_CHECKING:
+    from diptych.data import PairedDataset, PairedViews
+    from diptych.image._encoders import Inputs
+    from diptych.retrieval import Hit, Item, Pack, Retriever
 
 MAX_NAMED_WORDS = 10
 
@@ -69,6 +68,8 @@ def search(
 
     Example: `diptych search model "a dog in the snow" -k 5`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         if features is not None:
             refuse_unused(ctx, ("text_encoder", "device"), "on features")
@@ -102,6 +103,8 @@ def annotate(
 
     Example: `diptych annotate model photo.jpg -k 3`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         if features is not None:
             refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "on features")
@@ -138,6 +141,8 @@ def similar(
 
     Example: `diptych similar model photo.jpg --image`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         if image:
             refuse_unused(ctx, ("text_encoder",), "with --image")
@@ -156,6 +161,8 @@ def info(
 
     Example: `diptych info model`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         content = Retriever.load(model, mmap=True).info()
         if as_json:
@@ -192,6 +199,8 @@ def add(
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         retriever = Retriever.load(
             model,
@@ -230,6 +239,8 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         retriever = Retriever.load(model)
         removed = retriever.remove(_find_ids(retriever.store.items(), ids))
@@ -252,6 +263,8 @@ def export(
 
     Example: `diptych export model --view text --task search --out projection.onnx`
     """
+    from diptych.retrieval import Retriever
+
     with report_errors(), limit_threads(threads):
         Retriever.load(model, mmap=True).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
         if as_json:
@@ -263,10 +276,14 @@ def export(
 def _read_queries(inputs: Sequence[Any] | None, features: Path | None, what: str) -> Any:
     if bool(inputs) == (features is not None):
         raise InputError(f"give {what} to search with, or --features, one of the two.")
+    from diptych.data import open_features
+
     return open_features(features) if features is not None else list(inputs or ())
 
 
 def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: bool, as_json: bool) -> None:
+    from diptych.retrieval import Hits
+
     names = [str(name) for name in inputs] if inputs else [f"row {i}" for i in range(len(results))]
     for name, hits in zip(names, results, strict=True):
         if isinstance(hits, Hits) and hits.ignored_words:
@@ -285,6 +302,8 @@ def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: boo
         return
     if quiet:
         return
+    from rich.table import Table
+
     console = make_console()
     for name, hits in zip(names, results, strict=True):
         table = Table(title=name, title_justify="left", box=None, pad_edge=False)
@@ -298,6 +317,8 @@ def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: boo
 
 
 def _label(hit: Hit | Pack) -> str:
+    from diptych.retrieval import Pack
+
     if isinstance(hit, Pack):
         return f"{hit.image}: {hit.best.text or hit.best.id} (+{len(hit.captions) - 1})"
     return hit.text or (hit.path and _shorten(hit.path)) or hit.id
@@ -338,6 +359,8 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
 
 def _are_items(sources: list[str], inputs: Inputs) -> bool:
     """Return whether these are items of the first view, rather than pairs or features."""
+    from diptych.image._decoding import EXTENSIONS
+
     suffixes = [Path(source).suffix.lower() for source in sources]
     if inputs == "images":
         return all(suffix in EXTENSIONS for suffix in suffixes)
@@ -345,6 +368,8 @@ def _are_items(sources: list[str], inputs: Inputs) -> bool:
 
 
 def _are_pairs(source: str) -> bool:
+    from diptych.data._readers import PAIRS_SUFFIXES
+
     return os.path.isdir(source) or Path(source).suffix.lower() in PAIRS_SUFFIXES
 
 
@@ -356,6 +381,8 @@ def _add(
     table: opt.TableOptions,
 ) -> tuple[list[str], dict[str, str]]:
     """Add items, and return their ids and the images that cannot be read, with the reason."""
+    from diptych.data import PairedDataset
+
     encoders, name = retriever.encoders, retriever.views.image
     if _are_items(sources, encoders.inputs):
         readable, unreadable = split_readable(sources, encoders)
@@ -387,6 +414,8 @@ def _add(
 
 def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
     """Return the arguments of ``Retriever.add`` for pairs or features."""
+    from diptych.data import PairedDataset
+
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     paths = None if dataset.paths is None else [str(path) for path in dataset.paths]
     arguments: dict[str, Any] = {

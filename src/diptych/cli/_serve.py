@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from diptych._checks import missing_package_error
 from diptych.cli._options import (
@@ -20,7 +19,7 @@ from diptych.cli._options import (
     make_image_encoder,
     make_text_encoder,
 )
-from diptych.cli._output import report_errors
+from diptych.cli._output import make_console, report_errors
 
 LIMITS = "Limits"
 
@@ -92,7 +91,6 @@ def serve(
             concurrency=max_concurrency,
             decode_seconds=decode_seconds,
         )
-        console = Console(highlight=False, soft_wrap=True, markup=False)
         run(
             Path(model),
             host=host,
@@ -107,5 +105,5 @@ def serve(
             text_encoder=make_text_encoder(text_encoder),
             send_files=send_files,
             browser=not no_browser and sys.stdout.isatty(),
-            say=console.print,
+            say=make_console().print,
         )

@@ -1,21 +1,26 @@
 """From files to features: image-caption pairs, splits, feature stores and blocks for large data."""
 
-from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
-from diptych.data._feature_store import FeatureStore
-from diptych.data._features import open_features
-from diptych.data._inspect import PairsReport, inspect_pairs
-from diptych.data._pairs import (
-    PROTOCOLS,
-    PairedDataset,
-    PairedViews,
-    ProtocolRun,
-    ProtocolSplits,
-    join,
-    split_by_image,
-    split_by_protocol,
-)
-from diptych.data._readers import read_pairs
-from diptych.data._shards import Shards, shards
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
+    from diptych.data._feature_store import FeatureStore
+    from diptych.data._features import open_features
+    from diptych.data._inspect import PairsReport, inspect_pairs
+    from diptych.data._pairs import (
+        PROTOCOLS,
+        PairedDataset,
+        PairedViews,
+        ProtocolRun,
+        ProtocolSplits,
+        join,
+        split_by_image,
+        split_by_protocol,
+    )
+    from diptych.data._readers import read_pairs
+    from diptych.data._shards import Shards, shards
 
 __all__ = [
     "PROTOCOLS",
@@ -39,3 +44,25 @@ __all__ = [
     "split_by_image",
     "split_by_protocol",
 ]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_encode": ["EncodedBlocks", "Progress", "encode_images", "encode_texts", "encoded_blocks"],
+        "_feature_store": ["FeatureStore"],
+        "_features": ["open_features"],
+        "_inspect": ["PairsReport", "inspect_pairs"],
+        "_pairs": [
+            "PROTOCOLS",
+            "PairedDataset",
+            "PairedViews",
+            "ProtocolRun",
+            "ProtocolSplits",
+            "join",
+            "split_by_image",
+            "split_by_protocol",
+        ],
+        "_readers": ["read_pairs"],
+        "_shards": ["Shards", "shards"],
+    },
+)

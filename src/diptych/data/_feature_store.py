@@ -18,7 +18,6 @@ from typing import Annotated, Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from diptych._checks import InputError, check_choice
@@ -170,6 +169,8 @@ class StoreWriter:
     """Writes a store into a new or empty folder, or one where the same job was interrupted."""
 
     def __init__(self, folder: str | os.PathLike[str], job: Job) -> None:
+        from filelock import FileLock, Timeout
+
         check_choice(job.dtype, DTYPES, "dtype")
         self.folder, self.job = Path(folder), job
         self.done, self.rows = 0, 0

@@ -1,16 +1,21 @@
 """Image encoders: decoding, preprocessing, and networks that turn images into features."""
 
-from diptych.image._decoding import UnreadableImage, open_image
-from diptych.image._encoders import (
-    FunctionEncoder,
-    ImageEncoder,
-    NetworkEncoder,
-    PyramidDescriptor,
-    StagedEncoder,
-)
-from diptych.image._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
-from diptych.image._onnx import OnnxEncoder
-from diptych.image._preprocessing import PRESETS, Recipe
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.image._decoding import UnreadableImage, open_image
+    from diptych.image._encoders import (
+        FunctionEncoder,
+        ImageEncoder,
+        NetworkEncoder,
+        PyramidDescriptor,
+        StagedEncoder,
+    )
+    from diptych.image._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
+    from diptych.image._onnx import OnnxEncoder
+    from diptych.image._preprocessing import PRESETS, Recipe
 
 __all__ = [
     "PRESETS",
@@ -28,3 +33,20 @@ __all__ = [
     "timm_encoder",
     "torchvision_encoder",
 ]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_decoding": ["UnreadableImage", "open_image"],
+        "_encoders": [
+            "FunctionEncoder",
+            "ImageEncoder",
+            "NetworkEncoder",
+            "PyramidDescriptor",
+            "StagedEncoder",
+        ],
+        "_named": ["TorchEncoder", "image_encoder", "timm_encoder", "torchvision_encoder"],
+        "_onnx": ["OnnxEncoder"],
+        "_preprocessing": ["PRESETS", "Recipe"],
+    },
+)

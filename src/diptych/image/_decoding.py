@@ -6,16 +6,19 @@ import importlib
 import io
 import os
 import struct
+import sys
 import threading
 import zlib
 from contextlib import nullcontext, suppress
 from functools import cache
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from diptych._checks import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 DEFAULT_MAX_PIXELS = 64_000_000
 """Larger images are refused before a pixel is decoded."""
@@ -84,6 +87,8 @@ def open_image(
     >>> open_image(file.getvalue()).mode
     'RGB'
     """
+    from PIL import Image, UnidentifiedImageError  # where images are opened: a search by text opens none
+
     name = str(source) if isinstance(source, (str, os.PathLike)) else "The image"
     stream: Any = io.BytesIO(source) if isinstance(source, bytes) else source
     if isinstance(stream, (str, os.PathLike)):
@@ -112,6 +117,12 @@ def open_image(
         raise UnreadableImage(f"{name} is truncated or damaged ({detail}); replace the file.") from None
 
 
+def is_image(value: object) -> bool:
+    """Return whether a value is a Pillow image; there is none before Pillow is imported."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
 def _too_large(name: str, size: str, max_pixels: int) -> UnreadableImage:
     return UnreadableImage(
         f"{name} has {size}; at most {max_pixels:,} are decoded. Shrink the image or raise max_pixels."
@@ -119,6 +130,8 @@ def _too_large(name: str, size: str, max_pixels: int) -> UnreadableImage:
 
 
 def _open_header(stream: Any, max_pixels: int) -> Image.Image:
+    from PIL import Image
+
     if max_pixels < 1:
         raise InputError(f"max_pixels={max_pixels} is below 1; pass the largest number of pixels to decode.")
     if Image.MAX_IMAGE_PIXELS is None or max_pixels <= Image.MAX_IMAGE_PIXELS:
@@ -145,6 +158,8 @@ def _is_heif(stream: Any) -> bool:
 
 @cache
 def _known_formats() -> tuple[str, ...]:
+    from PIL import Image
+
     # HEIC needs a plugin, which is optional.
     with suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener(thumbnails=False)
@@ -154,6 +169,8 @@ def _known_formats() -> tuple[str, ...]:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    from PIL import Image, ImageOps
+
     image.load()
     # Damaged EXIF data does not make the image unreadable.
     with suppress(*_DECODER_ERRORS):

@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
-from PIL import Image
 
 from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, check_choice
-from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, open_image
+from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, is_image, open_image
 from diptych.image._preprocessing import Pixels, Recipe, normalize_pixels, prepare_image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Network: TypeAlias = Callable[[np.ndarray[Any, np.dtype[np.float32]]], np.ndarray[Any, Any]]
 """Maps float32 [n, 3, height, width] to n rows of anything that a recipe can pool."""
@@ -27,7 +29,6 @@ DEFAULT_RUN_PIXELS = 2**20
 Inputs: TypeAlias = Literal["images", "paths", "texts"]
 INPUTS: tuple[Inputs, ...] = ("images", "paths", "texts")
 
-_GREY = ("RGB", (256, 256), "grey")
 _SHOWN = 60  # characters of a text that a message quotes
 
 
@@ -148,7 +149,7 @@ class NetworkEncoder:
         return np.asarray(per_crop.mean(axis=1))
 
     def _measure_dimension(self) -> int:
-        pixels = self.prepare(Image.new(*_GREY))[:1]
+        pixels = self.prepare(_make_example())[:1]
         return int(pool_output(self.network(normalize_pixels(pixels, self.recipe)), self.recipe).shape[1])
 
 
@@ -182,13 +183,19 @@ class FunctionEncoder:
         self.inputs = cast(Inputs, check_choice(inputs, INPUTS, "inputs"))
         self.dimension = 0
         if inputs == "images":
-            self.encode([Image.new(*_GREY)])
+            self.encode([_make_example()])
 
     def encode(self, inputs: Sequence[Any]) -> Array:
         """Return the features of inputs, one row per input."""
         features = to_numpy(self._function(list(inputs)))
         self.dimension = self.dimension or (int(features.shape[1]) if features.ndim == 2 else 0)
         return features
+
+
+def _make_example() -> Image.Image:
+    from PIL import Image
+
+    return Image.new("RGB", (256, 256), "grey")
 
 
 def inputs_of(encoder: Any) -> Inputs:
@@ -202,7 +209,7 @@ def open_input(source: Any, inputs: Inputs, what: str, max_pixels: int = DEFAULT
     ``what`` is the name of the view, for messages.
     """
     if inputs == "images":
-        if isinstance(source, Image.Image):
+        if is_image(source):
             return source.convert("RGB")
         return open_image(source, max_pixels=max_pixels)
     if inputs == "texts":
@@ -353,6 +360,8 @@ class PyramidDescriptor:
 
     def prepare(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the features of one image; this is all of the work, so that threads can share it."""
+        from PIL import Image
+
         small = image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BOX)
         return _describe_pixels(np.asarray(small, np.float32) / 255)
 

@@ -9,14 +9,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
-from PIL import Image
 
 from diptych._checks import InputError, check_choice
 from diptych._persistence import read_json
 from diptych.image._decoding import DEFAULT_MAX_PIXELS, UnreadableImage
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Crop: TypeAlias = Literal["none", "center", "ten"]
 Pooling: TypeAlias = Literal["none", "mean", "first"]
@@ -314,6 +316,8 @@ def resize_image(image: Image.Image, recipe: Recipe) -> Image.Image:
         )
     if (width, height) == image.size:
         return image
+    from PIL import Image
+
     return image.resize((width, height), Image.Resampling[recipe.interpolation.upper()])
 
 

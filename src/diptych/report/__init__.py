@@ -1,7 +1,12 @@
 """Figures, pages and model cards about fitted models."""
 
-from diptych.report._card import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
-from diptych.report._figures import draw_recall_curves, draw_regularization_path
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.report._card import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
+    from diptych.report._figures import draw_recall_curves, draw_regularization_path
 
 __all__ = [
     "Card",
@@ -13,3 +18,11 @@ __all__ = [
     "draw_regularization_path",
     "model_card",
 ]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_card": ["Card", "EncoderFacts", "FusedTaskFacts", "IndexFacts", "TaskFacts", "model_card"],
+        "_figures": ["draw_recall_curves", "draw_regularization_path"],
+    },
+)

@@ -1,6 +1,19 @@
 """Search images with texts and texts with images: encoders, a model and a store as one object."""
 
-from diptych.retrieval._items import Hit, Hits, Item, Pack
-from diptych.retrieval._retriever import Retriever
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.retrieval._items import Hit, Hits, Item, Pack
+    from diptych.retrieval._retriever import Retriever
 
 __all__ = ["Hit", "Hits", "Item", "Pack", "Retriever"]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_items": ["Hit", "Hits", "Item", "Pack"],
+        "_retriever": ["Retriever"],
+    },
+)

@@ -11,8 +11,8 @@ import msgspec
 
 from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import FOR_PEOPLE, library_version
-from diptych.cca import AWCCA
-from diptych.fusion import Fusion
+from diptych.cca._fitted import FittedAWCCA
+from diptych.fusion._fitted import FittedFusion
 from diptych.fusion._members import Member, Use
 from diptych.report import draw_regularization_path, model_card
 from diptych.report._card import (
@@ -63,7 +63,7 @@ def describe(retriever: Retriever) -> dict[str, Any]:
         "library": library_version(),
         "views": list(retriever.views),
         "encoders": encoders,
-        **_describe_tasks(fitted.model),
+        **_describe_tasks(fitted.core),
         "index": {"kind": store.kind, "dtype": store.dtype},
         "keep_features": bool(retriever.keep_features),
         "items": {view: store.count(view) for view in VIEWS},
@@ -71,9 +71,9 @@ def describe(retriever: Retriever) -> dict[str, Any]:
     }
 
 
-def _describe_tasks(model: AWCCA | Fusion) -> dict[str, Any]:
+def _describe_tasks(model: FittedAWCCA | FittedFusion) -> dict[str, Any]:
     """Return filters, components and correlations of each task."""
-    if isinstance(model, Fusion):
+    if isinstance(model, FittedFusion):
         members = model.members_
         return {
             "filters": {
@@ -119,8 +119,8 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
     ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
     """
     facts, searcher = describe(retriever), retriever.searcher
-    fitted, model, store = searcher.fitted, searcher.fitted.model, searcher.store
-    if isinstance(model, AWCCA) and model.path_ is not None:
+    fitted, model, store = searcher.fitted, searcher.fitted.core, searcher.store
+    if isinstance(model, FittedAWCCA) and model.path_ is not None:
         with suppress(InputError):
             draw_regularization_path(model.path_, folder / FIGURE_FILE, views=retriever.views)
     encoders = [
@@ -175,8 +175,8 @@ def _task_facts(facts: Mapping[str, Any]) -> dict[Task, TaskFacts | FusedTaskFac
     }
 
 
-def _shown_params(model: AWCCA | Fusion, facts: Mapping[str, Any]) -> dict[str, object]:
-    if isinstance(model, Fusion):
+def _shown_params(model: FittedAWCCA | FittedFusion, facts: Mapping[str, Any]) -> dict[str, object]:
+    if isinstance(model, FittedFusion):
         return {"preset": model.preset}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
     polish = {f"{task} model": describe_polish(n) for task, n in facts["epochs"].items() if n}

@@ -14,9 +14,10 @@ import numpy as np
 
 from diptych._arrays import fields_to_numpy, to_numpy
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_view
-from diptych.cca import AWCCA, Moments
+from diptych.cca._fitted import FittedAWCCA
+from diptych.cca._moments import Moments
 from diptych.cca._weighting import Weighting, apply_factors, model_factors, normalize, project
-from diptych.fusion import Fusion
+from diptych.fusion._fitted import FittedFusion
 from diptych.fusion._members import Member
 from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
@@ -46,7 +47,7 @@ class CanonicalEmbedding:
     """
 
     def __init__(
-        self, model: AWCCA, weighting: Weighting | None = None, names: ViewNames = IMAGE_AND_TEXT
+        self, model: FittedAWCCA, weighting: Weighting | None = None, names: ViewNames = IMAGE_AND_TEXT
     ) -> None:
         self._model, self._names = model, names
         polished = weighting is None and any(own.polish is not None for own in model.models_.values())
@@ -155,7 +156,7 @@ class FusedEmbedding:
 
     weighting = None  # the members differ
 
-    def __init__(self, model: Fusion, names: ViewNames = IMAGE_AND_TEXT) -> None:
+    def __init__(self, model: FittedFusion, names: ViewNames = IMAGE_AND_TEXT) -> None:
         self._model, self._names = model, names
         self._layout = {view: fusion_layout(model, view) for view in VIEWS}
 
@@ -241,9 +242,9 @@ class FusedEmbedding:
 Embedding: TypeAlias = CanonicalEmbedding | FusedEmbedding
 
 
-def embedding_of(model: AWCCA | Fusion, names: ViewNames = IMAGE_AND_TEXT) -> Embedding:
+def embedding_of(model: FittedAWCCA | FittedFusion, names: ViewNames = IMAGE_AND_TEXT) -> Embedding:
     """Return the embedding of a fitted model."""
-    if isinstance(model, Fusion):
+    if isinstance(model, FittedFusion):
         return FusedEmbedding(model, names)
     return CanonicalEmbedding(model, names=names)
 
@@ -255,7 +256,7 @@ def name_members(members: Sequence[Member]) -> list[str]:
     return [f"{name} ({n + 1})" if n else name for name, n in zip(names, again, strict=True)]
 
 
-def fusion_layout(model: Fusion, view: View) -> Layout:
+def fusion_layout(model: FittedFusion, view: View) -> Layout:
     """Return the names and widths of the feature blocks that a fusion was fitted on."""
     return {name: each.width for name, each in model.geometry_["x" if view == "image" else "y"].items()}
 

@@ -9,12 +9,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from PIL import Image
-from sklearn.base import clone
 
 from diptych._arrays import to_numpy
 from diptych._checks import (
@@ -28,16 +26,16 @@ from diptych._checks import (
 )
 from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
-from diptych.data import PairedDataset, Progress
-from diptych.image import ImageEncoder, OnnxEncoder, Recipe, image_encoder
-from diptych.image._encoders import Inputs, encode_inputs, inputs_of, prepare_input
-from diptych.image._onnx import network_fingerprint
+from diptych.image._decoding import is_image
+from diptych.image._encoders import ImageEncoder, Inputs, encode_inputs, inputs_of, prepare_input
+from diptych.image._preprocessing import Recipe
 from diptych.retrieval._items import VIEWS, View, file_name
-from diptych.retrieval._recipes import choose_recipe
-from diptych.retrieval._recommended import default_encoder
 from diptych.retrieval._several import join_encoders, join_names, name_blocks, split_encoders
-from diptych.text import HKSE, sentence_encoder
-from diptych.text._encoders import HKSEEncoder, folder_fingerprint
+from diptych.text._encoders import HKSEEncoder, folder_fingerprint, sentence_encoder
+from diptych.text._fitted_hkse import FittedHKSE
+
+if TYPE_CHECKING:
+    from diptych.data import PairedDataset, Progress
 
 _ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 
@@ -174,6 +172,9 @@ class EncoderRecord(Schema, frozen=True):
         """
         if self.origin is None:
             raise InputError(f"{self.name} is not stored with the model")
+        from diptych.image._named import image_encoder
+        from diptych.image._onnx import network_fingerprint
+
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
         if source == "pyramid":
@@ -232,7 +233,7 @@ class Encoders:
         text: Any = None,
         known: Mapping[View, EncoderRecord] | None = None,
         views: ViewNames = IMAGE_AND_TEXT,
-        hkse: HKSE | None = None,
+        hkse: FittedHKSE | None = None,
         layout: Callable[[View], Mapping[str, int]] = lambda view: {},
     ) -> None:
         self.known: dict[View, EncoderRecord] = dict(known or {})
@@ -271,7 +272,7 @@ class Encoders:
         return self._get("text")
 
     @property
-    def hkse(self) -> HKSE | None:
+    def hkse(self) -> FittedHKSE | None:
         """The fitted HKSE, if that is the text encoder or one of them."""
         return None if (encoder := self._hkse_encoder()) is None else encoder.hkse
 
@@ -297,13 +298,15 @@ class Encoders:
         if not has_text or ("image" not in self._auto and self.image is None):
             return
         chosen, self._auto = open_defaults(self._auto, random_state, fuses=fuses), []
-        if isinstance(hkse := chosen.get("text"), HKSE):
+        if isinstance(hkse := chosen.get("text"), FittedHKSE):
             self._unfitted, chosen["text"] = [hkse], None
         self._open |= chosen
 
     def fit_text(self, captions: Sequence[str]) -> None:
         """Fit an HKSE that is not fitted yet."""
         if self._unfitted:
+            from diptych.text._hkse import HKSE
+
             own = [sentence_encoder(e.fit(captions)) if isinstance(e, HKSE) else e for e in self._unfitted]
             self._open["text"] = join_encoders("text", own)
 
@@ -311,6 +314,9 @@ class Encoders:
         self, pairs: PairedDataset, random_state: int | None, watch: Callable[[Progress], None] | None
     ) -> bool:
         """Choose recipes for networks that do not say how they want their images; return whether any was."""
+        from diptych.image._onnx import OnnxEncoder
+        from diptych.retrieval._recipes import choose_recipe
+
         own = split_encoders(self.image)
         unclear = [i for i, each in enumerate(own) if isinstance(each, OnnxEncoder) and each.assumed]
         if not unclear or self.text is None:
@@ -353,7 +359,7 @@ class Encoders:
         if view == "text" and self._open["text"] is None and self._unfitted:
             own = self._unfitted
             return join_names(
-                "hkse (not fitted)" if isinstance(e, HKSE) else EncoderRecord.of(e).name for e in own
+                "hkse (not fitted)" if isinstance(e, FittedHKSE) else EncoderRecord.of(e).name for e in own
             )
         return self.describe(view).name or "none"
 
@@ -443,13 +449,13 @@ class Encoders:
         known = record.parts or (record if len(sources) == 1 else EncoderRecord(),) * len(sources)
         open_one = self._open_image_encoder if view == "image" else self._open_text_encoder
         own = [open_one(source, part) for source, part in zip(sources, known, strict=True)]
-        ready = [EncoderRecord.of(each) for each in own if not isinstance(each, HKSE)]
+        ready = [EncoderRecord.of(each) for each in own if not isinstance(each, FittedHKSE)]
         for i, each in enumerate(ready):
             if each.fingerprint and each.fingerprint in [other.fingerprint for other in ready[:i]]:
                 raise InputError(f"the {name} encoder {each.name} was given twice; give it once.")
-        if sum(isinstance(each, HKSE | HKSEEncoder) for each in own) > 1:
+        if sum(isinstance(each, FittedHKSE | HKSEEncoder) for each in own) > 1:
             raise InputError("a model stores one hkse; give one of them.")
-        if any(isinstance(each, HKSE) for each in own):
+        if any(isinstance(each, FittedHKSE) for each in own):
             self._unfitted = own
             return
         for each, part in zip(ready, known, strict=True) if record.parts else ():
@@ -486,6 +492,9 @@ class Encoders:
                 f"{type(source).__name__} is not {with_article(f'{self.views.image} encoder')}; give an "
                 ".onnx file, a name, or an object with encode(), dimension and fingerprint."
             )
+        from diptych.image._named import image_encoder
+        from diptych.image._onnx import OnnxEncoder
+
         name = os.fspath(source)
         takes_recipe = name != "pyramid" and not name.startswith(FASTEMBED)
         if takes_recipe and record.origin is not None and record.origin.recipe is not None:
@@ -503,8 +512,12 @@ class Encoders:
                 return self._stored
             if record.fingerprint:
                 raise InputError("no hkse is stored with this model; give the encoder it was made with.")
+            from diptych.text._hkse import HKSE
+
             source = HKSE()
-        if isinstance(source, HKSE) and not hasattr(source, "vectors_"):
+        if isinstance(source, FittedHKSE) and not hasattr(source, "vectors_"):
+            from sklearn.base import clone
+
             return clone(source)
         # A string has an encode() of its own, which is not meant.
         if isinstance(source, np.ndarray | str) or not hasattr(source, "encode"):
@@ -540,6 +553,14 @@ def open_defaults(
     Where fastembed is installed these are the recommended encoders, which it downloads once. Otherwise they
     are ``pyramid`` and an ``HKSE`` that is not fitted yet.
     """
+    from diptych.image._named import image_encoder
+    from diptych.retrieval._recommended import default_encoder
+    from diptych.text._hkse import HKSE
+
+    openers: dict[View, tuple[Callable[[str], Any], str]] = {
+        "image": (image_encoder, "pyramid"),
+        "text": (sentence_encoder, "hkse"),
+    }
     recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
     if recommended:
         named = " and ".join(
@@ -553,7 +574,7 @@ def open_defaults(
     encoders: dict[View, Any] = {}
     for view in views:
         if view in recommended:
-            open_encoder, plain = _OPENERS[view]
+            open_encoder, plain = openers[view]
             try:
                 encoders[view] = open_encoder(recommended[view].name)
             except InputError as error:
@@ -572,12 +593,6 @@ def open_defaults(
             )
             encoders[view] = HKSE(random_state=random_state)
     return encoders
-
-
-_OPENERS: dict[View, tuple[Callable[[str], Any], str]] = {
-    "image": (image_encoder, "pyramid"),
-    "text": (sentence_encoder, "hkse"),
-}
 
 
 def _warn(message: str) -> None:
@@ -602,7 +617,7 @@ def is_array(value: Any) -> bool:
 
 def as_list(value: Any, names: ViewNames = IMAGE_AND_TEXT) -> tuple[list[Any], bool]:
     """Return inputs as a list, and whether it was a single one: a path, bytes, an image, a text."""
-    if isinstance(value, str | bytes | Path | Image.Image) or hasattr(value, "__fspath__"):
+    if isinstance(value, str | bytes | Path) or hasattr(value, "__fspath__") or is_image(value):
         return [value], True
     if not isinstance(value, Iterable):
         items = ", ".join(map(with_article, names))

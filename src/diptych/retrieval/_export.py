@@ -13,8 +13,9 @@ import numpy as np
 
 from diptych._checks import InputError, Task, check_choice, check_task, missing_package_error
 from diptych._persistence import library_version, replace_file
-from diptych.fusion import Fusion, Part
+from diptych.fusion import Part
 from diptych.fusion._blocks import Geometry
+from diptych.fusion._fitted import FittedFusion
 from diptych.fusion._hubness import Gate
 from diptych.retrieval._embedding import CanonicalEmbedding, Layout
 from diptych.retrieval._items import SEARCHED, VIEWS, View
@@ -43,8 +44,8 @@ def export_onnx(path: str | os.PathLike[str], searcher: Searcher, view: str, tas
     embedding, model = searcher.embedding, searcher.fitted.model
     inputs = _choose_inputs(searcher, own_view, own_task)
     graph = _Graph(onnx, [*inputs, VECTORS])
-    similarity = "sum of cosines" if isinstance(model, Fusion) else model.similarity
-    if isinstance(model, Fusion):
+    similarity = "sum of cosines" if isinstance(model, FittedFusion) else model.similarity
+    if isinstance(model, FittedFusion):
         _add_fusion(graph, list(inputs), model, own_view, own_task)
     else:
         assert isinstance(embedding, CanonicalEmbedding)
@@ -175,7 +176,7 @@ def _add_awcca(
         graph.concatenate([vectors, graph.scale(squares, -0.5)])
 
 
-def _add_fusion(graph: _Graph, inputs: Sequence[str], model: Fusion, view: View, task: Task) -> None:
+def _add_fusion(graph: _Graph, inputs: Sequence[str], model: FittedFusion, view: View, task: Task) -> None:
     side: Literal["x", "y"] = "x" if view == "image" else "y"
     searched, shaped = SEARCHED[task] == view, dict[str, str]()
     given = dict(zip(_used_blocks(model, view, task), inputs, strict=True))
@@ -235,17 +236,17 @@ def _add_geometry(graph: _Graph, rows: str, geometry: Geometry) -> str:
 
 def _choose_inputs(searcher: Searcher, view: View, task: Task) -> Layout:
     """Return names and widths of the inputs: the named blocks of the view that the task uses."""
-    layout, model = searcher.fitted.layout(view), searcher.fitted.model
+    layout, model = searcher.fitted.layout(view), searcher.fitted.core
     if len(layout) < 2:
         return {FEATURES: searcher.embedding.features(view)}
     if wrong := [name for name in layout if name in ("", VECTORS) or not name.isprintable()]:
         raise InputError(f"the block {wrong[0]!r} cannot be the name of an input; fit with another name.")
-    if not isinstance(model, Fusion):
+    if not isinstance(model, FittedFusion):
         return layout
     return {name: layout[name] for name in _used_blocks(model, view, task)}
 
 
-def _used_blocks(model: Fusion, view: View, task: Task) -> list[str]:
+def _used_blocks(model: FittedFusion, view: View, task: Task) -> list[str]:
     """Return the blocks that some member sees."""
     side = "x" if view == "image" else "y"
     seen = {name for member in model.members_[task] for name in getattr(member.part, side)}

@@ -11,11 +11,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from diptych._checks import (
     TASKS,
     DataWarning,
     InputError,
-    Task,
     ViewNames,
     check_view,
     count,
@@ -35,14 +34,17 @@ from diptych._checks import (
 from diptych._devices import copy_to_device
 from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
+from diptych.cca._fitted import FittedAWCCA
 from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
+from diptych.fusion._fitted import FittedFusion
 from diptych.ranking import retrieval_scores, summary
 from diptych.report._card import describe_quality
 from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 
@@ -53,61 +55,6 @@ Part: TypeAlias = tuple[Any, Any, Any]
 Recalls: TypeAlias = dict[str, dict[str, float]]
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
-
-
-class Selection(TypedDict):
-    """The pairs that the regularisation was selected on, and the best value of the metric there."""
-
-    pairs: str
-    metric: str
-    search: float
-    annotate: float
-    grid: NotRequired[str]
-
-
-class Refit(TypedDict):
-    """The number of pairs after a refit, and before."""
-
-    pairs: int
-    before: int
-
-
-class Facts(TypedDict, total=False):
-    """What a fit records for people, as plain data; checked when a saved model is read."""
-
-    date: str
-    pairs: dict[str, tuple[int, int]]
-    moments: dict[str, int]
-    seconds: dict[str, float]
-    training_sample: str
-    leaks: dict[str, int]
-    blocks: dict[View, list[tuple[str, int]]]
-    selection: Selection
-    theory: str
-    quality: str
-    metrics: dict[str, dict[Task, dict[str, float]]]
-    graph_recall: dict[Task, float]
-    refitted: Refit
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A fitted model, in NumPy, and what is kept of its training data.
-
-    ``load_moments`` returns the moments of the training pairs, of the features as the model takes them, which
-    only a refit needs; it is None if they are not known. ``facts`` are as in ``Facts``.
-    """
-
-    model: AWCCA | Fusion
-    load_moments: Callable[[], Moments] | None
-    outliers: dict[View, OutlierDetector]
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def layout(self, view: View) -> Layout:
-        """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
-        if isinstance(self.model, Fusion):
-            return fusion_layout(self.model, view)
-        return {str(name): int(width) for name, width in self.facts.get("blocks", {}).get(view, [])}
 
 
 @contextmanager
@@ -302,12 +249,12 @@ def adopt_model(
     return fitted
 
 
-def measure_recalls(model: AWCCA | Fusion, part: Part, device: str = "cpu") -> Recalls:
+def measure_recalls(model: FittedAWCCA | FittedFusion, part: Part, device: str = "cpu") -> Recalls:
     """Return the recalls of a fitted model for both tasks on some pairs, computed on a device."""
-    if device != "cpu" and isinstance(model, AWCCA):
+    if device != "cpu" and isinstance(model, FittedAWCCA):
         part = tuple(copy_to_device(np.asarray(array), device) for array in part)
     x, y, pairing = part
-    if isinstance(model, Fusion):
+    if isinstance(model, FittedFusion):
         x, y = split_blocks(x, fusion_layout(model, "image")), split_blocks(y, fusion_layout(model, "text"))
         return {str(task): summary(model.ranks(x, y, pairing, task=task)) for task in TASKS}
     recalls: Recalls = {}

@@ -54,14 +54,12 @@ from diptych._persistence import (
     write_config,
     write_tensors,
 )
-from diptych.cca import AWCCA, Moments
-from diptych.cca._fitted import AWCCAConfig
-from diptych.fusion import Fusion
-from diptych.fusion._fitted import FusionConfig
-from diptych.retrieval._description import write_card
+from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
+from diptych.cca._moments import Moments
+from diptych.fusion._fitted import FittedFusion, FusionConfig
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
-from diptych.retrieval._fit import Facts, Fitted
+from diptych.retrieval._fitted import Facts, Fitted
 from diptych.retrieval._items import (
     SEARCHED,
     VIEWS,
@@ -78,8 +76,7 @@ from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import KINDS, ItemTable, MemoryStore
-from diptych.text import HKSE
-from diptych.text._hkse import INSIDE, read_hkse, write_hkse
+from diptych.text._fitted_hkse import INSIDE, FittedHKSE, read_hkse, write_hkse
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
@@ -167,7 +164,7 @@ class LoadedModel:
     fitted: Fitted
     store: Store
     known: dict[View, EncoderRecord]
-    hkse: HKSE | None
+    hkse: FittedHKSE | None
     keep_features: bool
     views: ViewNames
     version: str = ""
@@ -197,11 +194,13 @@ class Base:
     identity: tuple[int, int]
     first_key: int
     fitted: Fitted | None
-    hkse: HKSE | None
+    hkse: FittedHKSE | None
     journal: int
 
     @classmethod
-    def start(cls, version: Version, store: Store, fitted: Fitted, hkse: HKSE | None, journal: int) -> Base:
+    def start(
+        cls, version: Version, store: Store, fitted: Fitted, hkse: FittedHKSE | None, journal: int
+    ) -> Base:
         """Count changes of a store from now on."""
         first_key = 0
         if isinstance(store, MemoryStore):
@@ -258,6 +257,8 @@ def save(
                 if (previous.path / name).is_file():
                     link_files(previous.path / name, draft.path / name)
         else:
+            from diptych.retrieval._description import write_card
+
             write_card(retriever, draft.path, place.name)
         write_config(draft.path, KIND, config, previous)
     assert draft.version is not None
@@ -271,6 +272,8 @@ def save_published(
 
     Paths, uploads and graphs are left out, and without ``keep_features`` what only a refit needs.
     """
+    from diptych.retrieval._description import write_card
+
     searcher = retriever.searcher
     fitted, store, encoders = searcher.fitted, searcher.store, searcher.encoders
     if not isinstance(store, MemoryStore):
@@ -344,7 +347,7 @@ def read_version(
         hkse = None
         if text and TEXT_FILES[0] in files:
             files.check(TEXT_FILES[0])
-            hkse = read_hkse(HKSE, files.folder / TEXT)
+            hkse = read_hkse(FittedHKSE, files.folder / TEXT)
         known = config.model.encoders
         records = {
             view: known[view].strip_paths() if published else known[view].locate(version.folder)
@@ -383,7 +386,7 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
             if text and (before is None or before.match_open("text", config.encoders) is None):
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
-                hkse = read_hkse(HKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
+                hkse = read_hkse(FittedHKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
         known, names = dict(config.encoders), config.names
         return LoadedModel(fitted, store, known, hkse, config.keep_features, names, version)
 
@@ -401,7 +404,7 @@ def _write_model(
 
     ``place`` is the model folder; None: they are for a database.
     """
-    config, tensors = fitted.model.pack()
+    config, tensors = fitted.core.pack()
     if previous is not None:
         for name in (TENSORS, MOMENTS, TEXT):
             if (previous.path / name).exists():
@@ -442,11 +445,11 @@ def _read_model(
     config: ModelConfig, files: ModelFiles, read_moments: Callable[[], bytes] | None = None
 ) -> Fitted:
     tensors, source = files.read_tensors(), files.folder / TENSORS
-    model: AWCCA | Fusion
+    model: FittedAWCCA | FittedFusion
     if isinstance(config.model, FusionConfig):
-        model, normalize = Fusion.unpack(config.model, tensors, source), ("none", "none")
+        model, normalize = FittedFusion.unpack(config.model, tensors, source), ("none", "none")
     else:
-        model = AWCCA.unpack(config.model, tensors, source)
+        model = FittedAWCCA.unpack(config.model, tensors, source)
         normalize = model.normalize
     embedding, outliers = embedding_of(model), dict[View, OutlierDetector]()
     for view, how in zip(VIEWS, normalize, strict=True):
@@ -525,19 +528,21 @@ def _read_items(
     mmap: bool,
     trust_graph: bool,
 ) -> MemoryStore:
-    embedding = embedding_of(fitted.model)
+    embedding = embedding_of(fitted.core)
     number: dict[View, int] = {"image": counts.image, "text": counts.text}
     path = files.check(ITEMS)
-    items = read_items(path, counts.image + counts.text, places)
+    items = read_items(path, counts.image + counts.text)
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
         raise InputError(f"{path} does not hold the items that were saved; save the model again.")
-    table = ItemTable(items)
+    table = ItemTable(items, places)
+    every = np.arange(len(items), dtype=np.int64)
+    keys: dict[View, Any] = {"image": every[: counts.image], "text": every[counts.image :]}
     arrays = _map(files, INDEX, mmap)
     indexes = {
         task: VectorIndex.of(
             _take(arrays, f"{task}.vectors", (number[view], embedding.dimension(task)), files.folder / INDEX),
             _take(arrays, f"{task}.norms", (number[view],), files.folder / INDEX),
-            table.keys(view),
+            keys[view],
         )
         for task, view in SEARCHED.items()
     }
@@ -547,7 +552,7 @@ def _read_items(
         for view in VIEWS:
             shape = (number[view], embedding.features(view))
             features = _take(arrays, view, shape, files.folder / FEATURES)
-            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), table.keys(view))
+            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), keys[view])
     for task, index in indexes.items() if config.index.kind == "hnsw" else ():
         if len(index) and trust_graph and f"{task}.hnsw" in files:
             recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))

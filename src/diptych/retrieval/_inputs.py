@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,11 +24,13 @@ from diptych._checks import (
     is_unicode,
     plural,
 )
-from diptych.data import PairedDataset
 from diptych.image._encoders import Inputs
 from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
 from diptych.retrieval._items import Item, View
+
+if TYPE_CHECKING:
+    from diptych.data import PairedDataset
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 

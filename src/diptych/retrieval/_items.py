@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, count
-from diptych._persistence import UPLOADS, parse_json
+from diptych._persistence import UPLOADS
 from diptych.data._files import contained_path
 
 View: TypeAlias = Literal["image", "text"]
@@ -249,7 +249,7 @@ def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
     )
 
 
-def check_unique(items: Iterable[Item]) -> None:
+def check_unique(items: Iterable[Item | StoredItem]) -> None:
     """Refuse items that share an id."""
     seen: set[str] = set()
     for item in items:
@@ -267,7 +267,7 @@ _UPLOAD = r"\A[0-9a-f]{64}(\.[0-9a-z]{1,10})?\Z"
 """The name of an upload: its SHA-256, and for other files than images their suffix."""
 
 
-class _StoredItem(msgspec.Struct, forbid_unknown_fields=True):
+class StoredItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An item as a line of a file; ``upload`` is the name of an upload in the model folder."""
 
     id: str
@@ -335,7 +335,7 @@ class Places:
             stored["path"] = item.path[len(start) :]
         return stored
 
-    def unpack(self, stored: _StoredItem) -> Item:
+    def unpack(self, stored: StoredItem) -> Item:
         """Return the item that ``pack`` packed."""
         path = stored.path
         if stored.upload is not msgspec.UNSET:
@@ -351,7 +351,7 @@ class PublishedPlaces(Places):
     ``images`` is the folder in which the user has the images under their ids, if they have them.
     """
 
-    def unpack(self, stored: _StoredItem) -> Item:
+    def unpack(self, stored: StoredItem) -> Item:
         """Return the item, with the file that has its id as name."""
         path = None
         if self.images is not None and stored.view == "image":
@@ -396,28 +396,23 @@ def write_items(items: Iterable[Item], path: Path, places: Places) -> None:
             file.write(line)
 
 
-def read_items(path: Path, expected: int, places: Places) -> list[Item]:
+def read_items(path: Path, expected: int) -> list[StoredItem]:
     """Read exactly ``expected`` items from a file; anything else is an ``InputError``."""
-    items: list[Item] = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            while line := file.readline(MAX_LINE):
-                items.append(places.unpack(_parse_item(line, path, len(items) + 1)))
-                if len(items) > expected:
-                    break
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason}); save the model again.") from None
+    items: list[StoredItem] = []
+    decode = msgspec.json.Decoder(StoredItem).decode
+    with open(path, "rb") as file:
+        while line := file.readline(MAX_LINE):
+            try:
+                items.append(decode(line))
+            except (ValueError, RecursionError):
+                raise InputError(
+                    f"{path}, line {len(items) + 1}, is not an item "
+                    f"({line[:60].decode('utf-8', 'replace')!r}); save the model again."
+                ) from None
+            if len(items) > expected:
+                break
     if len(items) != expected:
         raise InputError(
             f"{path} holds {count(len(items), 'item')}; expected {expected}. Save the model again."
         )
     return items
-
-
-def _parse_item(line: str, path: Path, number: int) -> _StoredItem:
-    try:
-        return msgspec.convert(parse_json(line), _StoredItem)
-    except (ValueError, RecursionError):
-        raise InputError(
-            f"{path}, line {number}, is not an item ({line[:60]!r}); save the model again."
-        ) from None

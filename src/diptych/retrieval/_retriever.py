@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
-from PIL import Image
-from sklearn.base import clone
 
 from diptych._arrays import Array
 from diptych._checks import (
@@ -29,27 +27,13 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych._devices import check_device
 from diptych._persistence import ChangedError, Version
 from diptych._threads import progress_bar
-from diptych.cca import AWCCA, Engine
-from diptych.data import PairedDataset, PairedViews
-from diptych.fusion import Fusion
-from diptych.image import ImageEncoder
-from diptych.retrieval._description import describe
+from diptych.cca._fitted import FittedAWCCA
+from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout, OtherWeighting
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
-from diptych.retrieval._export import export_onnx
-from diptych.retrieval._fit import (
-    Fitted,
-    Recalls,
-    Watch,
-    adopt_model,
-    encode_views,
-    fit_model,
-    measure_recalls,
-    warn_if_training,
-)
+from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
@@ -59,7 +43,6 @@ from diptych.retrieval._folder import (
     save,
     write_stored_model,
 )
-from diptych.retrieval._hub import find_model, push
 from diptych.retrieval._inputs import (
     Metadata,
     check_metadata,
@@ -87,23 +70,35 @@ from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
 from diptych.retrieval.stores._memory import MemoryStore
-from diptych.text import HKSE, SentenceEncoder
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from diptych.cca import AWCCA, Engine
+    from diptych.data import PairedDataset, PairedViews
+    from diptych.fusion import Fusion
+    from diptych.image import ImageEncoder
+    from diptych.retrieval._fit import Recalls, Watch
+    from diptych.text import SentenceEncoder
+    from diptych.text._fitted_hkse import FittedHKSE
+
+    Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
+    Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
+    ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
+    OneText: TypeAlias = str | Row | Mapping[str, Row]
+    ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
+    OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
+    ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
+    ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
+    FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
+    OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
+    OneTextEncoder: TypeAlias = (
+        str | os.PathLike[str] | FittedHKSE | SentenceEncoder | Callable[[list[str]], Array]
+    )
+    ImageEncoderLike: TypeAlias = OneImageEncoder | Sequence[OneImageEncoder] | None
+    TextEncoderLike: TypeAlias = OneTextEncoder | Sequence[OneTextEncoder] | None
 
 T = TypeVar("T")
-
-Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
-Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
-ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
-OneText: TypeAlias = str | Row | Mapping[str, Row]
-ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
-OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
-ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
-ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
-FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
-OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
-OneTextEncoder: TypeAlias = str | os.PathLike[str] | HKSE | SentenceEncoder | Callable[[list[str]], Array]
-ImageEncoderLike: TypeAlias = OneImageEncoder | Sequence[OneImageEncoder] | None
-TextEncoderLike: TypeAlias = OneTextEncoder | Sequence[OneTextEncoder] | None
 
 
 class SupportsArray(Protocol):
@@ -183,15 +178,25 @@ class Retriever:
         if model is not None and preset is not None:
             raise InputError("model and preset were both given; give one of them.")
         if model is None:
+            from diptych.cca import AWCCA
+            from diptych.fusion import Fusion
+
             model = AWCCA() if preset is None else Fusion(preset)
         model.check_parameters()
         encoders = Encoders(image_encoder, text_encoder, views=names)
         self._set_up(open_store(index, dtype), encoders, model, keep_features, device)
 
     def _set_up(
-        self, store: Store, encoders: Encoders, model: AWCCA | Fusion, keep_features: bool, device: str
+        self,
+        store: Store,
+        encoders: Encoders,
+        model: AWCCA | Fusion | None,
+        keep_features: bool,
+        device: str,
     ) -> None:
-        self.store, self._encoders, self.model = store, encoders, model
+        self.store, self._encoders = store, encoders
+        if model is not None:
+            self.model = model
         if not isinstance(keep_features, bool):
             raise InputError(f"keep_features={keep_features!r} is not true or false.")
         self.keep_features, self.device = keep_features, device
@@ -210,10 +215,15 @@ class Retriever:
             parts.append(repr(self.model))
         elif not store.shared:  # counting in a database takes a while and may fail, which a repr must not
             parts.insert(0, ", ".join(count(store.count(view), self.views.of(view)) for view in VIEWS))
-            parts.append(_summarize(searcher.fitted.model))
+            parts.append(_summarize(searcher.fitted.core))
         index = self.index if searcher is None or not store.shared else f"{store.kind} ({self.index})"
         name = "Retriever, not fitted" if searcher is None else "Retriever"
         return f"<{name}: {'; '.join([*parts, f'index {index}'])}>"
+
+    @cached_property
+    def model(self) -> AWCCA | Fusion:
+        """The ``AWCCA`` or ``Fusion`` that ``fit`` fits; of a loaded retriever, the one that was loaded."""
+        return self._current().fitted.model
 
     @property
     def index(self) -> str:
@@ -419,6 +429,8 @@ class Retriever:
         task
             ``"search"`` or ``"annotate"``: whose vectors the output, ``vectors``, holds.
         """
+        from diptych.retrieval._export import export_onnx
+
         export_onnx(path, self.searcher, view, task)
 
     def fit(
@@ -451,6 +463,11 @@ class Retriever:
         watch
             Called with the progress of encoding.
         """
+        from sklearn.base import clone
+
+        from diptych.data import PairedViews
+        from diptych.retrieval._fit import fit_model
+
         self._check_settings()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         views = replace(views, dataset=views.dataset.with_views(self.views))
@@ -479,10 +496,12 @@ class Retriever:
         watch: Watch | None = None,
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
+        from diptych.retrieval._fit import encode_views
+
         self._check_settings()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
         seed = getattr(self.model, "random_state", 0)
-        encoders.choose_defaults(seed, fuses=isinstance(self.model, Fusion))
+        encoders.choose_defaults(seed, fuses=isinstance(self.model, FittedFusion))
         start = time.perf_counter()
         with progress_bar("encoding", self.model.verbose if watch is None else False):
             with progress_bar("fitting the text encoder"):
@@ -535,6 +554,8 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them; the encoders are for queries.
         """
+        from diptych.data import PairedDataset, PairedViews
+
         x, x_layout = stack_blocks(X, "X")
         y, y_layout = stack_blocks(Y, "Y")
         rows = check_pairing(pairing, len(x), y)
@@ -578,6 +599,8 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them.
         """
+        from diptych.retrieval._fit import adopt_model
+
         fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
         retriever._fill(fitted, {}, {})
@@ -687,6 +710,9 @@ class Retriever:
         self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None
     ) -> Recalls:
         """Return the recalls of both tasks on one ``split`` of pairs; on all of them if it is None."""
+        from diptych.data import PairedDataset
+        from diptych.retrieval._fit import encode_views, measure_recalls, warn_if_training
+
         searcher = self.searcher
         dataset = data if isinstance(data, PairedDataset) else data.dataset
         whole = split is None or dataset.splits is None
@@ -698,7 +724,7 @@ class Retriever:
             views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))
         warn_if_training(searcher.fitted.facts, views, rows)
-        return measure_recalls(searcher.fitted.model, views.of(rows), self.device)
+        return measure_recalls(searcher.fitted.core, views.of(rows), self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything as a new version of a model folder, atomically.
@@ -801,6 +827,8 @@ class Retriever:
         keep_features
             Publish features and moments too, so that others can ``refit``.
         """
+        from diptych.retrieval._hub import push
+
         return push(
             self,
             repo_id,
@@ -845,6 +873,8 @@ class Retriever:
         mmap, device
             As ``load`` takes them.
         """
+        from diptych.retrieval._hub import find_model
+
         if images is not None and not os.path.isdir(images):
             raise InputError(f"{images} is not a folder; give the folder that holds the images.")
         folder = find_model(repo_id, revision, token)
@@ -856,6 +886,8 @@ class Retriever:
 
     def info(self) -> dict[str, Any]:
         """Return what is known of the model, as plain data."""
+        from diptych.retrieval._description import describe
+
         return describe(self)
 
     @classmethod
@@ -863,7 +895,7 @@ class Retriever:
         cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
     ) -> Retriever:
         retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
-        retriever._set_up(loaded.store, encoders, loaded.fitted.model, loaded.keep_features, device)
+        retriever._set_up(loaded.store, encoders, None, loaded.keep_features, device)
         retriever._searcher, retriever.version = loaded.searcher(encoders), loaded.version
         return retriever
 
@@ -944,6 +976,8 @@ class Retriever:
         self.store.state()
         self.model.check_parameters()
         if self.device != "cpu":
+            from diptych._devices import check_device
+
             check_device(self.device)
 
     def _fill(
@@ -996,8 +1030,8 @@ def _reusable(where: Where | None) -> Where | None:
     return where if where is None or callable(where) or isinstance(where, Mapping) else check_ids(where)
 
 
-def _summarize(model: AWCCA | Fusion) -> str:
-    if isinstance(model, Fusion):
+def _summarize(model: FittedAWCCA | FittedFusion) -> str:
+    if isinstance(model, FittedFusion):
         return f"Fusion, preset {model.preset}"
     filters = (f"{task} {own.filter_x} and {own.filter_y}" for task, own in model.models_.items())
     return f"AWCCA, {', '.join(filters)}"

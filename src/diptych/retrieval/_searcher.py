@@ -14,12 +14,12 @@ import numpy as np
 
 from diptych._checks import TASKS, InputError, Task, plural, with_article
 from diptych._threads import progress_bar
-from diptych.cca import Moments
+from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
-from diptych.fusion import Fusion
+from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import CanonicalEmbedding, FusedEmbedding, OtherWeighting, embedding_of
 from diptych.retrieval._encoders import Encoders
-from diptych.retrieval._fit import Fitted, refit_model
+from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import encode_items
 from diptych.retrieval._items import (
     QUERIED,
@@ -68,7 +68,7 @@ class Searcher:
     """
 
     def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:
-        self.fitted, self.embedding = fitted, embedding_of(fitted.model, encoders.views)
+        self.fitted, self.embedding = fitted, embedding_of(fitted.core, encoders.views)
         self.store, self.encoders, self.version = store, encoders, version
         self._derived: dict[Any, tuple[State, Any]] = {}
         self._deriving = threading.Lock()
@@ -147,7 +147,7 @@ class Searcher:
                 "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
                 "again on all pairs."
             )
-        moments = Moments.zero(*self.embedding.moment_widths(), precision=self.fitted.model.precision)
+        moments = Moments.zero(*self.embedding.moment_widths(), precision=self.fitted.core.precision)
         for captions in _batches(
             item for item in self.store.items("text", new=True) if item.image is not None
         ):
@@ -162,8 +162,10 @@ class Searcher:
 
     def refit(self, validation: tuple[Any, ...] | None, write_model: WriteModel) -> tuple[Fitted, Store]:
         """Fit the model on the pairs added since as well; return it, and the store with new vectors."""
+        from diptych.retrieval._fit import refit_model
+
         fitted = self.fitted
-        if validation is not None and isinstance(fitted.model, Fusion):
+        if validation is not None and isinstance(fitted.core, FittedFusion):
             raise InputError(
                 "the parts and weights of a fusion cannot be selected again in a refit; leave out "
                 "validation, or fit it again on all pairs."

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count as count_from
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, count
 from diptych.image._encoders import Inputs, StagedEncoder, inputs_of
 from diptych.retrieval._items import View
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class SeveralEncoders:

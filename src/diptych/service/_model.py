@@ -19,7 +19,7 @@ import numpy as np
 
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
-from diptych.cca import AWCCA
+from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._weighting import NAMES
 from diptych.report._card import FIGURE_FILE, describe_correction
 from diptych.retrieval import Hit, Item, Pack, Retriever
@@ -217,9 +217,8 @@ class LoadedModel:
         return list(NAMES)
 
     def _describe(self) -> dict[str, Any]:
-        model, info = self.retriever.fitted.model, self.retriever.info()
+        model, info = self.retriever.fitted.core, self.retriever.info()
         items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
-        is_awcca = isinstance(model, AWCCA)
         return {
             "name": self.name,
             "version": self.version,
@@ -240,9 +239,9 @@ class LoadedModel:
             "parts": info.get("parts", {}),
             "corrections": {t: describe_correction(own) for t, own in info.get("corrections", {}).items()},
             "facts": info["facts"],
-            "path": _describe_path(model.path_) if is_awcca else None,
+            "path": _describe_path(model.path_) if isinstance(model, FittedAWCCA) else None,
             "spectrum": {t: _thin_spectrum(np.asarray(model.models_[t].correlations)) for t in TASKS}
-            if is_awcca
+            if isinstance(model, FittedAWCCA)
             else {},
             "views": self.views._asdict(),
             "nouns": {

@@ -17,7 +17,7 @@ from diptych._arrays import Array, namespace
 from diptych._checks import InputError, check_view, import_package, missing_package_error
 from diptych._fastembed import FASTEMBED, open_fastembed
 from diptych._persistence import file_digest, map_npy
-from diptych.text._hkse import BLOCK_ROWS, HKSE, hkse_fingerprint
+from diptych.text._fitted_hkse import BLOCK_ROWS, FittedHKSE, hkse_fingerprint
 from diptych.text._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
 
 
@@ -88,7 +88,7 @@ def sentence_encoder(
         if os.fspath(source).startswith(FASTEMBED):
             return open_fastembed("text", os.fspath(source).removeprefix(FASTEMBED))
         return SentenceTransformersEncoder(source, device=device)
-    if isinstance(source, HKSE):
+    if isinstance(source, FittedHKSE):
         return HKSEEncoder(source)
     if isinstance(source, np.ndarray):
         return PrecomputedEncoder(source, texts)
@@ -130,7 +130,7 @@ class CallableEncoder:
 class HKSEEncoder:
     """Encodes texts with a fitted HKSE; texts without a known word get the training mean."""
 
-    def __init__(self, hkse: HKSE) -> None:
+    def __init__(self, hkse: FittedHKSE) -> None:
         self.hkse, self.fingerprint = hkse, hkse_fingerprint(hkse)
 
     def encode(self, texts: list[str]) -> Array:

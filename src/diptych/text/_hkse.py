@@ -1,193 +1,28 @@
-"""HKSE, the hierarchical kernel sentence embedding (Section 4 of the paper), and its files."""
+"""HKSE, the hierarchical kernel sentence embedding (Section 4 of the paper), as an estimator."""
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
-from numbers import Integral
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted
 
-from diptych._arrays import Array, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_choice, check_count, missing_package_error
-from diptych._persistence import (
-    Schema,
-    Tensors,
-    Version,
-    new_version,
-    read_current,
-    read_model_files,
-    take_array,
-    write_model_files,
-)
-from diptych.text._fourier import check_gamma, draw_fourier, fourier_features, make_generator, median_gamma
-from diptych.text._kernels import KINDS, Kind
+from diptych._arrays import Array, move_like, namespace
+from diptych._checks import InputError
+from diptych.text._fitted_hkse import BLOCK_ROWS, FittedHKSE, Unknown, check_parameters
+from diptych.text._fourier import check_gamma, draw_fourier, make_generator, median_gamma
+from diptych.text._kernels import Kind
 from diptych.text._vector_files import read_word_vectors
-from diptych.text._word_vectors import WordVectors, learn_from_corpus, table_from_tensors, table_tensors
-from diptych.text._words import (
-    TOKENIZER,
-    Corpus,
-    Coverage,
-    Ints,
-    Text,
-    Tokenizer,
-    check_known,
-    mean_rows,
-    split_blocks,
-    split_texts,
-    text_lengths,
-    token_weights,
-    tokenize,
-)
+from diptych.text._word_vectors import WordVectors, learn_from_corpus
+from diptych.text._words import Corpus, Text, Tokenizer, text_lengths, token_weights, tokenize
 
-KIND = "hkse"
-CUSTOM = "custom"
-INSIDE = "text-encoder"
-"""The folder of the text encoder within that of a retriever."""
-
-
-class ParametersConfig(Schema, frozen=True):
-    """The constructor's parameters that a saved model needs."""
-
-    word: Kind
-    sentence: Kind
-    word_features: int
-    sentence_features: int
-    gamma: float | Literal["median"]
-    eta: float
-
-    def __post_init__(self) -> None:
-        """Refuse settings that HKSE refuses."""
-        HKSE(**msgspec.structs.asdict(self))._check_parameters()
-
-
-class HKSEConfig(Schema, frozen=True):
-    """What ``config.json`` says of a fitted HKSE; its draws are stored as arrays.
-
-    The draws are stored, and not only the seed, because random streams change between NumPy versions.
-    """
-
-    parameters: ParametersConfig
-    random_state: int | None
-    tokenizer: str
-    gamma: float | None
-    vocabulary_size: int
-    coverage: Coverage
-
-    def __post_init__(self) -> None:
-        """Refuse a γ that does not belong to the word kernel."""
-        if self.parameters.word == "rbf":
-            check_gamma(self.gamma, median=False)
-
-
-def save_hkse(model: HKSE, folder: str | os.PathLike[str]) -> None:
-    """Write a fitted model to a model folder."""
-    with new_version(folder, KIND) as draft:
-        write_hkse(model, draft.path)
-
-
-def write_hkse(model: HKSE, folder: Path) -> None:
-    """Write the files of a fitted model."""
-    names = ParametersConfig.__struct_fields__
-    values = {name: getattr(model, name) for name in names}
-    config = HKSEConfig(
-        ParametersConfig(**{n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}),
-        int(model.random_state) if isinstance(model.random_state, Integral) else None,
-        _tokenizer_name(model),
-        model.gamma_,
-        len(model.vocabulary_),
-        model.coverage_,
-    )
-    write_model_files(folder, KIND, config, _tensors(model))
-
-
-def hkse_fingerprint(model: HKSE) -> str:
-    """Return a digest of a fitted model's words, vectors and draws, which identifies it."""
-    identity = (model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))
-    digest = hashlib.sha256(repr(identity).encode())
-    for name, tensor in sorted(_tensors(model).items()):
-        digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
-    return f"hkse:{digest.hexdigest()[:32]}"
-
-
-def load_hkse(kind: type[HKSE], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> HKSE:
-    """Read a model that ``save_hkse`` wrote, or the text encoder in the folder of a retriever."""
-
-    def read(version: Version) -> HKSE:
-        inside = version.path / INSIDE
-        return read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
-
-    return read_current(folder, read)
-
-
-def read_hkse(kind: type[HKSE], path: Path, tokenizer: Tokenizer | None = None) -> HKSE:
-    """Read the files that ``write_hkse`` wrote."""
-    if path.is_symlink():
-        raise InputError(f"{path} is a link; expected the text encoder's folder.")
-    config, tensors, source = read_model_files(path, KIND, HKSEConfig)
-    if config.tokenizer != TOKENIZER and tokenizer is None:
-        which = "of its own" if config.tokenizer == CUSTOM else f"called {config.tokenizer[:60]!r}"
-        raise InputError(
-            f"{path} was fitted with a tokenizer {which}, which is not stored; give it again: "
-            "HKSE.load(folder, tokenizer=...)."
-        )
-    table, size = table_from_tensors(tensors, source), config.vocabulary_size
-    if not 1 <= size <= len(table):
-        raise InputError(f"{path} has a vocabulary of {size} among {len(table)} words; save the model again.")
-    parameters = msgspec.structs.asdict(config.parameters)
-    model = kind(table, **parameters, random_state=config.random_state, tokenizer=tokenizer or tokenize)
-    model.vectors_, model.vocabulary_ = table, list(table.words[:size])
-    model.gamma_, model.coverage_ = config.gamma, config.coverage
-    width = table.dimensions
-    for level, features in (("word", model.word_features), ("sentence", model.sentence_features)):
-        weights = offsets = None
-        if getattr(model, level) == "rbf":
-            weights = _take_float32(tensors, f"{level}_weights", (width, features), source)
-            offsets = _take_float32(tensors, f"{level}_offsets", (features,), source)
-            width = features
-        setattr(model, f"{level}_weights_", weights)
-        setattr(model, f"{level}_offsets_", offsets)
-        if level == "word":
-            model.word_table_ = model._word_level(table.matrix[:size])
-            model.mean_ = _take_float32(tensors, "mean", (width,), source)
-    model._n_features_out = width
-    return model
-
-
-def _tensors(model: HKSE) -> Tensors:
-    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
-    for level in ("word", "sentence"):
-        weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
-        if weights is not None:
-            tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
-    return tensors
-
-
-def _tokenizer_name(model: HKSE) -> str:
-    return TOKENIZER if model.tokenizer is tokenize else CUSTOM
-
-
-def _take_float32(tensors: Tensors, name: str, shape: tuple[int, ...], source: Path) -> Any:
-    return take_array(tensors, name, shape, source).astype(np.float32, copy=False)
-
-
-Unknown: TypeAlias = Literal["error", "mean"]
-UNKNOWN: tuple[Unknown, ...] = ("error", "mean")
-
-BLOCK_ROWS = 2048
-_ARRAYS = ("mean_", "word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")
 _GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
 
 
-class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     r"""Hierarchical kernel sentence embedding: :math:`\Phi_\eta\big(\frac1n\sum_i \Phi_\gamma(a_i)\big)`.
 
     A text is the distribution of its words' vectors :math:`a_i`. Inner products of the features approximate
@@ -305,53 +140,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
 
         For a text without a known word, ``unknown`` raises an ``"error"`` or uses the training ``"mean"``.
         """
-        parts = list(self.transform_blocks(texts, unknown=unknown))
-        if not parts:
-            raise InputError("There are no texts; pass at least one.")
-        return namespace(parts[0]).concat(parts)
-
-    def transform_blocks(
-        self, texts: Iterable[Text], block_rows: int = BLOCK_ROWS, *, unknown: Unknown = "error"
-    ) -> Iterator[Array]:
-        """Return the features of a stream of texts block by block; one block is in memory at a time."""
-        check_is_fitted(self)
-        check_choice(unknown, UNKNOWN, "unknown")
-        check_count(block_rows, "block_rows")
-        split_texts(texts)  # raises an error for a wrong type now, not at the first block
-        return self._blocks(texts, block_rows, unknown)
-
-    def coverage(self, texts: Iterable[Text]) -> Coverage:
-        """Return how much of these texts is known."""
-        check_is_fitted(self)
-        return Corpus.of(texts, self.tokenizer).coverage(self.vectors_.index)
-
-    def to(self, device: Any) -> HKSE:
-        """Return a copy whose arrays, and whose features, are torch tensors on ``device``."""
-        check_is_fitted(self)
-        try:
-            import torch
-        except ImportError:
-            raise missing_package_error("HKSE.to() needs", "torch") from None
-        moved = copy.copy(self)
-        for name in (*_ARRAYS, "word_table_"):
-            array = getattr(self, name)
-            setattr(moved, name, None if array is None else torch.as_tensor(array, device=device))
-        matrix = torch.as_tensor(self.vectors_.matrix, device=device)
-        moved.vectors_ = WordVectors(self.vectors_.words, matrix)
-        return moved
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, as safetensors and JSON, atomically."""
-        check_is_fitted(self)
-        save_hkse(self, folder)
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> HKSE:
-        """Read a model that ``save`` wrote, or the text encoder in the model folder of a retriever.
-
-        A model with its own tokenizer needs that tokenizer here, because functions are not saved.
-        """
-        return load_hkse(cls, folder, tokenizer)
+        return super().transform(texts, unknown=unknown)  # defined here, so that scikit-learn wraps it
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -359,20 +148,14 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         tags.input_tags.two_d_array = False
         return tags
 
-    def _check_parameters(self) -> None:
-        check_choice(self.word, KINDS, "word")
-        check_choice(self.sentence, KINDS, "sentence")
-        check_count(self.word_features, "word_features")
-        check_count(self.sentence_features, "sentence_features")
-        check_gamma(self.gamma)
-        check_gamma(self.eta, "eta", median=False)
+    def _read(self, texts: Iterable[Text]) -> Corpus:
+        check_parameters(
+            self.word, self.sentence, self.word_features, self.sentence_features, self.gamma, self.eta
+        )
         if not callable(self.tokenizer):
             raise InputError(
                 f"tokenizer={self.tokenizer!r}; pass a function that splits a string into words."
             )
-
-    def _read(self, texts: Iterable[Text]) -> Corpus:
-        self._check_parameters()
         corpus = Corpus.of(texts, self.tokenizer)
         if len(corpus) == 0:
             raise InputError("There are no texts; pass at least one.")
@@ -398,7 +181,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
             self.word_weights_, self.word_offsets_ = self._draw(
                 vectors, vectors.shape[1], self.word_features, self.gamma_, _WORD_STREAM
             )
-        self.word_table_ = self._word_level(vectors)
+        self._word_table = self._word_level(vectors)
         width = self.word_table_.shape[1]
         if self.sentence == "rbf":
             # HKSE(lin, rbf) and HKSE(rbf, rbf) side by side must not share frequencies, even if m equals
@@ -437,31 +220,3 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         generator = make_generator(self.random_state, key, n_inputs)
         weights, offsets = draw_fourier(n_inputs, n_features, gamma, generator)
         return move_like(weights, like), move_like(offsets, like)
-
-    def _word_level(self, vectors: Array) -> Array:
-        if self.word_weights_ is None:
-            return vectors
-        return fourier_features(vectors, self.word_weights_, self.word_offsets_)
-
-    def _rows_beyond_table(self, rows: Ints) -> Array:
-        # Words that only queries use: their features are computed for one block, and not kept.
-        return self._word_level(self.vectors_.matrix[move_like(rows, self.word_table_), :])
-
-    def _blocks(self, texts: Iterable[Text], block_rows: int, unknown: Unknown) -> Iterator[Array]:
-        first = 0
-        for block in split_blocks(texts, block_rows):
-            corpus = Corpus.of(block, self.tokenizer, first)
-            rows, ends = corpus.lookup(self.vectors_.index)
-            if unknown == "error":
-                check_known(corpus, ends, first, ', or pass unknown="mean"')
-            yield self._embed(rows, ends)
-            first += len(block)
-
-    def _embed(self, rows: Ints, ends: Ints) -> Array:
-        means = mean_rows(self.word_table_, rows, ends, self._rows_beyond_table)
-        empty = np.flatnonzero(text_lengths(ends) == 0)
-        if len(empty):
-            means[empty] = self.mean_
-        if self.sentence_weights_ is None:
-            return means
-        return fourier_features(means, self.sentence_weights_, self.sentence_offsets_)

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-from sklearn.utils.extmath import randomized_svd
 
 from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, check_count, check_view
@@ -214,7 +212,10 @@ def learn_from_corpus(
             "lower min_count, or a file of word vectors."
         )
     information = positive_information(count_cooccurrences(corpus.presence()[:, chosen]))
-    if information.nnz == 0:  # all texts have the same words, which tells nothing about any of them
+    if information.nnz == 0:
+        import scipy.sparse
+
+        # All texts have the same words, which tells nothing about any of them.
         information = scipy.sparse.identity(len(chosen), np.float32, "csr")
     rank = min(dimensions, len(chosen))
     vectors = _factorize(information, rank, make_generator(random_state, 2))
@@ -244,12 +245,16 @@ def positive_information(together: Any) -> Any:
     expected = sums[together.row] / total * contexts[together.col] / contexts.sum()
     values = np.log(together.data / total / expected)
     kept = values > 0.0
+    import scipy.sparse
+
     entries = (values[kept].astype(np.float32), (together.row[kept], together.col[kept]))
     return scipy.sparse.csr_matrix(entries, shape=together.shape)
 
 
 def _factorize(matrix: Any, rank: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     r"""Return the rows of :math:`U S^{1/2}` of the truncated SVD, scaled to unit length."""
+    from sklearn.utils.extmath import randomized_svd
+
     seed = int(rng.integers(2**31))
     u, s, _ = randomized_svd(matrix, rank, n_iter=4, random_state=seed)
     vectors = u * np.sqrt(s)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import scipy.sparse
 from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, move_like
@@ -31,6 +30,9 @@ TOKENIZER = "words, and characters and bigrams of CJK"
 """Name of the rule of ``tokenize``. A saved model stores it, so that queries are split by the same rule."""
 
 MOST_FREQUENT = 20
+
+FEW_TOKENS = 256
+"""Up to this many, a product with a dense matrix is quicker than to import scipy.sparse."""
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 
@@ -167,6 +169,8 @@ class Corpus:
 
     def presence(self) -> Any:
         """Return the sparse matrix, texts × words, that is 1 where the text has the word."""
+        import scipy.sparse
+
         starts = np.concatenate([[0], self.ends])
         values = np.ones(len(self.rows), dtype=np.float32)
         matrix = scipy.sparse.csr_matrix((values, self.rows, starts), shape=(len(self), len(self.words)))
@@ -258,12 +262,15 @@ def token_weights(ends: Ints) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.repeat(1.0 / np.maximum(lengths, 1), lengths)
 
 
-def mean_rows(table: Array, rows: Ints, ends: Ints, compute_rows: Callable[[Ints], Array]) -> Array:
+def mean_rows(table: Array | None, rows: Ints, ends: Ints, compute_rows: Callable[[Ints], Array]) -> Array:
     r"""Return the mean of the rows of each text, :math:`\frac1n\sum_i \Phi(a_i)` (Section 4); 0 without rows.
 
-    ``table`` has the first rows; ``compute_rows`` returns those beyond its end, each once.
+    ``table`` has the first rows; ``compute_rows`` returns those beyond its end, each once. None: all of them.
     """
     weights = token_weights(ends)
+    if table is None:
+        used, positions = np.unique(rows, return_inverse=True)
+        return _sum_rows(compute_rows(used), positions, ends, weights)
     inside = rows < table.shape[0]
     if inside.all():
         return _sum_rows(table, rows, ends, weights)
@@ -278,6 +285,12 @@ def _sum_rows(table: Array, rows: Ints, ends: Ints, weights: np.ndarray[Any, Any
     starts = np.concatenate([[0], ends])
     if is_numpy_array(table):
         values = weights.astype(table.dtype)
+        if len(rows) <= FEW_TOKENS:
+            shares = np.zeros((len(ends), len(rows)), table.dtype)
+            shares[np.repeat(np.arange(len(ends)), text_lengths(ends)), np.arange(len(rows))] = values
+            return shares @ table[rows]
+        import scipy.sparse
+
         return scipy.sparse.csr_matrix((values, rows, starts), shape=(len(ends), table.shape[0])) @ table
     from torch.nn.functional import embedding_bag
 

@@ -1,15 +1,20 @@
 """Model selection: every regularisation on a grid, scored by retrieval, exactly and fast."""
 
-from diptych.cca.selection._grids import Grid, hold_out, holdout_size, make_grid
-from diptych.cca.selection._path import (
-    NumericalFailureWarning,
-    Path,
-    choose_route,
-    narrow_grid,
-    regularization_path,
-)
-from diptych.cca.selection._problem import Problem, make_problem, make_weights
-from diptych.cca.selection._textbook import textbook_ranks
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.cca.selection._grids import Grid, hold_out, holdout_size, make_grid
+    from diptych.cca.selection._path import (
+        NumericalFailureWarning,
+        Path,
+        choose_route,
+        narrow_grid,
+        regularization_path,
+    )
+    from diptych.cca.selection._problem import Problem, make_problem, make_weights
+    from diptych.cca.selection._textbook import textbook_ranks
 
 __all__ = [
     "Grid",
@@ -26,3 +31,13 @@ __all__ = [
     "regularization_path",
     "textbook_ranks",
 ]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_grids": ["Grid", "hold_out", "holdout_size", "make_grid"],
+        "_path": ["NumericalFailureWarning", "Path", "choose_route", "narrow_grid", "regularization_path"],
+        "_problem": ["Problem", "make_problem", "make_weights"],
+        "_textbook": ["textbook_ranks"],
+    },
+)

@@ -18,6 +18,8 @@ from diptych.retrieval._items import (
     VIEWS,
     Filter,
     Item,
+    Places,
+    StoredItem,
     View,
     check_metadata_keys,
     check_unique,
@@ -35,10 +37,14 @@ _SAMPLE = 500  # queries by which the recall of a graph is measured
 
 
 class ItemTable:
-    """Items under integer keys that ascend with addition and are never used twice."""
+    """Items under integer keys that ascend with addition and are never used twice.
 
-    def __init__(self, items: Sequence[Item] = ()) -> None:
-        self._items: dict[int, Item] = {}
+    Items from a file stay as they are stored there; each is unpacked with ``places`` when it is asked for.
+    """
+
+    def __init__(self, items: Sequence[Item | StoredItem] = (), places: Places | None = None) -> None:
+        self._items: dict[int, Item | StoredItem] = {}
+        self._places = places
         self._keys: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
         self.next_key = 0
@@ -50,21 +56,19 @@ class ItemTable:
         return len(self._items)
 
     def __iter__(self) -> Iterator[tuple[int, Item]]:
-        while True:
-            # Making the list may let another thread run that changes the items.
-            with suppress(RuntimeError):
-                return iter(list(self._items.items()))
+        return ((key, self._unpack(item)) for key, item in self._list())
 
     def get(self, key: int) -> Item | None:
         """Return the item under a key; None if it was removed."""
-        return self._items.get(key)
+        item = self._items.get(key)
+        return None if item is None else self._unpack(item)
 
     def key(self, item_id: str) -> int | None:
         """Return the key of an id; None if no item has it."""
         return self._keys.get(item_id)
 
     def keys(self, view: View) -> Keys:
-        return np.array([key for key, item in self if item.view == view], np.int64)
+        return np.array([key for key, item in self._list() if item.view == view], np.int64)
 
     def keys_of(self, ids: Iterable[str]) -> Keys:
         """Return the keys of those ids that are stored, ascending."""
@@ -73,14 +77,14 @@ class ItemTable:
     def caption_keys(self, image_id: str) -> list[int]:
         return list(self._captions.get(image_id, ()))
 
-    def check_new(self, items: Sequence[Item]) -> None:
+    def check_new(self, items: Sequence[Item | StoredItem]) -> None:
         """Refuse ids that are stored already, or given twice."""
         check_unique(items)
         for item in items:
             if item.id in self._keys:
                 raise TakenError(item.id)
 
-    def add(self, items: Sequence[Item]) -> Keys:
+    def add(self, items: Sequence[Item | StoredItem]) -> Keys:
         self.check_new(items)
         keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
         for key, item in zip(keys.tolist(), items, strict=True):
@@ -100,6 +104,18 @@ class ItemTable:
                 own.remove(key)
                 if not own:
                     del self._captions[item.image]
+
+    def _list(self) -> list[tuple[int, Item | StoredItem]]:
+        while True:
+            # Making the list may let another thread run that changes the items.
+            with suppress(RuntimeError):
+                return list(self._items.items())
+
+    def _unpack(self, item: Item | StoredItem) -> Item:
+        if isinstance(item, Item):
+            return item
+        assert self._places is not None
+        return self._places.unpack(item)
 
 
 class MemoryStore:
@@ -143,7 +159,7 @@ class MemoryStore:
         allowed = None if where is None else self._allowed(task, where)
         while True:
             scores, keys = index.search(queries, min(int(k), max(1, len(index))), allowed=allowed)
-            items = {key: self.table.get(key) for key in np.unique(keys[keys >= 0]).tolist()}
+            items = {key: self.table.get(key) for key in set(keys[keys >= 0].tolist())}
             if None not in items.values():
                 break
             # An item was removed after its vector matched: search again among the items that are left.

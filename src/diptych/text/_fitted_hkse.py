@@ -1,0 +1,326 @@
+"""A fitted HKSE: the features of texts, and its files. It needs no scikit-learn, which is slow to import."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+
+from diptych._arrays import Array, move_like, namespace, to_numpy
+from diptych._checks import InputError, check_choice, check_count, missing_package_error
+from diptych._persistence import (
+    Schema,
+    Tensors,
+    Version,
+    new_version,
+    read_current,
+    read_model_files,
+    take_array,
+    write_model_files,
+)
+from diptych.text._fourier import check_gamma, fourier_features
+from diptych.text._kernels import KINDS, Kind
+from diptych.text._word_vectors import WordVectors, table_from_tensors, table_tensors
+from diptych.text._words import (
+    TOKENIZER,
+    Corpus,
+    Coverage,
+    Ints,
+    Text,
+    Tokenizer,
+    check_known,
+    mean_rows,
+    split_blocks,
+    split_texts,
+    text_lengths,
+    tokenize,
+)
+
+M = TypeVar("M", bound="FittedHKSE")
+
+KIND = "hkse"
+CUSTOM = "custom"
+INSIDE = "text-encoder"
+"""The folder of the text encoder within that of a retriever."""
+
+
+def check_parameters(
+    word: Any, sentence: Any, word_features: Any, sentence_features: Any, gamma: Any, eta: Any
+) -> None:
+    """Refuse parameters that HKSE cannot use."""
+    check_choice(word, KINDS, "word")
+    check_choice(sentence, KINDS, "sentence")
+    check_count(word_features, "word_features")
+    check_count(sentence_features, "sentence_features")
+    check_gamma(gamma)
+    check_gamma(eta, "eta", median=False)
+
+
+class ParametersConfig(Schema, frozen=True):
+    """The constructor's parameters that a saved model needs."""
+
+    word: Kind
+    sentence: Kind
+    word_features: int
+    sentence_features: int
+    gamma: float | Literal["median"]
+    eta: float
+
+    def __post_init__(self) -> None:
+        """Refuse settings that HKSE refuses."""
+        check_parameters(**msgspec.structs.asdict(self))
+
+
+class HKSEConfig(Schema, frozen=True):
+    """What ``config.json`` says of a fitted HKSE; its draws are stored as arrays.
+
+    The draws are stored, and not only the seed, because random streams change between NumPy versions.
+    """
+
+    parameters: ParametersConfig
+    random_state: int | None
+    tokenizer: str
+    gamma: float | None
+    vocabulary_size: int
+    coverage: Coverage
+
+    def __post_init__(self) -> None:
+        """Refuse a γ that does not belong to the word kernel."""
+        if self.parameters.word == "rbf":
+            check_gamma(self.gamma, median=False)
+
+
+def save_hkse(model: FittedHKSE, folder: str | os.PathLike[str]) -> None:
+    """Write a fitted model to a model folder."""
+    with new_version(folder, KIND) as draft:
+        write_hkse(model, draft.path)
+
+
+def write_hkse(model: FittedHKSE, folder: Path) -> None:
+    """Write the files of a fitted model."""
+    names = ParametersConfig.__struct_fields__
+    values = {name: getattr(model, name) for name in names}
+    config = HKSEConfig(
+        ParametersConfig(**{n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}),
+        int(model.random_state) if isinstance(model.random_state, Integral) else None,
+        _tokenizer_name(model),
+        model.gamma_,
+        len(model.vocabulary_),
+        model.coverage_,
+    )
+    write_model_files(folder, KIND, config, _tensors(model))
+
+
+def hkse_fingerprint(model: FittedHKSE) -> str:
+    """Return a digest of a fitted model's words, vectors and draws, which identifies it."""
+    identity = (model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))
+    digest = hashlib.sha256(repr(identity).encode())
+    for name, tensor in sorted(_tensors(model).items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return f"hkse:{digest.hexdigest()[:32]}"
+
+
+def load_hkse(kind: type[M], folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> M:
+    """Read a model that ``save_hkse`` wrote, or the text encoder in the folder of a retriever."""
+
+    def read(version: Version) -> M:
+        inside = version.path / INSIDE
+        return read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
+
+    return read_current(folder, read)
+
+
+def read_hkse(kind: type[M], path: Path, tokenizer: Tokenizer | None = None) -> M:
+    """Read the files that ``write_hkse`` wrote."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; expected the text encoder's folder.")
+    config, tensors, source = read_model_files(path, KIND, HKSEConfig)
+    if config.tokenizer != TOKENIZER and tokenizer is None:
+        which = "of its own" if config.tokenizer == CUSTOM else f"called {config.tokenizer[:60]!r}"
+        raise InputError(
+            f"{path} was fitted with a tokenizer {which}, which is not stored; give it again: "
+            "HKSE.load(folder, tokenizer=...)."
+        )
+    table, size = table_from_tensors(tensors, source), config.vocabulary_size
+    if not 1 <= size <= len(table):
+        raise InputError(f"{path} has a vocabulary of {size} among {len(table)} words; save the model again.")
+    parameters = msgspec.structs.asdict(config.parameters)
+    parameters |= {"random_state": config.random_state, "tokenizer": tokenizer or tokenize}
+    model = kind.__new__(kind)
+    vars(model).update(vectors=table, **parameters)
+    model.vectors_, model.vocabulary_ = table, list(table.words[:size])
+    model.gamma_, model.coverage_ = config.gamma, config.coverage
+    width = table.dimensions
+    for level, features in (("word", model.word_features), ("sentence", model.sentence_features)):
+        weights = offsets = None
+        if getattr(model, level) == "rbf":
+            weights = _take_float32(tensors, f"{level}_weights", (width, features), source)
+            offsets = _take_float32(tensors, f"{level}_offsets", (features,), source)
+            width = features
+        setattr(model, f"{level}_weights_", weights)
+        setattr(model, f"{level}_offsets_", offsets)
+        if level == "word":
+            model.mean_ = _take_float32(tensors, "mean", (width,), source)
+    model._n_features_out = width
+    return model
+
+
+def _tensors(model: FittedHKSE) -> Tensors:
+    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
+    for level in ("word", "sentence"):
+        weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
+        if weights is not None:
+            tensors |= {f"{level}_weights": to_numpy(weights), f"{level}_offsets": to_numpy(offsets)}
+    return tensors
+
+
+def _tokenizer_name(model: FittedHKSE) -> str:
+    return TOKENIZER if model.tokenizer is tokenize else CUSTOM
+
+
+def _take_float32(tensors: Tensors, name: str, shape: tuple[int, ...], source: Path) -> Any:
+    return take_array(tensors, name, shape, source).astype(np.float32, copy=False)
+
+
+Unknown: TypeAlias = Literal["error", "mean"]
+UNKNOWN: tuple[Unknown, ...] = ("error", "mean")
+
+BLOCK_ROWS = 2048
+_ARRAYS = ("_word_table", "mean_", "word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")
+
+
+class FittedHKSE:
+    """What a fitted ``HKSE`` does; ``HKSE`` adds the constructor, ``fit`` and scikit-learn's interface."""
+
+    vectors: Any
+    word: Kind
+    sentence: Kind
+    word_features: int
+    sentence_features: int
+    gamma: float | Literal["median"]
+    eta: float
+    random_state: Any
+    tokenizer: Tokenizer
+
+    vocabulary_: list[str]
+    gamma_: float | None
+    coverage_: Coverage
+    vectors_: WordVectors
+    mean_: Array
+    word_weights_: Array | None
+    word_offsets_: Array | None
+    sentence_weights_: Array | None
+    sentence_offsets_: Array | None
+
+    _n_features_out: int
+    _word_table: Array | None = None
+    _looked_up = 0  # words that were computed while there was no table
+
+    @property
+    def word_table_(self) -> Array:
+        """The features of each word of the vocabulary."""
+        self._check_fitted()
+        if self._word_table is None:
+            self._word_table = self._word_level(self.vectors_.matrix[: len(self.vocabulary_), :])
+        return self._word_table
+
+    def transform(self, texts: Iterable[Text], *, unknown: Unknown = "error") -> Array:
+        """Return the features of texts: float32, one row per text.
+
+        For a text without a known word, ``unknown`` raises an ``"error"`` or uses the training ``"mean"``.
+        """
+        parts = list(self.transform_blocks(texts, unknown=unknown))
+        if not parts:
+            raise InputError("There are no texts; pass at least one.")
+        return namespace(parts[0]).concat(parts)
+
+    def transform_blocks(
+        self, texts: Iterable[Text], block_rows: int = BLOCK_ROWS, *, unknown: Unknown = "error"
+    ) -> Iterator[Array]:
+        """Return the features of a stream of texts block by block; one block is in memory at a time."""
+        self._check_fitted()
+        check_choice(unknown, UNKNOWN, "unknown")
+        check_count(block_rows, "block_rows")
+        split_texts(texts)  # raises an error for a wrong type now, not at the first block
+        return self._blocks(texts, block_rows, unknown)
+
+    def coverage(self, texts: Iterable[Text]) -> Coverage:
+        """Return how much of these texts is known."""
+        self._check_fitted()
+        return Corpus.of(texts, self.tokenizer).coverage(self.vectors_.index)
+
+    def to(self, device: Any) -> Self:
+        """Return a copy whose arrays, and whose features, are torch tensors on ``device``."""
+        self._check_fitted()
+        try:
+            import torch
+        except ImportError:
+            raise missing_package_error("HKSE.to() needs", "torch") from None
+        moved = copy.copy(self)
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            setattr(moved, name, None if array is None else torch.as_tensor(array, device=device))
+        matrix = torch.as_tensor(self.vectors_.matrix, device=device)
+        moved.vectors_ = WordVectors(self.vectors_.words, matrix)
+        return moved
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, as safetensors and JSON, atomically."""
+        self._check_fitted()
+        save_hkse(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> Self:
+        """Read a model that ``save`` wrote, or the text encoder in the model folder of a retriever.
+
+        A model with its own tokenizer needs that tokenizer here, because functions are not saved.
+        """
+        return load_hkse(cls, folder, tokenizer)
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "vectors_"):
+            from sklearn.utils.validation import check_is_fitted
+
+            check_is_fitted(self)
+
+    def _word_level(self, vectors: Array) -> Array:
+        if self.word_weights_ is None:
+            return vectors
+        return fourier_features(vectors, self.word_weights_, self.word_offsets_)
+
+    def _compute_rows(self, rows: Ints) -> Array:
+        # Words that are not in the table: their features are computed for one block, and not kept.
+        matrix = self.vectors_.matrix
+        return self._word_level(matrix[move_like(rows, matrix), :])
+
+    def _blocks(self, texts: Iterable[Text], block_rows: int, unknown: Unknown) -> Iterator[Array]:
+        first = 0
+        for block in split_blocks(texts, block_rows):
+            corpus = Corpus.of(block, self.tokenizer, first)
+            rows, ends = corpus.lookup(self.vectors_.index)
+            if unknown == "error":
+                check_known(corpus, ends, first, ', or pass unknown="mean"')
+            yield self._embed(rows, ends)
+            first += len(block)
+
+    def _embed(self, rows: Ints, ends: Ints) -> Array:
+        table = self._word_table
+        if table is None:
+            # The table of all words takes longer than a few queries, and pays once it would have been used.
+            self._looked_up += len(rows)
+            table = self.word_table_ if self._looked_up > len(self.vocabulary_) else None
+        means = mean_rows(table, rows, ends, self._compute_rows)
+        empty = np.flatnonzero(text_lengths(ends) == 0)
+        if len(empty):
+            means[empty] = self.mean_
+        if self.sentence_weights_ is None:
+            return means
+        return fourier_features(means, self.sentence_weights_, self.sentence_offsets_)
