@@ -209,7 +209,7 @@ class Searcher:
         def sample(view: View, n: int) -> Floats | None:
             return features[view][:n] if len(items.get(view, ())) else None
 
-        with progress_bar("indexing", fitted.model.verbose) as progress:
+        with progress_bar("indexing", getattr(fitted.model, "verbose", None)) as progress:
             return store.replace(lambda: new._contents(blocks(progress), sample, keep, write_model))
 
     def _contents(
