@@ -105,11 +105,12 @@ class ItemTable:
                 if not own:
                     del self._captions[item.image]
 
-    def _list(self) -> list[tuple[int, Item | StoredItem]]:
+    def _list(self) -> Iterable[tuple[int, Item | StoredItem]]:
         while True:
-            # Making the list may let another thread run that changes the items.
+            # A list of pairs would be a million new objects, which the garbage collector visits repeatedly.
+            # Making the copy may let another thread run that changes the items.
             with suppress(RuntimeError):
-                return list(self._items.items())
+                return self._items.copy().items()
 
     def _unpack(self, item: Item | StoredItem) -> Item:
         if isinstance(item, Item):
