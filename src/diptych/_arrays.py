@@ -106,11 +106,11 @@ def eigh_descending(matrix: Array) -> tuple[Array, Array]:
 def svd(matrix: Array) -> tuple[Array, Array, Array]:
     """Return the thin SVD ``P, sigma, Qt`` with ``matrix = P @ diag(sigma) @ Qt``."""
     if is_numpy_array(matrix):
-        import scipy.linalg
-
         try:
             return np.linalg.svd(matrix, full_matrices=False)
         except np.linalg.LinAlgError:
+            import scipy.linalg
+
             # gesdd fails to converge on rare matrices; gesvd is slower but converges.
             return scipy.linalg.svd(  # type: ignore[no-any-return]
                 matrix, full_matrices=False, check_finite=False, lapack_driver="gesvd"
