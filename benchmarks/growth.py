@@ -301,13 +301,14 @@ def label_lines(axes: Any, ends: list[tuple[float, str, str]]) -> None:
 
 
 NOTE = (
-    f"Generated pairs, {PAIRS:,} of {WIDTHS[0]} and {WIDTHS[1]} features where these do not grow; one caption "
-    f"for each image. fit: parameters given. selection: {GRID} × {GRID} points, on 15 % of the pairs, at most "
-    f"5,000, held out; where validation pairs or points grow, on {VALIDATION:,} other pairs. easy: every query "
-    "finds its pair first. index: what Retriever.fit does after the model is fitted. add: in "
-    f"{CALLS} calls. Seconds are the fastest of five calls if the first took less than one. MiB added: the "
-    "peak of the resident set above what was resident before the step (for selection, that of the whole "
-    "fit). Exponents are fitted by least squares to logarithms, from the middle of the range to its end."
+    f"Generated pairs, {PAIRS:,} of {WIDTHS[0]} and {WIDTHS[1]} features where these do not grow; one "
+    f"caption for each image. fit: parameters given. selection: {GRID} × {GRID} points, on 15 % of the "
+    f"pairs, at most 5,000, held out; where validation pairs or points grow, on other pairs, {VALIDATION:,} "
+    "of them where points grow. easy: every query finds its pair first. index: what Retriever.fit does after "
+    f"the model is fitted. add: in {CALLS} calls. Seconds: the fastest of five calls if the first took less "
+    "than one. MiB added: the peak of the resident set above what was resident before the step (for "
+    "selection, that of the whole fit). Exponents are fitted by least squares to logarithms, from the middle "
+    "of the range to its end."
 )
 
 

@@ -154,6 +154,21 @@ def test_output_to_a_file_is_left_alone():
     assert "a result" not in shown
 
 
+def test_a_note_of_a_command_appears_above_the_bar():
+    script = """
+import warnings
+from diptych._checks import DataWarning
+from diptych.cli._output import report_errors
+with report_errors(), progress_bar("summing"):
+    time.sleep(0.6)
+    warnings.warn("some are missing", DataWarning)
+    time.sleep(0.3)
+"""
+    shown, _, _, _ = run_on_terminal(script, delay=0.0)
+    assert f"{ERASE}note: some are missing" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert is_clean(shown)
+
+
 def test_a_long_fit_shows_its_steps():
     shown, _, _, code = run_on_terminal(FIT + "AWCCA(grid=12).fit(x, y)", delay=0.0)
     assert code == 0

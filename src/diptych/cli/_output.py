@@ -47,7 +47,8 @@ def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
         make_console(stderr=True).print(line)
 
     def print_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        say(f"note: {name_options(str(message))}")
+        # Not by a console of its own, which would write over a progress bar.
+        print(f"note: {name_options(str(message))}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings():
