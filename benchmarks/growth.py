@@ -45,6 +45,7 @@ AXES = {
 QUICK = {"pairs": 31_623, "features of each view": 1024, "validation pairs": 2_500, "grid points": 400}
 HIDDEN, CAUSE_NOISE, NOISE, EASY_NOISE = 64, 1.2, 2.0, 0.5
 NEW, CALLS, BATCH, K = 1_000, 10, 256, 10
+LABEL_HEIGHT = 0.045  # of a panel's height
 GAMMA = 0.01  # of fits with given parameters, for each pair
 
 STEPS = {
@@ -248,7 +249,7 @@ def make_rows(lines: dict[tuple[str, int, str], dict]) -> list[dict[str, str]]:
 
 def draw_growth(lines: dict[tuple[str, int, str], dict], path: Path) -> None:
     """Draw time above and memory below against what grows, one line for each step."""
-    figure, panels = start_figure(2, len(AXES), size=(12.4, 8.0))
+    figure, panels = start_figure(2, len(AXES), size=(10.6, 7.8))
     panels[0, 0].get_gridspec().set_width_ratios([1.5, 1.2, 0.9, 0.9])
     for row, (name, key) in zip(panels, (("seconds", "seconds"), ("MiB added", "MiB")), strict=True):
         row[0].set_ylabel(name)
@@ -260,26 +261,32 @@ def draw_growth(lines: dict[tuple[str, int, str], dict], path: Path) -> None:
                 if sizes:
                     axes.plot(sizes, values, color=colour, marker="o", markersize=3, linewidth=1.3)
                     exponent = fit_exponent(sizes, values)
-                    label = step if exponent is None else f"{step}  {exponent:+.1f}".replace("-", "−")
-                    ends[-1].append((values[-1], label, colour))
-            axes.set(xscale="log", yscale="log")
+                    slope = "" if exponent is None else f"{round(exponent, 1) + 0.0:.1f}".replace("-", "−")
+                    ends[-1].append((values[-1], f"{step}  {slope}", colour))
+            axes.set(xscale="log", yscale="log", xlim=(AXES[axis][0] / 1.2, AXES[axis][-1] * 1.2))
             axes.minorticks_off()
-            ticks = AXES[axis][:: 2 if len(AXES[axis]) > 5 else 1]
-            axes.set_xticks(ticks, [f"{n:,}" if n < 10_000 else f"{n // 1000:,}k" for n in ticks], fontsize=8)
+            ticks = AXES[axis][::2]
+            axes.set_xticks(ticks, list(map(format_size, ticks)), fontsize=8)
             axes.tick_params(axis="y", labelsize=8)
-            if row is panels[-1]:
-                axes.set_xlabel(axis)
         low, high = row[0].get_ylim()
         for axes, own in zip(row, ends, strict=True):
             first, last = axes.get_xlim()
-            for start in 10.0 ** np.arange(np.log10(low * first / last) // 1, np.log10(high)):
+            for start in 10.0 ** np.arange(np.floor(np.log10(low * first / last)), np.log10(high)):
                 axes.plot(
                     [first, last], [start, start * last / first], color="#dfe4e9", linewidth=0.7, zorder=0
                 )
             axes.set(xlim=(first, last), ylim=(low, high))
             label_lines(axes, own)
-    figure.text(0.005, 0.995, "grey: slope 1; numbers: fitted slopes", va="top", fontsize=8, color="#6b7580")
+    for axes, axis in zip(panels[1], AXES, strict=True):
+        axes.set_xlabel(axis)
+    panels[0, 0].set_title("grey: slope 1; numbers: fitted slopes", loc="left", fontsize=8, color="#6b7580")
     figure.savefig(path, metadata={"Date": None})
+
+
+def format_size(size: int) -> str:
+    if size >= 1_000_000:
+        return f"{size // 1_000_000}M"
+    return f"{size // 1000}k" if size >= 10_000 else f"{size:,}"
 
 
 def list_values(
@@ -291,13 +298,15 @@ def list_values(
 
 
 def label_lines(axes: Any, ends: list[tuple[float, str, str]]) -> None:
-    """Write the labels at the right ends of lines, moved up where they would overlap."""
+    """Write a label at the right end of each line, moved where it would overlap with its neighbours."""
     low, high = np.log(axes.get_ylim())
-    floor = -1.0
-    for value, label, colour in sorted(ends):
-        place = max((np.log(value) - low) / (high - low), floor)
-        axes.text(1.03, place, label, color=colour, transform=axes.transAxes, va="center", fontsize=8)
-        floor = place + 0.042
+    ends = sorted(ends)
+    places = np.array([(np.log(value) - low) / (high - low) for value, _, _ in ends])
+    for _ in range(200):
+        overlap = np.maximum(0.0, LABEL_HEIGHT - np.diff(places)) / 2
+        places += np.concatenate([[0.0], overlap]) - np.concatenate([overlap, [0.0]])
+    for place, (_, label, colour) in zip(places, ends, strict=True):
+        axes.text(1.02, place, label, color=colour, transform=axes.transAxes, va="center", fontsize=8)
 
 
 NOTE = (
