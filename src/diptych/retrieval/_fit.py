@@ -177,7 +177,7 @@ def fit_model(
     }
     begun = time.perf_counter()
     measured = {"test": test} if uses_validation else {"validation": validation, "test": test}
-    with progress_bar("measuring recall", model.verbose):
+    with progress_bar("measuring recall"):
         facts["metrics"] = {
             name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
         }

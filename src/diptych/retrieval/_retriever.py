@@ -471,14 +471,15 @@ class Retriever:
         self._check_settings()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         views = replace(views, dataset=views.dataset.with_views(self.views))
-        fitted = fit_model(
-            clone(self.model),
-            views,
-            device=self.device,
-            engine=engine,
-            checkpoint=checkpoint,
-            layout=views.blocks if layout is None else layout,
-        )
+        with progress_bar("fitting", self.model.verbose):
+            fitted = fit_model(
+                clone(self.model),
+                views,
+                device=self.device,
+                engine=engine,
+                checkpoint=checkpoint,
+                layout=views.blocks if layout is None else layout,
+            )
         rows = {
             view: check_matrix(np.asarray(own), f"{self.views.of(view)} features")
             for view, own in zip(VIEWS, (views.x, views.y), strict=True)
