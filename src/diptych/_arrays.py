@@ -83,18 +83,15 @@ def _sort_by_group(groups: Array) -> tuple[Array, Array, Array]:
     return order, *np.unique(groups[order], return_index=True)
 
 
-def group_count(mask: Array, groups: Array, n_groups: int) -> Array:
-    """Count the true entries of each column of the matrix ``mask`` by the group of the rows."""
+def add_group_counts(counts: Array, mask: Array, groups: Array) -> None:
+    """Add to ``counts`` (groups × columns) the true entries of ``mask``, whose rows belong to ``groups``."""
     if is_torch_array(mask):
-        out = mask.new_zeros((n_groups, mask.shape[1]), dtype=namespace(mask).int32)
         for start in range(0, mask.shape[0], _COUNTED_ROWS):
             rows = slice(start, start + _COUNTED_ROWS)
-            out.index_add_(0, groups[rows], mask[rows].to(out.dtype))
-        return out
-    counts = np.zeros((n_groups, mask.shape[1]), dtype=np.int32)
+            counts.index_add_(0, groups[rows], mask[rows].to(counts.dtype))
+        return
     order, present, starts = _sort_by_group(groups)
-    counts[present] = np.add.reduceat(mask[order].view(np.uint8), starts, axis=0, dtype=np.int32)
-    return counts
+    counts[present] += np.add.reduceat(mask[order].view(np.uint8), starts, axis=0, dtype=counts.dtype)
 
 
 def largest_columns(values: Array, count: int) -> Array:

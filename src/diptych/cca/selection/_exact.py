@@ -18,7 +18,7 @@ from diptych.cca.selection._problem import Problem, Weights, annotate_norms, pro
 from diptych.ranking import tie_slack
 
 CPU_TILE_BYTES = 2**19
-DEVICE_TILE_BYTES = 2**29
+DEVICE_TILE_BYTES = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ def exact_rows(
     norms = annotate_norms(problem, w_x, w_y) if norms is None else norms
     lengths = caption_lengths(problem, w_y)
     for i, mapped in products(problem.a, w_x, problem.t0):
-        image_norms = w_y.rows @ (mapped * mapped).T
-        truths = score_truths(problem, image_norms, norms[i, :, :], lengths, own_scores(problem, mapped, w_y))
+        image_norms, own = w_y.rows @ (mapped * mapped).T, own_scores(problem, mapped, w_y)
+        truths = score_truths(problem, image_norms, norms[i, :, :], lengths, own)
         search, annotate = count_others(problem, mapped, w_y, truths)
         yield i, 1 + search, 1 + xp.take(annotate, problem.truth.described, axis=1), truths.finite
 

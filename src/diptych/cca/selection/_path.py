@@ -24,7 +24,7 @@ from diptych.cca.selection._exact import exact_rows
 from diptych.cca.selection._grids import Floats, Grid, select_images
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
-from diptych.cca.selection._screening import ANCHORS_PER_SIDE, Screen, screen, screen_bytes
+from diptych.cca.selection._screening import Screen, screen, screen_bytes
 from diptych.cca.selection._textbook import textbook_path
 from diptych.ranking import Metric, Truth, mean_recall, median_rank, recall_at_k
 
@@ -43,6 +43,9 @@ ALL_METRICS: dict[str, Callable[[Ranks], float]] = {
 }
 SCREEN_BYTES = 4 * 2**30
 """Memory that screening may take."""
+
+SMALLEST_SCREENED = 5
+"""Grids with fewer values on a side are scored exactly: screening would save nothing."""
 
 FIRST_LOOK = 250
 """Validation images that ``narrow_grid`` looks at."""
@@ -130,12 +133,12 @@ def choose_route(
     """Return how to compute a path.
 
     The identity without an SVD holds for the asymmetric weighting at full dimension; anything else takes the
-    textbook route. Screening pays for recall at a small k, on grids larger than its anchors.
+    textbook route. Screening pays for recall at a small k, on grids that are not small.
     """
     if weighting != "asymmetric" or n_components is not None:
         return "textbook"
     small_k = path_metrics == "metric" and metric.cutoff is not None and metric.cutoff <= 10
-    large_grid = min(w.rows.shape[0] for w in weights) > ANCHORS_PER_SIDE + 1
+    large_grid = min(w.rows.shape[0] for w in weights) >= SMALLEST_SCREENED
     fits = screen_bytes(problem, *weights) <= SCREEN_BYTES
     return "screened" if small_k and large_grid and fits else "exact"
 
@@ -206,7 +209,7 @@ def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid) -> Grid:
     too much on so few. What is returned may be extended, if the best point for all images is on its edge.
     """
     described = to_numpy(problem.truth.described)
-    if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) < 2 * ANCHORS_PER_SIDE:
+    if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) <= SMALLEST_SCREENED:
         return grid
     mask = np.zeros(problem.truth.n_images, dtype=bool)
     mask[described[np.linspace(0, len(described) - 1, FIRST_LOOK).astype(int)]] = True
@@ -338,19 +341,19 @@ class GridScores:
             best = min(tied, key=lambda at: (int(ages[at]), sum(at), at))
             if self.exact[task][best]:
                 return best
-            self._verify(best, metric)
+            self._verify(task, metric, best)
 
-    def _verify(self, point: tuple[int, int], metric: Metric) -> None:
-        """Replace the bounds at ``point`` by exact scores, and lower other bounds by what they show."""
+    def _verify(self, task: Task, metric: Metric, point: tuple[int, int]) -> None:
+        """Replace the bound at ``point`` by the exact score, and lower other bounds by what it shows."""
         for screened, rows, columns in self.screens:
             i, j = np.flatnonzero(rows == point[0]), np.flatnonzero(columns == point[1])
             if not (len(i) and len(j)):
                 continue
-            ranks, bounds, at = screened.verify(int(i[0]), int(j[0])), screened.bounds, np.ix_(rows, columns)
-            for task in TASKS:
-                scores, exact = self.scores[task][metric.name], self.exact[task]
-                scores[at] = np.where(exact[at], scores[at], bounds[task])
-                scores[point], exact[point] = metric(ranks[task]), True
+            score, at = screened.verify(task, int(i[0]), int(j[0])), np.ix_(rows, columns)
+            for each, bounds in screened.bounds.items():
+                scores, exact = self.scores[each][metric.name], self.exact[each]
+                scores[at] = np.where(exact[at], scores[at], bounds)
+            self.scores[task][metric.name][point], self.exact[task][point] = score, True
 
     def insert(self, other: GridScores, rows: Ranks, columns: Ranks) -> None:
         """Copy the points of another grid to ``rows`` × ``columns`` of this one."""

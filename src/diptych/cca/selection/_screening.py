@@ -12,7 +12,7 @@ are scored at every point too, which lowers the other bounds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,28 +21,28 @@ from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import (
     Array,
+    add_group_counts,
+    count_groups,
     count_true,
-    group_count,
     largest_columns,
-    move_like,
     namespace,
     to_numpy,
 )
 from diptych._checks import TASKS, Task
 from diptych._threads import map_parallel
-from diptych.cca.selection._exact import Truths, caption_lengths, count_others, rescale, score_truths
+from diptych.cca.selection._exact import caption_lengths, rescale, score_truths
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[float], None]
 
-ANCHORS_PER_SIDE = 3
-RIVALS = 5
+ANCHORS_PER_SIDE = 2
+RIVALS = 2
 CPU_TILE_BYTES = 2**21
-DEVICE_TILE_BYTES = 2**27
+DEVICE_TILE_BYTES = 2**26
 
-MOST_LEARNED = 2000
-"""Queries whose rivals are added after a verification, at most."""
+MARKED_PAIRS = 2**17
+"""Pairs that are marked where they reach the truth before they are counted."""
 
 
 @dataclass(eq=False)
@@ -56,9 +56,10 @@ class Screen:
     w_y: Weights
     cutoff: int
     mapped: Array  # images × x values × directions: the images in the eigenbasis of the captions
-    truths: Truths  # of all points
+    finite: Array  # points: whether all scores are finite
     scales: dict[Task, Array]  # items × points
     floors: dict[Task, Array]  # queries × points: a rival that scores this much surely counts
+    margins: dict[Task, Array]  # queries × points: how far below it one counts in exact ranks
     others: dict[Task, Array]  # queries × points: how many rivals are known to count
     pairs: Array  # image · captions + caption of the rivals that were scored, ascending
 
@@ -67,7 +68,7 @@ class Screen:
         """Upper bounds on recall, x values × y values; NaN where scores are not finite."""
         n_x, n_y = self.mapped.shape[1], self.w_y.rows.shape[0]
         queries = {"search": slice(None), "annotate": self.problem.truth.described}
-        finite, bounds = to_numpy(self.truths.finite), {}
+        finite, bounds = to_numpy(self.finite), {}
         for task in TASKS:
             others = self.others[task][queries[task]]
             hits = to_numpy(count_true(others < self.cutoff, axis=0))
@@ -75,38 +76,42 @@ class Screen:
             bounds[task] = values.reshape(n_y, n_x).T
         return bounds
 
-    def verify(self, i: int, j: int) -> dict[Task, Floats]:
-        """Return the exact ranks of both tasks at one grid point, and lower the bounds by what they show."""
-        problem, point = self.problem, j * int(self.mapped.shape[1]) + i
-        mapped, weights = self.mapped[:, i, :], _select(self.w_y, [j], problem)
-        alone = {f.name: getattr(self.truths, f.name)[point : point + 1] for f in fields(Truths)}
-        search, annotate = count_others(problem, mapped, weights, replace(self.truths, **alone))
-        self._learn(mapped, weights, point, {"search": search[0, :], "annotate": annotate[0, :]})
-        described = problem.truth.described
-        return {"search": 1 + to_numpy(search[0, :]), "annotate": 1 + to_numpy(annotate[0, described])}
+    def verify(self, task: Task, i: int, j: int) -> float:
+        """Return the exact recall of a task at one grid point, and lower the bounds by what is found.
 
-    def _learn(self, mapped: Array, weights: Weights, point: int, others: dict[Task, Array]) -> None:
-        """Add the strongest rivals of the queries that the bound at ``point`` took for hits."""
+        Only queries that the bound takes for hits are ranked, among all items; the others are no hits. If one
+        is none either, its strongest rivals are scored at every point.
+        """
         problem, xp = self.problem, namespace(self.problem.a)
-        keep, n_captions = RIVALS + self.cutoff - 1, problem.b.shape[0]
-        queries = {"search": problem.b, "annotate": mapped}
-        items = {"search": mapped, "annotate": problem.b}
-        codes = []
-        for task in TASKS:
-            wrong = (others[task] >= self.cutoff) & (self.others[task][:, point] < self.cutoff)
-            rows = xp.nonzero(wrong)[0][:MOST_LEARNED]
-            if not rows.shape[0]:
-                continue
-            numerator = (queries[task][rows, :] * weights.rows[0, :]) @ items[task].T
-            if task == "search":
-                images, captions = xp.arange(mapped.shape[0], device=device(rows))[None, :], rows[:, None]
-            else:
-                images, captions = rows[:, None], xp.arange(n_captions, device=device(rows))[None, :]
+        mapped, point = self.mapped[:, i, :], j * int(self.mapped.shape[1]) + i
+        queries, items = (problem.b, mapped) if task == "search" else (mapped, problem.b)
+        ranked = xp.arange(problem.b.shape[0], device=device(mapped))
+        if task == "annotate":
+            ranked = problem.truth.described
+        possible = ranked[self.others[task][ranked, point] < self.cutoff]
+        floor = self.floors[task][:, point] - self.margins[task][:, point]
+        scale, weights = self.scales[task][:, point], _select(self.w_y, [j], problem)
+        every = xp.arange(items.shape[0], device=device(possible))[None, :]
+
+        def rank(start: int) -> Array:
+            """Return the pairs of the queries that are no hits with their rivals."""
+            rows = possible[start : start + width, None]
+            images, captions = (every, rows) if task == "search" else (rows, every)
+            _, numerator = next(products(queries[rows[:, 0], :], weights, items.T))
             numerator = xp.where(problem.truth.pairing[captions] == images, -xp.inf, numerator)
-            top = _largest(rescale(problem, numerator, self.scales[task][None, :, point]), keep)
-            codes.append(top * n_captions + captions if task == "search" else images * n_captions + top)
-        if codes:
-            self.add(xp.concat([xp.reshape(part, (-1,)) for part in codes]))
+            scores = rescale(problem, numerator, scale[None, :])
+            missed = xp.nonzero(count_true(scores >= floor[rows], axis=1) >= self.cutoff)[0]
+            top = _largest(scores[missed, :], RIVALS + self.cutoff - 1)
+            if task == "search":
+                return top * problem.b.shape[0] + rows[missed, :]
+            return rows[missed, :] * problem.b.shape[0] + top
+
+        width = max(1, _tile_bytes(problem) // (items.shape[0] * problem.b.dtype.itemsize))
+        parts = map_parallel(rank, list(range(0, possible.shape[0], width)), problem.a)
+        misses = sum(int(part.shape[0]) for part in parts)
+        if misses:
+            self.add(xp.reshape(xp.concat(parts), (-1,)))
+        return 100.0 * (int(possible.shape[0]) - misses) / int(ranked.shape[0])
 
     def add(self, pairs: Array) -> None:
         """Score pairs at every point, except known and true ones; count those that reach the truth."""
@@ -131,13 +136,15 @@ class Screen:
             counts = xp.astype(count_true(annotate, axis=1), xp.int32)
             return xp.reshape(search, (-1, search.shape[2])), counts
 
-        blocks = _blocks(problem, self.w_y, self.mapped, pairs // n_captions, pairs % n_captions)
-        results = map_parallel(beat, blocks, problem.a)
-        for block, (_, annotate) in zip(blocks, results, strict=True):
-            self.others["annotate"][block.images, :] += annotate
-        captions = xp.concat([xp.reshape(block.captions, (-1,)) for block in blocks])
-        search = xp.concat([part for part, _ in results])
-        self.others["search"] += group_count(search, captions, n_captions)
+        for start in range(0, pairs.shape[0], MARKED_PAIRS):
+            part = pairs[start : start + MARKED_PAIRS]
+            blocks = _blocks(problem, self.w_y, self.mapped, part // n_captions, part % n_captions)
+            results = map_parallel(beat, blocks, problem.a)
+            for block, (_, annotate) in zip(blocks, results, strict=True):
+                self.others["annotate"][block.images, :] += annotate
+            captions = xp.concat([xp.reshape(block.captions, (-1,)) for block in blocks])
+            search = xp.concat([search for search, _ in results])
+            add_group_counts(self.others["search"], search, captions)
 
 
 def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
@@ -158,28 +165,36 @@ def screen(
     progress(0.4)
     mapped, image_norms = _map_images(problem, w_x, w_y)
     progress(0.5)
-    points = norms.shape[0] * norms.shape[1]
-    norms = xp.reshape(xp.permute_dims(norms, (1, 0, 2)), (points, -1))
-    lengths = xp.repeat(caption_lengths(problem, w_y), w_x.rows.shape[0], axis=0)
-    truths = score_truths(problem, image_norms, norms, lengths, _own_numerators(problem, mapped, w_y))
+    n_x, n_y = norms.shape[0], norms.shape[1]
+    points, lengths = n_x * n_y, caption_lengths(problem, w_y)
+    truths = score_truths(
+        problem,
+        image_norms,
+        xp.reshape(xp.permute_dims(norms, (1, 0, 2)), (points, -1)),
+        xp.repeat(lengths, n_x, axis=0),
+        _own_numerators(problem, mapped, w_y),
+    )
+    scales: dict[Task, Array] = {
+        "search": _transpose(truths.search_scale),
+        "annotate": _transpose(truths.annotate_scale),
+    }
     # Half of the slack: these scores are summed in another order than the exact ones, and a rival that counts
     # here must count there.
-    search_floor = truths.search_truth - truths.search_slack / 2
-    annotate_floor = truths.annotate_truth - truths.annotate_slack / 2
+    margins: dict[Task, Array] = {
+        "search": _transpose(truths.search_slack) / 2,
+        "annotate": _transpose(truths.annotate_slack) / 2,
+    }
+    floors: dict[Task, Array] = {
+        "search": _transpose(truths.search_truth) - margins["search"],
+        "annotate": _transpose(truths.annotate_truth) - margins["annotate"],
+    }
     empty = xp.zeros((0,), dtype=problem.truth.pairing.dtype, device=device(problem.a))
     others: dict[Task, Array] = {
         "search": xp.zeros((problem.b.shape[0], points), dtype=xp.int32, device=device(problem.a)),
         "annotate": xp.zeros((problem.a.shape[0], points), dtype=xp.int32, device=device(problem.a)),
     }
-    scales: dict[Task, Array] = {
-        "search": _transpose(truths.search_scale),
-        "annotate": _transpose(truths.annotate_scale),
-    }
-    floors: dict[Task, Array] = {
-        "search": _transpose(search_floor),
-        "annotate": _transpose(annotate_floor),
-    }
-    result = Screen(problem, w_y, cutoff, mapped, truths, scales, floors, others, empty)
+    result = Screen(problem, w_y, cutoff, mapped, truths.finite, scales, floors, margins, others, empty)
+    del truths, norms, lengths
     progress(0.55)
     rivals = _anchor_rivals(result, _anchors(w_x))
     progress(0.75)
@@ -220,6 +235,11 @@ def _tile_bytes(problem: Problem) -> int:
     return CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES
 
 
+def _is_nested(weights: Weights) -> bool:
+    """Return whether pairs are scored step by step. Other backends gain more from one large product."""
+    return is_numpy_array(weights.rows) and not all(step.fresh for step in weights.steps)
+
+
 @dataclass(frozen=True, eq=False)
 class _Block:
     """Some images, and the captions of their pairs, with repeated ones up to the same number for each."""
@@ -231,20 +251,24 @@ class _Block:
 
 def _blocks(problem: Problem, w_y: Weights, mapped: Array, images: Array, captions: Array) -> list[_Block]:
     """Return pairs, sorted by image, in blocks of images that have about as many pairs each."""
-    owners, n_x = to_numpy(images), int(mapped.shape[1])
-    present, starts, counts = np.unique(owners, return_index=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    points, width = n_x * int(w_y.rows.shape[0]), int(problem.b.shape[1])
-    blocks, first = [], 0
-    while first < len(order):
-        most = int(counts[order[first]])
-        one = problem.b.dtype.itemsize * ((points + most) * width + 4 * most * points)
-        chosen = order[first : first + max(1, _tile_bytes(problem) // one)]
-        first += len(chosen)
-        place = np.arange(most)
+    xp = namespace(images)
+    counts = count_groups(images, problem.a.shape[0])
+    starts = xp.cumulative_sum(counts) - counts
+    order = xp.argsort(counts, descending=True)
+    sizes = to_numpy(counts[order])
+    n_x, n_y, width = int(mapped.shape[1]), int(w_y.rows.shape[0]), int(problem.b.shape[1])
+    blocks, first, last = [], 0, int(np.count_nonzero(sizes))
+    while first < last:
+        most = int(sizes[first])
+        weighted = most if _is_nested(w_y) else min(most, n_x) * n_y
+        one = problem.b.dtype.itemsize * ((weighted + most) * width + 4 * most * n_x * n_y)
+        # Each block has several steps, so on a device its tile is larger than that of one product.
+        chosen = order[first : min(last, first + max(1, 2 * _tile_bytes(problem) // one))]
+        first += int(chosen.shape[0])
+        place = xp.arange(most, device=device(images))[None, :]
         valid = place < counts[chosen][:, None]
-        pairs = move_like(starts[chosen][:, None] + np.where(valid, place, 0), images)
-        blocks.append(_Block(move_like(present[chosen], images), captions[pairs], move_like(valid, images)))
+        pairs = xp.where(valid, place, 0) + starts[chosen][:, None]
+        blocks.append(_Block(chosen, captions[pairs], valid))
     return blocks
 
 
@@ -253,8 +277,11 @@ def _pair_numerators(problem: Problem, mapped: Array, w_y: Weights, block: _Bloc
     xp = namespace(problem.a)
     rows, captions = mapped[block.images, :, :], problem.b[block.captions, :]
     shape = (*block.captions.shape, w_y.rows.shape[0], mapped.shape[1])
-    if all(step.fresh for step in w_y.steps):
-        # One large product is faster than one for each y value.
+    if not _is_nested(w_y) and shape[1] < shape[3]:
+        # One large product is faster than one for each y value; the smaller side is weighted.
+        queries = xp.reshape(captions[:, :, None, :] * w_y.rows, (shape[0], shape[1] * shape[2], -1))
+        return xp.reshape(queries @ xp.permute_dims(rows, (0, 2, 1)), (shape[0], shape[1], -1))
+    if not _is_nested(w_y):
         items = xp.reshape(w_y.rows[:, None, :] * rows[:, None, :, :], (shape[0], shape[2] * shape[3], -1))
         return captions @ xp.permute_dims(items, (0, 2, 1))
     numerators = xp.empty(shape, dtype=problem.b.dtype, device=device(problem.b))
@@ -277,14 +304,11 @@ def _own_numerators(problem: Problem, mapped: Array, w_y: Weights) -> Array:
 
 
 def _anchors(weights: Weights) -> list[int]:
-    """Return the first, the last and other grid values, evenly spaced in the logarithm of their weight.
-
-    Of few values it is the one in the middle.
-    """
+    """Return grid values, evenly spaced in the logarithm of their weight; of few values, the middle."""
     if weights.rows.shape[0] < 2 * ANCHORS_PER_SIDE:
         return [weights.rows.shape[0] // 2]
     total = np.log(to_numpy(weights.rows).astype(np.float64).sum(axis=1))
-    targets = np.linspace(total[0], total[-1], ANCHORS_PER_SIDE)
+    targets = np.linspace(total[0], total[-1], 2 * ANCHORS_PER_SIDE + 1)[1::2]
     return sorted({int(np.argmin(np.abs(total - target))) for target in targets})
 
 
@@ -323,9 +347,9 @@ def _tile_rivals(
     codes, best, which = [], [], []
     for j, numerator in products(problem.b[start:stop, :], weights, mapped.T):
         numerator[lines, own] = -xp.inf
-        scores = rescale(problem, numerator, screen.truths.search_scale[points[j], None, :])
+        scores = rescale(problem, numerator, screen.scales["search"][None, :, points[j]])
         codes.append(xp.reshape(_largest(scores, keep) * n_captions + (start + lines)[:, None], (-1,)))
-        scores = rescale(problem, numerator, screen.truths.annotate_scale[points[j], start:stop, None])
+        scores = rescale(problem, numerator, screen.scales["annotate"][start:stop, points[j], None])
         scores = _transpose(scores)
         top = _largest(scores, keep)
         best.append(xp.take_along_axis(scores, top, axis=1))
@@ -348,7 +372,9 @@ def _largest(scores: Array, keep: int, groups: int = 16) -> Array:
         return largest_columns(scores, keep)
     maxima = xp.max(xp.reshape(scores[:, : stride * groups], (rows, groups, stride)), axis=1)
     best = largest_columns(maxima, keep)
-    places = xp.reshape(best[:, None, :] + columns[: stride * groups : stride][:, None], (rows, -1))
+    places = xp.reshape(
+        best[:, None, :] + columns[: stride * groups : stride][:, None], (rows, keep * groups)
+    )
     remainder = xp.broadcast_to(columns[stride * groups :], (rows, n - stride * groups))
     places = xp.concat([places, remainder], axis=1)
     top = largest_columns(xp.take_along_axis(scores, places, axis=1), keep)
