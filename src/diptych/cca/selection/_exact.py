@@ -18,7 +18,7 @@ from diptych.cca.selection._problem import Problem, Weights, annotate_norms, pro
 from diptych.ranking import tie_slack
 
 CPU_TILE_BYTES = 2**19
-DEVICE_TILE_BYTES = 2**26
+DEVICE_TILE_BYTES = 2**29
 
 
 @dataclass(frozen=True, eq=False)

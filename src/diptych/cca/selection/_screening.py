@@ -161,40 +161,39 @@ def screen(
 ) -> Screen:
     """Return upper bounds on recall at ``cutoff`` over the grid."""
     xp = namespace(problem.a)
-    norms = annotate_norms(problem, w_x, w_y)
+    norms, lengths = annotate_norms(problem, w_x, w_y), caption_lengths(problem, w_y)
     progress(0.4)
     mapped, image_norms = _map_images(problem, w_x, w_y)
     progress(0.5)
     n_x, n_y = norms.shape[0], norms.shape[1]
-    points, lengths = n_x * n_y, caption_lengths(problem, w_y)
-    truths = score_truths(
-        problem,
-        image_norms,
-        xp.reshape(xp.permute_dims(norms, (1, 0, 2)), (points, -1)),
-        xp.repeat(lengths, n_x, axis=0),
-        _own_numerators(problem, mapped, w_y),
-    )
-    scales: dict[Task, Array] = {
-        "search": _transpose(truths.search_scale),
-        "annotate": _transpose(truths.annotate_scale),
-    }
-    # Half of the slack: these scores are summed in another order than the exact ones, and a rival that counts
-    # here must count there.
-    margins: dict[Task, Array] = {
-        "search": _transpose(truths.search_slack) / 2,
-        "annotate": _transpose(truths.annotate_slack) / 2,
-    }
-    floors: dict[Task, Array] = {
-        "search": _transpose(truths.search_truth) - margins["search"],
-        "annotate": _transpose(truths.annotate_truth) - margins["annotate"],
-    }
+    own = _own_numerators(problem, mapped, w_y)
+
+    def table(rows: Array, dtype: Any = problem.b.dtype) -> Array:
+        return xp.zeros((rows.shape[0], n_y, n_x), dtype=dtype, device=device(rows))
+
+    scales: dict[Task, Array] = {"search": table(problem.a), "annotate": table(problem.b)}
+    floors: dict[Task, Array] = {"search": table(problem.b), "annotate": table(problem.a)}
+    margins: dict[Task, Array] = {"search": table(problem.b), "annotate": table(problem.a)}
+    others: dict[Task, Array] = {"search": table(problem.b, xp.int32), "annotate": table(problem.a, xp.int32)}
+    finite = xp.zeros((n_y, n_x), dtype=xp.bool, device=device(problem.a))
+    for i in range(n_x):
+        truths = score_truths(problem, image_norms[:, i, :], norms[i, :, :], lengths, own[:, i, :])
+        finite[:, i] = truths.finite
+        scales["search"][:, :, i] = truths.search_scale.T
+        scales["annotate"][:, :, i] = truths.annotate_scale.T
+        # Half of the slack: these scores are summed in another order than the exact ones, and a rival that
+        # counts here must count there.
+        margins["search"][:, :, i] = truths.search_slack.T / 2
+        margins["annotate"][:, :, i] = truths.annotate_slack.T / 2
+        floors["search"][:, :, i] = (truths.search_truth - truths.search_slack / 2).T
+        floors["annotate"][:, :, i] = (truths.annotate_truth - truths.annotate_slack / 2).T
+    for tables in (scales, floors, margins, others):
+        for task in TASKS:
+            tables[task] = xp.reshape(tables[task], (-1, n_y * n_x))
     empty = xp.zeros((0,), dtype=problem.truth.pairing.dtype, device=device(problem.a))
-    others: dict[Task, Array] = {
-        "search": xp.zeros((problem.b.shape[0], points), dtype=xp.int32, device=device(problem.a)),
-        "annotate": xp.zeros((problem.a.shape[0], points), dtype=xp.int32, device=device(problem.a)),
-    }
-    result = Screen(problem, w_y, cutoff, mapped, truths.finite, scales, floors, margins, others, empty)
-    del truths, norms, lengths
+    del norms, own, image_norms
+    finite = xp.reshape(finite, (-1,))
+    result = Screen(problem, w_y, cutoff, mapped, finite, scales, floors, margins, others, empty)
     progress(0.55)
     rivals = _anchor_rivals(result, _anchors(w_x))
     progress(0.75)
@@ -214,7 +213,7 @@ def _transpose(values: Array) -> Array:
 
 
 def _map_images(problem: Problem, w_x: Weights, w_y: Weights) -> tuple[Array, Array]:
-    """Return the mapped images, and ‖ΣUᵀx‖² at every point: points × images."""
+    """Return the mapped images, and ‖ΣUᵀx‖²: y values × x values × images."""
     xp = namespace(problem.a)
     n, n_x, n_y, width = problem.a.shape[0], w_x.rows.shape[0], w_y.rows.shape[0], problem.t0.shape[1]
     mapped = xp.empty((n, n_x, width), dtype=problem.a.dtype, device=device(problem.a))
@@ -228,7 +227,7 @@ def _map_images(problem: Problem, w_x: Weights, w_y: Weights) -> tuple[Array, Ar
             norms[:, i, part] = w_y.rows @ (product * product).T
 
     map_parallel(fill, list(range(0, n, rows)), problem.a)
-    return mapped, xp.reshape(norms, (n_y * n_x, n))
+    return mapped, norms
 
 
 def _tile_bytes(problem: Problem) -> int:
@@ -291,7 +290,7 @@ def _pair_numerators(problem: Problem, mapped: Array, w_y: Weights, block: _Bloc
 
 
 def _own_numerators(problem: Problem, mapped: Array, w_y: Weights) -> Array:
-    """Return the numerator of every caption with its own image: points × captions."""
+    """Return the numerator of every caption with its own image: y values × x values × captions."""
     xp = namespace(problem.a)
     captions = xp.argsort(problem.truth.pairing, stable=True)
     blocks = _blocks(problem, w_y, mapped, problem.truth.pairing[captions], captions)
@@ -300,7 +299,7 @@ def _own_numerators(problem: Problem, mapped: Array, w_y: Weights) -> Array:
     for block, part in zip(blocks, parts, strict=True):
         # Repeated pairs are written more than once, with the same value.
         own[xp.reshape(block.captions, (-1,)), :] = xp.reshape(part, (-1, part.shape[2]))
-    return _transpose(own)
+    return xp.permute_dims(xp.reshape(own, (own.shape[0], -1, mapped.shape[1])), (1, 2, 0))
 
 
 def _anchors(weights: Weights) -> list[int]:
