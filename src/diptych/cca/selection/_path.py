@@ -17,6 +17,7 @@ import numpy as np
 
 from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task
+from diptych._threads import progress_bar
 from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting
@@ -422,7 +423,8 @@ def _search_grid(
     ages: Ages = {"x": np.zeros(len(grid.x), dtype=int), "y": np.zeros(len(grid.y), dtype=int)}
     while True:
         age = np.maximum(ages["x"][:, None], ages["y"])
-        choice = {task: scores.choose(task, metric, age) for task in TASKS}
+        with progress_bar("verifying the best points"):
+            choice = {task: scores.choose(task, metric, age) for task in TASKS}
         edges = sorted({edge for task in TASKS for edge in _edges(grid, choice[task])}) if extend else []
         new = {edge: values for edge in edges if len(values := grid.beyond(*edge, spectra))}
         if not grid.automatic or not new:
@@ -470,7 +472,8 @@ def _extend(
     for rows, columns in ((fresh["x"], np.arange(wider.shape[1])), (old["x"], fresh["y"])):
         if len(rows) and len(columns):
             part = replace(wider, x=wider.x[rows], y=wider.y[columns])
-            result.insert(score(part, lambda share: None), rows, columns)
+            with progress_bar("selecting on a wider grid") as progress:
+                result.insert(score(part, progress), rows, columns)
     return wider, result, newer
 
 
