@@ -318,7 +318,7 @@ def fit_canonical(work: Work) -> Iterator[Fitted]:
     for x, y in product(config["gammas"], repeat=2):
         start = clock()
         filters = Tikhonov(x * float(exact.s_x[0]) ** 2), Tikhonov(y * float(exact.s_y[0]) ** 2)
-        model = regularized_cca(rounded, *filters, components, leading=True)
+        model = regularized_cca(rounded, *filters, components)
         spent = clock() - start
         for similarity in SIMILARITIES:
             seconds[similarity] += spent

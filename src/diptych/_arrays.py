@@ -94,10 +94,9 @@ def count_true(mask: Array, axis: int) -> Array:
 def eigh_descending(matrix: Array) -> tuple[Array, Array]:
     """Return the eigenvalues of a symmetric ``matrix``, largest first, and its eigenvectors as columns."""
     if is_numpy_array(matrix):
-        import scipy.linalg
-
-        # "evd" is divide and conquer, on dense spectra several times faster than the other LAPACK drivers.
-        values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
+        # NumPy's drivers are divide and conquer ("evd", "gesdd"), on dense spectra several times faster than
+        # others. Unlike SciPy's, they release the interpreter lock, so that two can run at a time.
+        values, vectors = np.linalg.eigh(matrix)
         return values[::-1].copy(), np.ascontiguousarray(vectors[:, ::-1])
     xp = namespace(matrix)
     values, vectors = xp.linalg.eigh(matrix)
@@ -107,13 +106,11 @@ def eigh_descending(matrix: Array) -> tuple[Array, Array]:
 def svd(matrix: Array) -> tuple[Array, Array, Array]:
     """Return the thin SVD ``P, sigma, Qt`` with ``matrix = P @ diag(sigma) @ Qt``."""
     if is_numpy_array(matrix):
-        import scipy.linalg
-
         try:
-            return scipy.linalg.svd(  # type: ignore[no-any-return]
-                matrix, full_matrices=False, check_finite=False, lapack_driver="gesdd"
-            )
+            return np.linalg.svd(matrix, full_matrices=False)
         except np.linalg.LinAlgError:
+            import scipy.linalg
+
             # gesdd fails to converge on rare matrices; gesvd is slower but converges.
             return scipy.linalg.svd(  # type: ignore[no-any-return]
                 matrix, full_matrices=False, check_finite=False, lapack_driver="gesvd"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
 import threadpoolctl
 from array_api_compat import is_numpy_array
 
@@ -20,13 +24,23 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _MAX_THREADS = 8
+_LARGE = 2**28
+"""Multiplications in a product from which on it pays to have several threads."""
 
 
 def thread_count(workers: int | None) -> int:
     """Return ``workers``, or, for None, one thread per core, at most 8."""
     if workers is not None and workers < 1:
         raise InputError(f"workers={workers} is below 1; give the number of threads.")
-    return workers or min(_MAX_THREADS, os.cpu_count() or 1)
+    return workers or min(_MAX_THREADS, count_cores())
+
+
+@cache
+def count_cores() -> int:
+    """Return the number of cores that this process may use, with its affinity and its container's quota."""
+    from joblib import cpu_count  # scikit-learn's own, but importing it takes a while
+
+    return cpu_count()  # type: ignore[no-any-return]
 
 
 def prefetch(
@@ -50,23 +64,162 @@ def prefetch(
 def map_parallel(function: Callable[[Any], Result], items: list[Any], like: Array) -> list[Result]:
     """Return ``function(item)`` for each item, on as many threads as BLAS has, each with one BLAS thread.
 
-    Small tiles then stay in a core's cache; NumPy releases the interpreter lock while it computes. If
-    ``like`` is an array of another backend, the items run one after another: those backends use all cores
-    themselves.
+    The threads take one item after another, so a core that is busy with another program just takes fewer.
+    (BLAS gives each of its threads an equal part and waits for the last of them at every product.) A call
+    from inside another one runs on its caller's thread alone. NumPy releases the interpreter lock while it
+    computes. If ``like`` is an array of another backend, the items run one after another: those backends use
+    all cores themselves.
     """
-    if not is_numpy_array(like) or len(items) < 2:
+    if not is_numpy_array(like) or len(items) < 2 or getattr(_own, "at_work", False):
         return [function(item) for item in items]
-    blas = _blas()
-    threads = min(len(items), _blas_threads(default=os.cpu_count() or 1))
-    with blas.limit(limits=1), ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, items))
+    results: list[Any] = [None] * len(items)
+    waiting = deque(range(len(items)))
+
+    def work() -> None:
+        _own.at_work = True
+        try:
+            while True:
+                try:
+                    number = waiting.popleft()
+                except IndexError:
+                    return
+                results[number] = function(items[number])
+        except BaseException:
+            waiting.clear()
+            raise
+        finally:
+            _own.at_work = False
+
+    with one_blas_thread() as threads:
+        others = [_pool().submit(work) for _ in range(min(len(items), threads) - 1)]
+        try:
+            work()
+        finally:
+            for other in others:
+                # One that has not started yet, because another call uses the pool, has nothing left to do.
+                if not other.cancel():
+                    other.result()
+    return results
+
+
+def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array) -> list[Result]:
+    """Return ``function(item)`` for each of a few items whose matrices are decomposed, all at once.
+
+    A decomposition consists of thousands of small products, and if BLAS has more threads than there are idle
+    cores, each of them waits for a thread that does not run: with one busy program on two cores it takes ten
+    times as long. So the items share half of the threads of BLAS; on two cores each has one.
+    """
+    if not is_numpy_array(like):
+        return [function(item) for item in items]
+    with one_blas_thread() as threads:
+        share = min(_MAX_THREADS, threads // (2 * len(items)))
+        if share < 2:
+            return map_parallel(function, items, like)
+        with _blas().limit(limits=share), ThreadPoolExecutor(len(items)) as pool:
+            return list(pool.map(function, items))
+
+
+def multiply(left: Array, right: Array) -> Array:
+    """Return ``left @ right`` of two matrices, by tiles on several threads if they are large NumPy arrays."""
+    (rows, inner), columns = left.shape, right.shape[1]
+    if not is_numpy_array(left) or rows * inner * columns < _LARGE:
+        return left @ right
+    out = np.empty((rows, columns), dtype=np.result_type(left, right))
+
+    def fill(tile: slice) -> None:
+        if rows >= columns:
+            np.matmul(left[tile, :], right, out=out[tile, :])
+        else:
+            np.matmul(left, right[:, tile], out=out[:, tile])
+
+    map_parallel(fill, make_tiles(max(rows, columns)), left)
+    return out
+
+
+def make_tiles(length: int) -> list[slice]:
+    """Return slices of ``length`` rows, of 64 to 512 each, and equally many for every thread of BLAS."""
+    with one_blas_thread() as threads:
+        count = threads * max(2, -(-length // (512 * threads)))
+    step = max(64, -(-length // count))
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def multiply_transposed(pairs: list[tuple[Array, Array]]) -> list[Array]:
+    """Return ``left.T @ right`` of each pair, by tiles; of a matrix with itself, half is computed."""
+    if not is_numpy_array(pairs[0][0]):
+        return [left.T @ right for left, right in pairs]
+    with one_blas_thread() as threads:
+        sides = math.ceil(threads**0.5)
+    results = [
+        np.empty((left.shape[1], right.shape[1]), dtype=np.result_type(left, right)) for left, right in pairs
+    ]
+
+    def cut(width: int) -> list[slice]:
+        step = max(64, -(-width // max(sides, -(-width // 1024))))
+        return [slice(start, min(start + step, width)) for start in range(0, width, step)]
+
+    def fill(tile: tuple[int, slice, slice]) -> None:
+        number, rows, columns = tile
+        (left, right), out = pairs[number], results[number]
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.matmul(left[:, rows].T, right[:, columns], out=out[rows, columns])
+        if left is right and rows != columns:
+            out[columns, rows] = out[rows, columns].T
+
+    every = [
+        (number, rows, columns)
+        for number, (left, right) in enumerate(pairs)
+        for rows in cut(left.shape[1])
+        for columns in cut(right.shape[1])
+        if left is not right or columns.start >= rows.start
+    ]
+    map_parallel(fill, every, results[0])
+    return results
 
 
 @contextmanager
-def share_blas(callers: int) -> Iterator[None]:
-    """Divide the threads of BLAS among ``callers`` threads that call it at the same time."""
-    with _blas().limit(limits=max(1, _blas_threads() // callers)):
-        yield
+def one_blas_thread() -> Iterator[int]:
+    """Give BLAS one thread, and yield the number it had; for work that is spread over threads of its own.
+
+    Any number of threads may be inside at a time; the last to leave restores the number. A product of two
+    matrices that is not made by ``map_parallel`` or ``multiply`` runs on one core in here.
+    """
+    with _limit.lock:
+        if _limit.callers == 0:
+            _limit.threads = min(_blas_threads(), count_cores())
+            _limit.limiter = _blas().limit(limits=1)
+        _limit.callers += 1
+    try:
+        yield _limit.threads
+    finally:
+        with _limit.lock:
+            _limit.callers -= 1
+            if _limit.callers == 0:
+                _limit.limiter.restore_original_limits()
+
+
+class _Limit:
+    """The limit that all callers of ``one_blas_thread`` share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.callers = 0
+        self.threads = 1
+        self.limiter: Any = None
+
+
+_limit = _Limit()
+_own = threading.local()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # The caller works too.
+    return ThreadPoolExecutor(max(1, count_cores() - 1), thread_name_prefix="tiles")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has no threads of its parent
 
 
 def set_session_options(options: Any) -> None:
@@ -80,14 +233,19 @@ def set_session_options(options: Any) -> None:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
 
-@cache
 def _blas() -> Any:
+    # SciPy and torch bring a BLAS of their own, which is there once they are imported.
+    return _find_blas(*(name in sys.modules for name in ("scipy.linalg", "torch")))
+
+
+@cache
+def _find_blas(*loaded: bool) -> Any:
     # Finding the libraries takes milliseconds, so it is done once.
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 
-def _blas_threads(default: int = 1) -> int:
-    return max((library["num_threads"] for library in _blas().info()), default=default)
+def _blas_threads() -> int:
+    return max((library["num_threads"] for library in _blas().info()), default=count_cores())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from sklearn import cross_decomposition
 
 from diptych import InputError
 from diptych._arrays import to_numpy
-from diptych.cca import Tikhonov, TruncatedSVD, bjorck_golub, regularized_cca, spectra
+from diptych.cca import Tikhonov, TruncatedSVD, _canonical, bjorck_golub, regularized_cca, spectra
 
 
 def views(seed=0, n=120, m_x=7, m_y=5):
@@ -211,11 +211,45 @@ def test_uncorrelated_views_are_refused():
         bjorck_golub(spectra(x, y))
 
 
+def decompose_both_ways(monkeypatch, fitted, filters, n_components=None):
+    """Return the model by the Gram matrix of T, and by an SVD of T."""
+    models = []
+    for small in (0, 10**9):
+        monkeypatch.setattr(_canonical, "SMALL", small)
+        models.append(regularized_cca(fitted, *filters, n_components))
+    return models
+
+
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30)])
-def test_leading_components_equal_those_of_the_whole_svd(backend, shape):
+@pytest.mark.parametrize("n_components", [3, 18, None])
+def test_components_by_the_gram_matrix_equal_those_of_the_svd(monkeypatch, backend, shape, n_components):
     x, y = views(n=160, m_x=shape[0], m_y=shape[1])
     fitted, filters = spectra(backend(x), backend(y)), (Tikhonov(3.0), Tikhonov(5.0))
-    whole = weights(regularized_cca(fitted, *filters, 3))
-    leading = weights(regularized_cca(fitted, *filters, 3, leading=True))
-    for result, expected in zip(leading, whole, strict=True):
+    gram, whole = decompose_both_ways(monkeypatch, fitted, filters, n_components)
+    for result, expected in zip(weights(gram), weights(whole), strict=True):
         np.testing.assert_allclose(result, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("small", [0, 3, 12, 29])
+@pytest.mark.parametrize("lowest", [1e-3, 1e-6, 1e-10])
+def test_small_correlations_are_as_exact_as_those_of_the_svd(monkeypatch, backend, small, lowest):
+    # 30 components, of which the last are far below the others: too small for the Gram matrix of T.
+    rng = np.random.default_rng(small)
+    sigma = np.concatenate([np.linspace(1.0, 0.1, 30 - small), lowest * np.linspace(1.0, 0.5, small)])
+    p, q = (np.linalg.qr(rng.normal(size=(m, 30)))[0] for m in (40, 30))
+    monkeypatch.setattr(_canonical, "SMALL", 0)
+    t = backend((p * sigma) @ q.T)
+    p_x, result, p_y = (to_numpy(part) for part in _canonical.leading_components(t))
+    np.testing.assert_allclose(result, sigma, rtol=1e-9, atol=1e-13)
+    for vectors in (p_x, p_y):
+        np.testing.assert_allclose(vectors.T @ vectors, np.eye(30), atol=1e-7)
+    np.testing.assert_allclose((p_x * result) @ p_y.T, to_numpy(t), atol=1e-12)
+
+
+@pytest.mark.parametrize("filters", [(Tikhonov(3.0), Tikhonov(5.0)), (TruncatedSVD(5), TruncatedSVD(3))])
+def test_float32_spectra_are_decomposed_too(monkeypatch, filters):
+    x, y = (view.astype(np.float32) for view in views(n=200))
+    fitted = spectra(x, y, solver="gram", precision="float32")
+    for n_components in (2, None):
+        gram, whole = decompose_both_ways(monkeypatch, fitted, filters, n_components)
+        np.testing.assert_allclose(gram.correlations, whole.correlations, atol=1e-4)

@@ -222,5 +222,6 @@ assert not {"sklearn", "pandas"} & {*sys.modules}
 def test_a_loaded_model_becomes_an_estimator(model, data, tmp_path):
     model.save(tmp_path / "model")
     estimator = FittedAWCCA.load(tmp_path / "model").make_estimator()
-    assert isinstance(estimator, AWCCA) and estimator.get_params() == model.get_params()
+    assert isinstance(estimator, AWCCA)
+    assert estimator.get_params() == model.get_params()
     np.testing.assert_array_equal(estimator.transform(data[0]), model.transform(data[0]))

@@ -6,7 +6,8 @@ import pytest
 from sklearn.base import clone
 
 from diptych import AWCCA, InputError
-from diptych.cca import Tikhonov, regularized_cca, spectra
+from diptych.cca import _canonical
+from diptych.cca._weighting import to_unit_length
 from diptych.fusion import Block, Fusion, Part
 from diptych.ranking import mean_recall, recall_at_k
 from generated_pairs import make_pairs
@@ -273,17 +274,25 @@ def test_wrong_inputs_are_refused(fitted):
         Fusion().fit({"a": np.ones((120, 3))}, y, pairing)
 
 
-def test_leading_components_are_those_of_the_whole_model():
-    for m_x, m_y in ((30, 20), (20, 30)):
-        x, y, pairing = make_pairs(4, n=160, m_x=m_x, m_y=m_y)[0]
-        training = spectra(x, y, pairing)
-        filters = Tikhonov(3.0), Tikhonov(5.0)
-        whole = regularized_cca(training, *filters, 6)
-        first = regularized_cca(training, *filters, 6, leading=True)
-        np.testing.assert_allclose(first.correlations, whole.correlations, atol=1e-12)
-        for name in ("x_weights", "y_weights"):
-            mine, its = getattr(first, name), getattr(whole, name)
-            np.testing.assert_allclose(np.abs(mine), np.abs(its), atol=1e-9)
-        np.testing.assert_allclose(
-            first.x_weights @ first.y_weights.T, whole.x_weights @ whole.y_weights.T, atol=1e-9
+@pytest.mark.parametrize("widths", [(12, 8), (8, 12)])
+def test_a_fusion_of_whole_models_decomposes_no_t(monkeypatch, widths):
+    (x, y, pairing), validation = make_pairs(4, n=160, m_x=widths[0], m_y=widths[1])
+    calls, real = [], _canonical.leading_components
+    monkeypatch.setattr(_canonical, "leading_components", lambda *given: calls.append(1) or real(*given))
+    model = Fusion("plain", grid=5, precision="float64").fit(x, y, pairing, validation=validation)
+    assert calls == []
+    for task in ("search", "annotate"):
+        member = model.members_[task][0]
+        assert member.dimension == 8
+        whole = AWCCA(params=member.params).fit(
+            model.geometry_["x"]["x"].apply(x, "x"), model.geometry_["y"]["y"].apply(y, "y"), pairing
         )
+        expected = whole.transform(
+            model.geometry_["x"]["x"].apply(validation[0], "x"),
+            model.geometry_["y"]["y"].apply(validation[1], "y"),
+            task=task,
+        )
+        items, queries = expected if task == "search" else expected[::-1]
+        scores = model.transform(*validation[:2], task=task)
+        scores = scores[0] @ scores[1].T if task == "search" else scores[1] @ scores[0].T
+        np.testing.assert_allclose(scores, to_unit_length(items) @ to_unit_length(queries).T, atol=1e-4)

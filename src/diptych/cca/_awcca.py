@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils.validation import validate_data
 
-from diptych._arrays import Array, fields_to_numpy, to_numpy
+from diptych._arrays import Array, fields_to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -21,12 +21,12 @@ from diptych._checks import (
     Similarity,
     Task,
 )
-from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca, variate_correlations
+from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
+from diptych.cca._deferred import DeferredModels, Filters, filters_of
 from diptych.cca._filters import (
     SpectralFilter,
     Tikhonov,
     TruncatedSVD,
-    make_filters,
 )
 from diptych.cca._fit import (
     ByTask,
@@ -34,7 +34,7 @@ from diptych.cca._fit import (
     FitResult,
     Params,
     params_by_task,
-    params_of_models,
+    params_of_filters,
     scale_params,
 )
 from diptych.cca._fitted import FittedAWCCA, Selection, second_view
@@ -43,8 +43,10 @@ from diptych.cca._polish import carry_polish
 from diptych.cca._spectra import Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import (
+    Projection,
     Weighting,
     maps,
+    powers,
 )
 from diptych.cca.selection._grids import check_grid, check_share
 
@@ -114,8 +116,11 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
 
     Attributes
     ----------
-    models_ : dict
-        ``CanonicalModel`` of each task.
+    models_ : Mapping
+        ``CanonicalModel`` of each task: correlations and canonical weights. Neither ``fit`` nor ``score``
+        needs them (at full dimension with the asymmetric weighting), so a model is computed, which takes a
+        decomposition as large as those of the fit, when it is first read, and then kept. ``transform`` and
+        ``save`` read it.
     x_mean_, y_mean_ : array
         Means over training pairs.
     spectra_ : Spectra
@@ -225,8 +230,8 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             second = second_view(Y)
             validate_data(self, X, skip_check_array=True)
             result = fit.fit_views(X, second, pairing, validation)
-        self._set_models(result, fit, as_numpy=device is not None)
-        _warn_of_ones(self.models_, self.spectra_)
+        self._set_models(result, fit)
+        _warn_of_ones(filters_of(self.models_), self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
         return self
@@ -238,13 +243,12 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         ``polish``, a model that is fitted already keeps its polish as in ``refit_moments``.
         """
         self.check_parameters()
-        before = getattr(self, "models_", None)
-        if self.polish and before is None:
+        before = _polished(getattr(self, "models_", {}))
+        if self.polish and not hasattr(self, "models_"):
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
         fit = Fit(self)
-        self._set_models(fit.fit_moments(moments, validation), fit)
-        self._carry_polish(before or {}, moments)
-        _warn_of_ones(self.models_, self.spectra_)
+        self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
+        _warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
 
     def refit_moments(self, moments: Moments, count: int) -> AWCCA:
@@ -259,26 +263,34 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         elif self.filter == "guided":
             params = params_by_task(self.params)
         else:
-            params = scale_params(params_of_models(self.models_), self.filter, moments.count / count)
-        before = self.models_
+            before = params_of_filters(filters_of(self.models_))
+            params = scale_params(before, self.filter, moments.count / count)
+        polished = _polished(self.models_)
         sizes = {
-            task: int(model.correlations.shape[0])
-            if self.n_components is not None or model.polish is not None
+            task: int(self.models_[task].correlations.shape[0])
+            if self.n_components is not None or task in polished
             else None
-            for task, model in before.items()
+            for task in TASKS
         }
-        path = self.path_
-        self._set_models(FitResult(spectra_from_moments(moments), params, sizes, path), Fit(self))
-        self._carry_polish(before, moments)
+        result = FitResult(spectra_from_moments(moments), params, sizes, self.path_)
+        self._set_models(result, Fit(self), polished, moments)
         return self
 
-    def _carry_polish(self, before: Mapping[Task, CanonicalModel], moments: Moments) -> None:
-        """Give the models the polish of those before, carried over to their components."""
-        for task, old in before.items():
-            if old.polish is not None:
-                new = keep_components(self.models_[task], int(old.correlations.shape[0]))
-                pair = (maps(replace(model, polish=None), self.weighting, task) for model in (new, old))
-                self.models_[task] = replace(new, polish=carry_polish(old.polish, moments, *pair))
+    def _embed(self, X: Array, Y: Array, task: Task) -> tuple[Array, Array]:
+        models = self.models_
+        if not (
+            isinstance(models, DeferredModels)
+            and models.full[task]
+            and hasattr(self, "spectra_")
+            and self.weighting != "residual"
+            and powers(self.weighting, task) == powers("asymmetric", task)
+        ):
+            return super()._embed(X, Y, task)
+        self._check_columns(X)
+        x_map, y_map = ranking_maps(self.spectra_, *models.filters[task], task)
+        for_x = Projection("X", self.normalize[0], self.x_mean_, x_map, None)
+        for_y = Projection("Y", self.normalize[1], self.y_mean_, y_map, None)
+        return for_x(X), for_y(second_view(Y))
 
     def _check_columns(self, X: Any) -> None:
         validate_data(self, X, reset=False, skip_check_array=True)
@@ -304,49 +316,53 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             for value in (value for pair in pairs for value in pair):
                 Tikhonov(value) if self.filter == "tikhonov" else TruncatedSVD(value)
 
-    def _set_models(self, result: FitResult, work: Fit, *, as_numpy: bool = False) -> None:
-        def fit(spectra: Spectra, params: ByTask, dimension: int | None) -> CanonicalModel:
-            filters = make_filters(self.filter, params[task], spectra.s_x, spectra.s_y)
-            return regularized_cca(spectra, *filters, dimension)
-
-        spectra, params, sizes, unseen = result.spectra, result.params, result.dimensions, result.unseen
-        made: dict[Task, tuple[CanonicalModel, CanonicalModel]] = {}
+    def _set_models(
+        self,
+        result: FitResult,
+        fit: Fit,
+        polished: Mapping[Task, CanonicalModel] | None = None,
+        moments: Moments | None = None,
+    ) -> None:
+        """Set what a fit found; the polish of models before is carried over to those of ``moments``."""
+        points = fit.choose_points(result)
+        made: dict[Task, CanonicalModel] = {}
         for task in TASKS:
-            same = [t for t in made if (params[t], sizes[t]) == (params[task], sizes[task])]
-            if same:
-                made[task] = made[same[0]]
-                continue
-            model = without = fit(spectra, params, sizes[task])
-            if unseen is not None:
-                # Held-out pairs are among those of the final model: measure the model without them.
-                if unseen.spectra is not spectra:
-                    without = fit(unseen.spectra, unseen.params, None)
-                measured = variate_correlations(without, unseen.spectra, *unseen.pairs)
-                model = replace(model, validation_correlations=measured[: int(model.correlations.shape[0])])
-            made[task] = model, without
-        models = {task: work.polish_model(result, *pair, task) for task, pair in made.items()}
-        if as_numpy:
+            if (old := (polished or {}).get(task)) is not None:
+                assert moments is not None
+                assert old.polish is not None
+                new = points[task].make(int(old.correlations.shape[0]))
+                pair = (maps(replace(model, polish=None), self.weighting, task) for model in (new, old))
+                made[task] = replace(new, polish=carry_polish(old.polish, moments, *pair))
+            elif (model := fit.polish_point(result, points[task], task)) is not None:
+                made[task] = model
+        spectra = result.spectra
+        if fit.device is not None:
             spectra = fields_to_numpy(spectra)
-            models = {task: fields_to_numpy(model) for task, model in models.items()}
-        self.path_, self.spectra_, self.models_ = result.path, spectra, models
+            numpy = {id(point): fields_to_numpy(point) for point in points.values()}
+            points = {task: numpy[id(point)] for task, point in points.items()}
+            made = {task: fields_to_numpy(model) for task, model in made.items()}
+        self.path_, self.spectra_ = result.path, spectra
+        self.models_ = DeferredModels(points, made, fit.device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
 
 
-def _warn_of_ones(models: Mapping[Task, CanonicalModel], spectra: Spectra) -> None:
+def _polished(models: Mapping[Task, CanonicalModel]) -> dict[Task, CanonicalModel]:
+    """Return the models that are polished; a polished one has been made already."""
+    made = models.made if isinstance(models, DeferredModels) else models
+    return {task: model for task, model in made.items() if model.polish is not None}
+
+
+def _warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:
     """Warn about correlations that are 1 because there are more directions than pairs."""
-    for model in models.values():
-        directions = [
-            min(rank, getattr(own, "k", rank))
-            for own, rank in zip((model.filter_x, model.filter_y), spectra.ranks, strict=True)
-        ]
-        ones = int((to_numpy(model.correlations) > 1.0 - 1e-6).sum())
-        if ones and sum(directions) >= spectra.count:
+    for own in filters.values():
+        ones, *directions = forced_ones(spectra, *own)
+        if ones:
             warnings.warn(
-                f"{ones} of {int(model.correlations.shape[0])} canonical correlations are 1 whatever the "
-                f"data: {directions[0]} and {directions[1]} directions are too many for {spectra.count} "
-                "pairs; regularise more (params=None selects how much).",
+                f"{ones} of {min(directions)} canonical correlations are 1 whatever the data: "
+                f"{directions[0]} and {directions[1]} directions are too many for {spectra.count} pairs; "
+                "regularise more (params=None selects how much).",
                 DataWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
             return

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
-from diptych._checks import InputError
+from diptych._arrays import Array, count_groups, eigh_descending, group_sum, move_like, namespace, svd
+from diptych._checks import InputError, Task
+from diptych._threads import map_lapack, multiply, multiply_transposed
 from diptych.cca._filters import AnyFilter, TruncatedSVD
+from diptych.cca._moments import Moments
 from diptych.cca._polish import Polish
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import project
@@ -83,41 +87,151 @@ def bjorck_golub(spectra: Spectra, n_components: int | None = None) -> Canonical
     return regularized_cca(spectra, TruncatedSVD(rank_x), TruncatedSVD(rank_y), n_components)
 
 
-def decompose_t(
-    t0: Array, root_x: Array, root_y: Array, leading: int | None = None
-) -> tuple[Array, Array, Array]:
+UNCORRELATED = "the two views are not correlated at all; check that the pairing is right."
+
+SMALL = 256
+"""The size of T up to which its SVD takes no noticeable time."""
+
+
+def decompose_t(t0: Array, root_x: Array, root_y: Array) -> tuple[Array, Array, Array]:
     r"""Return :math:`P_x, \Sigma, P_y` of :math:`T = D_x^{-1/2} T_0 D_y^{-1/2} = P_x \Sigma P_y^\top`.
 
     This is the one SVD of Algorithms 1 to 4. ``root_x`` and ``root_y`` are the diagonals of
     :math:`D^{-1/2}`; where they are shorter than a side of ``t0``, the remaining directions are dropped, so
     that a truncated SVD decomposes the submatrix of equation 9. P are returned as columns.
-
-    With ``leading``, only so many components are computed, as eigenvectors of TTᵀ or TᵀT, whichever is
-    smaller: several times faster where they are few. Squaring T loses correlations below the square root of
-    the rounding error, which are not among the first; components that small are left out.
     """
-    t = root_x[:, None] * t0[: root_x.shape[0], : root_y.shape[0]] * root_y
-    if leading is None:
-        p_x, sigma, p_y = svd(t)
-        return p_x, sigma, p_y.T
-    xp = namespace(t)
-    wide = t.shape[0] <= t.shape[1]
-    gram = t @ t.T if wide else t.T @ t
-    if is_numpy_array(gram):
-        import scipy.linalg
+    p_x, sigma, p_y = svd(whiten_t(t0, root_x, root_y))
+    return p_x, sigma, p_y.T
 
-        size = gram.shape[0]
-        squares, vectors = scipy.linalg.eigh(
-            gram, subset_by_index=(size - leading, size - 1), overwrite_a=True, check_finite=False
-        )
-        squares, near = squares[::-1], vectors[:, ::-1]
-    else:
-        squares, near = (part[..., :leading] for part in eigh_descending(gram))
+
+def whiten_t(t0: Array, root_x: Array, root_y: Array) -> Array:
+    r"""Return :math:`T = D_x^{-1/2} T_0 D_y^{-1/2}`; see ``decompose_t``."""
+    return root_x[:, None] * t0[: root_x.shape[0], : root_y.shape[0]] * root_y
+
+
+def leading_components(t: Array, most: int | None = None) -> tuple[Array, Array, Array]:
+    r"""Return :math:`P_x, \Sigma, P_y` of :math:`T = P_x \Sigma P_y^\top`, or their first columns.
+
+    They are eigenvectors of :math:`TT^\top` or :math:`T^\top T`, whichever is smaller, which takes less than
+    half the time of an SVD. Squaring T costs accuracy: with the rounding error ε, the vectors of a singular
+    value σ are wrong by :math:`ε (σ_1/σ)^2` at most. So this route gives the components above
+    :math:`ε^{1/4} σ_1`, whose error is at most :math:`\sqrt ε`. The others are those of the SVD of what
+    remains of T without them, if they are few, and all are those of an SVD of T otherwise.
+    """
+    xp = namespace(t)
+    size = min(t.shape)
+    wanted = size if most is None else min(most, size)
+    # The bound on σ is so high in float32 that hardly any matrix would be above it as a whole.
+    if size <= SMALL or (wanted > size // 2 and t.dtype != xp.float64):
+        return _first_of_svd(t, wanted)
+    wide = t.shape[0] <= t.shape[1]
+    far_of = t.T if wide else t
+    squares, near = _leading_eigenvectors(multiply_transposed([(far_of, far_of)])[0], wanted)
     sigma = xp.sqrt(xp.clip(squares, 0.0, None))
-    keep = int(xp.count_nonzero(sigma > float(xp.finfo(t.dtype).eps) ** 0.5 * sigma[0]))
-    sigma, near = sigma[:keep], near[:, :keep]
-    far = (t.T @ near if wide else t @ near) / sigma
+    firm = int(xp.count_nonzero(sigma > float(xp.finfo(t.dtype).eps) ** 0.25 * sigma[0]))
+    if firm < wanted and (wanted < size or size - firm > size // 2):
+        return _first_of_svd(t, wanted)
+    far = multiply(far_of, near[:, :firm]) / sigma[:firm]
+    if firm < wanted:
+        rest = multiply(far_of, near[:, firm:])
+        rest = rest - multiply(far, multiply(far.T, rest))
+        rest_far, rest_sigma, turn = map_lapack(svd, [rest], rest)[0]
+        sigma = xp.concat([sigma[:firm], rest_sigma])
+        near = xp.concat([near[:, :firm], near[:, firm:] @ turn.T], axis=1)
+        far = xp.concat([far, rest_far], axis=1)
     return (near, sigma, far) if wide else (far, sigma, near)
+
+
+def _first_of_svd(t: Array, wanted: int) -> tuple[Array, Array, Array]:
+    p_x, sigma, p_y = map_lapack(svd, [t], t)[0]
+    return p_x[:, :wanted], sigma[:wanted], p_y.T[:, :wanted]
+
+
+def _leading_eigenvectors(gram: Array, wanted: int) -> tuple[Array, Array]:
+    size = int(gram.shape[0])
+    # For more than a third of the vectors, the subset takes longer than all of them.
+    if not is_numpy_array(gram) or wanted > size // 3:
+        values, vectors = map_lapack(eigh_descending, [gram], gram)[0]
+        return values[:wanted], vectors[:, :wanted]
+    from scipy.linalg import eigh
+
+    eigh_last = partial(eigh, subset_by_index=(size - wanted, size - 1), overwrite_a=True, check_finite=False)
+    values, vectors = map_lapack(eigh_last, [gram], gram)[0]
+    return values[::-1], vectors[:, ::-1]
+
+
+def check_correlated(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> None:
+    """Raise an error if all of T is rounding error; its Frobenius norm is at least its first correlation."""
+    xp = namespace(spectra.t0)
+    roots = [1.0 / xp.sqrt(own.denominators(s)) for own, s in _sides(spectra, filter_x, filter_y)]
+    if not float(xp.linalg.matrix_norm(whiten_t(spectra.t0, *roots))) > _rounding_of_t(spectra, *roots):
+        raise InputError(UNCORRELATED)
+
+
+def _rounding_of_t(spectra: Spectra, root_x: Array, root_y: Array) -> float:
+    """Return the rounding error of T: that of T0, as far as the filters magnify it."""
+    xp = namespace(root_x)
+    return spectra.resolution * float(spectra.s_x[0] * spectra.s_y[0] * xp.max(root_x) * xp.max(root_y))
+
+
+def check_components(
+    spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter, n_components: int | None
+) -> int:
+    """Return the most components that a model may have; raise an error if more are wanted."""
+    most = min(int(own.denominators(s).shape[0]) for own, s in _sides(spectra, filter_x, filter_y))
+    if n_components is not None and not 1 <= n_components <= most:
+        raise InputError(f"n_components={n_components} is not possible here; give 1 to {most}, or None.")
+    return most
+
+
+def forced_ones(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> tuple[int, int, int]:
+    """Return how many correlations are 1 whatever the data, and the unregularised directions of both views.
+
+    Centred views of n pairs span subspaces of n − 1 dimensions. If their directions are more than that
+    together, the subspaces share some, and there the correlation is 1. A filter that leaves a direction as it
+    is does not change that.
+    """
+    xp = namespace(spectra.t0)
+    free = []
+    for own, s in _sides(spectra, filter_x, filter_y):
+        d = own.denominators(s)
+        s = s[: d.shape[0]]
+        free.append(int(xp.count_nonzero(s * s > (1.0 - 1e-6) * d)))
+    return max(0, sum(free) - spectra.count + 1), free[0], free[1]
+
+
+def ranking_maps(
+    spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter, task: Task, *, short: bool = False
+) -> tuple[Array, Array]:
+    r"""Return maps of X and of Y, features × directions, that rank as AW-CCA does at full dimension.
+
+    They are those of ``maps`` with the asymmetric weighting, up to a rotation, and need no decomposition of
+    T. With :math:`\alpha = D_x^{-1/2} V_x^\top x` and :math:`\beta = D_y^{-1/2} V_y^\top y`, search compares
+    :math:`\Sigma P_x^\top \alpha` with :math:`P_y^\top \beta`. Multiplied by :math:`P_y` these are
+    :math:`T^\top \alpha` and, if :math:`P_y` is square, :math:`\beta`. Otherwise :math:`\beta` is longer,
+    which scales all scores of the query alike.
+
+    With ``short``, X of fewer directions than Y (for ``"annotate"``, the reverse) gives vectors of as many,
+    and the same cosines: :math:`R\alpha` and :math:`Q^\top\beta`, where :math:`T^\top = QR`.
+    """
+    xp = namespace(spectra.t0)
+    roots, whitened = [], []
+    for own, s, v in (
+        (filter_x, spectra.s_x, spectra.v_x),
+        (filter_y, spectra.s_y, spectra.v_y),
+    ):
+        root = 1.0 / xp.sqrt(own.denominators(s))
+        roots.append(root)
+        whitened.append(v[:, : root.shape[0]] * root)
+    t = whiten_t(spectra.t0, *roots)
+    item, query = (0, 1) if task == "search" else (1, 0)
+    across = t if task == "search" else t.T
+    if short and across.shape[0] < across.shape[1]:
+        q, r = map_lapack(xp.linalg.qr, [across.T], t)[0]
+        whitened[item], whitened[query] = multiply(whitened[item], r.T), multiply(whitened[query], q)
+    else:
+        whitened[item] = multiply(whitened[item], across)
+    return whitened[0], whitened[1]
 
 
 def regularized_cca(
@@ -127,7 +241,6 @@ def regularized_cca(
     n_components: int | None = None,
     *,
     tolerance: float | None = None,
-    leading: bool = False,
 ) -> CanonicalModel:
     r"""Return the regularised CCA model at fixed parameters (Theorem 1).
 
@@ -147,13 +260,10 @@ def regularized_cca(
     filter_x, filter_y
         The filters of both views.
     n_components
-        Components to keep; None keeps those whose correlation is above rounding error.
+        Components to compute, the first; None keeps those whose correlation is above rounding error.
     tolerance
         Largest correlation that counts as rounding error; None computes it from the precision of the
         spectra and from how far the filters magnify it.
-    leading
-        Compute the first ``n_components`` alone, which is several times faster where they are few; see
-        ``decompose_t``.
 
     >>> import numpy as np
     >>> from diptych.cca import Tikhonov, regularized_cca, spectra
@@ -162,25 +272,20 @@ def regularized_cca(
     >>> bool(model.correlations[0] < 1)
     True
     """
+    check_components(spectra, filter_x, filter_y, n_components)
     d_x, d_y = filter_x.denominators(spectra.s_x), filter_y.denominators(spectra.s_y)
     k_x, k_y = int(d_x.shape[0]), int(d_y.shape[0])
-    if n_components is not None and not 1 <= n_components <= min(k_x, k_y):
-        raise InputError(
-            f"n_components={n_components} is not possible here; give 1 to {min(k_x, k_y)}, or None."
-        )
     xp = namespace(d_x)
     root_x, root_y = 1.0 / xp.sqrt(d_x), 1.0 / xp.sqrt(d_y)
-    p_x, sigma, p_y = decompose_t(spectra.t0, root_x, root_y, n_components if leading else None)
+    p_x, sigma, p_y = leading_components(whiten_t(spectra.t0, root_x, root_y), n_components)
     if tolerance is None:
         rounding = float(xp.finfo(sigma.dtype).eps) * max(k_x, k_y) * float(sigma[0])
-        magnified = float(spectra.s_x[0] * spectra.s_y[0] * xp.max(root_x) * xp.max(root_y))
-        tolerance = max(rounding, spectra.resolution * magnified)
+        tolerance = max(rounding, _rounding_of_t(spectra, root_x, root_y))
     keep = int(xp.count_nonzero(sigma > tolerance))
     if keep == 0:
-        raise InputError("the two views are not correlated at all; check that the pairing is right.")
-    keep = keep if n_components is None else min(keep, n_components)
+        raise InputError(UNCORRELATED)
     sigma, inner_x, inner_y = sigma[:keep], root_x[:, None] * p_x[:, :keep], root_y[:, None] * p_y[:, :keep]
-    x_weights, y_weights = spectra.v_x[:, :k_x] @ inner_x, spectra.v_y[:, :k_y] @ inner_y
+    x_weights, y_weights = multiply(spectra.v_x[:, :k_x], inner_x), multiply(spectra.v_y[:, :k_y], inner_y)
     # The correlation of Xu and Yv: uᵀXᵀYv = σ, and ‖Xu‖ = ‖S_x D_x^-½ p‖.
     lengths_x, lengths_y = (
         xp.linalg.vector_norm(s[:k, None] * inner, axis=0)
@@ -193,6 +298,11 @@ def regularized_cca(
     return CanonicalModel(
         xp.minimum(sigma, ones), x_weights * signs, y_weights * signs, filter_x, filter_y, train
     )
+
+
+def _sides(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> Iterator[tuple[AnyFilter, Array]]:
+    yield filter_x, spectra.s_x
+    yield filter_y, spectra.s_y
 
 
 def variate_correlations(
@@ -208,6 +318,19 @@ def variate_correlations(
     u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
     u, v = u - (counts @ u) / n, v - xp.mean(v, axis=0)
     products = xp.sum(u * xp.astype(group_sum(v, pairing, n_images), u.dtype, copy=False), axis=0)
-    lengths = xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0)
+    return _divide_lengths(products, xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0))
+
+
+def correlate_moments(model: CanonicalModel, moments: Moments) -> Array:
+    """Return the same as ``variate_correlations`` from the moments of the pairs."""
+    xp = namespace(moments.xy)
+    u, v = (move_like(own, moments.xy, dtype=xp.float64) for own in (model.x_weights, model.y_weights))
+    products = xp.sum(u * (moments.xy @ v), axis=0)
+    squares = xp.sum(u * (moments.xx @ u), axis=0) * xp.sum(v * (moments.yy @ v), axis=0)
+    return _divide_lengths(products, xp.sqrt(xp.clip(squares, 0.0, None)))
+
+
+def _divide_lengths(products: Array, lengths: Array) -> Array:
+    xp = namespace(products)
     safe = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
     return xp.clip(xp.where(lengths > 0, products / safe, 0.0), -1.0, 1.0)

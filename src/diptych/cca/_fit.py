@@ -24,7 +24,8 @@ from diptych._checks import (
 )
 from diptych._devices import copy_to_device
 from diptych._threads import progress_bar
-from diptych.cca._canonical import CanonicalModel, keep_components, regularized_cca
+from diptych.cca._canonical import CanonicalModel, keep_components, ranking_maps, regularized_cca
+from diptych.cca._deferred import ChosenPoint, Filters, KeptPairs
 from diptych.cca._filters import (
     AnyFilter,
     CustomFilter,
@@ -85,15 +86,15 @@ def scale_params(params: ByTask, filter: Any, factor: float) -> ByTask:
     return {task: (params[task][0] * factor, params[task][1] * factor) for task in TASKS}
 
 
-def params_of_models(models: Mapping[Task, CanonicalModel]) -> ByTask:
-    """Return the parameters of the filters of fitted models."""
+def params_of_filters(filters: Mapping[Task, Filters]) -> ByTask:
+    """Return the parameters of the filters of each task."""
 
     def value(filter: AnyFilter) -> float:
         if isinstance(filter, CustomFilter):
             return filter.parameter
         return filter.gamma if isinstance(filter, Tikhonov) else filter.k
 
-    return {task: (value(models[task].filter_x), value(models[task].filter_y)) for task in TASKS}
+    return {task: (value(filters[task][0]), value(filters[task][1])) for task in TASKS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,42 +206,67 @@ class Fit:
         result = self._select_and_refit(part, pairs, whole, int(x.shape[0]))
         return replace(result, training=training and replace(training, captions=train.captions))
 
-    def polish_model(
-        self, result: FitResult, model: CanonicalModel, without: CanonicalModel, task: Task
-    ) -> CanonicalModel:
-        """Return the model of a task with the polish that is best on validation pairs, if any helps.
+    def choose_points(self, result: FitResult) -> dict[Task, ChosenPoint]:
+        """Return what the models are made from; both tasks share one point where they chose the same."""
+        spectra, unseen, name = result.spectra, result.unseen, self.settings.filter
+        validation = None if unseen is None else KeptPairs.of(*unseen.pairs)
+        points: dict[Task, ChosenPoint] = {}
+        for task in TASKS:
+            params, dimension = result.params[task], result.dimensions[task]
+            same = [t for t in points if (result.params[t], result.dimensions[t]) == (params, dimension)]
+            if same:
+                points[task] = points[same[0]]
+                continue
+            point = ChosenPoint(
+                spectra, make_filters(name, params, spectra.s_x, spectra.s_y), dimension, validation
+            )
+            if unseen is not None and unseen.spectra is not spectra:
+                part = unseen.spectra
+                filters = make_filters(name, unseen.params[task], part.s_x, part.s_y)
+                point = replace(point, without=part, filters_without=filters)
+            point.check()
+            points[task] = point
+        return points
 
-        ``without`` is the model that has not seen those. If ``model`` has, it is polished for as many epochs
-        as are best for the other.
+    def polish_point(self, result: FitResult, point: ChosenPoint, task: Task) -> CanonicalModel | None:
+        """Return the model of a task with the polish that is best on validation pairs; None if none helps.
+
+        It is chosen with the model that has not seen those. If that of ``point`` has, it is polished for as
+        many epochs as are best for the other.
         """
         settings, training, unseen = self.settings, result.training, result.unseen
         if training is None or unseen is None:
-            return model
+            return None
         by, x, y = metric(settings.metric), *unseen.pairs[:2]
 
-        def value(kept: CanonicalModel) -> float:
-            x_map, y_map = maps(kept, settings.weighting, task)
+        def value(x_map: Array, y_map: Array) -> float:
             vectors = project(x, unseen.spectra.x_mean, x_map), project(y, unseen.spectra.y_mean, y_map)
             return by.signed(by(ranks(*vectors, unseen.pairs[2], task=task)))
 
-        leading = keep_components(without, COMPONENTS)
+        if settings.weighting == "asymmetric" and point.dimension is None:
+            filters = point.filters_without or point.filters
+            least = value(*ranking_maps(unseen.spectra, *filters, task))
+            leading = point.make_without(COMPONENTS)
+        else:
+            whole = point.make_without()
+            least, leading = value(*maps(whole, settings.weighting, task)), keep_components(whole, COMPONENTS)
         vectors = self._embed(training, training.captions, unseen.spectra, leading, task)
         with progress_bar(f"polishing for {task}", settings.verbose) as progress:
 
             def try_epoch(polish: Polish) -> float:
                 progress(polish.epochs / EPOCHS)
-                return value(replace(leading, polish=polish))
+                return value(*maps(replace(leading, polish=polish), settings.weighting, task))
 
             epochs = polish_vectors(*vectors, settings.random_state)
-            best = choose_epochs(epochs, try_epoch, value(without))
+            best = choose_epochs(epochs, try_epoch, least)
             progress(1.0)
             if best is None:
-                return model
-            if unseen.spectra is not result.spectra:
-                leading = keep_components(model, COMPONENTS)
-                vectors = self._embed(training, None, result.spectra, leading, task)
+                return None
+            model = point.make(COMPONENTS)
+            if point.without is not None:
+                vectors = self._embed(training, None, result.spectra, model, task)
                 best = polish_for(*vectors, best.epochs, settings.random_state)
-        return replace(leading, polish=best)
+        return replace(model, polish=best)
 
     def _embed(
         self, training: Training, captions: Array | None, spectra: Spectra, model: CanonicalModel, task: Task

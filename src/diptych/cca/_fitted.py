@@ -6,6 +6,7 @@ scikit-learn is not imported here, because its import takes longer than a search
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
@@ -200,7 +201,7 @@ class FittedAWCCA:
     verbose: bool
     selection: Selection
     polish: bool
-    models_: dict[Task, CanonicalModel]
+    models_: Mapping[Task, CanonicalModel]
     x_mean_: Array
     y_mean_: Array
     path_: Path | None
@@ -264,7 +265,7 @@ class FittedAWCCA:
         tasks = TASKS if task is None else (check_task(task),)
         values = []
         for each in tasks:
-            x, y = self.transform(X, Y, task=each)
+            x, y = self._embed(X, Y, each)
             values.append(chosen(ranks(x, y, pairing, task=each, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
@@ -308,11 +309,11 @@ class FittedAWCCA:
         model = cls(**config.params.unpack())
         model.x_mean_ = take_array(tensors, "x_mean", (None,), source)
         model.y_mean_ = take_array(tensors, "y_mean", (None,), source)
-        model.models_ = {}
+        models: dict[Task, CanonicalModel] = {}
         for task in TASKS:
             name = config.models[task].tensors
-            if name in model.models_:
-                model.models_[task] = model.models_[name]
+            if name in models:
+                models[task] = models[name]
                 continue
             correlations = take_array(tensors, f"{name}.correlations", (None,), source)
             measured = {
@@ -320,7 +321,7 @@ class FittedAWCCA:
                 for each in _MEASURED
                 if f"{name}.{each}" in tensors
             }
-            model.models_[task] = CanonicalModel(
+            models[task] = CanonicalModel(
                 correlations,
                 take_array(tensors, f"{name}.x_weights", (len(model.x_mean_), len(correlations)), source),
                 take_array(tensors, f"{name}.y_weights", (len(model.y_mean_), len(correlations)), source),
@@ -330,13 +331,13 @@ class FittedAWCCA:
                 **measured,
             )
         if config.params.filter is None:
-            chosen = model.models_["search"].filter_x
+            chosen = models["search"].filter_x
             if not isinstance(chosen, CustomFilter):
                 raise InputError(
                     f"{source.parent} contradicts itself about the filter; save the model again."
                 )
             model.filter = chosen.filter
-        model.path_ = config.path
+        model.models_, model.path_ = models, config.path
         model.n_features_in_ = int(model.x_mean_.shape[0])
         return model
 
@@ -349,6 +350,11 @@ class FittedAWCCA:
             from sklearn.exceptions import NotFittedError
 
             raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit() first.")
+
+    def _embed(self, X: Array, Y: Array, task: Task) -> tuple[Array, Array]:
+        """Return vectors of both views that rank as those of ``transform``."""
+        x, y = self.transform(X, Y, task=task)
+        return x, y
 
     def _check_columns(self, X: Any) -> None:
         """Raise an error for columns of X other than in fit; the estimator knows their names."""

@@ -24,6 +24,7 @@ from diptych._persistence import (
     take_array,
     write_tensors,
 )
+from diptych._threads import multiply_transposed
 
 Precision: TypeAlias = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
@@ -258,10 +259,11 @@ def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Produc
     sums = y if row_by_row else group_sum(y, pairing, n_images)
     x_rest = xp.astype(weights @ x, wide) / n
     y_rest = xp.astype(xp.mean(y, axis=0), wide)
-    xy = x.T @ sums
+    xy, yy = multiply_transposed([(x, sums), (y, y)])
     x *= xp.sqrt(weights)[:, None]
+    (xx,) = multiply_transposed([(x, x)])
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-    return Products(Moments(n, *means, x.T @ x, y.T @ y, xy, precision), x_rest, y_rest)
+    return Products(Moments(n, *means, xx, yy, xy, precision), x_rest, y_rest)
 
 
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
 from diptych._checks import InputError, check_choice, check_pair_of_views
+from diptych._threads import map_lapack, multiply
 from diptych.cca._moments import Moments, Precision
 
 Solver: TypeAlias = Literal["auto", "gram", "svd"]
@@ -121,10 +122,15 @@ def spectra_from_moments(moments: Moments, *, x: Axes | None = None, y: Axes | N
     """
     if moments.count == 0:
         raise InputError("the moments contain no pairs; update them with data first.")
-    s_x, v_x = x or decompose_gram(moments.xx, moments.precision, "X")
-    s_y, v_y = y or decompose_gram(moments.yy, moments.precision, "Y")
+
+    def decompose(view: tuple[Axes | None, Array, str]) -> Axes:
+        known, gram, name = view
+        return known or decompose_gram(gram, moments.precision, name)
+
+    views = [(x, moments.xx, "X"), (y, moments.yy, "Y")]
+    (s_x, v_x), (s_y, v_y) = map_lapack(decompose, views, moments.xx)
     xp = namespace(v_x)
-    t0 = (v_x.T @ xp.astype(moments.xy, v_x.dtype, copy=False)) @ v_y
+    t0 = multiply(multiply(v_x.T, xp.astype(moments.xy, v_x.dtype, copy=False)), v_y)
     epsilon = float(xp.finfo(v_x.dtype).eps)
     return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
 
@@ -154,7 +160,11 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
         for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
     )
     means = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
-    grams = (v_x * s_x**2) @ v_x.T, (v_y * s_y**2) @ v_y.T, v_x @ t0 @ v_y.T
+    grams = (
+        multiply(v_x * s_x**2, v_x.T),
+        multiply(v_y * s_y**2, v_y.T),
+        multiply(multiply(v_x, t0), v_y.T),
+    )
     return Moments(spectra.count, *means, *grams, precision)
 
 
@@ -173,11 +183,11 @@ def _spectra_from_views(x: Array, y: Array, pairing: Array) -> Spectra:
     x_rest, y_rest = (weights @ x) / n, xp.mean(y, axis=0)
     x, y, x_mean, y_mean = x - x_rest, y - y_rest, x_mean + x_rest, y_mean + y_rest
     root = xp.sqrt(weights)[:, None]
-    u_x, s_x, v_x = _from_view(x * root, x_mean, "X")
-    u_y, s_y, v_y = _from_view(y, y_mean, "Y")
+    views = [(x * root, x_mean, "X"), (y, y_mean, "Y")]
+    (u_x, s_x, v_x), (u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, x)
     # Row i of √C·U_x stands for c_i equal rows over pairs, each of them 1/√c_i of it.
     u_x = xp.where(described[:, None], u_x / xp.where(described[:, None], root, 1.0), 0.0)
-    t0 = s_x[:, None] * (u_x.T @ group_sum(u_y, pairing, n_images)) * s_y
+    t0 = s_x[:, None] * multiply(u_x.T, group_sum(u_y, pairing, n_images)) * s_y
     return Spectra(n, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0)
 
 

@@ -27,7 +27,7 @@ from diptych._arrays import Array, move_like, to_numpy
 from diptych._checks import InputError, check_pair_of_views
 from diptych._devices import copy_blocks, copy_to_device
 from diptych._persistence import read_metadata
-from diptych._threads import prefetch, share_blas
+from diptych._threads import one_blas_thread, prefetch
 from diptych.cca._moments import Moments, Precision, Products, block_rows, paired_blocks, products
 from diptych.cca._weighting import normalize
 
@@ -35,9 +35,6 @@ Block: TypeAlias = Any
 
 BLOCKS_AT_ONCE = 2
 """One block is read and converted while another is multiplied; they are added in order."""
-
-FEW_BLOCKS = 4
-"""Fewer blocks than this run one after another, each with all threads of BLAS."""
 
 BLOCKS_PER_CHECKPOINT = 64
 """Blocks that an engine sums between two checkpoints."""
@@ -127,10 +124,7 @@ class Preparation:
             number, block = numbered
             return self._products(block, "" if whole else getattr(block, "name", f"block {number}"), reading)
 
-        if isinstance(blocks, Sized) and len(blocks) < FEW_BLOCKS:
-            yield from map(compute, enumerate(blocks, first))
-            return
-        with share_blas(BLOCKS_AT_ONCE):
+        with one_blas_thread():
             yield from prefetch(compute, enumerate(blocks, first), BLOCKS_AT_ONCE, BLOCKS_AT_ONCE)
 
     def moments(self, block: Block) -> Moments:

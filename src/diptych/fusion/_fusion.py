@@ -276,7 +276,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
                     continue
                 if at not in final:
                     final[at] = one.refit(joint) if refits else one
-                _, linear = next(final[at].make_maps(task, [use], settings["n_components"]))
+                most = settings["n_components"] or (COMPONENTS if use.epochs else None)
+                _, linear = next(final[at].make_maps(task, [use], most))
                 params, polish = final[at].params(task, use), None
                 if use.epochs:
                     linear = linear.keep(COMPONENTS)
@@ -483,8 +484,9 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             models = [at for at in range(len(best)) if at not in unfitted]
             used = [at for at in models if choice.weights[at] >= POLISHED or at == models[0]]
             for at in self._show(f"polishing for {task}", used):
+                most = settings["n_components"]
                 best[at] = polish_use(
-                    fitted[at].part, best[at], trial, training, kinds, self.random_state, device
+                    fitted[at], best[at], trial, training, most, kinds, self.random_state, device
                 )
             choice = weigh()
         report: TaskReport = {

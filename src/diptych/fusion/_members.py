@@ -23,6 +23,7 @@ from diptych.cca import (
     regularized_cca,
     spectra_from_moments,
 )
+from diptych.cca._canonical import ranking_maps
 from diptych.cca._polish import (
     COMPONENTS,
     Polish,
@@ -141,12 +142,6 @@ class LinearMaps:
     x_map: Floats
     y_map: Floats
 
-    @classmethod
-    def from_model(cls, spectra: Spectra, model: CanonicalModel, weighting: Any, task: Task) -> LinearMaps:
-        """Return the maps of a fitted model, in float32."""
-        arrays = spectra.x_mean, spectra.y_mean, *maps(model, weighting, task)
-        return cls(*(np.ascontiguousarray(to_numpy(array), np.float32) for array in arrays))
-
     def mean(self, view: str) -> Floats:
         """Return the mean of ``"x"`` or ``"y"``."""
         return self.x_mean if view == "x" else self.y_mean
@@ -205,8 +200,8 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
         )
     gammas = member.params[0] * factor, member.params[1] * factor
     spectra = part.spectra(joint)
-    model = _fit_model(spectra, gammas, member.dimension)
-    linear = LinearMaps.from_model(spectra, model, use.weighting, task)
+    most = member.dimension if use.epochs or member.dimension < min(spectra.ranks) else None
+    linear = _make_maps(spectra, gammas, use.weighting, task, most, {})
     if member.polish is None:
         return replace(member, linear=linear, params=gammas)
     old = (
@@ -289,13 +284,11 @@ class FittedPart:
     def make_maps(
         self, task: Task, uses: Sequence[Use], n_components: int | None
     ) -> Iterator[tuple[Use, LinearMaps]]:
-        """Iterate over uses with their maps; there is one SVD for each relaxation."""
+        """Iterate over uses with their maps; there is at most one decomposition for each relaxation."""
         models: dict[tuple[float, float], CanonicalModel] = {}
         for use in uses:
             gammas = self.params(task, use)
-            if gammas not in models:
-                models[gammas] = _fit_model(self.spectra, gammas, n_components)
-            yield use, LinearMaps.from_model(self.spectra, models[gammas], use.weighting, task)
+            yield use, _make_maps(self.spectra, gammas, use.weighting, task, n_components, models)
 
     def params(self, task: Task, use: Use) -> tuple[float, float]:
         """Return the γ of X and of Y for a use."""
@@ -317,12 +310,29 @@ class FittedPart:
         }
 
 
-def _fit_model(spectra: Spectra, gammas: tuple[float, float], n_components: int | None) -> CanonicalModel:
+def _make_maps(
+    spectra: Spectra,
+    gammas: tuple[float, float],
+    weighting: Any,
+    task: Task,
+    n_components: int | None,
+    models: dict[tuple[float, float], CanonicalModel],
+) -> LinearMaps:
+    """Return the maps of a model; ``models`` are those made before, to which it is added.
+
+    The vectors of a part are only compared with each other, so the asymmetric weighting at full dimension
+    needs no canonical components.
+    """
     filters = Tikhonov(gammas[0]), Tikhonov(gammas[1])
-    if n_components is None or n_components > min(spectra.ranks) // 2:
-        most = None if n_components is None else min(n_components, *spectra.ranks)
-        return regularized_cca(spectra, *filters, most)
-    return regularized_cca(spectra, *filters, n_components, leading=True)
+    if weighting == "asymmetric" and n_components is None:
+        linear = ranking_maps(spectra, *filters, task, short=True)
+    else:
+        if gammas not in models:
+            most = None if n_components is None else min(n_components, *spectra.ranks)
+            models[gammas] = regularized_cca(spectra, *filters, most)
+        linear = maps(models[gammas], weighting, task)
+    arrays = spectra.x_mean, spectra.y_mean, *linear
+    return LinearMaps(*(np.ascontiguousarray(to_numpy(array), np.float32) for array in arrays))
 
 
 @dataclass(frozen=True, eq=False)
@@ -587,16 +597,19 @@ def choose_use(
 
 
 def polish_use(
-    part: Part,
+    fitted: AnyPart,
     chosen: Choice,
     trial: Trial,
     training: Pairs,
+    n_components: int | None,
     kinds: Sequence[str],
     random_state: int | None,
     device: str | None = None,
 ) -> Choice:
     """Return a use with the polish that is best for it, or the use as it is if none is better."""
-    linear = chosen.linear.keep(COMPONENTS)
+    part, linear = fitted.part, chosen.linear.keep(COMPONENTS)
+    if n_components is None:  # the maps of the choice may not be those of canonical components
+        _, linear = next(fitted.make_maps(trial.evaluator.task, [chosen.use], COMPONENTS))
     vectors = [(linear.project(rows, view), view) for rows, view in trial.features(part)]
     best, tried = chosen, list(chosen.tried)
 
