@@ -205,7 +205,8 @@ class EncodingBars:
     """A progress bar for each view that is encoded; ``watch`` of ``Retriever.encode``."""
 
     def __init__(self, bar: Bar, first: TaskID) -> None:
-        self._bar, self._tasks, self._first = bar, dict[str, TaskID](), first
+        self._bar, self._first = bar, first
+        self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, progress: Progress) -> None:
         """Show how far the encoding of ``what`` is."""

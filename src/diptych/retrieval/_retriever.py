@@ -763,8 +763,8 @@ class Retriever:
             one in the folder. The encoders that the folder names are opened when they are first needed, and
             only if they are unchanged.
         mmap
-            Leave vectors and features on disk and map them: loading takes no time and no memory, and their
-            checksums are not compared.
+            Leave vectors, features and the model on disk and map them: loading takes little time and memory.
+            The checksums of vectors and features are not compared.
         trust_graph
             Read an HNSW file as it is, which FAISS does not make safe for files of strangers; otherwise the
             graph is built again.
