@@ -21,7 +21,7 @@ from diptych._checks import (
     Similarity,
     Task,
 )
-from diptych._threads import progress_bar
+from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
 from diptych.cca._deferred import DeferredModels, Filters, filters_of
 from diptych.cca._filters import (
@@ -185,6 +185,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         self.selection = selection
         self.polish = polish
 
+    @one_blas_thread()
     def fit(
         self,
         X: Array | Iterable[Block],
