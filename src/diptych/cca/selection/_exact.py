@@ -90,11 +90,17 @@ def _max_by_image(problem: Problem, values: Array) -> Array:
 def caption_lengths(problem: Problem, w_y: Weights) -> Array:
     """Return the lengths of the captions as queries, ‖Vᵀy‖: y values × captions."""
     xp = namespace(problem.b)
-    # Dividing by the largest entry first keeps the squares of extreme values finite.
-    largest = xp.max(xp.abs(problem.b), axis=1)
-    largest = xp.where(largest > 0, largest, xp.ones_like(largest))
-    unit = problem.b / largest[:, None]
-    return xp.sqrt(w_y.rows @ (unit * unit).T) * largest
+    rows = 256 if is_numpy_array(problem.b) else 4096
+
+    def measure(start: int) -> Array:
+        captions = problem.b[start : start + rows, :]
+        # Dividing by the largest entry first keeps the squares of extreme values finite.
+        largest = xp.max(xp.abs(captions), axis=1)
+        largest = xp.where(largest > 0, largest, xp.ones_like(largest))
+        unit = captions / largest[:, None]
+        return xp.sqrt(w_y.rows @ (unit * unit).T) * largest
+
+    return xp.concat(map_parallel(measure, list(range(0, problem.b.shape[0], rows)), problem.b), axis=1)
 
 
 def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:
