@@ -20,6 +20,7 @@ from diptych._checks import (
     InputError,
     Similarity,
     Task,
+    check_matrix,
 )
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
 from diptych.cca._deferred import DeferredModels, Filters, filters_of
@@ -286,6 +287,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             and powers(self.weighting, task) == powers("asymmetric", task)
         ):
             return super()._embed(X, Y, task)
+        check_matrix(X, "X")
         self._check_columns(X)
         x_map, y_map = ranking_maps(self.spectra_, *models.filters[task], task)
         for_x = Projection("X", self.normalize[0], self.x_mean_, x_map, None)
