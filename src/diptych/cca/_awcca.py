@@ -23,7 +23,7 @@ from diptych._checks import (
     check_matrix,
 )
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
-from diptych.cca._deferred import DeferredModels, Filters, filters_of
+from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
 from diptych.cca._filters import (
     SpectralFilter,
     Tikhonov,
@@ -340,8 +340,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         spectra = result.spectra
         if fit.device is not None:
             spectra = fields_to_numpy(spectra)
-            numpy = {id(point): fields_to_numpy(point) for point in points.values()}
-            points = {task: numpy[id(point)] for task, point in points.items()}
+            points = points_to_numpy(points, spectra)
             made = {task: fields_to_numpy(model) for task, model in made.items()}
         self.path_, self.spectra_ = result.path, spectra
         self.models_ = DeferredModels(points, made, fit.device)
