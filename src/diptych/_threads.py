@@ -70,13 +70,13 @@ def map_parallel(function: Callable[[Any], Result], items: list[Any], like: Arra
     computes. If ``like`` is an array of another backend, the items run one after another: those backends use
     all cores themselves.
     """
-    if not is_numpy_array(like) or len(items) < 2 or getattr(_own, "at_work", False):
+    if not is_numpy_array(like) or len(items) < 2 or _is_at_work():
         return [function(item) for item in items]
     results: list[Any] = [None] * len(items)
     waiting = deque(range(len(items)))
 
     def work() -> None:
-        _own.at_work = True
+        _set_at_work()
         try:
             while True:
                 try:
@@ -109,20 +109,22 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
     cores, each of them waits for a thread that does not run: with one busy program on two cores it takes ten
     times as long. So the items share half of the threads of BLAS; on two cores each has one.
     """
-    if not is_numpy_array(like):
+    if not is_numpy_array(like) or _is_at_work():
         return [function(item) for item in items]
     with one_blas_thread() as threads:
         share = min(_MAX_THREADS, threads // (2 * len(items)))
         if share < 2:
             return map_parallel(function, items, like)
-        with _blas().limit(limits=share), ThreadPoolExecutor(len(items)) as pool:
+        with _blas().limit(limits=share), ThreadPoolExecutor(len(items), initializer=_set_at_work) as pool:
             return list(pool.map(function, items))
 
 
 def multiply(left: Array, right: Array) -> Array:
-    """Return ``left @ right`` of two matrices, by tiles on several threads if they are large NumPy arrays."""
+    """Return ``left @ right``, by tiles on several threads if they are large matrices of NumPy."""
+    if not is_numpy_array(left) or left.ndim + right.ndim != 4 or _is_at_work():
+        return left @ right
     (rows, inner), columns = left.shape, right.shape[1]
-    if not is_numpy_array(left) or rows * inner * columns < _LARGE:
+    if rows * inner * columns < _LARGE:
         return left @ right
     out = np.empty((rows, columns), dtype=np.result_type(left, right))
 
@@ -210,6 +212,15 @@ class _Limit:
 
 _limit = _Limit()
 _own = threading.local()
+
+
+def _set_at_work() -> None:
+    _own.at_work = True
+
+
+def _is_at_work() -> bool:
+    """Return whether this thread works on one of several items at once: the other cores are taken."""
+    return getattr(_own, "at_work", False)
 
 
 @cache

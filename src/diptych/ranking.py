@@ -18,6 +18,7 @@ from array_api_compat import device
 
 from diptych._arrays import Array, count_groups, count_true, group_max, group_sum, namespace, to_numpy
 from diptych._checks import InputError, Similarity, Task, check_pair_of_views, check_similarity, check_task
+from diptych._threads import multiply
 
 __all__ = [
     "Metric",
@@ -159,7 +160,7 @@ def ranks(
     rows = max(1, block_bytes // (items.shape[0] * (items.dtype.itemsize + 1)))
     parts = []
     for start in range(0, queries.shape[0], rows):
-        scores = queries[start : start + rows, :] @ items.T
+        scores = multiply(queries[start : start + rows, :], items.T)
         scores = scores if offset is None else scores + offset
         if task == "search":
             own = truth.pairing[start : start + rows]

@@ -22,6 +22,7 @@ from diptych._checks import (
     Task,
     check_matrix,
 )
+from diptych._threads import one_blas_thread
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
 from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
 from diptych.cca._filters import (
@@ -184,6 +185,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         self.selection = selection
         self.polish = polish
 
+    @one_blas_thread()
     def fit(
         self,
         X: Array | Iterable[Block],

@@ -21,6 +21,7 @@ from array_api_compat import device
 
 from diptych._arrays import Array, move_like, namespace, svd, to_numpy
 from diptych._persistence import Tensors, take_array
+from diptych._threads import map_parallel
 
 if TYPE_CHECKING:
     from diptych.cca._moments import Moments
@@ -75,21 +76,22 @@ def contrast(
     """
     xp = namespace(x, y)
     n = int(x.shape[0])
-    p, x_lengths = _normalize(x)
-    q, y_lengths = _normalize(y)
+    (p, x_lengths), (q, y_lengths) = map_parallel(_normalize, [x, y], x)
     logits = p @ q.T / temperature
     own = xp.eye(n, dtype=xp.bool, device=device(x))
     logits = xp.where((images[:, None] == images[None, :]) & ~own, -xp.inf, logits)
-    loss, gradient = 0.0, -2.0 * xp.astype(own, x.dtype)
-    for axis in (0, 1):
+
+    def share(axis: int) -> tuple[float, Array]:
         shifted = xp.exp(logits - xp.max(logits, axis=axis, keepdims=True))
         shares = shifted / xp.sum(shifted, axis=axis, keepdims=True)
         diagonal = xp.linalg.diagonal(shares)
-        loss -= float(xp.mean(xp.log(xp.clip(diagonal, xp.finfo(x.dtype).tiny, None)))) / 2
-        gradient = gradient + shares
-    gradient = gradient / (2 * n * temperature)
-    to_p, to_q = gradient @ q, gradient.T @ p
-    return loss, _tangent(p, to_p) / x_lengths, _tangent(q, to_q) / y_lengths
+        return -float(xp.mean(xp.log(xp.clip(diagonal, xp.finfo(x.dtype).tiny, None)))), shares
+
+    (by_column, columns), (by_row, rows) = map_parallel(share, [0, 1], x)
+    gradient = (columns + rows - 2.0 * xp.astype(own, x.dtype)) / (2 * n * temperature)
+    sides = [(p, x_lengths, gradient, q), (q, y_lengths, gradient.T, p)]
+    slopes = map_parallel(lambda side: _tangent(side[0], side[2] @ side[3]) / side[1], sides, x)
+    return (by_column + by_row) / 2, slopes[0], slopes[1]
 
 
 def polish_vectors(x: Array, y: Array, pairing: Array, random_state: int | None = 0) -> Iterator[Polish]:
@@ -107,19 +109,27 @@ def polish_vectors(x: Array, y: Array, pairing: Array, random_state: int | None 
     batches = _draw_batches(rng, count, batch)
     steps = min(max(count // batch, _FEWEST_BATCHES), _MOST_BATCHES)
     step = epochs = 0
+
+    def turn(pair: tuple[Array, Array]) -> Array:
+        return pair[0] @ pair[1]
+
+    def learn(side: tuple[int, Array, Array]) -> None:
+        at, vectors, gradient = side
+        slope = vectors.T @ gradient
+        first[at] = _FIRST * first[at] + (1 - _FIRST) * slope
+        second[at] = _SECOND * second[at] + (1 - _SECOND) * slope * slope
+        mean, spread = first[at] / (1 - _FIRST**step), second[at] / (1 - _SECOND**step)
+        learned[at] = learned[at] - _RATE * mean / (xp.sqrt(spread) + 1e-8)
+
     while True:
         for _ in range(steps):
             rows = move_like(next(batches), pairing)
             images = xp.take(pairing, rows, axis=0)
             own = xp.take(x, images, axis=0), xp.take(y, rows, axis=0)
-            _, *gradients = contrast(own[0] @ learned[0], own[1] @ learned[1], images)
+            turned = map_parallel(turn, [*zip(own, learned, strict=True)], x)
+            _, *gradients = contrast(turned[0], turned[1], images)
             step += 1
-            for at, (vectors, gradient) in enumerate(zip(own, gradients, strict=True)):
-                slope = vectors.T @ gradient
-                first[at] = _FIRST * first[at] + (1 - _FIRST) * slope
-                second[at] = _SECOND * second[at] + (1 - _SECOND) * slope * slope
-                mean, spread = first[at] / (1 - _FIRST**step), second[at] / (1 - _SECOND**step)
-                learned[at] = learned[at] - _RATE * mean / (xp.sqrt(spread) + 1e-8)
+            map_parallel(learn, [*zip((0, 1), own, gradients, strict=True)], x)
         epochs += 1
         yield Polish(learned[0], learned[1], epochs)
 

@@ -11,6 +11,7 @@ import numpy as np
 from diptych._arrays import Array, move_like, namespace
 from diptych._checks import InputError, check_choice, check_matrix, check_number, check_task, check_view
 from diptych._devices import collect_rows, copy_blocks
+from diptych._threads import multiply
 
 if TYPE_CHECKING:
     from diptych.cca._canonical import CanonicalModel
@@ -184,7 +185,7 @@ def project(features: Array, mean: Array, weights: Array, factors: Array | None 
     the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``.
     """
     mean, weights = (move_like(part, features, dtype=features.dtype) for part in (mean, weights))
-    vectors = (features - mean) @ weights
+    vectors = multiply(features - mean, weights)
     factors = None if factors is None else move_like(factors, features, dtype=features.dtype)
     return apply_factors(vectors, factors)
 

@@ -23,7 +23,7 @@ from diptych._checks import (
     check_choice,
     check_count,
 )
-from diptych._threads import progress_bar
+from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._polish import COMPONENTS, polish_for
 from diptych.cca._streaming import Engine
@@ -210,6 +210,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.verbose = verbose
 
+    @one_blas_thread()
     def fit(
         self,
         X: Views,

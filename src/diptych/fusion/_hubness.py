@@ -22,6 +22,7 @@ import numpy as np
 
 from diptych._checks import InputError, Task, check_choice
 from diptych._persistence import Schema
+from diptych._threads import multiply
 from diptych.cca._weighting import to_unit_length
 from diptych.fusion._blocks import Floats
 from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, search_ranks, tie_slack
@@ -100,7 +101,7 @@ def compute_offsets(
         return np.zeros(len(items), dtype=items.dtype)
     width = max(1, block_bytes // (len(bank) * items.dtype.itemsize))
     offsets = [
-        csls_offsets(items[i : i + width] @ bank.T, [correction.neighbours])[0]
+        csls_offsets(multiply(items[i : i + width], bank.T), [correction.neighbours])[0]
         for i in range(0, len(items), width)
     ]
     return np.asarray(correction.strength * np.concatenate(offsets), dtype=items.dtype)
@@ -167,7 +168,7 @@ class PartScores:
         """Return the scores of vectors that are given before they are scaled to unit length."""
         distances = measure_distances(queries, make_rates(np.square(bank).mean(axis=0)))
         queries, items, bank = (np.asarray(to_unit_length(each)) for each in (queries, items, bank))
-        return cls(queries @ items.T, items @ bank.T, distances)
+        return cls(multiply(queries, items.T), multiply(items, bank.T), distances)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from diptych._checks import TASKS, Task
+from diptych._threads import map_parallel
 from diptych.cca import AWCCA, spectra
 from diptych.cca._filters import AnyFilter, make_filters
 from diptych.cca.selection import Path, make_grid
@@ -66,21 +67,27 @@ def compare_weightings(views: PairedViews) -> list[TestedModel]:
 
     grid = make_grid("tikhonov", _GRID, training)
     best: dict[tuple[str, Task], tuple[float, tuple[AnyFilter, AnyFilter]]] = {}
-    for gammas in itertools.product(grid.x, grid.y):
-        filters = make_filters("tikhonov", gammas, training.s_x, training.s_y)
-        validation = rank(filters, "val")
+    points = [
+        make_filters("tikhonov", gammas, training.s_x, training.s_y)
+        for gammas in itertools.product(grid.x, grid.y)
+    ]
+    # Small SVDs gain nothing from several threads, so whole points run in parallel.
+    scored = map_parallel(lambda filters: rank(filters, "val"), points, training.t0)
+    for filters, validation in zip(points, scored, strict=True):
         for name, by_task in WEIGHTINGS.items():
             for task, powers in by_task.items():
                 score = summary(validation[task][pairs.index(powers)])["r@1"]
                 if (name, task) not in best or score > best[name, task][0]:
                     best[name, task] = score, filters
     seconds = (time.perf_counter() - start) / len(WEIGHTINGS)
+    chosen = list(best)
+    tested = map_parallel(lambda each: rank(best[each][1], "test"), chosen, training.t0)
+    ranked = {
+        (name, task): tested[at][task][pairs.index(WEIGHTINGS[name][task])]
+        for at, (name, task) in enumerate(chosen)
+    }
     return [
-        TestedModel(
-            name,
-            {t: rank(best[name, t][1], "test")[t][pairs.index(powers)] for t, powers in by_task.items()},
-            seconds,
-        )
+        TestedModel(name, {task: ranked[name, task] for task in by_task}, seconds)
         for name, by_task in WEIGHTINGS.items()
     ]
 

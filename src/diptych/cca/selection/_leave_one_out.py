@@ -38,6 +38,7 @@ from array_api_compat import device
 
 from diptych._arrays import Array, count_groups, group_max, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, Task
+from diptych._threads import multiply
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Grid, select_images
 from diptych.cca.selection._problem import Problem, make_problem, make_weights
@@ -126,20 +127,20 @@ def mapped_images(problem: Problem, w_x: Array, count: int) -> Mapped | None:
     xp = namespace(problem.a)
     counts = xp.astype(count_groups(problem.truth.pairing, problem.truth.n_images), problem.a.dtype)
     means = group_sum(problem.b, problem.truth.pairing, problem.truth.n_images) / counts[:, None]
-    hat = ((problem.a * w_x) @ problem.a.T + 1.0 / count) * counts
+    hat = (multiply(problem.a * w_x, problem.a.T) + 1.0 / count) * counts
     own = xp.linalg.diagonal(hat)[:, None]
     if float(xp.min(1.0 - own)) < _MIN_ROUNDINGS * float(xp.finfo(hat.dtype).eps):
         return None
-    mapped = ((problem.a * w_x) @ problem.t0 - own * means) / (1.0 - own)
+    mapped = (multiply(problem.a * w_x, problem.t0) - own * means) / (1.0 - own)
     return Mapped(mapped, means - mapped, hat / (1.0 - own))
 
 
 def mapped_captions(problem: Problem, w_y: Array, count: int) -> Mapped | None:
     """Return captions mapped to the images' eigenbasis, without their image; None if impossible."""
     xp = namespace(problem.b)
-    hat = (problem.b * w_y) @ problem.b.T + 1.0 / count
+    hat = multiply(problem.b * w_y, problem.b.T) + 1.0 / count
     truth = problem.a[problem.truth.pairing, :]
-    residuals = truth - (problem.b * w_y) @ problem.t0.T
+    residuals = truth - multiply(problem.b * w_y, problem.t0.T)
     influence = hat
     for at in _captions_by_size(problem):
         free = xp.eye(at.shape[1], dtype=hat.dtype, device=device(hat)) - hat[at[:, :, None], at[:, None, :]]
@@ -168,7 +169,7 @@ def search_scores(problem: Problem, images: Mapped, captions: Mapped, w_y: Array
     xp = namespace(problem.b)
     pairing = problem.truth.pairing
     queries = problem.b * w_y
-    scores = queries @ images.rows.T
+    scores = multiply(queries, images.rows.T)
     # The effect of the query's image on the rivals: one number per caption, times its influence on each
     # rival.
     effect = xp.sum(queries * images.residuals[pairing, :], axis=1)
@@ -210,7 +211,7 @@ def annotate_scores(problem: Problem, captions: Mapped, w_x: Array) -> Array:
     xp = namespace(problem.a)
     pairing = problem.truth.pairing
     queries = problem.a * w_x
-    scores = queries @ captions.rows.T
+    scores = multiply(queries, captions.rows.T)
     effect = xp.sum(queries[pairing, :] * captions.residuals, axis=1)
     correction = group_sum((captions.influence * effect).T, pairing, problem.truth.n_images)
     correction[pairing, xp.arange(pairing.shape[0], device=device(pairing))] = 0.0
