@@ -366,6 +366,6 @@ def _warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:
                 f"{directions[0]} and {directions[1]} directions are too many for {spectra.count} pairs; "
                 "regularise more (params=None selects how much).",
                 DataWarning,
-                stacklevel=3,
+                stacklevel=4,  # past the context manager that decorates fit
             )
             return
