@@ -20,10 +20,11 @@ from diptych._checks import (
     InputError,
     Similarity,
     Task,
+    check_matrix,
 )
 from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
-from diptych.cca._deferred import DeferredModels, Filters, filters_of
+from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
 from diptych.cca._filters import (
     SpectralFilter,
     Tikhonov,
@@ -291,6 +292,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             and powers(self.weighting, task) == powers("asymmetric", task)
         ):
             return super()._embed(X, Y, task)
+        check_matrix(X, "X")
         self._check_columns(X)
         x_map, y_map = ranking_maps(self.spectra_, *models.filters[task], task)
         for_x = Projection("X", self.normalize[0], self.x_mean_, x_map, None)
@@ -343,8 +345,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         spectra = result.spectra
         if fit.device is not None:
             spectra = fields_to_numpy(spectra)
-            numpy = {id(point): fields_to_numpy(point) for point in points.values()}
-            points = {task: numpy[id(point)] for task, point in points.items()}
+            points = points_to_numpy(points, spectra)
             made = {task: fields_to_numpy(model) for task, model in made.items()}
         self.path_, self.spectra_ = result.path, spectra
         self.models_ = DeferredModels(points, made, fit.device)
@@ -368,6 +369,6 @@ def _warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:
                 f"{directions[0]} and {directions[1]} directions are too many for {spectra.count} pairs; "
                 "regularise more (params=None selects how much).",
                 DataWarning,
-                stacklevel=3,
+                stacklevel=4,  # past the context manager that decorates fit
             )
             return

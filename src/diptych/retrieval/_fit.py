@@ -324,6 +324,7 @@ def _fit_awcca(
     uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
     start = time.perf_counter()
     model.fit(*training, validation=validation if uses else None, **where)
+    model.models_.values()  # decomposes them, which a search needs
     seconds, path = time.perf_counter() - start, model.path_
     spent = 0.0 if path is None else path.seconds
     facts["seconds"]["spectra and models"] = round(seconds - spent, 3)
