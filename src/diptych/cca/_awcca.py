@@ -186,7 +186,6 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         self.selection = selection
         self.polish = polish
 
-    @one_blas_thread()
     def fit(
         self,
         X: Array | Iterable[Block],
@@ -226,7 +225,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
-        with progress_bar("fitting", self.verbose):
+        with one_blas_thread(), progress_bar("fitting", self.verbose):
             if Y is None and are_blocks(X):
                 if pairing is not None:
                     raise InputError("blocks contain their own pairing; leave it out.")
@@ -252,7 +251,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         if self.polish and not hasattr(self, "models_"):
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
         fit = Fit(self)
-        with progress_bar("fitting", self.verbose):
+        with one_blas_thread(), progress_bar("fitting", self.verbose):
             self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
