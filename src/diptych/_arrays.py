@@ -16,7 +16,7 @@ Array: TypeAlias = Any
 
 Record = TypeVar("Record", bound=Any)
 
-_COUNTED_ROWS = 2**15
+_COUNTED_ROWS = 2**15  # rows of a mask that are converted to numbers at a time, to bound the memory
 
 
 def namespace(*arrays: Array) -> Any:

@@ -4,8 +4,8 @@ The images that can beat the true image of a caption are nearly the same all ove
 numerator is computed only at a few *anchor* points, where the highest scoring rivals of every query are
 noted; those pairs alone are then scored at every grid point. A rival that scores at least as high as the
 truth proves that the rank is larger, so the result is an upper bound on recall at every point. Points are
-then verified in the order of their bounds, with every item counted, until the best one is verified: the
-choice is that of the exact route. Where the bound of a verified point was too high, the rivals that it missed
+then verified in the order of their bounds, among all items, until the best one is verified: the choice is that
+of the exact route. Where the bound of a verified point was too high, the rivals that it missed
 are scored at every point too, which lowers the other bounds.
 """
 
@@ -38,11 +38,14 @@ Progress: TypeAlias = Callable[[float], None]
 
 ANCHORS_PER_SIDE = 2
 RIVALS = 2
+"""Rivals of each query that are noted at an anchor, for r@1. Verified points bring in the others, where they
+matter, so more of either cost more time than they save."""
+
 CPU_TILE_BYTES = 2**21
 DEVICE_TILE_BYTES = 2**26
 
 MARKED_PAIRS = 2**17
-"""Pairs that are marked where they reach the truth before they are counted."""
+"""Pairs that are compared with the truth at all points before they are counted; it bounds the memory."""
 
 
 @dataclass(eq=False)
