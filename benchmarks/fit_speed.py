@@ -125,8 +125,8 @@ def measure_selection() -> None:
             {
                 "filter": name,
                 "fit, s": f"{fit:.1f}",
-                "of it moments and spectra, s": f"{prepared:.1f}",
-                "of it path, s": f"{model.path_.seconds:.1f}",
+                "moments and spectra alone, s": f"{prepared:.1f}",
+                "of the fit, path, s": f"{model.path_.seconds:.1f}",
                 "score, s": f"{scored:.1f}",
                 "both models, s": f"{decomposed:.1f}",
                 "textbook fit, s": f"{textbook:.0f}",

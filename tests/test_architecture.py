@@ -1,7 +1,10 @@
 """The layout of the package: who may import whom, and which modules are public."""
 
 import ast
+import importlib
 from pathlib import Path
+
+import pytest
 
 import diptych
 
@@ -63,3 +66,29 @@ def test_a_package_imports_only_from_those_before_it():
 def test_public_names_exist():
     for name in diptych.__all__:
         assert getattr(diptych, name).__doc__
+
+
+def exported_lazily(path):
+    """Return what a package imports for type checkers, and what it exports; None if it imports at once."""
+    checked, exported = set(), None
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            checked = {(each.module, alias.name) for each in node.body for alias in each.names}
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "export_lazily":
+            exported = ast.literal_eval(node.args[1])
+    return checked, exported
+
+
+LAZY = [path for path in MODULES if path.name == "__init__.py" and exported_lazily(path)[1] is not None]
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: path.parent.name)
+def test_a_package_exports_what_type_checkers_see(path):
+    package = ".".join(["diptych", *path.parent.relative_to(SOURCE).parts])
+    checked, exported = exported_lazily(path)
+    names = {(f"{package}.{module}", name) for module, own in exported.items() for name in own}
+    module = importlib.import_module(package)
+    assert names == checked
+    assert {name for _, name in names} == set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'unknown'"):
+        module.unknown  # noqa: B018

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import diptych
-from diptych import _checks as checks
 from diptych._checks import count, missing_package_error
 
 
@@ -42,7 +41,7 @@ def test_a_missing_package_is_named_without_an_installation(monkeypatch):
     def raise_not_found(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(checks, "requires", raise_not_found)
+    monkeypatch.setattr("importlib.metadata.requires", raise_not_found)
     assert str(missing_package_error("s3://x needs", "zarr", "fsspec")).endswith(
         "needs fsspec; install with: pip install fsspec"
     )

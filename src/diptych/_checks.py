@@ -146,11 +146,11 @@ def missing_package_error(what: str, extra: str, package: str = "") -> InputErro
     ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
     all.
     """
-    from importlib.metadata import PackageNotFoundError, requires
+    from importlib import metadata
 
     try:
-        lines = requires("diptych") or []
-    except PackageNotFoundError:  # run from a folder of sources, without an installation
+        lines = metadata.requires("diptych") or []
+    except metadata.PackageNotFoundError:  # run from a folder of sources, without an installation
         lines = []
     needed = [line.partition(";")[0].strip() for line in lines if re.search(rf"extra == .{extra}\b", line)]
     needed = [requirement for requirement in needed if requirement.startswith(package)]

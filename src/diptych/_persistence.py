@@ -420,8 +420,10 @@ class ModelFiles:
         _check_same(path, same)
         return path
 
-    def read_tensors(self, name: str = TENSORS) -> Tensors:
-        """Read the arrays of a safetensors file that is as it was written."""
+    def read_tensors(self, name: str = TENSORS, *, mmap: bool = False) -> Tensors:
+        """Read the arrays of a safetensors file that is as it was written, or map them into memory."""
+        if mmap:
+            return {key: np.asarray(array) for key, array in map_tensors(self.check(name)).items()}
         return parse_tensors(self.defer(name)(), self.folder / name)
 
     def defer(self, name: str) -> Callable[[], bytes]:
@@ -518,10 +520,12 @@ def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]
     return read_current(folder, lambda current: read_model_files(current.path, kind, schema))
 
 
-def read_model_files(folder: Path, kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:
-    """Read what ``write_model_files`` wrote."""
+def read_model_files(
+    folder: Path, kind: str, schema: type[S], *, mmap: bool = False
+) -> tuple[S, Tensors, Path]:
+    """Read what ``write_model_files`` wrote; with ``mmap``, the arrays stay on disk."""
     config, files = read_config(folder, kind, schema)
-    return config, files.read_tensors(), folder / TENSORS
+    return config, files.read_tensors(mmap=mmap), folder / TENSORS
 
 
 # Versions

@@ -68,7 +68,7 @@ class DaskEngine:
     timeout
         Seconds to wait for a scheduler that does not answer.
     verbose
-        Show a progress bar.
+        Whether to show a progress bar, as in ``AWCCA``.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class DaskEngine:
         patience: float | None = 60.0,
         slowness: float = 10.0,
         timeout: float = 30.0,
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         if client is not None and workers is not None:
             raise InputError("workers= is for a cluster on this machine; leave out workers or client.")

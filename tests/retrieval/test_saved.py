@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from diptych import AWCCA, HKSE, InputError, Retriever, _persistence
-from diptych._persistence import FORMAT_VERSION, check_format, lock_for_serving, new_version
+from diptych import AWCCA, HKSE, Fusion, InputError, Retriever, _persistence
+from diptych._persistence import FORMAT_VERSION, TENSORS, check_format, lock_for_serving, new_version
 from diptych.cca import Moments
 from diptych.image import PyramidDescriptor
 from diptych.text import sentence_encoder
@@ -39,6 +39,34 @@ def test_a_loaded_retriever_answers_as_the_saved_one(make, same_answers, tmp_pat
     same_answers(loaded, made.retriever, made.x[:10], made.y[:20])
     assert loaded.info() == made.retriever.info()
     assert loaded.search(made.y[0], weighting="none") == made.retriever.search(made.y[0], weighting="none")
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("model", [AWCCA(params=(2.0, 3.0)), Fusion("plain", grid=3)], ids=str)
+def test_the_estimator_of_a_loaded_retriever_is_made_when_it_is_asked_for(make, tmp_path, mmap, model):
+    made = make(model=model)
+    made.retriever.save(tmp_path / "model")
+    loaded = Retriever.load(tmp_path / "model", mmap=mmap)
+    loaded.search(made.y[0])
+    assert not hasattr(loaded.fitted.core, "fit")
+    again = loaded.model
+    assert type(again) is type(model)
+    assert again is loaded.fitted.model  # one object, so that what is set on it has an effect
+    assert again is loaded.fitted.core
+    assert again.score(made.x, made.y, made.pairing) == made.retriever.fitted.model.score(
+        made.x, made.y, made.pairing
+    )
+    loaded.refit()
+
+
+def test_a_mapped_model_is_compared_with_its_checksum(make_here, tmp_path):
+    make_here().retriever.save(tmp_path / "model")
+    file = files_of(tmp_path / "model") / TENSORS
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="checksum differs"):
+        Retriever.load(tmp_path / "model", mmap=True)
 
 
 def test_a_model_that_was_selected_comes_back_with_its_path_and_card(views, same_answers, tmp_path):

@@ -10,6 +10,7 @@ from diptych.text import HKSE, tokenize
 from diptych.text._fitted_hkse import hkse_fingerprint
 from diptych.text._words import TOKENIZER
 from saved_files import edit_config, files_of, seal, seal_config
+from tolerance import assert_close
 
 
 def fitted(table, captions, **options):
@@ -35,6 +36,23 @@ def test_a_loaded_model_gives_identical_features(table, captions, tmp_path, word
     assert {k: v for k, v in mine.items() if k != "vectors"} == {
         k: v for k, v in theirs.items() if k != "vectors"
     }
+
+
+@pytest.mark.parametrize("word", ["lin", "rbf"])
+def test_a_few_queries_do_not_wait_for_the_table_of_all_words(table, captions, tmp_path, word):
+    model = fitted(table, captions, word=word)
+    model.save(tmp_path / "model")
+    again = HKSE.load(tmp_path / "model")
+    query = [captions[0].split()[0]]
+    assert again._word_table is None
+    first = again.transform([query])
+    assert again._word_table is None
+    for _ in again.vocabulary_:
+        again.transform([query])
+    assert again._word_table is not None  # by now it pays
+    terms = table.dimensions + model.word_features
+    for features in (first, again.transform([query])):
+        assert_close(features, model.transform([query]), terms, magnitude=1.0)
 
 
 def test_the_draws_are_stored_and_not_the_seed_alone(table, captions, tmp_path, monkeypatch):

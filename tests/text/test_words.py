@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from diptych import InputError
 from diptych._arrays import to_numpy
 from diptych.text import tokenize
-from diptych.text._words import Corpus, find_ignored_words, mean_rows, split_blocks, split_texts
+from diptych.text._words import FEW_TOKENS, Corpus, find_ignored_words, mean_rows, split_blocks, split_texts
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,15 @@ def test_coverage_counts_known_and_unknown_words(words, known):
 
 
 @settings(deadline=None)
-@given(texts, st.integers(1, 8), st.sampled_from(["numpy", "torch"]))
-def test_mean_rows_averages_rows_inside_and_beyond_the_table(words, size, where):
+@given(texts, st.integers(0, 8), st.sampled_from(["numpy", "torch"]), st.booleans())
+def test_mean_rows_averages_rows_inside_and_beyond_the_table(words, size, where, many):
     index = {word: i for i, word in enumerate("abcdef")}  # g and h are not known
     every = np.random.default_rng(0).normal(size=(8, 3))
     moved = every if where == "numpy" else pytest.importorskip("torch").as_tensor(every)
+    words = words * (FEW_TOKENS if many else 1)  # few texts are averaged without scipy
     rows, ends = Corpus.of(words).lookup(index)
-    means = to_numpy(mean_rows(moved[:size], rows, ends, lambda others: moved[others]))
+    table = moved[:size] if size else None
+    means = to_numpy(mean_rows(table, rows, ends, lambda others: moved[others]))
     for text, mean in zip(words, means, strict=True):
         own = [every[index[word]] for word in text if word in index]
         np.testing.assert_allclose(mean, np.mean(own, axis=0) if own else np.zeros(3), atol=1e-12)

@@ -20,10 +20,11 @@ from diptych._checks import (
     InputError,
     Similarity,
     Task,
+    check_matrix,
 )
-from diptych._threads import one_blas_thread
+from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
-from diptych.cca._deferred import DeferredModels, Filters, filters_of
+from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
 from diptych.cca._filters import (
     SpectralFilter,
     Tikhonov,
@@ -107,8 +108,9 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
     normalize : pair of str
         Normalisation of the rows of X and of Y: ``"none"``, ``"unit"`` (to length 1), ``"signed-sqrt"`` or
         ``"sqrt-unit"`` (both). It is saved with the model and applied to queries.
-    verbose : bool
-        Show progress bars while selecting and polishing.
+    verbose : bool or None
+        Whether to show a progress bar on standard error: None, if the fit takes more than a few seconds and
+        standard error is a terminal; True, at once, with a line for every step that is done; False, never.
     polish : bool
         Multiply the vectors of each view by a matrix that is learned from the training pairs with a
         contrastive loss (see ``diptych.cca._polish``), for as many epochs as are best on the validation
@@ -163,7 +165,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         precision: Precision = "float64",
         path_metrics: str = "metric",
         normalize: tuple[str, str] = ("none", "none"),
-        verbose: bool = False,
+        verbose: bool | None = None,
         selection: Selection = "validation",
         polish: bool = False,
     ) -> None:
@@ -223,7 +225,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
-        with one_blas_thread():
+        with one_blas_thread(), progress_bar("fitting", self.verbose):
             if Y is None and are_blocks(X):
                 if pairing is not None:
                     raise InputError("blocks contain their own pairing; leave it out.")
@@ -249,7 +251,8 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         if self.polish and not hasattr(self, "models_"):
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
         fit = Fit(self)
-        self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
+        with one_blas_thread(), progress_bar("fitting", self.verbose):
+            self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
 
@@ -288,6 +291,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             and powers(self.weighting, task) == powers("asymmetric", task)
         ):
             return super()._embed(X, Y, task)
+        check_matrix(X, "X")
         self._check_columns(X)
         x_map, y_map = ranking_maps(self.spectra_, *models.filters[task], task)
         for_x = Projection("X", self.normalize[0], self.x_mean_, x_map, None)
@@ -340,8 +344,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         spectra = result.spectra
         if fit.device is not None:
             spectra = fields_to_numpy(spectra)
-            numpy = {id(point): fields_to_numpy(point) for point in points.values()}
-            points = {task: numpy[id(point)] for task, point in points.items()}
+            points = points_to_numpy(points, spectra)
             made = {task: fields_to_numpy(model) for task, model in made.items()}
         self.path_, self.spectra_ = result.path, spectra
         self.models_ = DeferredModels(points, made, fit.device)
@@ -365,6 +368,6 @@ def _warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:
                 f"{directions[0]} and {directions[1]} directions are too many for {spectra.count} pairs; "
                 "regularise more (params=None selects how much).",
                 DataWarning,
-                stacklevel=3,
+                stacklevel=4,  # past the context manager that decorates fit
             )
             return

@@ -161,15 +161,14 @@ class DeferredModels(Mapping[Task, CanonicalModel]):
             points = {id(point): point for task in tasks if (point := self._points.get(task)) is not None}
             if not points:
                 return
-            like = next(iter(points.values())).spectra.t0
-            models = dict(zip(points, map_lapack(self._make_one, list(points.values()), like), strict=True))
+            if self._device is None:
+                like = next(iter(points.values())).spectra.t0
+                made = map_lapack(ChosenPoint.make, list(points.values()), like)
+            else:
+                made = [_make_on_device(point, self._device) for point in points.values()]
+            models = dict(zip(points, made, strict=True))
             for task in [task for task, point in self._points.items() if id(point) in models]:
                 self.made[task] = models[id(self._points.pop(task))]
-
-    def _make_one(self, point: ChosenPoint) -> CanonicalModel:
-        if self._device is None:
-            return point.make()
-        return fields_to_numpy(_copy_fields(point, self._device).make())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the lock, and the device, which another process may not have."""
@@ -181,6 +180,28 @@ class DeferredModels(Mapping[Task, CanonicalModel]):
         """Restore a pickled copy."""
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+
+def points_to_numpy(points: Mapping[Task, ChosenPoint], spectra: Spectra) -> dict[Task, ChosenPoint]:
+    """Return points in NumPy, with ``spectra`` in place of theirs; what they share is copied once."""
+    copies: dict[int, Any] = {}
+
+    def copy(record: Record) -> Record:
+        if id(record) not in copies:
+            copies[id(record)] = None if record is None else fields_to_numpy(record)
+        return copies[id(record)]  # type: ignore[no-any-return]
+
+    made = {
+        id(point): replace(
+            point, spectra=spectra, validation=copy(point.validation), without=copy(point.without)
+        )
+        for point in points.values()
+    }
+    return {task: made[id(point)] for task, point in points.items()}
+
+
+def _make_on_device(point: ChosenPoint, device: str) -> CanonicalModel:
+    return fields_to_numpy(_copy_fields(point, device).make())
 
 
 def _copy_fields(record: Record, device: str) -> Record:

@@ -159,7 +159,7 @@ class Fit:
         self._check_selectable(validation, "moments contain no pairs")
         if moments.count < 2:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
-        return self._select(spectra_from_moments(moments), validation)
+        return self._select(self._spectra(moments), validation)
 
     def fit_views(self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None) -> FitResult:
         """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
@@ -191,7 +191,7 @@ class Fit:
                 result = self._select(self._decompose(x, y, pairing), validation)
             else:
                 moments = self._sum(self._blocks(x, y, pairing))
-                result = self._select(spectra_from_moments(moments), validation)
+                result = self._select(self._spectra(moments), validation)
             return replace(result, training=training)
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
         pairs = x[held.images, :], y[held.captions, :], held.pairing
@@ -201,8 +201,8 @@ class Fit:
         else:
             moments = self._sum(self._blocks(x, y, pairing, train.captions))
             pairs = self._prepare(pairs)
-            part = spectra_from_moments(moments)
-            whole = spectra_from_moments(moments + Moments.of(*pairs, precision=settings.precision))
+            part = self._spectra(moments)
+            whole = self._spectra(moments + Moments.of(*pairs, precision=settings.precision))
         result = self._select_and_refit(part, pairs, whole, int(x.shape[0]))
         return replace(result, training=training and replace(training, captions=train.captions))
 
@@ -251,7 +251,7 @@ class Fit:
             whole = point.make_without()
             least, leading = value(*maps(whole, settings.weighting, task)), keep_components(whole, COMPONENTS)
         vectors = self._embed(training, training.captions, unseen.spectra, leading, task)
-        with progress_bar(f"polishing for {task}", settings.verbose) as progress:
+        with progress_bar(f"polishing for {task}") as progress:
 
             def try_epoch(polish: Polish) -> float:
                 progress(polish.epochs / EPOCHS)
@@ -334,7 +334,7 @@ class Fit:
             params = params_by_task(settings.params)
         else:
             kind: Kind = "tikhonov" if settings.filter == "tikhonov" else "tsvd"
-            with progress_bar(f"selecting {settings.filter}", settings.verbose) as progress:
+            with progress_bar("selecting") as progress:
                 path = regularization_path(
                     problem,
                     spectra,
@@ -386,7 +386,7 @@ class Fit:
             spectra, x, y, pairing, random_state=settings.random_state, similarity=settings.similarity
         )
         grid = make_grid("tikhonov", settings.grid, spectra)
-        with progress_bar("leaving one out", settings.verbose) as progress:
+        with progress_bar("leaving one out") as progress:
             path = leave_one_out_path(
                 rows, grid, metric(settings.metric), path_metrics=settings.path_metrics, progress=progress
             )
@@ -394,8 +394,13 @@ class Fit:
 
     def _decompose(self, x: Array, y: Array, pairing: Array) -> Spectra:
         if self.engine is not None:
-            return spectra_from_moments(self._sum(self._blocks(x, y, pairing), normalized=True))
-        return spectra(x, y, pairing, solver=self.settings.solver, precision=self.settings.precision)
+            return self._spectra(self._sum(self._blocks(x, y, pairing), normalized=True))
+        with progress_bar("decomposing"):
+            return spectra(x, y, pairing, solver=self.settings.solver, precision=self.settings.precision)
+
+    def _spectra(self, moments: Moments) -> Spectra:
+        with progress_bar("decomposing"):
+            return spectra_from_moments(moments)
 
     def _sum(self, blocks: Iterable[Block], *, normalized: bool = False) -> Moments:
         settings = self.settings
@@ -405,7 +410,7 @@ class Fit:
         if self.checkpoint is not None:
             identity = f"{getattr(blocks, 'fingerprint', '')} {how} {settings.precision}"
             checkpoint = Checkpoint(self.checkpoint, identity)
-        with progress_bar("summing", settings.verbose) as progress:
+        with progress_bar("summing") as progress:
             return sum_blocks(blocks, prepare, engine=self.engine, checkpoint=checkpoint, progress=progress)
 
     def _blocks(self, x: Array, y: Array, pairing: Array, captions: Array | None = None) -> ArrayBlocks:

@@ -117,7 +117,7 @@ class ParamsConfig(Schema, frozen=True):
     precision: str
     path_metrics: str
     normalize: tuple[str, str]
-    verbose: bool
+    verbose: bool | None
     selection: str
     polish: bool = False
 
@@ -198,7 +198,7 @@ class FittedAWCCA:
     precision: Precision
     path_metrics: str
     normalize: tuple[str, str]
-    verbose: bool
+    verbose: bool | None
     selection: Selection
     polish: bool
     models_: Mapping[Task, CanonicalModel]

@@ -29,6 +29,17 @@ class LazyGroup(TyperGroup):
         summaries = {name: TyperCommand(name, help=summary) for name, (*_, summary) in self.table.items()}
         self.commands = {**summaries, **self.commands}
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the group itself; flags that are not given are False.
+
+        If they were None, typer would convert them, and import pydantic for that.
+        """
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False
+        return params
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command to run, imported."""
         name, command, rest = super().resolve_command(ctx, args)

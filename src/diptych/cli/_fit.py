@@ -139,10 +139,10 @@ def fit(
         options: dict[str, Any] = {"random_state": random_state} | settings["model"]
         model: AWCCA | Fusion
         if preset is not None:
-            model = Fusion(preset, **options, verbose=not silent)
+            model = Fusion(preset, **options, verbose=False if silent else None)
         else:
             own: dict[str, Any] = {"filter": filter, "metric": metric, "polish": polish}
-            model = AWCCA(**own | options, verbose=not silent)
+            model = AWCCA(**own | options, verbose=False if silent else None)
             if dask is not None and model.solver == "svd":
                 raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
         model.check_parameters()

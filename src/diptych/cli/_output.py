@@ -47,7 +47,8 @@ def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
         make_console(stderr=True).print(line)
 
     def print_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        say(f"note: {name_options(str(message))}")
+        # Not by a console of its own, which would write over a progress bar.
+        print(f"note: {name_options(str(message))}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings():
@@ -204,7 +205,8 @@ class EncodingBars:
     """A progress bar for each view that is encoded; ``watch`` of ``Retriever.encode``."""
 
     def __init__(self, bar: Bar, first: TaskID) -> None:
-        self._bar, self._tasks, self._first = bar, dict[str, TaskID](), first
+        self._bar, self._first = bar, first
+        self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, progress: Progress) -> None:
         """Show how far the encoding of ``what`` is."""

@@ -132,8 +132,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         As in ``AWCCA``; the seed also draws the bank.
     precision : {"float32", "float64"}
         Of the pass over the data.
-    verbose : bool
-        Show a progress bar for each step.
+    verbose : bool or None
+        Whether to show a progress bar, as in ``AWCCA``.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         validation_fraction: float = 0.15,
         random_state: int | None = 0,
         precision: Precision = "float32",
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         self.preset = preset
         self.blocks = blocks
@@ -247,13 +247,26 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
                 "feature blocks. AWCCA fits an iterable of blocks of pairs."
             )
         self.check_parameters()
+        with progress_bar("fitting", self.verbose):
+            self._fit(as_pairs(X, Y, pairing), validation, engine, device, checkpoint)
+        return self
+
+    def _fit(
+        self,
+        given: Pairs,
+        validation: tuple[Any, ...] | None,
+        engine: Engine | None,
+        device: str | None,
+        checkpoint: str | os.PathLike[str] | None,
+    ) -> None:
         start, settings = time.perf_counter(), self._settings()
-        training, held_out, description = self._split(as_pairs(X, Y, pairing), validation)
+        training, held_out, description = self._split(given, validation)
         parts = self._make_parts(settings["parts"], training)
         where = partial(sum_pairs, precision=self.precision, engine=engine, device=device)
-        geometry, geometries = self._choose_geometry(training, held_out, lambda pairs: where(pairs)[0])
+        with progress_bar("choosing normalisations"):
+            geometry, geometries = self._choose_geometry(training, held_out, lambda pairs: where(pairs)[0])
         training, held_out = (shape_pairs(geometry, pairs, parts) for pairs in (training, held_out))
-        with progress_bar("summing", self.verbose) as progress:
+        with progress_bar("summing") as progress:
             joint, training = where(training, checkpoint=checkpoint, progress=progress)
         scales = tuple(map(float, self.scales))
         fitted = [
@@ -310,7 +323,6 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         }
         if checkpoint is not None:
             Path(checkpoint).unlink(missing_ok=True)
-        return self
 
     def refit_moments(self, moments: Moments, count: int) -> Fusion:
         """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.
@@ -514,8 +526,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         return embed_members(members, self._draw_bank(task, training), QUERY_VIEW[task], weighted=False)
 
     def _show(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
-        """Iterate over items, with a progress bar if the model is verbose."""
-        with progress_bar(title, self.verbose) as progress:
+        """Iterate over items with a progress bar."""
+        with progress_bar(title) as progress:
             for done, item in enumerate(items, start=1):
                 yield item
                 progress(done / len(items))

@@ -14,6 +14,7 @@ from diptych._arrays import fields_to_numpy, move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
 from diptych._devices import copy_to_device
 from diptych._persistence import Schema
+from diptych._threads import progress_bar
 from diptych.cca import (
     CanonicalModel,
     Moments,
@@ -491,7 +492,10 @@ def _select(
         points = narrowed
         route = "screened" if is_numpy_array(problem.a) and engine is None else None
     by = metric("r@1")
-    return regularization_path(problem, spectra, points, by, route=route, extend=extend, engine=engine)
+    with progress_bar("selecting") as progress:
+        return regularization_path(
+            problem, spectra, points, by, route=route, extend=extend, engine=engine, progress=progress
+        )
 
 
 def _score_part(part: Part, spectra: Spectra, validation: Pairs) -> float:

@@ -9,7 +9,8 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +32,7 @@ from diptych._checks import (
     plural,
 )
 from diptych._devices import copy_to_device
+from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca.selection import holdout_size
@@ -55,6 +57,16 @@ Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
 
 
+@contextmanager
+def _watch_encoding(what: str, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function to call with the progress of encoding: ``watch``, or else one that moves a bar."""
+    if watch is not None:
+        yield partial(watch, what)
+        return
+    with progress_bar(f"encoding {what}") as show:
+        yield lambda progress: show(progress.done / max(1, progress.total))
+
+
 def encode_views(
     dataset: PairedDataset,
     encoders: Encoders,
@@ -75,12 +87,12 @@ def encode_views(
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
         start = time.perf_counter()
-        progress = None if watch is None else partial(watch, plural(names.image))
-        images = encode_images(dataset, encoders.image, place / "images", progress=progress)
+        with _watch_encoding(plural(names.image), watch) as progress:
+            images = encode_images(dataset, encoders.image, place / "images", progress=progress)
         seconds[f"encoding {plural(names.image)}"] = round(time.perf_counter() - start, 3)
         start = time.perf_counter()
-        progress = None if watch is None else partial(watch, plural(names.caption))
-        texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
+        with _watch_encoding(plural(names.caption), watch) as progress:
+            texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
         seconds[f"encoding {plural(names.caption)}"] = round(time.perf_counter() - start, 3)
         skipped = images.skipped
         listed = "; diptych check lists all of them" if names.image == "image" else ""
@@ -165,9 +177,10 @@ def fit_model(
     }
     begun = time.perf_counter()
     measured = {"test": test} if uses_validation else {"validation": validation, "test": test}
-    facts["metrics"] = {
-        name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
-    }
+    with progress_bar("measuring recall"):
+        facts["metrics"] = {
+            name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
+        }
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
     facts["quality"] = describe_quality(facts)
@@ -311,6 +324,7 @@ def _fit_awcca(
     uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
     start = time.perf_counter()
     model.fit(*training, validation=validation if uses else None, **where)
+    model.models_.values()  # decomposes them, which a search needs
     seconds, path = time.perf_counter() - start, model.path_
     spent = 0.0 if path is None else path.seconds
     facts["seconds"]["spectra and models"] = round(seconds - spent, 3)

@@ -336,7 +336,7 @@ def read_version(
             f"{version.folder} holds its items itself; index= is for folders that point to a database."
         )
     else:
-        fitted = _read_model(config.model, files)
+        fitted = _read_model(config.model, files, mmap=mmap)
         own = config.items.images
         places = (
             PublishedPlaces(version.folder, None if images is None else os.fspath(images))
@@ -347,7 +347,7 @@ def read_version(
         hkse = None
         if text and TEXT_FILES[0] in files:
             files.check(TEXT_FILES[0])
-            hkse = read_hkse(FittedHKSE, files.folder / TEXT)
+            hkse = read_hkse(FittedHKSE, files.folder / TEXT, mmap=mmap)
         known = config.model.encoders
         records = {
             view: known[view].strip_paths() if published else known[view].locate(version.folder)
@@ -442,9 +442,13 @@ def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord
 
 
 def _read_model(
-    config: ModelConfig, files: ModelFiles, read_moments: Callable[[], bytes] | None = None
+    config: ModelConfig,
+    files: ModelFiles,
+    read_moments: Callable[[], bytes] | None = None,
+    *,
+    mmap: bool = False,
 ) -> Fitted:
-    tensors, source = files.read_tensors(), files.folder / TENSORS
+    tensors, source = files.read_tensors(mmap=mmap), files.folder / TENSORS
     model: FittedAWCCA | FittedFusion
     if isinstance(config.model, FusionConfig):
         model, normalize = FittedFusion.unpack(config.model, tensors, source), ("none", "none")

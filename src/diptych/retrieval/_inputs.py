@@ -276,6 +276,8 @@ def _check_length(n: int, values: Sequence[Any], name: str) -> None:
 
 def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
     """Return metadata as it will be once it is written as JSON and read again."""
+    if isinstance(metadata, dict) and not metadata:  # most items have none
+        return {}
     try:
         plain = json.loads(json.dumps(metadata, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -385,9 +385,10 @@ def file_name(name: str) -> str:
 
 def write_items(items: Iterable[Item], path: Path, places: Places) -> None:
     """Write items to a file, one JSON object a line."""
+    encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every item
     with open(path, "w", encoding="utf-8") as file:
         for item in items:
-            line = json.dumps(places.pack(item), allow_nan=False) + "\n"
+            line = encode(places.pack(item)) + "\n"
             if len(line) > MAX_LINE:
                 raise InputError(
                     f"the item {item.id[:60]!r} takes {len(line)} characters to write; at most {MAX_LINE} "

@@ -28,6 +28,7 @@ from diptych._checks import (
     with_article,
 )
 from diptych._persistence import ChangedError, Version
+from diptych._threads import progress_bar
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout, OtherWeighting
@@ -470,14 +471,15 @@ class Retriever:
         self._check_settings()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         views = replace(views, dataset=views.dataset.with_views(self.views))
-        fitted = fit_model(
-            clone(self.model),
-            views,
-            device=self.device,
-            engine=engine,
-            checkpoint=checkpoint,
-            layout=views.blocks if layout is None else layout,
-        )
+        with progress_bar("fitting", self.model.verbose):
+            fitted = fit_model(
+                clone(self.model),
+                views,
+                device=self.device,
+                engine=engine,
+                checkpoint=checkpoint,
+                layout=views.blocks if layout is None else layout,
+            )
         rows = {
             view: check_matrix(np.asarray(own), f"{self.views.of(view)} features")
             for view, own in zip(VIEWS, (views.x, views.y), strict=True)
@@ -502,13 +504,15 @@ class Retriever:
         seed = getattr(self.model, "random_state", 0)
         encoders.choose_defaults(seed, fuses=isinstance(self.model, FittedFusion))
         start = time.perf_counter()
-        encoders.fit_text((data.subset("train") if has_split else data).captions)
-        seconds = {"text encoder": round(time.perf_counter() - start, 3)}
-        start = time.perf_counter()
-        progress = None if watch is None else partial(watch, "images, to choose a recipe")
-        if encoders.choose_recipes(data, seed, progress):
-            seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
-        views = encode_views(data, encoders, features, watch)
+        with progress_bar("encoding", self.model.verbose if watch is None else False):
+            with progress_bar("fitting the text encoder"):
+                encoders.fit_text((data.subset("train") if has_split else data).captions)
+            seconds = {"text encoder": round(time.perf_counter() - start, 3)}
+            start = time.perf_counter()
+            progress = None if watch is None else partial(watch, "images, to choose a recipe")
+            if encoders.choose_recipes(data, seed, progress):
+                seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
+            views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
     @classmethod
@@ -759,8 +763,8 @@ class Retriever:
             one in the folder. The encoders that the folder names are opened when they are first needed, and
             only if they are unchanged.
         mmap
-            Leave vectors and features on disk and map them: loading takes no time and no memory, and their
-            checksums are not compared.
+            Leave vectors, features and the model on disk and map them: loading takes little time and memory.
+            The checksums of vectors and features are not compared.
         trust_graph
             Read an HNSW file as it is, which FAISS does not make safe for files of strangers; otherwise the
             graph is built again.

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task, plural, with_article
+from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
@@ -195,17 +196,21 @@ class Searcher:
         """Put a fitted model and new items with their features into a store; return the store to use."""
         new = cls(fitted, store, encoders)
 
-        def blocks() -> Iterator[Block]:
+        def blocks(progress: Callable[[float], None]) -> Iterator[Block]:
+            done, total = 0, sum(map(len, items.values()))
             for view in VIEWS:
                 own = items.get(view, ())
                 for start in range(0, len(own), BLOCK):
                     some = slice(start, start + BLOCK)
                     yield new._block(view, own[some], np.asarray(features[view][some], np.float32), keep)
+                    done += len(own[some])
+                    progress(done / total)
 
         def sample(view: View, n: int) -> Floats | None:
             return features[view][:n] if len(items.get(view, ())) else None
 
-        return store.replace(lambda: new._contents(blocks(), sample, keep, write_model))
+        with progress_bar("indexing", getattr(fitted.model, "verbose", None)) as progress:
+            return store.replace(lambda: new._contents(blocks(progress), sample, keep, write_model))
 
     def _contents(
         self,

@@ -138,11 +138,11 @@ def load_hkse(kind: type[M], folder: str | os.PathLike[str], tokenizer: Tokenize
     return read_current(folder, read)
 
 
-def read_hkse(kind: type[M], path: Path, tokenizer: Tokenizer | None = None) -> M:
-    """Read the files that ``write_hkse`` wrote."""
+def read_hkse(kind: type[M], path: Path, tokenizer: Tokenizer | None = None, *, mmap: bool = False) -> M:
+    """Read the files that ``write_hkse`` wrote; with ``mmap``, the arrays stay on disk."""
     if path.is_symlink():
         raise InputError(f"{path} is a link; expected the text encoder's folder.")
-    config, tensors, source = read_model_files(path, KIND, HKSEConfig)
+    config, tensors, source = read_model_files(path, KIND, HKSEConfig, mmap=mmap)
     if config.tokenizer != TOKENIZER and tokenizer is None:
         which = "of its own" if config.tokenizer == CUSTOM else f"called {config.tokenizer[:60]!r}"
         raise InputError(

@@ -79,16 +79,19 @@ class ItemTable:
 
     def check_new(self, items: Sequence[Item | StoredItem]) -> None:
         """Refuse ids that are stored already, or given twice."""
-        check_unique(items)
-        for item in items:
-            if item.id in self._keys:
-                raise TakenError(item.id)
+        ids = {item.id for item in items}
+        if len(ids) < len(items):
+            check_unique(items)
+        if not self._keys.keys().isdisjoint(ids):
+            raise TakenError(next(item.id for item in items if item.id in self._keys))
 
     def add(self, items: Sequence[Item | StoredItem]) -> Keys:
         self.check_new(items)
         keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
-        for key, item in zip(keys.tolist(), items, strict=True):
-            self._items[key], self._keys[item.id] = item, key
+        pairs = list(zip(keys.tolist(), items, strict=True))
+        self._items.update(pairs)
+        self._keys.update((item.id, key) for key, item in pairs)
+        for key, item in pairs:
             if item.image is not None:
                 self._captions.setdefault(item.image, []).append(key)
         self.next_key += len(items)
@@ -105,11 +108,12 @@ class ItemTable:
                 if not own:
                     del self._captions[item.image]
 
-    def _list(self) -> list[tuple[int, Item | StoredItem]]:
+    def _list(self) -> Iterable[tuple[int, Item | StoredItem]]:
         while True:
-            # Making the list may let another thread run that changes the items.
+            # A list of pairs would be a million new objects, which the garbage collector visits repeatedly.
+            # Making the copy may let another thread run that changes the items.
             with suppress(RuntimeError):
-                return list(self._items.items())
+                return self._items.copy().items()
 
     def _unpack(self, item: Item | StoredItem) -> Item:
         if isinstance(item, Item):
