@@ -34,7 +34,7 @@ from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_pair_of_views
-from diptych._threads import map_parallel
+from diptych._threads import map_parallel, multiply
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import project
 from diptych.cca.selection._grids import Grid
@@ -161,7 +161,8 @@ def products(left: Array, weights: Weights, right: Array) -> Iterator[tuple[int,
     """
     current = None
     for index, step in enumerate(weights.steps):
-        part = (left[..., step.start : step.stop] * step.change) @ right[..., step.start : step.stop, :]
+        scaled = left[..., step.start : step.stop] * step.change
+        part = multiply(scaled, right[..., step.start : step.stop, :])
         if step.fresh:
             current = part
         else:

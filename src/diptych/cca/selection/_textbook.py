@@ -12,6 +12,7 @@ import numpy as np
 
 from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
 from diptych._checks import TASKS, InputError, Task, check_similarity
+from diptych._threads import multiply
 from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
@@ -41,8 +42,8 @@ def textbook_ranks(
     keep = sigma.shape[0] if n_components is None else min(n_components, int(sigma.shape[0]))
     tolerance = float(xp.finfo(sigma.dtype).eps) * max(k_x, k_y) * float(sigma[0])
     keep = min(keep, max(1, int(xp.count_nonzero(sigma > tolerance))))
-    x = problem.a[:, :k_x] @ (root_x[:, None] * p_x[:, :keep])
-    y = problem.b[:, :k_y] @ (root_y[:, None] * p_y[:, :keep])
+    x = multiply(problem.a[:, :k_x], root_x[:, None] * p_x[:, :keep])
+    y = multiply(problem.b[:, :k_y], root_y[:, None] * p_y[:, :keep])
     sigma = sigma[:keep]
     for weighting in weightings:
         by_task: dict[Task, Array] = {}
@@ -96,8 +97,8 @@ def best_dimension(
 
     def embed(rows: Array, vectors: Array, singular: Array, weights: Array) -> Array:
         # The rows of the problem are in the eigenbasis, divided by the largest singular value.
-        inner = (vectors.T @ weights) * float(singular[0])
-        return rows @ xp.astype(move_like(inner, rows), rows.dtype, copy=False)
+        inner = multiply(vectors.T, weights) * float(singular[0])
+        return multiply(rows, xp.astype(move_like(inner, rows), rows.dtype, copy=False))
 
     x_map, y_map = maps(model, weighting, task)
     x = embed(problem.a, spectra.v_x, spectra.s_x, x_map)
