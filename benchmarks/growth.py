@@ -225,6 +225,8 @@ def fit_exponent(sizes: list[int], values: list[float]) -> float | None:
         return None
     x, y = np.log(sizes), np.log(values)
     upper = x >= (x[0] + x[-1]) / 2 - 1e-3
+    if np.count_nonzero(upper) < 2:
+        return None
     return float(np.polyfit(x[upper], y[upper], 1)[0])
 
 
