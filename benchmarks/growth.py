@@ -154,14 +154,14 @@ def measure_step(cell: Cell, step: str, folder: Path) -> Iterator[tuple[str, dic
         views = cell.draw(cell.pairs, 1)
         captions = [f"the caption of image {i}" for i in range(cell.pairs)]
 
-        def leave_out_fit(seconds: float, built: Any) -> float:
-            return seconds - built.info()["facts"]["seconds"]["spectra and models"]
+        built: list[Any] = []
 
         def build() -> Any:
-            return Retriever.from_features(*views, captions=captions, model=model, keep_features=False)
+            built[:] = [Retriever.from_features(*views, captions=captions, model=model, keep_features=False)]
+            return built[0].info()["facts"]["seconds"]["spectra and models"]
 
-        yield step, measure(build, leave_out_fit)
-        build().save(folder)
+        yield step, measure(build, lambda seconds, fitting: seconds - fitting)
+        built[0].save(folder)
     elif step == "load":
         yield step, measure(lambda: Retriever.load(folder))
     elif step == "save":
@@ -225,6 +225,8 @@ def fit_exponent(sizes: list[int], values: list[float]) -> float | None:
         return None
     x, y = np.log(sizes), np.log(values)
     upper = x >= (x[0] + x[-1]) / 2 - 1e-3
+    if np.count_nonzero(upper) < 2:
+        return None
     return float(np.polyfit(x[upper], y[upper], 1)[0])
 
 

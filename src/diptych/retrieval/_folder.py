@@ -578,7 +578,8 @@ def _matrix(index: VectorIndex) -> MatrixBlocks:
 
 def _map(files: ModelFiles, name: str, mmap: bool) -> Tensors:
     mapped = map_tensors(files.check(name, whole=not mmap))
-    return mapped if mmap else {key: np.array(array) for key, array in mapped.items()}
+    # Each mapping is released once it is copied, so that not all are in memory twice.
+    return mapped if mmap else {key: np.array(mapped.pop(key)) for key in list(mapped)}
 
 
 def _take(arrays: Tensors, name: str, shape: tuple[int, ...], path: Path) -> np.ndarray[Any, Any]:
