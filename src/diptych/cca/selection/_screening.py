@@ -4,9 +4,9 @@ The images that can beat the true image of a caption are nearly the same all ove
 numerator is computed only at a few *anchor* points, where the highest scoring rivals of every query are
 noted; those pairs alone are then scored at every grid point. A rival that scores at least as high as the
 truth proves that the rank is larger, so the result is an upper bound on recall at every point. Points are
-then verified in the order of their bounds, among all items, until the best one is verified: the choice is that
-of the exact route. Where the bound of a verified point was too high, the rivals that it missed
-are scored at every point too, which lowers the other bounds.
+then verified among all items, best bound first, until the best point is a verified one: the choice is that of
+the exact route. Where the bound of a verified point was too high, the rivals that it missed are scored at
+every point too, which lowers the other bounds.
 """
 
 from __future__ import annotations
