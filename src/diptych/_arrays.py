@@ -16,6 +16,8 @@ Array: TypeAlias = Any
 
 Record = TypeVar("Record", bound=Any)
 
+_COUNTED_ROWS = 2**15  # rows of a mask that are converted to numbers at a time, to bound the memory
+
 
 def namespace(*arrays: Array) -> Any:
     """Return the array API namespace of ``arrays`` (None are skipped), which must share one backend."""
@@ -69,13 +71,39 @@ def group_sum(values: Array, groups: Array, n_groups: int) -> Array:
 
 
 def group_max(values: Array, groups: Array, n_groups: int) -> Array:
-    """Return the largest of the ``values`` (one axis) in each group; −∞ for an empty group."""
+    """Return the largest of the ``values`` (numbers, or rows) in each group; −∞ for an empty group."""
     xp = namespace(values)
-    out = xp.full((n_groups,), -xp.inf, dtype=values.dtype, device=device(values))
+    out = xp.full((n_groups, *values.shape[1:]), -xp.inf, dtype=values.dtype, device=device(values))
     if is_torch_array(values):
-        return out.scatter_reduce_(0, groups, values, reduce="amax")
-    np.maximum.at(out, groups, values)
+        at = groups if values.ndim == 1 else groups[:, None].expand_as(values)
+        return out.scatter_reduce_(0, at, values, reduce="amax")
+    order, present, starts = _sort_by_group(groups)
+    out[present] = np.maximum.reduceat(values[order], starts, axis=0)
     return out
+
+
+def _sort_by_group(groups: Array) -> tuple[Array, Array, Array]:
+    """Return the order that sorts ``groups``, the groups that have members, and where each begins."""
+    order = np.argsort(groups, kind="stable")
+    return order, *np.unique(groups[order], return_index=True)
+
+
+def add_group_counts(counts: Array, mask: Array, groups: Array) -> None:
+    """Add to ``counts`` (groups × columns) the true entries of ``mask``, whose rows belong to ``groups``."""
+    if is_torch_array(mask):
+        for start in range(0, mask.shape[0], _COUNTED_ROWS):
+            rows = slice(start, start + _COUNTED_ROWS)
+            counts.index_add_(0, groups[rows], mask[rows].to(counts.dtype))
+        return
+    order, present, starts = _sort_by_group(groups)
+    counts[present] += np.add.reduceat(mask[order].view(np.uint8), starts, axis=0, dtype=counts.dtype)
+
+
+def largest_columns(values: Array, count: int) -> Array:
+    """Return the columns of the ``count`` largest entries of each row, in no order."""
+    if is_torch_array(values):
+        return values.topk(count, dim=1, sorted=False).indices
+    return np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
 
 
 def count_groups(groups: Array, n_groups: int) -> Array:

@@ -15,8 +15,7 @@ from diptych.cca import Spectra, TruncatedSVD, regularized_cca
 from diptych.cca._filters import AnyFilter, make_filters
 from diptych.cca._weighting import project
 from diptych.cca.selection import make_grid
-from diptych.cca.selection._exact import Row as ScoreRow
-from diptych.cca.selection._exact import count_others, own_scores
+from diptych.cca.selection._exact import Truths, count_others, own_scores
 from diptych.cca.selection._problem import Problem, Weights
 from diptych.paper._experiment import Experiment, Jobs, Part, Records, Results
 from diptych.paper._features import Features, Floats, Result, Rows, digest
@@ -67,15 +66,15 @@ def weighted_ranks(
         for side, view in enumerate((u, v))
     )
     own_annotate = own * annotate_scale
-    best = np.stack([group_max(line, truth.pairing, truth.n_images) for line in own_annotate])
+    best = group_max(own_annotate.T, truth.pairing, truth.n_images).T
     best = np.where(best == -np.inf, np.inf, best)
     # The norms of one task's queries are those of the other task's items.
     search_slack = tie_slack(1.0 / annotate_scale, 1.0, u.shape[1])
     annotate_slack = tie_slack(1.0 / search_scale, 1.0, u.shape[1])
     search_truth = own * search_scale[:, truth.pairing]
     finite = np.ones(len(pairs), dtype=bool)
-    row = ScoreRow(u, search_scale, annotate_scale, search_truth, search_slack, best, annotate_slack, finite)
-    search, annotate = count_others(problem, row, weights)
+    truths = Truths(search_scale, annotate_scale, search_truth, search_slack, best, annotate_slack, finite)
+    search, annotate = count_others(problem, u, weights, truths)
     back = np.argsort(order)
     return {"search": 1 + search[back], "annotate": 1 + annotate[back][:, truth.described]}
 

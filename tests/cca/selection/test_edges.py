@@ -70,7 +70,7 @@ def test_an_extended_grid_has_the_scores_of_the_whole(kind, route):
             ours.scores[task]["r@1"][both], whole.scores[task]["r@1"][both], err_msg=task
         )
         assert ours.best(task) == whole.best(task)
-        assert (ours.scores[task]["r@1"][~ours.exact[task]] < ours.best(task)).all()
+        assert (ours.scores[task]["r@1"][~ours.exact[task]] <= ours.best(task)).all()
 
 
 def test_every_route_extends_alike():

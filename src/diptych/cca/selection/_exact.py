@@ -22,17 +22,16 @@ DEVICE_TILE_BYTES = 2**29
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """The scales and the true items' scores of both tasks, for one x value of the grid and all y values."""
+class Truths:
+    """The scales of the items and the scores of the true ones, for both tasks and some points of the grid."""
 
-    mapped: Array  # images mapped into the eigenbasis of the captions
-    search_scale: Array  # y values × images
-    annotate_scale: Array  # y values × captions
-    search_truth: Array  # y values × captions: the score of the true image
-    search_slack: Array  # y values × captions: its ``tie_slack``
-    annotate_truth: Array  # y values × images; +∞ for an image without captions
-    annotate_slack: Array  # y values × images
-    finite: Array  # y values: whether all scores are finite
+    search_scale: Array  # points × images
+    annotate_scale: Array  # points × captions
+    search_truth: Array  # points × captions: the score of the true image
+    search_slack: Array  # points × captions: its ``tie_slack``
+    annotate_truth: Array  # points × images; +∞ for an image without captions
+    annotate_slack: Array  # points × images
+    finite: Array  # points: whether all scores are finite
 
 
 def exact_rows(
@@ -46,23 +45,21 @@ def exact_rows(
     norms = annotate_norms(problem, w_x, w_y) if norms is None else norms
     lengths = caption_lengths(problem, w_y)
     for i, mapped in products(problem.a, w_x, problem.t0):
-        row = make_row(problem, mapped, norms[i, :, :], w_y, lengths)
-        search, annotate = count_others(problem, row, w_y)
-        yield i, 1 + search, 1 + xp.take(annotate, problem.truth.described, axis=1), row.finite
+        image_norms, own = w_y.rows @ (mapped * mapped).T, own_scores(problem, mapped, w_y)
+        truths = score_truths(problem, image_norms, norms[i, :, :], lengths, own)
+        search, annotate = count_others(problem, mapped, w_y, truths)
+        yield i, 1 + search, 1 + xp.take(annotate, problem.truth.described, axis=1), truths.finite
 
 
-def make_row(
-    problem: Problem, mapped: Array, norms: Array, w_y: Weights, lengths: Array, own: Array | None = None
-) -> Row:
-    """Return the ``Row`` of one x value.
+def score_truths(problem: Problem, image_norms: Array, norms: Array, lengths: Array, own: Array) -> Truths:
+    """Return the ``Truths`` of some points.
 
-    ``lengths`` are the ``caption_lengths``; ``own`` the ``own_scores``, if they are known already.
+    ``image_norms`` are ‖ΣUᵀx‖² (points × images); ``norms``, ‖ΣVᵀy‖², ``lengths``, ‖Vᵀy‖, and ``own``, the
+    numerators with the true images, are points × captions.
     """
     xp = namespace(problem.a)
     pairing = problem.truth.pairing
     dimension = sum(int(size) for size in problem.t0.shape)
-    own = own_scores(problem, mapped, w_y) if own is None else own
-    image_norms = w_y.rows @ (mapped * mapped).T
     if problem.similarity == "cosine":
         search_scale, annotate_scale = _inverse_root(image_norms), _inverse_root(norms)
         search_truth = own * xp.take(search_scale, pairing, axis=1)
@@ -82,24 +79,28 @@ def make_row(
     finite = xp.isfinite(xp.sum(own, axis=1) + xp.sum(image_norms, axis=1) + xp.sum(norms, axis=1))
     undescribed = best == -xp.inf
     best, slack = xp.where(undescribed, xp.inf, best), xp.where(undescribed, 0.0, slack)
-    return Row(mapped, search_scale, annotate_scale, search_truth, search_slack, best, slack, finite)
+    return Truths(search_scale, annotate_scale, search_truth, search_slack, best, slack, finite)
 
 
 def _max_by_image(problem: Problem, values: Array) -> Array:
-    """Return the largest value among the captions of each image: y values × images."""
-    truth = problem.truth
-    rows = [group_max(values[j, :], truth.pairing, truth.n_images) for j in range(values.shape[0])]
-    return namespace(values).stack(rows)
+    """Return the largest value among the captions of each image: points × images."""
+    return group_max(values.T, problem.truth.pairing, problem.truth.n_images).T
 
 
 def caption_lengths(problem: Problem, w_y: Weights) -> Array:
     """Return the lengths of the captions as queries, ‖Vᵀy‖: y values × captions."""
     xp = namespace(problem.b)
-    # Dividing by the largest entry first keeps the squares of extreme values finite.
-    largest = xp.max(xp.abs(problem.b), axis=1)
-    largest = xp.where(largest > 0, largest, xp.ones_like(largest))
-    unit = problem.b / largest[:, None]
-    return xp.sqrt(w_y.rows @ (unit * unit).T) * largest
+    rows = 256 if is_numpy_array(problem.b) else 4096
+
+    def measure(start: int) -> Array:
+        captions = problem.b[start : start + rows, :]
+        # Dividing by the largest entry first keeps the squares of extreme values finite.
+        largest = xp.max(xp.abs(captions), axis=1)
+        largest = xp.where(largest > 0, largest, xp.ones_like(largest))
+        unit = captions / largest[:, None]
+        return xp.sqrt(w_y.rows @ (unit * unit).T) * largest
+
+    return xp.concat(map_parallel(measure, list(range(0, problem.b.shape[0], rows)), problem.b), axis=1)
 
 
 def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:
@@ -112,27 +113,28 @@ def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) 
     return xp.concat(parts, axis=1)
 
 
-def count_others(problem: Problem, row: Row, w_y: Weights) -> tuple[Array, Array]:
-    """Count the other items that score at least as high as the truth.
+def count_others(problem: Problem, mapped: Array, w_y: Weights, truths: Truths) -> tuple[Array, Array]:
+    """Count the other items that score at least as high as the truth, for all y values of one x value.
 
-    Returns y values × captions for search and y values × images for annotate.
+    ``mapped`` are the images in the eigenbasis of the captions. Returns y values × captions for search and
+    y values × images for annotate.
     """
     xp = namespace(problem.a)
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
     n_y = w_y.rows.shape[0]
-    search_floor = row.search_truth - row.search_slack
-    annotate_floor = row.annotate_truth - row.annotate_slack
+    search_floor = truths.search_truth - truths.search_slack
+    annotate_floor = truths.annotate_truth - truths.annotate_slack
 
     def tile(start: int, stop: int) -> tuple[Array, Array]:
         own = problem.truth.pairing[start:stop]
         lines = xp.arange(stop - start, device=device(own))
         searched, annotated = [], []
-        for j, numerator in products(problem.b[start:stop, :], w_y, row.mapped.T):
+        for j, numerator in products(problem.b[start:stop, :], w_y, mapped.T):
             # The true pairs are taken out. Nested products add to this array: −∞ stays −∞.
             numerator[lines, own] = -xp.inf
-            scores = rescale(problem, numerator, row.search_scale[j, None, :])
+            scores = rescale(problem, numerator, truths.search_scale[j, None, :])
             searched.append(count_true(scores >= search_floor[j, start:stop, None], axis=1))
-            scores = rescale(problem, numerator, row.annotate_scale[j, start:stop, None])
+            scores = rescale(problem, numerator, truths.annotate_scale[j, start:stop, None])
             annotated.append(count_true(scores >= annotate_floor[j, None, :], axis=0))
         return xp.stack(searched), xp.stack(annotated)
 

@@ -14,7 +14,6 @@ from operator import add
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task
@@ -25,7 +24,7 @@ from diptych.cca.selection._exact import exact_rows
 from diptych.cca.selection._grids import Floats, Grid, select_images
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
-from diptych.cca.selection._screening import ANCHORS_PER_SIDE, screen, screen_bytes
+from diptych.cca.selection._screening import Screen, screen, screen_bytes
 from diptych.cca.selection._textbook import textbook_path
 from diptych.ranking import Metric, Truth, mean_recall, median_rank, recall_at_k
 
@@ -44,6 +43,9 @@ ALL_METRICS: dict[str, Callable[[Ranks], float]] = {
 }
 SCREEN_BYTES = 4 * 2**30
 """Memory that screening may take."""
+
+SMALLEST_SCREENED = 5
+"""Grids with fewer values on a side are scored exactly: screening would save nothing."""
 
 FIRST_LOOK = 250
 """Validation images that ``narrow_grid`` looks at."""
@@ -69,8 +71,8 @@ class Path:
     scores
         For each task and metric, x values × y values; NaN where a point failed.
     exact
-        For each task, where ``scores`` are exact. Elsewhere (screened route) they are upper bounds below the
-        best exact value: enough to choose by, but often above the exact value, above all for truncated SVDs.
+        For each task, where ``scores`` are exact. Elsewhere (screened route) they are upper bounds, none
+        above the best exact value: enough to choose by, but often above the exact value.
     choice
         For each task, the chosen point (x index, y index).
     route
@@ -131,15 +133,14 @@ def choose_route(
     """Return how to compute a path.
 
     The identity without an SVD holds for the asymmetric weighting at full dimension; anything else takes the
-    textbook route. Screening pays on a CPU, for recall at a small k, on grids larger than its anchors.
+    textbook route. Screening pays for recall at a small k, on grids that are not small.
     """
     if weighting != "asymmetric" or n_components is not None:
         return "textbook"
-    on_cpu = is_numpy_array(problem.a)
     small_k = path_metrics == "metric" and metric.cutoff is not None and metric.cutoff <= 10
-    large_grid = min(w.rows.shape[0] for w in weights) > ANCHORS_PER_SIDE + 1
+    large_grid = min(w.rows.shape[0] for w in weights) >= SMALLEST_SCREENED
     fits = screen_bytes(problem, *weights) <= SCREEN_BYTES
-    return "screened" if on_cpu and small_k and large_grid and fits else "exact"
+    return "screened" if small_k and large_grid and fits else "exact"
 
 
 def regularization_path(
@@ -158,8 +159,7 @@ def regularization_path(
 ) -> Path:
     """Score every point of ``grid`` and choose the best for each task.
 
-    Ties go to the higher mean of r@1, r@5 and r@10, then to the stronger regularisation. A value that was
-    added to the grid is chosen only if it is better.
+    Ties go to the stronger regularisation. A value that was added to the grid is chosen only if it is better.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid) -> Grid:
     too much on so few. What is returned may be extended, if the best point for all images is on its edge.
     """
     described = to_numpy(problem.truth.described)
-    if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) < 2 * ANCHORS_PER_SIDE:
+    if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) <= SMALLEST_SCREENED:
         return grid
     mask = np.zeros(problem.truth.n_images, dtype=bool)
     mask[described[np.linspace(0, len(described) - 1, FIRST_LOOK).astype(int)]] = True
@@ -314,24 +314,46 @@ class RowScorer:
 
 @dataclass(eq=False)
 class GridScores:
-    """Scores of the points of one grid; see ``Path``. ``recalls`` break ties between exact scores."""
+    """Scores of the points of one grid; see ``Path``."""
 
     scores: dict[Task, dict[str, Floats]]
     exact: dict[Task, np.ndarray[Any, np.dtype[np.bool_]]]
-    recalls: dict[Task, Floats]
-    failed: list[tuple[int, int]]
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    screens: list[tuple[Screen, Ranks, Ranks]] = field(default_factory=list)  # with their rows and columns
 
     @classmethod
     def empty(cls, shape: tuple[int, int], names: Iterable[str]) -> GridScores:
         """Return the scores of a grid before any point is scored."""
         scores = {task: {name: np.full(shape, np.nan) for name in names} for task in TASKS}
         exact = {task: np.ones(shape, dtype=bool) for task in TASKS}
-        return cls(scores, exact, {task: np.full(shape, np.nan) for task in TASKS}, [])
+        return cls(scores, exact)
 
-    def signed(self, task: Task, metric: Metric) -> Floats:
-        """Return the exact values of ``metric``, signed so that greater is better; NaN where unknown."""
-        values = np.where(self.exact[task], self.scores[task][metric.name], np.nan)
-        return values if metric.greater_is_better else -values
+    def choose(self, task: Task, metric: Metric, ages: Ranks) -> tuple[int, int]:
+        """Return the best point; ties go to the lower age, then to the stronger regularisation.
+
+        If the best point is a bound, it is verified and the best one sought again.
+        """
+        while True:
+            values = self.scores[task][metric.name] * (1 if metric.greater_is_better else -1)
+            if not np.any(np.isfinite(values)):
+                raise InputError("every grid point failed numerically; check the data for extreme values.")
+            tied = [(int(i), int(j)) for i, j in np.argwhere(values >= np.nanmax(values) - TIE)]
+            best = min(tied, key=lambda at: (int(ages[at]), sum(at), at))
+            if self.exact[task][best]:
+                return best
+            self._verify(task, metric, best)
+
+    def _verify(self, task: Task, metric: Metric, point: tuple[int, int]) -> None:
+        """Replace the bound at ``point`` by the exact score, and lower other bounds by what it shows."""
+        for screened, rows, columns in self.screens:
+            i, j = np.flatnonzero(rows == point[0]), np.flatnonzero(columns == point[1])
+            if not (len(i) and len(j)):
+                continue
+            score, at = screened.verify(task, int(i[0]), int(j[0])), np.ix_(rows, columns)
+            for each, bounds in screened.bounds.items():
+                scores, exact = self.scores[each][metric.name], self.exact[each]
+                scores[at] = np.where(exact[at], scores[at], bounds)
+            self.scores[task][metric.name][point], self.exact[task][point] = score, True
 
     def insert(self, other: GridScores, rows: Ranks, columns: Ranks) -> None:
         """Copy the points of another grid to ``rows`` × ``columns`` of this one."""
@@ -340,8 +362,8 @@ class GridScores:
             for name, values in other.scores[task].items():
                 self.scores[task][name][at] = values
             self.exact[task][at] = other.exact[task]
-            self.recalls[task][at] = other.recalls[task]
         self.failed += [(int(rows[i]), int(columns[j])) for i, j in other.failed]
+        self.screens += [(screened, rows[i], columns[j]) for screened, i, j in other.screens]
 
 
 Score: TypeAlias = Callable[[Grid, Progress], GridScores]
@@ -364,7 +386,6 @@ def _score_points(
         for task in ranks:
             for name, compute in metrics.items():
                 result.scores[task][name][i, j] = compute(ranks[task])
-            result.recalls[task][i, j] = mean_recall(ranks[task])
         if not ranks:
             result.failed.append((i, j))
         progress(done / (shape[0] * shape[1]))
@@ -383,20 +404,7 @@ def _score_screened(
     for task in TASKS:
         result.scores[task][metric.name][:] = screened.bounds[task]
         result.exact[task][:] = failed
-    for task in TASKS:
-        scores, exact = result.scores[task][metric.name], result.exact[task]
-        while True:
-            open_bounds = np.where(exact, -np.inf, scores)
-            best = np.max(np.where(exact & ~failed, scores, -np.inf))
-            # A bound that only equals the best still has to be verified: it may win the tie.
-            if exact.all() or open_bounds.max() < best - TIE:
-                break
-            i, j = (int(v) for v in np.unravel_index(open_bounds.argmax(), scores.shape))
-            for each, ranks in screened.exact(i, j).items():
-                result.scores[each][metric.name][i, j] = metric(ranks)
-                result.exact[each][i, j] = True
-                result.recalls[each][i, j] = mean_recall(ranks)
-    progress(1.0)
+    result.screens.append((screened, np.arange(failed.shape[0]), np.arange(failed.shape[1])))
     return result
 
 
@@ -414,12 +422,13 @@ def _search_grid(
     ages: Ages = {"x": np.zeros(len(grid.x), dtype=int), "y": np.zeros(len(grid.y), dtype=int)}
     while True:
         age = np.maximum(ages["x"][:, None], ages["y"])
-        choice = {task: _choose(scores.signed(task, metric), scores.recalls[task], age) for task in TASKS}
+        choice = {task: scores.choose(task, metric, age) for task in TASKS}
         edges = sorted({edge for task in TASKS for edge in _edges(grid, choice[task])}) if extend else []
         new = {edge: values for edge in edges if len(values := grid.beyond(*edge, spectra))}
         if not grid.automatic or not new:
             break
         grid, scores, ages = _extend(grid, scores, ages, new, score)
+    progress(1.0)
     open_edges = [edge for edge in edges if not grid.automatic and not grid.is_limit(*edge, spectra)]
     if open_edges:
         places = " and ".join(
@@ -472,11 +481,3 @@ def _edges(grid: Grid, point: tuple[int, int]) -> list[tuple[str, str]]:
         for side, at, length in zip(("x", "y"), point, grid.shape, strict=True)
         if length > 1 and at in (0, length - 1)
     ]
-
-
-def _choose(signed: Floats, recalls: Floats, ages: Floats) -> tuple[int, int]:
-    """Return the best point; ties go to the higher recall, the lower age, the stronger regularisation."""
-    if not np.any(np.isfinite(signed)):
-        raise InputError("every grid point failed numerically; check the data for extreme values.")
-    tied = [(int(i), int(j)) for i, j in np.argwhere(signed >= np.nanmax(signed) - TIE)]
-    return min(tied, key=lambda at: (-round(float(recalls[at]), 9), int(ages[at]), sum(at), at))

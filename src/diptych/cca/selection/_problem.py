@@ -161,7 +161,7 @@ def products(left: Array, weights: Weights, right: Array) -> Iterator[tuple[int,
     """
     current = None
     for index, step in enumerate(weights.steps):
-        part = (left[:, step.start : step.stop] * step.change) @ right[step.start : step.stop, :]
+        part = (left[..., step.start : step.stop] * step.change) @ right[..., step.start : step.stop, :]
         if step.fresh:
             current = part
         else:

@@ -3,10 +3,10 @@
 The images that can beat the true image of a caption are nearly the same all over the grid. So the whole
 numerator is computed only at a few *anchor* points, where the highest scoring rivals of every query are
 noted; those pairs alone are then scored at every grid point. A rival that scores at least as high as the
-truth proves that the rank is larger, so the result is an upper bound on recall at every point (often well
-above recall itself, above all for truncated SVDs). Points are then verified in the order of their bounds,
-with every item counted, until no other bound reaches the best verified value: the choice is that of the exact
-route.
+truth proves that the rank is larger, so the result is an upper bound on recall at every point. Points are
+then verified among all items, best bound first, until the best point is a verified one: the choice is that of
+the exact route. Where the bound of a verified point was too high, the rivals that it missed are scored at
+every point too, which lowers the other bounds.
 """
 
 from __future__ import annotations
@@ -17,218 +17,367 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from array_api_compat import device, is_numpy_array
 
+from diptych._arrays import (
+    Array,
+    add_group_counts,
+    count_groups,
+    count_true,
+    largest_columns,
+    namespace,
+    to_numpy,
+)
 from diptych._checks import TASKS, Task
 from diptych._threads import map_parallel
-from diptych.cca.selection._exact import Row, caption_lengths, count_others, make_row, rescale
+from diptych.cca.selection._exact import caption_lengths, rescale, score_truths
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[float], None]
 
-ANCHORS_PER_SIDE = 3
-RIVALS = 5
-TILE_BYTES = 2**21
+ANCHORS_PER_SIDE = 2
+RIVALS = 2
+"""Rivals of each query that are noted at an anchor, for r@1. Verified points bring in the others, where they
+matter, so more of either cost more time than they save."""
+
+CPU_TILE_BYTES = 2**21
+DEVICE_TILE_BYTES = 2**26
+
+MARKED_PAIRS = 2**17
+"""Pairs that are compared with the truth at all points before they are counted; it bounds the memory."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Screen:
     """Upper bounds on recall at every grid point, and what is needed to compute the exact ranks at any.
 
-    A bound is NaN where scores are not finite.
+    Arrays over "points" have the points of the grid in one axis, y value by y value.
     """
 
-    table: _Table
-    own: Floats
-    bounds: dict[Task, Floats]
+    problem: Problem
+    w_y: Weights
+    cutoff: int
+    mapped: Array  # images × x values × directions: the images in the eigenbasis of the captions
+    finite: Array  # points: whether all scores are finite
+    scales: dict[Task, Array]  # items × points
+    floors: dict[Task, Array]  # queries × points: a rival that scores this much surely counts
+    margins: dict[Task, Array]  # queries × points: how far below it one counts in exact ranks
+    others: dict[Task, Array]  # queries × points: how many rivals are known to count
+    pairs: Array  # image · captions + caption of the rivals that were scored, ascending
 
-    def exact(self, i: int, j: int) -> dict[Task, Floats]:
-        """Return the exact ranks of both tasks at one grid point."""
-        table, problem = self.table, self.table.problem
-        alone = Weights.of(np.asarray(table.w_y.rows[j : j + 1, :], dtype=np.float64), problem.a)
-        row = table.row(i, slice(j, j + 1), self.own[i, j : j + 1], alone)
-        search, annotate = count_others(problem, row, alone)
-        return {"search": 1 + search[0], "annotate": 1 + annotate[0, problem.truth.described]}
+    @property
+    def bounds(self) -> dict[Task, Floats]:
+        """Upper bounds on recall, x values × y values; NaN where scores are not finite."""
+        n_x, n_y = self.mapped.shape[1], self.w_y.rows.shape[0]
+        queries = {"search": slice(None), "annotate": self.problem.truth.described}
+        finite, bounds = to_numpy(self.finite), {}
+        for task in TASKS:
+            others = self.others[task][queries[task]]
+            hits = to_numpy(count_true(others < self.cutoff, axis=0))
+            values = np.where(finite, 100.0 * hits / others.shape[0], np.nan)
+            bounds[task] = values.reshape(n_y, n_x).T
+        return bounds
+
+    def verify(self, task: Task, i: int, j: int) -> float:
+        """Return the exact recall of a task at one grid point, and lower the bounds by what is found.
+
+        Only queries that the bound takes for hits are ranked, among all items; the others are no hits. If one
+        is none either, its strongest rivals are scored at every point.
+        """
+        problem, xp = self.problem, namespace(self.problem.a)
+        mapped, point = self.mapped[:, i, :], j * int(self.mapped.shape[1]) + i
+        queries, items = (problem.b, mapped) if task == "search" else (mapped, problem.b)
+        ranked = xp.arange(problem.b.shape[0], device=device(mapped))
+        if task == "annotate":
+            ranked = problem.truth.described
+        possible = ranked[self.others[task][ranked, point] < self.cutoff]
+        floor = self.floors[task][:, point] - self.margins[task][:, point]
+        scale, weights = self.scales[task][:, point], _select(self.w_y, [j], problem)
+        every = xp.arange(items.shape[0], device=device(possible))[None, :]
+
+        def rank(start: int) -> Array:
+            """Return the pairs of the queries that are no hits with their rivals."""
+            rows = possible[start : start + width, None]
+            images, captions = (every, rows) if task == "search" else (rows, every)
+            _, numerator = next(products(queries[rows[:, 0], :], weights, items.T))
+            numerator = xp.where(problem.truth.pairing[captions] == images, -xp.inf, numerator)
+            scores = rescale(problem, numerator, scale[None, :])
+            missed = xp.nonzero(count_true(scores >= floor[rows], axis=1) >= self.cutoff)[0]
+            top = _largest(scores[missed, :], RIVALS + self.cutoff - 1)
+            if task == "search":
+                return top * problem.b.shape[0] + rows[missed, :]
+            return rows[missed, :] * problem.b.shape[0] + top
+
+        width = max(1, _tile_bytes(problem) // (items.shape[0] * problem.b.dtype.itemsize))
+        parts = map_parallel(rank, list(range(0, possible.shape[0], width)), problem.a)
+        misses = sum(int(part.shape[0]) for part in parts)
+        if misses:
+            self.add(xp.reshape(xp.concat(parts), (-1,)))
+        return 100.0 * (int(possible.shape[0]) - misses) / int(ranked.shape[0])
+
+    def add(self, pairs: Array) -> None:
+        """Score pairs at every point, except known and true ones; count those that reach the truth."""
+        problem, xp = self.problem, namespace(self.problem.a)
+        n_captions = problem.b.shape[0]
+        pairs = xp.unique_values(pairs)
+        pairs = pairs[problem.truth.pairing[pairs % n_captions] != pairs // n_captions]
+        if self.pairs.shape[0]:
+            places = xp.clip(xp.searchsorted(self.pairs, pairs), max=self.pairs.shape[0] - 1)
+            pairs = pairs[self.pairs[places] != pairs]
+        if not pairs.shape[0]:
+            return
+        self.pairs = xp.sort(xp.concat([self.pairs, pairs]))
+
+        def beat(block: _Block) -> tuple[Array, Array]:
+            numerators = _pair_numerators(problem, self.mapped, self.w_y, block)
+            images, captions = block.images, block.captions
+            scores = rescale(problem, numerators, self.scales["search"][images, :][:, None, :])
+            search = (scores >= self.floors["search"][captions, :]) & block.valid[:, :, None]
+            scores = rescale(problem, numerators, self.scales["annotate"][captions, :])
+            annotate = (scores >= self.floors["annotate"][images, :][:, None, :]) & block.valid[:, :, None]
+            counts = xp.astype(count_true(annotate, axis=1), xp.int32)
+            return xp.reshape(search, (-1, search.shape[2])), counts
+
+        for start in range(0, pairs.shape[0], MARKED_PAIRS):
+            part = pairs[start : start + MARKED_PAIRS]
+            blocks = _blocks(problem, self.w_y, self.mapped, part // n_captions, part % n_captions)
+            results = map_parallel(beat, blocks, problem.a)
+            for block, (_, annotate) in zip(blocks, results, strict=True):
+                self.others["annotate"][block.images, :] += annotate
+            captions = xp.concat([xp.reshape(block.captions, (-1,)) for block in blocks])
+            search = xp.concat([search for search, _ in results])
+            add_group_counts(self.others["search"], search, captions)
 
 
 def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
     """Return the memory that screening takes in addition to the problem."""
-    n_x, n_y = w_x.rows.shape[0], w_y.rows.shape[0]
+    points = w_x.rows.shape[0] * w_y.rows.shape[0]
     images, captions = problem.a.shape[0], problem.b.shape[0]
-    rivals = (images + captions) * RIVALS * ANCHORS_PER_SIDE**2 // 3 + captions
-    per_row = images * problem.b.shape[1]
-    return int(problem.b.dtype.itemsize * (n_x * per_row + n_x * n_y * (2 * rivals + captions)))
+    rivals = (images + captions) * RIVALS * ANCHORS_PER_SIDE**2 // 3
+    mapped = w_x.rows.shape[0] * images * problem.b.shape[1]
+    return int(problem.b.dtype.itemsize * (mapped + 10 * points * (captions + images)) + 2 * points * rivals)
 
 
 def screen(
     problem: Problem, w_x: Weights, w_y: Weights, cutoff: int, progress: Progress = lambda share: None
 ) -> Screen:
     """Return upper bounds on recall at ``cutoff`` over the grid."""
-    norms = annotate_norms(problem, w_x, w_y)
-    progress(0.35)
-    mapped = [product.copy() for _, product in products(problem.a, w_x, problem.t0)]
-    progress(0.45)
-    table = _Table(problem, w_y, mapped, norms, caption_lengths(problem, w_y))
-    images, captions = _candidates(table, _anchors(w_x), cutoff)
+    xp = namespace(problem.a)
+    norms, lengths = annotate_norms(problem, w_x, w_y), caption_lengths(problem, w_y)
+    progress(0.4)
+    mapped, image_norms = _map_images(problem, w_x, w_y)
+    progress(0.5)
+    n_x, n_y = norms.shape[0], norms.shape[1]
+    own = _own_numerators(problem, mapped, w_y)
+
+    def table(rows: Array, dtype: Any = problem.b.dtype) -> Array:
+        return xp.zeros((rows.shape[0], n_y, n_x), dtype=dtype, device=device(rows))
+
+    scales: dict[Task, Array] = {"search": table(problem.a), "annotate": table(problem.b)}
+    floors: dict[Task, Array] = {"search": table(problem.b), "annotate": table(problem.a)}
+    margins: dict[Task, Array] = {"search": table(problem.b), "annotate": table(problem.a)}
+    others: dict[Task, Array] = {"search": table(problem.b, xp.int32), "annotate": table(problem.a, xp.int32)}
+    finite = xp.zeros((n_y, n_x), dtype=xp.bool, device=device(problem.a))
+    for i in range(n_x):
+        truths = score_truths(problem, image_norms[:, i, :], norms[i, :, :], lengths, own[:, i, :])
+        finite[:, i] = truths.finite
+        scales["search"][:, :, i] = truths.search_scale.T
+        scales["annotate"][:, :, i] = truths.annotate_scale.T
+        # Half of the slack: these scores are summed in another order than the exact ones, and a rival that
+        # counts here must count there.
+        margins["search"][:, :, i] = truths.search_slack.T / 2
+        margins["annotate"][:, :, i] = truths.annotate_slack.T / 2
+        floors["search"][:, :, i] = (truths.search_truth - truths.search_slack / 2).T
+        floors["annotate"][:, :, i] = (truths.annotate_truth - truths.annotate_slack / 2).T
+    for tables in (scales, floors, margins, others):
+        for task in TASKS:
+            tables[task] = xp.reshape(tables[task], (-1, n_y * n_x))
+    empty = xp.zeros((0,), dtype=problem.truth.pairing.dtype, device=device(problem.a))
+    del norms, own, image_norms
+    finite = xp.reshape(finite, (-1,))
+    result = Screen(problem, w_y, cutoff, mapped, finite, scales, floors, margins, others, empty)
+    progress(0.55)
+    rivals = _anchor_rivals(result, _anchors(w_x))
     progress(0.75)
-    numerators = _pair_numerators(table, images, captions)
+    result.add(rivals)
     progress(0.95)
-    own = np.swapaxes(numerators[:, _own_pairs(problem, images, captions), :], 1, 2)
-    return Screen(table, own, _bounds(table, numerators, own, images, captions, cutoff))
+    return result
+
+
+def _select(weights: Weights, values: list[int], problem: Problem) -> Weights:
+    return Weights.of(to_numpy(weights.rows)[values].astype(np.float64), problem.a)
+
+
+def _transpose(values: Array) -> Array:
+    """Return the transpose with rows that are contiguous in memory, which are read fast."""
+    xp = namespace(values)
+    return xp.reshape(xp.reshape(values.T, (-1,)), (values.shape[1], values.shape[0]))
+
+
+def _map_images(problem: Problem, w_x: Weights, w_y: Weights) -> tuple[Array, Array]:
+    """Return the mapped images, and ‖ΣUᵀx‖²: y values × x values × images."""
+    xp = namespace(problem.a)
+    n, n_x, n_y, width = problem.a.shape[0], w_x.rows.shape[0], w_y.rows.shape[0], problem.t0.shape[1]
+    mapped = xp.empty((n, n_x, width), dtype=problem.a.dtype, device=device(problem.a))
+    norms = xp.empty((n_y, n_x, n), dtype=problem.a.dtype, device=device(problem.a))
+    rows = max(1, _tile_bytes(problem) // (width * problem.a.dtype.itemsize))
+
+    def fill(start: int) -> None:
+        part = slice(start, start + rows)
+        for i, product in products(problem.a[part, :], w_x, problem.t0):
+            mapped[part, i, :] = product
+            norms[:, i, part] = w_y.rows @ (product * product).T
+
+    map_parallel(fill, list(range(0, n, rows)), problem.a)
+    return mapped, norms
+
+
+def _tile_bytes(problem: Problem) -> int:
+    return CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES
+
+
+def _is_nested(weights: Weights) -> bool:
+    """Return whether pairs are scored step by step. Other backends gain more from one large product."""
+    return is_numpy_array(weights.rows) and not all(step.fresh for step in weights.steps)
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
-    """The parts of the scores that every step needs."""
+class _Block:
+    """Some images, and the captions of their pairs, with repeated ones up to the same number for each."""
 
-    problem: Problem
-    w_y: Weights
-    mapped: list[Floats]  # for each x value, the images in the eigenbasis of the captions
-    norms: Floats  # ``annotate_norms``
-    lengths: Floats  # ``caption_lengths``
+    images: Array
+    captions: Array  # images × pairs
+    valid: Array  # images × pairs: False for the repeated ones
 
-    def row(self, i: int, columns: Any, own: Floats, w_y: Weights) -> Row:
-        """Return the ``Row`` of x value ``i`` at the y values ``columns``, whose weights are ``w_y``."""
-        return make_row(self.problem, self.mapped[i], self.norms[i, columns], w_y, self.lengths[columns], own)
+
+def _blocks(problem: Problem, w_y: Weights, mapped: Array, images: Array, captions: Array) -> list[_Block]:
+    """Return pairs, sorted by image, in blocks of images that have about as many pairs each."""
+    xp = namespace(images)
+    counts = count_groups(images, problem.a.shape[0])
+    starts = xp.cumulative_sum(counts) - counts
+    order = xp.argsort(counts, descending=True)
+    sizes = to_numpy(counts[order])
+    n_x, n_y, width = int(mapped.shape[1]), int(w_y.rows.shape[0]), int(problem.b.shape[1])
+    blocks, first, last = [], 0, int(np.count_nonzero(sizes))
+    while first < last:
+        most = int(sizes[first])
+        weighted = most if _is_nested(w_y) else min(most, n_x) * n_y
+        one = problem.b.dtype.itemsize * ((weighted + most) * width + 4 * most * n_x * n_y)
+        # Each block has several steps, so on a device its tile is larger than that of one product.
+        chosen = order[first : min(last, first + max(1, 2 * _tile_bytes(problem) // one))]
+        first += int(chosen.shape[0])
+        place = xp.arange(most, device=device(images))[None, :]
+        valid = place < counts[chosen][:, None]
+        pairs = xp.where(valid, place, 0) + starts[chosen][:, None]
+        blocks.append(_Block(chosen, captions[pairs], valid))
+    return blocks
+
+
+def _pair_numerators(problem: Problem, mapped: Array, w_y: Weights, block: _Block) -> Array:
+    """Return the numerators of the pairs of a block: images × pairs × points."""
+    xp = namespace(problem.a)
+    rows, captions = mapped[block.images, :, :], problem.b[block.captions, :]
+    shape = (*block.captions.shape, w_y.rows.shape[0], mapped.shape[1])
+    if not _is_nested(w_y) and shape[1] < shape[3]:
+        # One large product is faster than one for each y value; the smaller side is weighted.
+        queries = xp.reshape(captions[:, :, None, :] * w_y.rows, (shape[0], shape[1] * shape[2], -1))
+        return xp.reshape(queries @ xp.permute_dims(rows, (0, 2, 1)), (shape[0], shape[1], -1))
+    if not _is_nested(w_y):
+        items = xp.reshape(w_y.rows[:, None, :] * rows[:, None, :, :], (shape[0], shape[2] * shape[3], -1))
+        return captions @ xp.permute_dims(items, (0, 2, 1))
+    numerators = xp.empty(shape, dtype=problem.b.dtype, device=device(problem.b))
+    for j, numerator in products(captions, w_y, xp.permute_dims(rows, (0, 2, 1))):
+        numerators[:, :, j, :] = numerator
+    return xp.reshape(numerators, (shape[0], shape[1], -1))
+
+
+def _own_numerators(problem: Problem, mapped: Array, w_y: Weights) -> Array:
+    """Return the numerator of every caption with its own image: y values × x values × captions."""
+    xp = namespace(problem.a)
+    captions = xp.argsort(problem.truth.pairing, stable=True)
+    blocks = _blocks(problem, w_y, mapped, problem.truth.pairing[captions], captions)
+    parts = map_parallel(partial(_pair_numerators, problem, mapped, w_y), blocks, problem.a)
+    own = xp.empty((problem.b.shape[0], parts[0].shape[2]), dtype=problem.b.dtype, device=device(problem.b))
+    for block, part in zip(blocks, parts, strict=True):
+        # Repeated pairs are written more than once, with the same value.
+        own[xp.reshape(block.captions, (-1,)), :] = xp.reshape(part, (-1, part.shape[2]))
+    return xp.permute_dims(xp.reshape(own, (own.shape[0], -1, mapped.shape[1])), (1, 2, 0))
 
 
 def _anchors(weights: Weights) -> list[int]:
-    """Return the first, the last and other grid values, evenly spaced in the logarithm of their weight.
-
-    Of few values it is the one in the middle.
-    """
+    """Return grid values, evenly spaced in the logarithm of their weight; of few values, the middle."""
     if weights.rows.shape[0] < 2 * ANCHORS_PER_SIDE:
         return [weights.rows.shape[0] // 2]
-    total = np.log(np.asarray(weights.rows, dtype=np.float64).sum(axis=1))
-    targets = np.linspace(total[0], total[-1], ANCHORS_PER_SIDE)
+    total = np.log(to_numpy(weights.rows).astype(np.float64).sum(axis=1))
+    targets = np.linspace(total[0], total[-1], 2 * ANCHORS_PER_SIDE + 1)[1::2]
     return sorted({int(np.argmin(np.abs(total - target))) for target in targets})
 
 
-def _candidates(table: _Table, rows: list[int], cutoff: int) -> tuple[Floats, Floats]:
-    """Return the pairs (image, caption) to score at every point: the true ones and the rivals."""
-    problem = table.problem
+def _anchor_rivals(screen: Screen, x_values: list[int]) -> Array:
+    """Return the pairs of each query of both tasks with its strongest rivals at the anchors."""
+    problem, xp = screen.problem, namespace(screen.problem.a)
     n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
-    columns = _anchors(table.w_y)
-    anchors = Weights.of(np.asarray(table.w_y.rows[columns, :], dtype=np.float64), problem.a)
-    keep = RIVALS + cutoff - 1
-    width = max(1, TILE_BYTES // (n_images * problem.b.dtype.itemsize))
+    y_values = _anchors(screen.w_y)
+    weights = _select(screen.w_y, y_values, problem)
+    keep = RIVALS + screen.cutoff - 1
+    width = max(1, _tile_bytes(problem) // (n_images * problem.b.dtype.itemsize))
     tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
-    codes = [problem.truth.pairing * n_captions + np.arange(n_captions)]
-    # Rivals are compared with each other, so the scores of the truth are not needed yet.
-    unknown = np.zeros((len(columns), n_captions), dtype=problem.b.dtype)
-    for i in rows:
-        row = table.row(i, columns, unknown, anchors)
-        parts = map_parallel(partial(_tile_rivals, problem, row, anchors, keep), tiles, problem.a)
+    codes = []
+    for i in x_values:
+        points = [j * int(screen.mapped.shape[1]) + i for j in y_values]
+        find = partial(_tile_rivals, screen, screen.mapped[:, i, :], weights, points, keep)
+        parts = map_parallel(find, tiles, problem.a)
         codes += [searched for searched, _, _ in parts]
-        best = np.concatenate([scores for _, scores, _ in parts], axis=2)
-        which = np.concatenate([places for _, _, places in parts], axis=2)
-        for scores, places in zip(best, which, strict=True):
-            chosen = np.take_along_axis(places, _largest(scores, keep), axis=1)
-            codes.append((np.arange(n_images)[:, None] * n_captions + chosen).reshape(-1))
-    pairs = np.unique(np.concatenate(codes))
-    return pairs // n_captions, pairs % n_captions
+        scores = xp.concat([best for _, best, _ in parts], axis=2)
+        places = xp.concat([which for _, _, which in parts], axis=2)
+        for j in range(len(points)):
+            chosen = xp.take_along_axis(places[j, :, :], _largest(scores[j, :, :], keep), axis=1)
+            images = xp.arange(n_images, device=device(chosen))[:, None]
+            codes.append(xp.reshape(images * n_captions + chosen, (-1,)))
+    return xp.concat(codes)
 
 
 def _tile_rivals(
-    problem: Problem, row: Row, anchors: Weights, keep: int, bounds: tuple[int, int]
-) -> tuple[Floats, Floats, Floats]:
+    screen: Screen, mapped: Array, weights: Weights, points: list[int], keep: int, bounds: tuple[int, int]
+) -> tuple[Array, Array, Array]:
+    problem, xp = screen.problem, namespace(screen.problem.a)
     start, stop = bounds
     n_captions = problem.b.shape[0]
-    own, lines = problem.truth.pairing[start:stop], np.arange(stop - start)
+    own = problem.truth.pairing[start:stop]
+    lines = xp.arange(stop - start, device=device(own))
     codes, best, which = [], [], []
-    for j, numerator in products(problem.b[start:stop, :], anchors, row.mapped.T):
-        numerator[lines, own] = -np.inf
-        scores = rescale(problem, numerator, row.search_scale[j, None, :])
-        codes.append((_largest(scores, keep) * n_captions + (start + lines)[:, None]).reshape(-1))
-        scores = np.ascontiguousarray(rescale(problem, numerator, row.annotate_scale[j, start:stop, None]).T)
+    for j, numerator in products(problem.b[start:stop, :], weights, mapped.T):
+        numerator[lines, own] = -xp.inf
+        scores = rescale(problem, numerator, screen.scales["search"][None, :, points[j]])
+        codes.append(xp.reshape(_largest(scores, keep) * n_captions + (start + lines)[:, None], (-1,)))
+        scores = rescale(problem, numerator, screen.scales["annotate"][start:stop, points[j], None])
+        scores = _transpose(scores)
         top = _largest(scores, keep)
-        best.append(np.take_along_axis(scores, top, axis=1))
+        best.append(xp.take_along_axis(scores, top, axis=1))
         which.append(top + start)
-    return np.concatenate(codes), np.stack(best), np.stack(which)
+    return xp.concat(codes), xp.stack(best), xp.stack(which)
 
 
-def _largest(scores: Floats, keep: int, groups: int = 16) -> Floats:
+def _largest(scores: Array, keep: int, groups: int = 16) -> Array:
     """Return the columns of the ``keep`` largest entries of each row, in no order.
 
     They lie in the groups with the largest maxima, so only those few groups are partitioned.
     """
+    xp = namespace(scores)
     rows, n = scores.shape
+    columns = xp.arange(n, device=device(scores))
     if n <= keep:
-        return np.broadcast_to(np.arange(n), scores.shape)
+        return xp.broadcast_to(columns, (rows, n))
     stride = n // groups
     if stride <= 2 * keep:
-        return np.argpartition(scores, n - keep, axis=1)[:, n - keep :]
-    maxima = scores[:, : stride * groups].reshape(rows, groups, stride).max(axis=1)
-    best = np.argpartition(maxima, stride - keep, axis=1)[:, stride - keep :]
-    places = (best[:, None, :] + stride * np.arange(groups)[:, None]).reshape(rows, -1)
-    remainder = np.broadcast_to(np.arange(stride * groups, n), (rows, n - stride * groups))
-    places = np.concatenate([places, remainder], axis=1)
-    top = np.argpartition(np.take_along_axis(scores, places, axis=1), places.shape[1] - keep, axis=1)
-    return np.take_along_axis(places, top[:, places.shape[1] - keep :], axis=1)
-
-
-def _pair_numerators(table: _Table, images: Floats, captions: Floats) -> Floats:
-    """Return the numerators of the pairs (sorted by image): x values × pairs × y values."""
-    problem, mapped, w_y = table.problem, table.mapped, table.w_y
-    numerators = np.empty((len(mapped), len(images), w_y.rows.shape[0]), dtype=problem.b.dtype)
-    bounds = np.searchsorted(images, np.arange(problem.a.shape[0] + 1))
-    nested = not all(step.fresh for step in w_y.steps)
-
-    def fill(image: int) -> None:
-        pairs = slice(bounds[image], bounds[image + 1])
-        rows = np.stack([product[image] for product in mapped])
-        own = problem.b[captions[pairs], :]
-        if nested:
-            for j, numerator in products(rows, w_y, own.T):
-                numerators[:, pairs, j] = numerator
-        else:
-            # One large product is faster than one for each y value.
-            items = (rows[:, None, :] * w_y.rows).reshape(-1, rows.shape[1])
-            numerators[:, pairs, :] = (own @ items.T).reshape(len(own), len(rows), -1).transpose(1, 0, 2)
-
-    map_parallel(fill, list(range(problem.a.shape[0])), problem.a)
-    return numerators
-
-
-def _bounds(
-    table: _Table, numerators: Floats, own: Floats, images: Floats, captions: Floats, cutoff: int
-) -> dict[Task, Floats]:
-    problem = table.problem
-    rival = (problem.truth.pairing[captions] != images)[:, None]
-    by_caption = np.argsort(captions, kind="stable")
-    grouped = captions[by_caption]
-    bounds: dict[Task, Floats] = {task: np.empty(table.norms.shape[:2]) for task in TASKS}
-
-    def beat_truth(i: int, scale: Floats, floor: Floats, items: Floats, queries: Floats) -> Floats:
-        # Transposed, because rows of a few numbers are indexed fast: pairs × y values.
-        scores = rescale(problem, numerators[i], np.ascontiguousarray(scale.T)[items])
-        return np.asarray((scores >= np.ascontiguousarray(floor.T)[queries]) & rival)
-
-    def fill(i: int) -> None:
-        row = table.row(i, slice(None), own[i], table.w_y)
-        # Half of the slack: these scores are summed in another order than the exact ones, and a rival that
-        # counts here must count there.
-        beaten = beat_truth(i, row.search_scale, row.search_truth - row.search_slack / 2, images, captions)
-        others = _count_by(beaten[by_caption], grouped, problem.b.shape[0])
-        bounds["search"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
-        floor = row.annotate_truth - row.annotate_slack / 2
-        beaten = beat_truth(i, row.annotate_scale, floor, captions, images)
-        others = _count_by(beaten, images, problem.a.shape[0])[problem.truth.described]
-        bounds["annotate"][i] = np.where(row.finite, 100.0 * (others < cutoff).mean(axis=0), np.nan)
-
-    map_parallel(fill, list(range(len(table.mapped))), problem.a)
-    return bounds
-
-
-def _own_pairs(problem: Problem, images: Floats, captions: Floats) -> Floats:
-    """Return the position of each caption with its own image among the pairs, in the order of captions."""
-    own = np.flatnonzero(problem.truth.pairing[captions] == images)
-    return own[np.argsort(captions[own], kind="stable")]
-
-
-def _count_by(mask: Floats, groups: Floats, n_groups: int) -> Floats:
-    """Count the true entries of ``mask`` (pairs × values) in each group of pairs; ``groups`` ascends."""
-    counts = np.zeros((n_groups, mask.shape[1]), dtype=np.uint32)
-    present, starts = np.unique(groups, return_index=True)
-    counts[present] = np.add.reduceat(mask.view(np.uint8), starts, axis=0, dtype=np.uint32)
-    return counts
+        return largest_columns(scores, keep)
+    maxima = xp.max(xp.reshape(scores[:, : stride * groups], (rows, groups, stride)), axis=1)
+    best = largest_columns(maxima, keep)
+    places = xp.reshape(
+        best[:, None, :] + columns[: stride * groups : stride][:, None], (rows, keep * groups)
+    )
+    remainder = xp.broadcast_to(columns[stride * groups :], (rows, n - stride * groups))
+    places = xp.concat([places, remainder], axis=1)
+    top = largest_columns(xp.take_along_axis(scores, places, axis=1), keep)
+    return xp.take_along_axis(places, top, axis=1)

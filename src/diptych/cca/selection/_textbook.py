@@ -130,7 +130,7 @@ def components_path(
     if task == "search":
         own = xp.take(norms, pairing, axis=1)
     else:
-        own = xp.stack([group_max(line, pairing, x.shape[0])[truth.described] for line in norms])
+        own = group_max(norms.T, pairing, x.shape[0])[truth.described, :].T
     slack = [tie_slack(lengths[d, :], xp.sqrt(own[d, :]), k, similarity) for d, k in enumerate(dimensions)]
     if similarity == "cosine":
         scale = 1.0 / xp.sqrt(xp.where(norms > 0, norms, 1.0))
