@@ -120,7 +120,7 @@ class Screen:
         """Score pairs at every point, except known and true ones; count those that reach the truth."""
         problem, xp = self.problem, namespace(self.problem.a)
         n_captions = problem.b.shape[0]
-        pairs = xp.unique_values(pairs)
+        pairs = xp.sort(xp.unique_values(pairs))
         pairs = pairs[problem.truth.pairing[pairs % n_captions] != pairs // n_captions]
         if self.pairs.shape[0]:
             places = xp.clip(xp.searchsorted(self.pairs, pairs), max=self.pairs.shape[0] - 1)
@@ -256,7 +256,7 @@ def _blocks(problem: Problem, w_y: Weights, mapped: Array, images: Array, captio
     xp = namespace(images)
     counts = count_groups(images, problem.a.shape[0])
     starts = xp.cumulative_sum(counts) - counts
-    order = xp.argsort(counts, descending=True)
+    order = xp.argsort(-counts, stable=True)
     sizes = to_numpy(counts[order])
     n_x, n_y, width = int(mapped.shape[1]), int(w_y.rows.shape[0]), int(problem.b.shape[1])
     blocks, first, last = [], 0, int(np.count_nonzero(sizes))
