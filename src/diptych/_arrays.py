@@ -22,8 +22,9 @@ _COUNTED_ROWS = 2**15  # rows of a mask that are converted to numbers at a time,
 def namespace(*arrays: Array) -> Any:
     """Return the array API namespace of ``arrays`` (None are skipped), which must share one backend."""
     own = [a for a in arrays if a is not None]
-    # NumPy has followed the standard since 2.1. array_api_compat's copy of it, for those before, imports all
-    # of its modules, f2py and testing too.
+    # NumPy has followed the standard since 2.1, but for two things: ask for a stable argsort, which cannot be
+    # descending, and sort unique_values. array_api_compat's copy of it imports all of its modules, f2py and
+    # testing too.
     if hasattr(np, "astype") and own and all(map(is_numpy_array, own)):
         return np
     return array_namespace(*own)
