@@ -276,7 +276,10 @@ def test_flickr8k_through_the_command_line_equals_python(real_data, tmp_path):
         x[:6000], y[:30000], pairing[:30000], validation=(x[6000:7000], y[30000:35000], pairing[:5000])
     )
     for task in ("search", "annotate"):
-        assert found["test"][task]["r@1"] == model.score(x[7000:], y[35000:], pairing[:5000], task=task)
+        # The command ranks canonical vectors, ``score`` vectors without a decomposition: five of 5,000
+        # captions or one of 1,000 images may fall on the other side of a tie.
+        score = model.score(x[7000:], y[35000:], pairing[:5000], task=task)
+        assert found["test"][task]["r@1"] == pytest.approx(score, abs=0.1)
     assert found["test"]["search"]["r@1"] > 34
     assert found["test"]["annotate"]["r@1"] > 45
 

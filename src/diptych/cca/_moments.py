@@ -24,7 +24,7 @@ from diptych._persistence import (
     take_array,
     write_tensors,
 )
-from diptych._threads import multiply_transposed
+from diptych._threads import make_tiles, map_parallel, multiply_transposed
 
 Precision: TypeAlias = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
@@ -223,13 +223,23 @@ class Moments:
         # one thin product does it in a single pass over each matrix.
         scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
         x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
-        for target, gram, left, right in (
-            (self.xx, sums.xx, x_sides, x_sides),
-            (self.yy, sums.yy, y_sides, y_sides),
-            (self.xy, sums.xy, x_sides, y_sides),
-        ):
-            target += (left.T * scale) @ right
-            target += move_like(gram, target)
+        parts = [
+            (target, move_like(gram, target), left, right, rows)
+            for target, gram, left, right in (
+                (self.xx, sums.xx, x_sides, x_sides),
+                (self.yy, sums.yy, y_sides, y_sides),
+                (self.xy, sums.xy, x_sides, y_sides),
+            )
+            for rows in (make_tiles(target.shape[0]) if is_numpy_array(target) else [slice(None)])
+        ]
+
+        def add(part: tuple[Array, Array, Array, Array, slice]) -> None:
+            target, gram, left, right, rows = part
+            with np.errstate(over="ignore", invalid="ignore"):
+                target[rows, :] += (left[:, rows].T * scale) @ right
+                target[rows, :] += gram[rows, :]
+
+        map_parallel(add, parts, self.xx)
         self.x_mean += dx * (count / total)
         self.y_mean += dy * (count / total)
         self.count = total
