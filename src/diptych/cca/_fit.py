@@ -48,9 +48,9 @@ from diptych.cca._polish import (
 from diptych.cca._spectra import Spectra, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
 from diptych.cca._weighting import maps, normalize, project
-from diptych.cca.selection._grids import Kind, hold_out, holdout_size, make_grid
+from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
-from diptych.cca.selection._path import Path, leave_one_out_path, regularization_path
+from diptych.cca.selection._path import leave_one_out_path, regularization_path
 from diptych.cca.selection._problem import check_validation, check_widths, make_problem
 from diptych.cca.selection._textbook import best_dimension
 from diptych.ranking import metric, ranks

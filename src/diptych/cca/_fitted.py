@@ -50,7 +50,7 @@ from diptych.cca._weighting import (
     check_weighting,
     model_factors,
 )
-from diptych.cca.selection._path import Path
+from diptych.cca.selection._grids import Path
 from diptych.ranking import metric, ranks
 
 if TYPE_CHECKING:

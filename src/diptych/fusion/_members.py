@@ -35,8 +35,7 @@ from diptych.cca._polish import (
 )
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import project, to_unit_length
-from diptych.cca.selection import Path, make_grid, make_problem, narrow_grid, regularization_path
-from diptych.cca.selection._path import Route
+from diptych.cca.selection._grids import Path, Route, make_grid
 from diptych.fusion._blocks import (
     Block,
     Blocks,
@@ -485,6 +484,9 @@ def _select(
     engine: Engine | None = None,
 ) -> Path:
     pairs = (move_like(array, spectra.t0) for array in (*part.views(validation), validation[2]))
+    # A search with a fitted model does without these.
+    from diptych.cca.selection import make_problem, narrow_grid, regularization_path
+
     problem = make_problem(spectra, tuple(pairs), dtype=namespace(spectra.t0).float32)
     points = make_grid("tikhonov", grid, spectra)
     route: Route | None = None

@@ -7,7 +7,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -131,7 +131,12 @@ class HKSEEncoder:
     """Encodes texts with a fitted HKSE; texts without a known word get the training mean."""
 
     def __init__(self, hkse: FittedHKSE) -> None:
-        self.hkse, self.fingerprint = hkse, hkse_fingerprint(hkse)
+        self.hkse = hkse
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the encoder, which takes a while to compute and which a search does not need."""
+        return hkse_fingerprint(self.hkse)
 
     def encode(self, texts: list[str]) -> Array:
         """Return the features of texts, one row per text."""

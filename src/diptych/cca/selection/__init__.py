@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.cca.selection._grids import Grid, hold_out, holdout_size, make_grid
+    from diptych.cca.selection._grids import Grid, Path, hold_out, holdout_size, make_grid
     from diptych.cca.selection._path import (
         NumericalFailureWarning,
-        Path,
         choose_route,
         narrow_grid,
         regularization_path,
@@ -35,8 +34,8 @@ __all__ = [
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_grids": ["Grid", "hold_out", "holdout_size", "make_grid"],
-        "_path": ["NumericalFailureWarning", "Path", "choose_route", "narrow_grid", "regularization_path"],
+        "_grids": ["Grid", "Path", "hold_out", "holdout_size", "make_grid"],
+        "_path": ["NumericalFailureWarning", "choose_route", "narrow_grid", "regularization_path"],
         "_problem": ["Problem", "make_problem", "make_weights"],
         "_textbook": ["textbook_ranks"],
     },

@@ -1,19 +1,20 @@
-"""Grids of regularisation parameters, and validation pairs held out of the training pairs."""
+"""Grids of regularisation parameters, the scores on them, and validation pairs held out of training pairs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Array, move_like, to_numpy
-from diptych._checks import InputError, check_number
+from diptych._checks import InputError, Task, check_number
 from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._spectra import Spectra
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Kind: TypeAlias = Literal["tikhonov", "tsvd", "custom"]
+Route: TypeAlias = Literal["screened", "exact", "textbook", "leave-one-out"]
 
 SPACINGS = ("log", "rank")
 
@@ -54,6 +55,14 @@ class Grid:
         values = self.x if side == "x" else self.y
         return float(values[0 if end == "strongest" else -1])
 
+    def edges_at(self, point: tuple[int, int]) -> list[tuple[str, str]]:
+        """Return the ends of both sides that a point is on; a side with one value has none."""
+        return [
+            (side, "strongest" if at == 0 else "weakest")
+            for side, at, length in zip(("x", "y"), point, self.shape, strict=True)
+            if length > 1 and at in (0, length - 1)
+        ]
+
     def beyond(self, side: str, end: str, spectra: Spectra) -> Floats:
         """Return values to add beyond an end of a side, in order; none if they would change nothing.
 
@@ -83,6 +92,70 @@ class Grid:
     def is_limit(self, side: str, end: str, spectra: Spectra) -> bool:
         """Return whether values beyond that end would change nothing."""
         return self.kind != "custom" and len(self.beyond(side, end, spectra)) == 0
+
+
+@dataclass(eq=False)
+class Path:
+    """Scores over a grid, and the choice for each task.
+
+    Attributes
+    ----------
+    grid
+        Parameters of both views, strongest regularisation first.
+    metric
+        Name of the metric that chose.
+    scores
+        For each task and metric, x values × y values; NaN where a point failed.
+    exact
+        For each task, where ``scores`` are exact. Elsewhere (screened route) they are upper bounds, none
+        above the best exact value: enough to choose by, but often above the exact value.
+    choice
+        For each task, the chosen point (x index, y index).
+    route
+        How it was computed: ``"screened"``, ``"exact"``, ``"textbook"`` or ``"leave-one-out"``.
+    seconds
+        Time it took.
+    failed
+        Points that failed numerically.
+    held_out
+        Which pairs scored it, in words.
+    extended
+        For ``"x"`` and ``"y"``, how many stronger and how many weaker values were added to an automatic grid
+        whose best point was on its edge.
+    """
+
+    grid: Grid
+    metric: str
+    scores: dict[Task, dict[str, Floats]]
+    exact: dict[Task, np.ndarray[Any, np.dtype[np.bool_]]]
+    choice: dict[Task, tuple[int, int]]
+    route: Route
+    seconds: float
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    held_out: str = "the given validation pairs"
+    extended: dict[str, tuple[int, int]] = field(default_factory=lambda: {"x": (0, 0), "y": (0, 0)})
+
+    def params(self, task: Task) -> tuple[float, float] | tuple[int, int]:
+        """Return the chosen parameters of a task."""
+        return self.grid.params(*self.choice[task])
+
+    def best(self, task: Task) -> float:
+        """Return the metric at the chosen point."""
+        return float(self.scores[task][self.metric][self.choice[task]])
+
+    def edges(self, task: Task) -> list[str]:
+        """Return the edges of the grid that the chosen point is on, such as ``"strongest of X"``."""
+        return [f"{end} of {side.upper()}" for side, end in self.grid.edges_at(self.choice[task])]
+
+    def describe_extension(self) -> str:
+        """Return in words how the grid was extended; empty if it was not."""
+        added = [
+            f"{count} {end} value{'s' if count > 1 else ''} of {side.upper()}"
+            for side, counts in self.extended.items()
+            for count, end in zip(counts, ("stronger", "weaker"), strict=True)
+            if count
+        ]
+        return f"the best point was on the edge of the grid, so it got {', '.join(added)}" if added else ""
 
 
 def make_grid(kind: Kind, grid: Any, spectra: Spectra, filter: SpectralFilter | None = None) -> Grid:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import add
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting
 from diptych.cca.selection._exact import exact_rows
-from diptych.cca.selection._grids import Floats, Grid, select_images
+from diptych.cca.selection._grids import Floats, Grid, Path, Route, select_images
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import Screen, screen, screen_bytes
@@ -34,7 +34,6 @@ Point: TypeAlias = tuple[int, int, dict[Task, Ranks]]
 """x index, y index and the ranks of both tasks; no ranks if the point failed numerically."""
 
 Progress: TypeAlias = Callable[[float], None]
-Route: TypeAlias = Literal["screened", "exact", "textbook", "leave-one-out"]
 
 ALL_METRICS: dict[str, Callable[[Ranks], float]] = {
     "r@1": lambda ranks: recall_at_k(ranks, 1),
@@ -57,70 +56,6 @@ TIE = 1e-9
 
 class NumericalFailureWarning(UserWarning):
     """A grid point gave numbers that are not finite; it is never chosen."""
-
-
-@dataclass(eq=False)
-class Path:
-    """Scores over a grid, and the choice for each task.
-
-    Attributes
-    ----------
-    grid
-        Parameters of both views, strongest regularisation first.
-    metric
-        Name of the metric that chose.
-    scores
-        For each task and metric, x values × y values; NaN where a point failed.
-    exact
-        For each task, where ``scores`` are exact. Elsewhere (screened route) they are upper bounds, none
-        above the best exact value: enough to choose by, but often above the exact value.
-    choice
-        For each task, the chosen point (x index, y index).
-    route
-        How it was computed: ``"screened"``, ``"exact"``, ``"textbook"`` or ``"leave-one-out"``.
-    seconds
-        Time it took.
-    failed
-        Points that failed numerically.
-    held_out
-        Which pairs scored it, in words.
-    extended
-        For ``"x"`` and ``"y"``, how many stronger and how many weaker values were added to an automatic grid
-        whose best point was on its edge.
-    """
-
-    grid: Grid
-    metric: str
-    scores: dict[Task, dict[str, Floats]]
-    exact: dict[Task, np.ndarray[Any, np.dtype[np.bool_]]]
-    choice: dict[Task, tuple[int, int]]
-    route: Route
-    seconds: float
-    failed: list[tuple[int, int]] = field(default_factory=list)
-    held_out: str = "the given validation pairs"
-    extended: dict[str, tuple[int, int]] = field(default_factory=lambda: {"x": (0, 0), "y": (0, 0)})
-
-    def params(self, task: Task) -> tuple[float, float] | tuple[int, int]:
-        """Return the chosen parameters of a task."""
-        return self.grid.params(*self.choice[task])
-
-    def best(self, task: Task) -> float:
-        """Return the metric at the chosen point."""
-        return float(self.scores[task][self.metric][self.choice[task]])
-
-    def edges(self, task: Task) -> list[str]:
-        """Return the edges of the grid that the chosen point is on, such as ``"strongest of X"``."""
-        return [f"{end} of {side.upper()}" for side, end in _edges(self.grid, self.choice[task])]
-
-    def describe_extension(self) -> str:
-        """Return in words how the grid was extended; empty if it was not."""
-        added = [
-            f"{count} {end} value{'s' if count > 1 else ''} of {side.upper()}"
-            for side, counts in self.extended.items()
-            for count, end in zip(counts, ("stronger", "weaker"), strict=True)
-            if count
-        ]
-        return f"the best point was on the edge of the grid, so it got {', '.join(added)}" if added else ""
 
 
 def choose_route(
@@ -425,7 +360,7 @@ def _search_grid(
         age = np.maximum(ages["x"][:, None], ages["y"])
         with progress_bar("verifying the best points"):
             choice = {task: scores.choose(task, metric, age) for task in TASKS}
-        edges = sorted({edge for task in TASKS for edge in _edges(grid, choice[task])}) if extend else []
+        edges = sorted({edge for task in TASKS for edge in grid.edges_at(choice[task])}) if extend else []
         new = {edge: values for edge in edges if len(values := grid.beyond(*edge, spectra))}
         if not grid.automatic or not new:
             break
@@ -475,12 +410,3 @@ def _extend(
             with progress_bar("selecting on a wider grid") as progress:
                 result.insert(score(part, progress), rows, columns)
     return wider, result, newer
-
-
-def _edges(grid: Grid, point: tuple[int, int]) -> list[tuple[str, str]]:
-    """Return the ends of both sides that ``point`` is on; a side with one value has none."""
-    return [
-        (side, "strongest" if at == 0 else "weakest")
-        for side, at, length in zip(("x", "y"), point, grid.shape, strict=True)
-        if length > 1 and at in (0, length - 1)
-    ]
