@@ -251,7 +251,8 @@ class TestRefit:
         assert again.fitted.load_moments().count == 320
 
     def test_one_part_is_an_awcca_of_all_pairs(self, blocks):
-        retriever = self.fit(blocks, 150, parts=TWO_PARTS[:1], hubness=("none",), weightings=("asymmetric",))
+        plain = {"hubness": ("none",), "weightings": ("asymmetric",), "polish": False}
+        retriever = self.fit(blocks, 150, parts=TWO_PARTS[:1], **plain)
         geometry = retriever.fitted.model.geometry_
         gammas = {task: own[0].params for task, own in retriever.fitted.model.members_.items()}
         self.add(retriever, blocks, 150, 320)
