@@ -229,7 +229,7 @@ def measure_startup() -> None:
         model, row = f"{scratch}/model", f"{scratch}/row.npy"
         make_model(Path(model))
         np.save(row, np.ones((1, 2048), np.float32))
-        opened = "typer with pydantic, rich, NumPy, FAISS, the model with its HKSE"
+        opened = "typer with pydantic, NumPy, FAISS, the model with its HKSE"
         commands = {
             'python -c "import numpy, faiss"': ("NumPy, FAISS", [*python, "import numpy, faiss"]),
             'python -c "import sklearn.base"': ("scikit-learn", [*python, "import sklearn.base"]),
