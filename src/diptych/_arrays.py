@@ -124,8 +124,7 @@ def eigh_descending(matrix: Array) -> tuple[Array, Array]:
     """Return the eigenvalues of a symmetric ``matrix``, largest first, and its eigenvectors as columns."""
     if is_numpy_array(matrix):
         # Divide and conquer ("evd" here, "gesdd" below) is several times faster than LAPACK's other drivers.
-        # NumPy's releases the interpreter lock, so that two can run at a time; in float32 it is three times
-        # slower than SciPy's.
+        # NumPy's releases the interpreter lock, so that two can run at a time; in float32 SciPy's is faster.
         if matrix.dtype == np.float64:
             values, vectors = np.linalg.eigh(matrix)
         else:

@@ -108,8 +108,8 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
     """Return ``function(item)`` for each of a few items whose matrices are decomposed, all at once.
 
     A decomposition consists of thousands of small products, and if BLAS has more threads than there are idle
-    cores, each waits for a thread that does not run: beside one busy program on two cores it takes ten
-    times as long. So the items share half of the threads of BLAS; on two cores each has one.
+    cores, each waits for a thread that does not run: beside one busy program it takes many times as long.
+    So the items share half of the threads of BLAS; on two cores each has one.
     """
     if not is_numpy_array(like) or _is_at_work():
         return [function(item) for item in items]

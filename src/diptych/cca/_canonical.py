@@ -112,8 +112,8 @@ def whiten_t(t0: Array, root_x: Array, root_y: Array) -> Array:
 def leading_components(t: Array, most: int | None = None) -> tuple[Array, Array, Array]:
     r"""Return :math:`P_x, \Sigma, P_y` of :math:`T = P_x \Sigma P_y^\top`, or their first columns.
 
-    They are eigenvectors of :math:`TT^\top` or :math:`T^\top T`, whichever is smaller, which takes less than
-    half the time of an SVD. Squaring T costs accuracy: with the rounding error ε, the vectors of a singular
+    They are eigenvectors of :math:`TT^\top` or :math:`T^\top T`, whichever is smaller, which takes less
+    time than an SVD. Squaring T costs accuracy: with the rounding error ε, the vectors of a singular
     value σ are wrong by :math:`ε (σ_1/σ)^2` at most. So this route gives the components above
     :math:`ε^{1/4} σ_1`, whose error is at most :math:`\sqrt ε`. The others are those of the SVD of what
     remains of T without them, if they are few, and all are those of an SVD of T otherwise.

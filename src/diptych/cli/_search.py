@@ -305,7 +305,7 @@ def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: boo
     for name, hits in zip(names, results, strict=True):
         scores = [f"{hit.score:.3f}" for hit in hits]
         width = max(map(len, ["score", *scores]))
-        # By hand: importing rich takes a tenth of the time of a whole search.
+        # By hand: a search should not wait for the import of rich.
         print(name, f"{'score':>{width}}  item", sep="\n")
         for score, hit in zip(scores, hits, strict=True):
             print(f"{score:>{width}}  {_label(hit)}")
