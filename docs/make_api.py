@@ -9,8 +9,8 @@ from types import ModuleType
 
 PAGE = Path(__file__).with_name("api.md")
 MODULES = (
-    *("diptych", "diptych.retrieval", "diptych.cca", "diptych.cca.selection", "diptych.fusion"),
-    *("diptych.text", "diptych.image", "diptych.data", "diptych.scenes", "diptych.ranking"),
+    *("diptych", "diptych.retrieval", "diptych.cca", "diptych.cca.selection", "diptych.stats"),
+    *("diptych.fusion", "diptych.text", "diptych.image", "diptych.data", "diptych.scenes", "diptych.ranking"),
     *("diptych.distributed", "diptych.service", "diptych.report", "diptych.paper"),
 )
 HEAD = """# Public names

@@ -17,6 +17,7 @@ ORDER = [
     ["_fastembed"],
     ["ranking"],
     ["cca"],
+    ["stats"],
     ["text", "image"],
     ["fusion"],
     ["data"],

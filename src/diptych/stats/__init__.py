@@ -1,0 +1,47 @@
+"""Statistics of canonical correlations: tests, intervals and loadings."""
+
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.stats._bootstrap import (
+        Bootstrap,
+        CrossValidatedCorrelations,
+        Interval,
+        bootstrap,
+        cross_validated_correlations,
+    )
+    from diptych.stats._classical import ClassicalTests, classical_tests
+    from diptych.stats._loadings import Loadings, loadings
+    from diptych.stats._permutation import PermutationTest, permutation_test
+
+__all__ = [
+    "Bootstrap",
+    "ClassicalTests",
+    "CrossValidatedCorrelations",
+    "Interval",
+    "Loadings",
+    "PermutationTest",
+    "bootstrap",
+    "classical_tests",
+    "cross_validated_correlations",
+    "loadings",
+    "permutation_test",
+]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_bootstrap": [
+            "Bootstrap",
+            "CrossValidatedCorrelations",
+            "Interval",
+            "bootstrap",
+            "cross_validated_correlations",
+        ],
+        "_classical": ["ClassicalTests", "classical_tests"],
+        "_loadings": ["Loadings", "loadings"],
+        "_permutation": ["PermutationTest", "permutation_test"],
+    },
+)
