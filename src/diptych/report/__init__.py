@@ -7,6 +7,7 @@ from diptych._lazy import export_lazily
 if TYPE_CHECKING:
     from diptych.report._card import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
     from diptych.report._figures import draw_recall_curves, draw_regularization_path
+    from diptych.report._statistics import draw_biplot, draw_correlations, draw_loadings, draw_variates
 
 __all__ = [
     "Card",
@@ -14,8 +15,12 @@ __all__ = [
     "FusedTaskFacts",
     "IndexFacts",
     "TaskFacts",
+    "draw_biplot",
+    "draw_correlations",
+    "draw_loadings",
     "draw_recall_curves",
     "draw_regularization_path",
+    "draw_variates",
     "model_card",
 ]
 
@@ -24,5 +29,6 @@ __getattr__, __dir__ = export_lazily(
     {
         "_card": ["Card", "EncoderFacts", "FusedTaskFacts", "IndexFacts", "TaskFacts", "model_card"],
         "_figures": ["draw_recall_curves", "draw_regularization_path"],
+        "_statistics": ["draw_biplot", "draw_correlations", "draw_loadings", "draw_variates"],
     },
 )

@@ -98,7 +98,7 @@ def draw_recall_curves(
     checked = _check_ranks(ranks_by_name)
     if depth < 2:
         raise InputError(f"depth={depth} leaves no curve to draw; pass the largest k, 2 or more.")
-    names = [_shorten(name) or "model" for name in checked]
+    names = [shorten(name) or "model" for name in checked]
     per_row = max(1, int(WIDTH / (max(text_width(name, TEXT_SIZE) for name in names) + 0.75)))
     legend_rows = math.ceil(len(names) / per_row)
     figure = new_figure(WIDTH, 2.9 + 0.19 * legend_rows)
@@ -150,10 +150,10 @@ def draw_recall_curves(
     return figure
 
 
-def _shorten(name: str) -> str:
-    """Return a name on one line that fits into the legend."""
+def shorten(name: str, longest: float = LONGEST_NAME) -> str:
+    """Return a name on one line of at most ``longest`` inches."""
     name = one_line(name)
-    while text_width(name, TEXT_SIZE) > LONGEST_NAME:
+    while text_width(name, TEXT_SIZE) > longest:
         name = name.rstrip("…")[:-1] + "…"
     return name
 
