@@ -40,6 +40,7 @@ from diptych.cca._fit import (
     scale_params,
 )
 from diptych.cca._fitted import FittedAWCCA, Selection, second_view
+from diptych.cca._html import describe_fit
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polish import carry_polish
 from diptych.cca._spectra import Solver, Spectra, spectra_from_moments
@@ -300,6 +301,14 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
 
     def _check_columns(self, X: Any) -> None:
         validate_data(self, X, reset=False, skip_check_array=True)
+
+    def _repr_html_inner(self) -> str:
+        return f"{super()._repr_html_inner()}{describe_fit(self)}"
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**options)
+        # scikit-learn can be set to show text only.
+        return bundle | {kind: bundle[kind] + describe_fit(self) for kind in bundle if kind == "text/html"}
 
     def __sklearn_tags__(self) -> Tags:
         """Declare a required second view, which is a matrix."""

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 MOST_FEATURES = 60
 MOST_LABELS = 20
 """So many labels have room on one side of a biplot."""
-LONGEST_FEATURE = 2.2  # inches
+LONGEST_FEATURE, PANEL, LINE = 2.2, 2.8, 0.14
+"""Inches: the longest name of a feature, the width of a panel, and the height of a line of text."""
 LEVEL = 0.05
 """Components with a corrected p-value of at most this have a filled marker."""
 
@@ -84,10 +85,9 @@ def draw_correlations(
     two = len(sizes) > 1
     figure = new_figure(WIDTH if two else 0.6 * WIDTH, 3.4)
     panels = figure.subplots(1, 2 if two else 1, sharey=True, squeeze=False)[0]
-    _draw_test(panels[0], sigma, null, _check_finite(test.p_corrected, "test.p_corrected"), 2.8)
+    drawn = _draw_test(panels[0], sigma, null, _check_finite(test.p_corrected, "test.p_corrected"))
     if two:
-        _draw_sizes(panels[1], bootstrap, cross_validated)
-    drawn: list[Any] = []
+        drawn += _draw_sizes(panels[1], bootstrap, cross_validated)
     for axes, size in zip(panels, (sizes[0], max(sizes[1:], default=0)), strict=False):
         # One or two components would be drawn very wide.
         margin = 0.6 + max(0, 3 - size) / 2
@@ -97,7 +97,6 @@ def draw_correlations(
         axes.tick_params(labelsize=TEXT_SIZE, length=3)
         _finish(axes)
         axes.axhline(0.0, color="0.6", linewidth=0.6, zorder=0)
-        drawn += axes.get_legend_handles_labels()[0]
     _add_legend(figure, drawn, [each.get_label() for each in drawn], columns=2)
     panels[0].set_ylabel("correlation", fontsize=TEXT_SIZE)
     low, high = panels[0].get_ylim()
@@ -107,91 +106,58 @@ def draw_correlations(
     return figure
 
 
-def _draw_test(axes: Any, sigma: Any, null: Any, p_values: Any, room: float) -> None:
+def _draw_test(axes: Any, sigma: Any, null: Any, p_values: Any) -> list[Any]:
+    """Draw the test; return what the legend shows."""
     places = np.arange(1, len(sigma) + 1)
-    low, middle, high = np.percentile(null, [5, 50, 95], axis=0)
-    axes.bar(
-        places,
-        high - low,
-        bottom=low,
-        width=0.8,
-        color="0.85",
-        edgecolor="0.6",
-        linewidth=0.6,
-        label="permuted pairs, 5% to 95%",
-    )
-    axes.hlines(middle, places - 0.4, places + 0.4, color="0.45", linewidth=1.2, label="their median")
+    drawn: list[Any] = []
     significant = p_values <= LEVEL
-    size = 6.0 if len(sigma) <= 25 else 3.0
-    for chosen, fill, words in (
-        (significant, "black", f"corrected p ≤ {LEVEL}"),
-        (~significant, "white", f"corrected p > {LEVEL}"),
-    ):
+    for chosen, fill, sign in ((significant, "black", "≤"), (~significant, "white", ">")):
         if chosen.any():
-            axes.plot(
-                places[chosen],
-                sigma[chosen],
-                "o",
-                color="black",
-                markerfacecolor=fill,
-                markersize=size,
-                label=words,
-            )
+            style = {"markerfacecolor": fill, "markersize": 6.0 if len(sigma) <= 25 else 3.0}
+            words = f"observed, corrected p {sign} {LEVEL}"
+            drawn += axes.plot(places[chosen], sigma[chosen], "o", color="black", label=words, **style)
+    low, middle, high = np.percentile(null, [5, 50, 95], axis=0)
+    band = {"color": "0.85", "edgecolor": "0.6", "linewidth": 0.6, "label": "permuted pairs, 5% to 95%"}
+    drawn.append(axes.bar(places, high - low, bottom=low, width=0.8, zorder=1, **band))
+    line = {"color": "0.45", "linewidth": 1.2, "label": "permuted pairs, median"}
+    drawn.append(axes.hlines(middle, places - 0.4, places + 0.4, zorder=1, **line))
     labels = [f"{p:.3f}" if p >= 0.0005 else f"{p:.0e}" for p in p_values]
-    width = max(text_width(label, TEXT_SIZE - 1) for label in labels)
-    slot = room / (len(sigma) + 0.2)
-    title = "test of the regularised correlation"
-    if slot > 0.14:  # a line of text is as high
+    width, slot = max(text_width(label, TEXT_SIZE - 1) for label in labels), PANEL / (len(sigma) + 0.2)
+    title, above = "test of the regularised correlation", 0.0
+    if slot > LINE:
         upright = width + 0.05 > slot
-        for place, label in zip(places, labels, strict=True):
-            axes.text(
-                place,
-                1.02,
-                label,
-                fontsize=TEXT_SIZE - 1,
-                ha="center",
-                va="bottom",
-                rotation=90 if upright else 0,
-                transform=axes.get_xaxis_transform(),
-            )
+        above = width + 0.05 if upright else LINE
         title += "\ncorrected p-values:"
-        axes.set_title(title, fontsize=TEXT_SIZE, pad=4 + 72 * (width + 0.05 if upright else 0.14))
-    else:
-        axes.set_title(title, fontsize=TEXT_SIZE)
+        for place, label in zip(places, labels, strict=True):
+            text = {"fontsize": TEXT_SIZE - 1, "rotation": 90 if upright else 0}
+            axes.text(place, 1.02, label, ha="center", transform=axes.get_xaxis_transform(), **text)
+    axes.set_title(title, fontsize=TEXT_SIZE, pad=4 + 72 * above)
+    return drawn
 
 
 def _draw_sizes(
     axes: Any, bootstrap: Bootstrap | None, cross_validated: CrossValidatedCorrelations | None
-) -> None:
+) -> list[Any]:
+    """Draw the correlations of the variates; return what the legend shows."""
+    drawn: list[Any] = []
+    shift = 0.15 if bootstrap is not None and cross_validated is not None else 0.0
     if bootstrap is not None:
-        interval = bootstrap.correlations
-        estimate = _check_finite(interval.estimate, "bootstrap.correlations")
-        places = np.arange(1, len(estimate) + 1) - (0.15 if cross_validated is not None else 0.0)
-        axes.errorbar(
-            places,
-            estimate,
-            _error_bars(interval),
-            fmt="o",
-            color=BLUE,
-            markersize=5,
-            linewidth=1.4,
-            capsize=2.5,
-            label="training pairs, bootstrap interval",
-        )
+        estimate = _check_finite(bootstrap.correlations.estimate, "bootstrap.correlations")
+        bars = _error_bars(bootstrap.correlations)
+        style = {"color": BLUE, "markersize": 5, "linewidth": 1.4, "capsize": 2.5}
+        words = "training pairs, bootstrap interval"
+        places = np.arange(1, len(estimate) + 1) - shift
+        drawn.append(axes.errorbar(places, estimate, bars, fmt="o", label=words, **style))
     if cross_validated is not None:
-        folds, mean = to_numpy(cross_validated.folds), to_numpy(cross_validated.mean)
-        places = np.arange(1, len(mean) + 1) + (0.15 if bootstrap is not None else 0.0)
-        axes.plot(
-            np.tile(places, len(folds)),
-            folds.ravel(),
-            "_",
-            color=VERMILLION,
-            markersize=6,
-            alpha=0.7,
-            label="held-out pairs, each fold",
-        )
-        axes.plot(places, mean, "D", color=VERMILLION, markersize=5, label="held-out pairs, mean")
+        folds = _check_finite(cross_validated.folds, "cross_validated.folds")
+        mean = _check_finite(cross_validated.mean, "cross_validated.mean")
+        places = np.arange(1, len(mean) + 1) + shift
+        style = {"color": VERMILLION, "linestyle": "none"}
+        drawn += axes.plot(places, mean, "D", markersize=5, label="held-out pairs, mean", **style)
+        each = {"markersize": 6, "alpha": 0.7, "label": "held-out pairs, one fold"}
+        drawn += axes.plot(np.tile(places, len(folds)), folds.ravel(), "_", **each, **style)
     axes.set_title("correlation of the variates", fontsize=TEXT_SIZE)
+    return drawn
 
 
 def draw_loadings(
@@ -415,8 +381,8 @@ def draw_variates(
 ) -> Figure:
     """Draw the canonical variates of both views against each other; write the figure if a file is named.
 
-    One point per pair, in standard deviations over ``X`` and ``y``, and their correlation. Over training pairs chance raises it; over
-    held-out pairs it does not.
+    One point per pair, in standard deviations over ``X`` and ``y``, and their correlation. Over training
+    pairs chance raises it; over held-out pairs it does not.
 
     Parameters
     ----------
