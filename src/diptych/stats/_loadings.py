@@ -1,0 +1,232 @@
+"""Loadings (structure coefficients) of canonical variates, the variance they extract, and redundancy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diptych._arrays import Array, namespace, to_numpy
+from diptych._checks import InputError, Task, check_count, check_task
+from diptych.cca._canonical import CanonicalModel, keep_components
+from diptych.cca._filters import Floats
+from diptych.cca._fitted import FittedAWCCA
+from diptych.cca._spectra import Spectra
+from diptych.stats._inputs import COMPONENTS, names_of
+from diptych.stats._tables import format_table, import_pandas
+
+_TABLES = ("x", "y", "x_cross", "y_cross")
+_MEASURES = ("correlations", "x_variance", "x_redundancy", "y_variance", "y_redundancy")
+
+
+@dataclass(frozen=True, eq=False)
+class Loadings:
+    """Correlations of features with canonical variates, and what they explain; see ``loadings``.
+
+    ``print`` shows tables, and ``to_frames`` returns them as pandas DataFrames.
+
+    Attributes
+    ----------
+    x, y
+        Loadings: correlation of each feature with the variates of its own view, features × components. A
+        DataFrame if the model was fitted on one. NaN for a feature that does not vary.
+    x_cross, y_cross
+        Cross loadings: correlation of each feature with the variates of the other view.
+    x_variance, y_variance
+        Variance extracted: the mean square of a component's loadings, that is the share of the standardised
+        view's variance that the component explains. Variates of a regularised model are correlated, so their
+        shares overlap and may add up to more than 1.
+    x_redundancy, y_redundancy
+        Variance extracted × squared correlation: what the other view's variate explains of this view (Stewart
+        and Love, 1968).
+    correlations
+        Of the variates over the training pairs (``train_correlations``), not the regularised Σ.
+    feature_names_x, feature_names_y
+        Names of the features; None if the model was fitted on arrays.
+    """
+
+    x: Any
+    y: Any
+    x_cross: Any
+    y_cross: Any
+    x_variance: Floats
+    y_variance: Floats
+    x_redundancy: Floats
+    y_redundancy: Floats
+    correlations: Floats
+    feature_names_x: list[str] | None = None
+    feature_names_y: list[str] | None = None
+
+    def to_frames(self) -> dict[str, Any]:
+        """Return DataFrames: "x", "y", "x_cross", "y_cross", and "components" with the other measures."""
+        pandas = import_pandas()
+        columns = np.arange(1, len(self.correlations) + 1)
+        frames = {
+            name: pandas.DataFrame(
+                np.asarray(getattr(self, name)), _labels(self, name), pandas.Index(columns, name="component")
+            )
+            for name in _TABLES
+        }
+        measures = {name.removesuffix("s"): getattr(self, name) for name in _MEASURES}
+        frames["components"] = pandas.DataFrame(measures, pandas.Index(columns, name="component"))
+        return frames
+
+    def __str__(self) -> str:
+        shown = min(COMPONENTS, len(self.correlations))
+        numbers = [str(number + 1) for number in range(shown)]
+        measures = [
+            [
+                name.removesuffix("s").replace("_", " "),
+                *(f"{value:.3f}" for value in getattr(self, name)[:shown]),
+                "" if name == "correlations" else f"{getattr(self, name).sum():.3f}",
+            ]
+            for name in _MEASURES
+        ]
+        parts = [format_table(["component", *numbers, "all"], measures)]
+        for name in _TABLES:
+            cells = [
+                [str(label), *(f"{value:.3f}" for value in row[:shown])]
+                for label, row in zip(_labels(self, name), np.asarray(getattr(self, name)), strict=True)
+            ]
+            cut = [["…", *[""] * shown]] if len(cells) > _MOST_FEATURES else []
+            view = "X" if name.startswith("x") else "Y"
+            other = "Y" if name == "x_cross" else "X" if name == "y_cross" else view
+            title = f"loadings of {view}" if other == view else f"cross loadings of {view} on variates of {other}"
+            parts.append(format_table([title, *numbers], cells[:_MOST_FEATURES] + cut))
+        return "\n\n".join(parts)
+
+
+_MOST_FEATURES = 30  # that a printed table shows; to_frames has all
+
+
+def _labels(own: Loadings, table: str) -> list[str]:
+    names = own.feature_names_x if table.startswith("x") else own.feature_names_y
+    prefix = table[0]
+    return names or [f"{prefix}{number}" for number in range(len(np.asarray(getattr(own, table))))]
+
+
+def loadings(model: Any, *, task: Task = "search", n_components: int | None = None) -> Loadings:
+    r"""Return how each feature correlates with the canonical variates of a fitted ``AWCCA``.
+
+    They are computed from the spectra that a fit keeps, without the data: with weights u and v of a
+    component, the features of X have the covariances :math:`X^\top X u = V_x S_x^2 V_x^\top u` with the
+    variate :math:`Xu`, and :math:`X^\top Y v = V_x T_0 V_y^\top v` with :math:`Yv`. Loadings are what
+    scientists interpret: unlike weights, they do not depend on which other features are in the view.
+
+    Correlations, and with them redundancy, are those of the variates over the training pairs. Chance raises
+    them; ``cross_validated_correlations`` measures them on other pairs.
+
+    Parameters
+    ----------
+    model
+        A fitted ``AWCCA``.
+    task
+        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+    n_components
+        The first components; None: all of the model.
+
+    References
+    ----------
+    Stewart and Love (1968), "A general canonical correlation index".
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_linnerud
+    >>> from diptych import AWCCA
+    >>> from diptych.stats import loadings
+    >>> exercises, physiology = load_linnerud(return_X_y=True)
+    >>> model = AWCCA(params=(0, 0)).fit(physiology, exercises)
+    >>> result = loadings(model)
+    >>> abs(result.x[:, 0]).round(4)
+    array([0.6206, 0.9254, 0.3328])
+    >>> float(result.x_redundancy[0].round(4))
+    0.2854
+    """
+    task = check_task(task)
+    if not isinstance(model, FittedAWCCA):
+        raise InputError(f"a {type(model).__name__} is not a model; give a fitted AWCCA.")
+    model._check_fitted()
+    spectra = getattr(model, "spectra_", None)
+    if spectra is None:
+        raise InputError(
+            "this model was saved without the spectra of its training pairs, which loadings need; fit it again."
+        )
+    canonical = model.models_[task]
+    if n_components is not None:
+        most = int(canonical.correlations.shape[0])
+        if check_count(n_components, "n_components") > most:
+            raise InputError(f"n_components={n_components} is more than the model has; give 1 to {most}.")
+        canonical = keep_components(canonical, n_components)
+    return make_loadings(
+        spectra,
+        canonical,
+        names_of(model, "feature_names_in_"),
+        names_of(model, "y_feature_names_in_"),
+    )
+
+
+def make_loadings(
+    spectra: Spectra,
+    model: CanonicalModel,
+    names_x: list[str] | None = None,
+    names_y: list[str] | None = None,
+) -> Loadings:
+    """Return the loadings of a model that has these spectra; see ``loadings``."""
+    xp = namespace(spectra.t0)
+    t0 = spectra.t0
+    # Weights in the coordinates of the singular directions; a variate is a combination of those alone.
+    u, v = (
+        xp.astype(directions, xp.float64).T @ xp.astype(weights, xp.float64)
+        for directions, weights in ((spectra.v_x, model.x_weights), (spectra.v_y, model.y_weights))
+    )
+    own_x, own_y = (
+        _correlate(s, directions, s[:, None] ** 2 * w, s[:, None] * w, spectra)
+        for s, directions, w in ((spectra.s_x, spectra.v_x, u), (spectra.s_y, spectra.v_y, v))
+    )
+    cross_x = _correlate(spectra.s_x, spectra.v_x, t0 @ v, spectra.s_y[:, None] * v, spectra)
+    cross_y = _correlate(spectra.s_y, spectra.v_y, t0.T @ u, spectra.s_x[:, None] * u, spectra)
+    lengths = xp.linalg.vector_norm(spectra.s_x[:, None] * u, axis=0) * xp.linalg.vector_norm(
+        spectra.s_y[:, None] * v, axis=0
+    )
+    correlations = np.minimum(to_numpy(xp.sum(u * (t0 @ v), axis=0) / lengths), 1.0)
+    variance_x, variance_y = (np.nanmean(table**2, axis=0) for table in (own_x, own_y))
+    return Loadings(
+        *(
+            as_table(table, names)
+            for table, names in ((own_x, names_x), (own_y, names_y), (cross_x, names_x), (cross_y, names_y))
+        ),
+        variance_x,
+        variance_y,
+        variance_x * correlations**2,
+        variance_y * correlations**2,
+        correlations,
+        names_x,
+        names_y,
+    )
+
+
+def _correlate(s: Array, directions: Array, products: Array, variates: Array, spectra: Spectra) -> Floats:
+    """Return correlations of features with variates, of which both are given in singular directions."""
+    xp = namespace(s)
+    deviations = xp.linalg.vector_norm(directions * s, axis=1)
+    # Of a feature with less than the resolution of the spectra, only rounding error is left.
+    n, p = spectra.count, int(directions.shape[0])
+    epsilon = float(xp.finfo(xp.float64).eps)
+    limit = max(n, p) * epsilon if spectra.resolution == 0 else (max(16, p) * spectra.resolution) ** 0.5
+    varies = deviations > limit * s[0]
+    safe = xp.where(varies, deviations, xp.ones_like(deviations))
+    table = (directions @ products) / (safe[:, None] * xp.linalg.vector_norm(variates, axis=0))
+    return np.where(to_numpy(varies)[:, None], np.clip(to_numpy(table), -1.0, 1.0), np.nan)
+
+
+def as_table(values: Floats, names: list[str] | None) -> Any:
+    """Return features × components as a DataFrame if the features have names and there is pandas."""
+    if names is None:
+        return values
+    try:
+        import pandas
+    except ImportError:  # names of another library's data frame
+        return values
+    columns = pandas.Index(np.arange(1, values.shape[1] + 1), name="component")
+    return pandas.DataFrame(values, names, columns)
