@@ -1,10 +1,13 @@
-"""What a notebook shows of a fitted AWCCA, below scikit-learn's own diagram."""
+"""What a notebook shows of an AWCCA: scikit-learn's own diagram, and what the fit found."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Any
+
+from sklearn.utils import estimator_html_repr
 
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, count
@@ -26,13 +29,22 @@ _STYLE = (
 )
 
 
-def describe_fit(model: AWCCA) -> str:
-    """Return the essentials of a fitted model as HTML, and an empty string for one that is not fitted.
+def to_html(model: AWCCA) -> str:
+    """Return a model as HTML, escaped and without scripts or addresses of its own.
 
-    The correlations are left out where reading them would take a large decomposition.
+    Correlations are left out where reading them would take a large decomposition.
     """
     if not hasattr(model, "models_"):
-        return ""
+        return str(estimator_html_repr(model))
+    made = _models_at_hand(model)
+    shown = copy.copy(model)
+    if "search" not in made:
+        # The diagram lists the names of the components, and would count them by making the model.
+        shown.get_feature_names_out = None
+    return f'{estimator_html_repr(shown)}{_STYLE}<div class="diptych-fit">{_describe_fit(model, made)}</div>'
+
+
+def _describe_fit(model: AWCCA, made: dict[Any, CanonicalModel]) -> str:
     sizes = f"X has {count(len(model.x_mean_), 'feature')}, Y {len(model.y_mean_):,}."
     if (spectra := getattr(model, "spectra_", None)) is not None:
         sizes = f"Fitted on {spectra.count:,} pairs. {sizes}"
@@ -48,13 +60,12 @@ def describe_fit(model: AWCCA) -> str:
         for task in TASKS
     ]
     parts = [f"<p>{escape(sizes)} {escape(how)}</p>", _table(head, rows)]
-    made = _models_at_hand(model)
     shared = len(made) == len(TASKS) and made["search"] is made["annotate"]
     for task in TASKS[:1] if shared else [task for task in TASKS if task in made]:
         parts.append(_correlations("both tasks" if shared else task, made[task]))
     if not made:
         parts.append("<p>Correlations are computed when <code>models_</code> is first read.</p>")
-    return f'{_STYLE}<div class="diptych-fit">{"".join(parts)}</div>'
+    return "".join(parts)
 
 
 def _models_at_hand(model: AWCCA) -> dict[Any, CanonicalModel]:

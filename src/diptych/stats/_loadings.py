@@ -92,7 +92,9 @@ class Loadings:
             cut = [["…", *[""] * shown]] if len(cells) > _MOST_FEATURES else []
             view = "X" if name.startswith("x") else "Y"
             other = "Y" if name == "x_cross" else "X" if name == "y_cross" else view
-            title = f"loadings of {view}" if other == view else f"cross loadings of {view} on variates of {other}"
+            title = (
+                f"loadings of {view}" if other == view else f"cross loadings of {view} on variates of {other}"
+            )
             parts.append(format_table([title, *numbers], cells[:_MOST_FEATURES] + cut))
         return "\n\n".join(parts)
 
