@@ -22,10 +22,11 @@ SHOWN = 5
 
 # Colours are those of the notebook, so that light and dark ones are both readable.
 _STYLE = (
-    "<style>.diptych-fit table{border-collapse:collapse;margin:.4em 0;color:inherit;background:none;font-size:inherit}"
+    "<style>.diptych-fit{font-size:90%}.diptych-fit table{border-collapse:collapse;margin:.4em 0;"
+    "color:inherit;background:none;font-size:inherit}"
     ".diptych-fit :is(th,td){padding:.15em .9em .15em 0;text-align:left;font-weight:normal;"
     "border-bottom:1px solid rgba(128,128,128,.4);background:none}"
-    ".diptych-fit th{opacity:.75}.diptych-fit{font-size:90%}</style>"
+    ".diptych-fit th{opacity:.75}</style>"
 )
 
 
