@@ -201,10 +201,10 @@ def points_to_numpy(points: Mapping[Task, ChosenPoint], spectra: Spectra) -> dic
 
 
 def _make_on_device(point: ChosenPoint, device: str) -> CanonicalModel:
-    return fields_to_numpy(_copy_fields(point, device).make())
+    return fields_to_numpy(copy_fields(point, device).make())
 
 
-def _copy_fields(record: Record, device: str) -> Record:
+def copy_fields(record: Record, device: str) -> Record:
     """Return a dataclass with its NumPy arrays, and those of dataclasses in it, on a torch device."""
     changed: dict[str, Any] = {}
     for field in fields(record):
@@ -212,5 +212,5 @@ def _copy_fields(record: Record, device: str) -> Record:
         if is_numpy_array(value):
             changed[field.name] = copy_to_device(value, device)
         elif is_dataclass(value) and not isinstance(value, type):
-            changed[field.name] = _copy_fields(value, device)
+            changed[field.name] = copy_fields(value, device)
     return replace(record, **changed)

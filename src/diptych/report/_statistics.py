@@ -73,19 +73,17 @@ def draw_correlations(
     'correlation'
     """
     _check_type(test, PermutationTest, "permutation_test")
-    sigma = _check_finite(test.correlations, "test.correlations")
-    null = _check_finite(test.null, "test.null")
-    sizes = [len(sigma)]
+    sizes = [len(test.correlations)]
     if bootstrap is not None:
         _check_type(bootstrap, Bootstrap, "bootstrap")
-        sizes.append(len(to_numpy(bootstrap.correlations.estimate)))
+        sizes.append(len(bootstrap.correlations.estimate))
     if cross_validated is not None:
         _check_type(cross_validated, CrossValidatedCorrelations, "cross_validated_correlations")
-        sizes.append(len(to_numpy(cross_validated.mean)))
+        sizes.append(len(cross_validated.mean))
     two = len(sizes) > 1
     figure = new_figure(WIDTH if two else 0.6 * WIDTH, 3.4)
     panels = figure.subplots(1, 2 if two else 1, sharey=True, squeeze=False)[0]
-    drawn = _draw_test(panels[0], sigma, null, _check_finite(test.p_corrected, "test.p_corrected"))
+    drawn = _draw_test(panels[0], test)
     if two:
         drawn += _draw_sizes(panels[1], bootstrap, cross_validated)
     for axes, size in zip(panels, (sizes[0], max(sizes[1:], default=0)), strict=False):
@@ -106,8 +104,12 @@ def draw_correlations(
     return figure
 
 
-def _draw_test(axes: Any, sigma: Any, null: Any, p_values: Any) -> list[Any]:
+def _draw_test(axes: Any, test: PermutationTest) -> list[Any]:
     """Draw the test; return what the legend shows."""
+    sigma, p_values, null, weights = (
+        _check_finite(getattr(test, name), f"test.{name}")
+        for name in ("correlations", "p_corrected", "null", "null_weights")
+    )
     places = np.arange(1, len(sigma) + 1)
     drawn: list[Any] = []
     significant = p_values <= LEVEL
@@ -116,7 +118,7 @@ def _draw_test(axes: Any, sigma: Any, null: Any, p_values: Any) -> list[Any]:
             style = {"markerfacecolor": fill, "markersize": 6.0 if len(sigma) <= 25 else 3.0}
             words = f"observed, corrected p {sign} {LEVEL}"
             drawn += axes.plot(places[chosen], sigma[chosen], "o", color="black", label=words, **style)
-    low, middle, high = np.percentile(null, [5, 50, 95], axis=0)
+    low, middle, high = _weighted_quantiles(null, weights, (0.05, 0.5, 0.95))
     band = {"color": "0.85", "edgecolor": "0.6", "linewidth": 0.6, "label": "permuted pairs, 5% to 95%"}
     drawn.append(axes.bar(places, high - low, bottom=low, width=0.8, zorder=1, **band))
     line = {"color": "0.45", "linewidth": 1.2, "label": "permuted pairs, median"}
@@ -149,8 +151,7 @@ def _draw_sizes(
         places = np.arange(1, len(estimate) + 1) - shift
         drawn.append(axes.errorbar(places, estimate, bars, fmt="o", label=words, **style))
     if cross_validated is not None:
-        folds = _check_finite(cross_validated.folds, "cross_validated.folds")
-        mean = _check_finite(cross_validated.mean, "cross_validated.mean")
+        folds, mean = cross_validated.folds, cross_validated.mean  # NaN for tiny folds: not drawn
         places = np.arange(1, len(mean) + 1) + shift
         style = {"color": VERMILLION, "linestyle": "none"}
         drawn += axes.plot(places, mean, "D", markersize=5, label="held-out pairs, mean", **style)
@@ -210,21 +211,20 @@ def draw_loadings(
         _check_components((component,), np.asarray(bootstrap.x_loadings.estimate).shape[1], "the bootstrap")
         intervals = [bootstrap.x_loadings, bootstrap.y_loadings]
     sides = []
-    for (matrix, names), interval in zip(_views_of(loadings), intervals, strict=True):
-        if interval is not None and np.asarray(interval.estimate).shape[0] != len(matrix):
+    for (matrix, rows, names), interval in zip(_views_of(loadings), intervals, strict=True):
+        if interval is not None and len(interval.estimate) != len(names):
             raise InputError(
-                f"the bootstrap has {np.asarray(interval.estimate).shape[0]} features and the loadings "
-                f"{len(matrix)}; give those of the same model."
+                f"the bootstrap has {len(interval.estimate)} features and the loadings {len(names)}; give "
+                "those of the same model."
             )
-        column = matrix[:, component]
-        shown = _largest(np.abs(column), most)
+        shown = rows[_largest(np.abs(matrix[rows, component]), most)]
         # From top to bottom as in a table: the largest first, the negative ones last.
-        shown = shown[np.argsort(-column[shown], kind="stable")]
+        shown = shown[np.argsort(-matrix[shown, component], kind="stable")]
         bars = None if interval is None else _error_bars(interval, (shown, component))
-        sides.append((names, shown, column[shown], bars, len(column)))
-    rows = max(len(shown) for _, shown, *_ in sides)
-    figure = new_figure(WIDTH, 1.1 + 0.21 * rows)
-    for axes, title, color, (names, shown, values, bars, total) in zip(
+        sides.append((names, shown, matrix[shown, component], bars))
+    height = max(len(shown) for _, shown, *_ in sides)
+    figure = new_figure(WIDTH, 1.1 + 0.21 * height)
+    for axes, title, color, (names, shown, values, bars) in zip(
         figure.subplots(1, 2), titles, (BLUE, VERMILLION), sides, strict=True
     ):
         places = np.arange(len(shown))
@@ -232,15 +232,15 @@ def draw_loadings(
         if bars is not None:
             axes.errorbar(values, places, xerr=bars, fmt="none", ecolor="black", elinewidth=1.0, capsize=2.0)
         axes.set_yticks(places, [shorten(names[i], LONGEST_FEATURE) for i in shown], parse_math=False)
-        axes.set_ylim(rows - 0.4, -0.6)
+        axes.set_ylim(height - 0.4, -0.6)
         axes.set_xlim(-1.05, 1.05)
         axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
         axes.tick_params(labelsize=TEXT_SIZE, length=3)
         axes.axvline(0.0, color="black", linewidth=0.8)
         axes.set_title(title, fontsize=TEXT_SIZE, parse_math=False)
         words = f"loading on component {component + 1}"
-        if len(shown) < total:
-            words += f"\n(the {len(shown)} largest of {total:,})"
+        if len(shown) < len(names):
+            words += f"\n(the {len(shown)} largest of {len(names):,})"
         axes.set_xlabel(words, fontsize=TEXT_SIZE)
         _finish(axes)
     if file is not None:
@@ -303,19 +303,19 @@ def draw_biplot(
     axes.axvline(0.0, color="0.85", linewidth=0.6, zorder=0)
     drawn: list[Any] = []
     if variates is not None:
-        rows = _check_finite(variates, "variates")
-        if rows.ndim != 2:
-            raise InputError(f"variates has shape {rows.shape}; expected rows × components.")
-        _check_components((first, second), rows.shape[1], "variates")
-        rows = rows[:, [first, second]] - rows[:, [first, second]].mean(axis=0)
-        spread = rows.std(axis=0)
-        rows = rows / np.where(spread > 0, spread, 1.0)
-        rows = rows / max(float(np.linalg.norm(rows, axis=1).max()), 1e-300)
-        drawn += axes.plot(*rows.T, ".", color="0.72", markersize=3, rasterized=len(rows) > 2000)
+        cloud = _check_finite(variates, "variates")
+        if cloud.ndim != 2:
+            raise InputError(f"variates has shape {cloud.shape}; expected rows × components.")
+        _check_components((first, second), cloud.shape[1], "variates")
+        cloud = cloud[:, [first, second]] - cloud[:, [first, second]].mean(axis=0)
+        spread = cloud.std(axis=0)
+        cloud = cloud / np.where(spread > 0, spread, 1.0)
+        cloud = cloud / (float(np.linalg.norm(cloud, axis=1).max()) or 1.0)
+        drawn += axes.plot(*cloud.T, ".", color="0.72", markersize=3, rasterized=len(cloud) > 2000)
         titles = ["rows", *titles]
     points, names = [], []
-    for kind, (matrix, own) in enumerate(_views_of(loadings)):
-        place = matrix[:, [first, second]]
+    for kind, (matrix, rows, own) in enumerate(_views_of(loadings)):
+        place = matrix[rows][:, [first, second]]
         size = 5.0 if len(place) <= 100 else 2.5
         drawn += axes.plot(
             *place.T,
@@ -326,7 +326,7 @@ def draw_biplot(
             rasterized=len(place) > 2000,
         )
         points.append(place)
-        names += own
+        names += [own[row] for row in rows]
     _label_points(axes, np.concatenate(points), names, most)
     axes.set_aspect("equal")
     axes.set(xlim=(-1.04, 1.04), ylim=(-1.04, 1.04), xticks=[], yticks=[])
@@ -488,16 +488,30 @@ def _correlate(u: Any, v: Any) -> float:
     return float(u @ v) / lengths if lengths > 0 else 0.0
 
 
-def _views_of(loadings: Loadings) -> list[tuple[Any, list[str]]]:
-    """Return the loadings of each view with the names of its features."""
+def _views_of(loadings: Loadings) -> list[tuple[Any, Any, list[str]]]:
+    """Return the loadings of each view, the features that vary, and the names of all."""
     views = []
-    for name, values, names in (
+    for prefix, values, names in (
         ("x", loadings.x, loadings.feature_names_x),
         ("y", loadings.y, loadings.feature_names_y),
     ):
-        matrix = _check_finite(values, f"loadings.{name}")
-        views.append((matrix, [str(each) for each in names]))
+        matrix = np.asarray(values, dtype=np.float64)
+        varying = np.flatnonzero(np.isfinite(matrix).all(axis=1))
+        views.append((matrix, varying, [str(name) for name in names or _count(prefix, len(matrix))]))
     return views
+
+
+def _count(prefix: str, total: int) -> list[str]:
+    return [f"{prefix}{i}" for i in range(total)]
+
+
+def _weighted_quantiles(values: Any, weights: Any, shares: Sequence[float]) -> Any:
+    """Return, for each share, the smallest value of each column that has at least that share below it."""
+    order = np.argsort(values, axis=0)
+    values, sums = np.take_along_axis(values, order, axis=0), np.take_along_axis(weights, order, axis=0)
+    sums = np.cumsum(sums, axis=0)
+    places = [np.argmax(sums >= share * sums[-1], axis=0) for share in shares]
+    return np.stack([np.take_along_axis(values, place[None], axis=0)[0] for place in places])
 
 
 def _largest(sizes: Any, most: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,14 @@ from diptych.cca._filters import Floats
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._spectra import Spectra
 from diptych.stats._inputs import COMPONENTS, names_of
-from diptych.stats._tables import format_table, import_pandas
+from diptych.stats._tables import SHOWN_FEATURES, format_table, import_pandas, make_frame, make_labels
 
-_TABLES = ("x", "y", "x_cross", "y_cross")
+_TABLES = {
+    "x": "Loadings of X",
+    "y": "Loadings of Y",
+    "x_cross": "Cross loadings of X, on the variates of Y",
+    "y_cross": "Cross loadings of Y, on the variates of X",
+}
 _MEASURES = ("correlations", "x_variance", "x_redundancy", "y_variance", "y_redundancy")
 
 
@@ -61,15 +67,9 @@ class Loadings:
     def to_frames(self) -> dict[str, Any]:
         """Return DataFrames: "x", "y", "x_cross", "y_cross", and "components" with the other measures."""
         pandas = import_pandas()
-        columns = np.arange(1, len(self.correlations) + 1)
-        frames = {
-            name: pandas.DataFrame(
-                np.asarray(getattr(self, name)), _labels(self, name), pandas.Index(columns, name="component")
-            )
-            for name in _TABLES
-        }
+        frames = {name: make_frame(pandas, *self._table(name)) for name in _TABLES}
         measures = {name.removesuffix("s"): getattr(self, name) for name in _MEASURES}
-        frames["components"] = pandas.DataFrame(measures, pandas.Index(columns, name="component"))
+        frames["components"] = pandas.DataFrame(measures, frames["x"].columns)
         return frames
 
     def __str__(self) -> str:
@@ -85,27 +85,19 @@ class Loadings:
         ]
         parts = [format_table(["component", *numbers, "all"], measures)]
         for name in _TABLES:
+            values, labels = self._table(name)
             cells = [
-                [str(label), *(f"{value:.3f}" for value in row[:shown])]
-                for label, row in zip(_labels(self, name), np.asarray(getattr(self, name)), strict=True)
+                [label, *(f"{value:.3f}" for value in row[:shown])]
+                for label, row in zip(labels[:SHOWN_FEATURES], values, strict=False)
             ]
-            cut = [["…", *[""] * shown]] if len(cells) > _MOST_FEATURES else []
-            view = "X" if name.startswith("x") else "Y"
-            other = "Y" if name == "x_cross" else "X" if name == "y_cross" else view
-            title = (
-                f"loadings of {view}" if other == view else f"cross loadings of {view} on variates of {other}"
-            )
-            parts.append(format_table([title, *numbers], cells[:_MOST_FEATURES] + cut))
+            cut = [["…", *[""] * shown]] if len(labels) > SHOWN_FEATURES else []
+            parts.append(f"{_TABLES[name]}\n{format_table(['feature', *numbers], cells + cut)}")
         return "\n\n".join(parts)
 
-
-_MOST_FEATURES = 30  # that a printed table shows; to_frames has all
-
-
-def _labels(own: Loadings, table: str) -> list[str]:
-    names = own.feature_names_x if table.startswith("x") else own.feature_names_y
-    prefix = table[0]
-    return names or [f"{prefix}{number}" for number in range(len(np.asarray(getattr(own, table))))]
+    def _table(self, name: str) -> tuple[Floats, list[str]]:
+        values = np.asarray(getattr(self, name))
+        names = self.feature_names_x if name.startswith("x") else self.feature_names_y
+        return values, make_labels(name[0], len(values), names)
 
 
 def loadings(model: Any, *, task: Task = "search", n_components: int | None = None) -> Loadings:
@@ -152,7 +144,8 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     spectra = getattr(model, "spectra_", None)
     if spectra is None:
         raise InputError(
-            "this model was saved without the spectra of its training pairs, which loadings need; fit it again."
+            "this model was saved without the spectra of its training pairs, which loadings need; fit it "
+            "again."
         )
     canonical = model.models_[task]
     if n_components is not None:
@@ -194,10 +187,10 @@ def make_loadings(
     correlations = np.minimum(to_numpy(xp.sum(u * (t0 @ v), axis=0) / lengths), 1.0)
     variance_x, variance_y = (np.nanmean(table**2, axis=0) for table in (own_x, own_y))
     return Loadings(
-        *(
-            as_table(table, names)
-            for table, names in ((own_x, names_x), (own_y, names_y), (cross_x, names_x), (cross_y, names_y))
-        ),
+        as_table(own_x, names_x),
+        as_table(own_y, names_y),
+        as_table(cross_x, names_x),
+        as_table(cross_y, names_y),
         variance_x,
         variance_y,
         variance_x * correlations**2,
@@ -227,8 +220,7 @@ def as_table(values: Floats, names: list[str] | None) -> Any:
     if names is None:
         return values
     try:
-        import pandas
+        pandas = importlib.import_module("pandas")
     except ImportError:  # names of another library's data frame
         return values
-    columns = pandas.Index(np.arange(1, values.shape[1] + 1), name="component")
-    return pandas.DataFrame(values, names, columns)
+    return make_frame(pandas, values, names)

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diptych._checks import import_package, missing_package_error
+from diptych.cca._filters import Floats
+
+SHOWN_FEATURES = 30
+"""Features that a printed table shows; data frames have all."""
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -43,6 +47,21 @@ def format_number(value: float) -> str:
     ('9', '34.22')
     """
     return f"{value:.0f}" if math.isclose(value, round(value), abs_tol=1e-9) else f"{value:.2f}"
+
+
+def make_labels(prefix: str, count: int, names: list[str] | None) -> list[str]:
+    """Return the names of features, or numbers if they have none.
+
+    >>> make_labels("x", 2, None)
+    ['x0', 'x1']
+    """
+    return [f"{prefix}{number}" for number in range(count)] if names is None else names
+
+
+def make_frame(pandas: Any, values: Floats, labels: list[str]) -> Any:
+    """Return features × components as a DataFrame; components are numbered from 1."""
+    columns = pandas.RangeIndex(1, values.shape[1] + 1, name="component")
+    return pandas.DataFrame(values, labels, columns)
 
 
 def import_pandas() -> Any:

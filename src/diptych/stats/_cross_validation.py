@@ -1,0 +1,216 @@
+"""Correlations of canonical variates over pairs that were held out of the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diptych._arrays import Array, to_numpy
+from diptych._checks import InputError, Task, check_count, check_pair_of_views, check_seed, check_task
+from diptych._threads import progress_bar
+from diptych.cca import AWCCA, Engine
+from diptych.cca._filters import Floats
+from diptych.cca._fit import params_by_task, scale_params
+from diptych.cca._fitted import second_view
+from diptych.cca._weighting import normalize, project
+from diptych.cca.selection._grids import HoldOut, select_images
+from diptych.stats._inputs import COMPONENTS, block_codes
+from diptych.stats._tables import format_table, import_pandas
+
+
+@dataclass(frozen=True, eq=False)
+class CrossValidatedCorrelations:
+    """Correlations of canonical variates over held-out pairs; see ``cross_validated_correlations``.
+
+    ``print`` shows a table, and ``to_frame`` returns one.
+
+    Attributes
+    ----------
+    folds
+        Correlations over the held-out pairs of each fold, folds × components. NaN for fewer than three pairs.
+    mean
+        Mean over folds, one per component.
+    pooled
+        Correlations of the held-out variates of all folds together.
+    in_sample
+        Mean over folds of the correlations over the training pairs: the difference is overfitting.
+    """
+
+    folds: Floats
+    mean: Floats
+    pooled: Floats
+    in_sample: Floats
+
+    def __str__(self) -> str:
+        rows = (
+            [str(k + 1)]
+            + [f"{own[k]:.4f}" for own in (self.in_sample, self.mean, self.pooled)]
+            + [f"{value:.4f}" for value in (np.min(self.folds[:, k]), np.max(self.folds[:, k]))]
+            for k in range(len(self.mean))
+        )
+        header = ["component", "in-sample", "held-out mean", "pooled", "lowest", "highest"]
+        return f"Cross-validated correlations, {len(self.folds)} folds\n{format_table(header, rows)}"
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with a row for each component."""
+        pandas = import_pandas()
+        index = pandas.RangeIndex(1, len(self.mean) + 1, name="component")
+        columns = {name: getattr(self, name) for name in ("in_sample", "mean", "pooled")}
+        columns |= {f"fold_{number}": own for number, own in enumerate(self.folds, 1)}
+        return pandas.DataFrame(columns, index)
+
+
+def cross_validated_correlations(
+    model: Any,
+    X: Any,
+    y: Any,
+    pairing: Any = None,
+    *,
+    cv: Any = 5,
+    random_state: int | None = 0,
+    n_components: int | None = None,
+    blocks: Any = None,
+    task: Task = "search",
+    engine: Engine | None = None,
+    device: str | None = None,
+    verbose: bool | None = None,
+) -> CrossValidatedCorrelations:
+    """Return the correlations of canonical variates over pairs that the model has not seen.
+
+    For each fold a copy of the model is fitted on the other folds, with its own selection of the
+    regularisation there (nested), and its variates are correlated over the held-out pairs. On unrelated views
+    the result is around 0, where in-sample correlations may be near 1. A component is the one with this
+    number in each fold's own model; where correlations are nearly equal, the order may differ between folds,
+    so read the first few together.
+
+    Parameters
+    ----------
+    model
+        An ``AWCCA``, fitted or not, whose parameters are used; or ``(γ_x, γ_y)``. A γ that is given in
+        ``params`` is scaled to the number of pairs of a fold.
+    X, y, pairing
+        The pairs, as in ``AWCCA.fit``. Rows of Y stay with their row of X.
+    cv
+        Number of folds, or a splitter of scikit-learn, which splits the rows of X.
+    random_state
+        Shuffles the rows before they are cut into folds, if ``cv`` is a number and there are no blocks.
+    n_components
+        The first components; None: at most 10.
+    blocks
+        One label per row of X, such as the subject: the rows of a block are in one fold (``GroupKFold``).
+    task
+        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+    engine, device, verbose
+        As in ``AWCCA``.
+
+    References
+    ----------
+    Varma and Simon (2006), "Bias in error estimation when using cross-validation for model selection".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diptych.stats import cross_validated_correlations
+    >>> x, y = np.random.default_rng(0).normal(size=(2, 100, 20))  # unrelated
+    >>> result = cross_validated_correlations((1.0, 1.0), x, y)
+    >>> bool(result.in_sample[0] > 0.7), bool(abs(result.pooled[0]) < 0.2)
+    (True, True)
+    """
+    estimator = _make_estimator(model, verbose)
+    task = check_task(task)
+    x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    if n_components is not None:
+        check_count(n_components, "n_components")
+    measured, total = [], int(y.shape[0])
+    with progress_bar("cross-validating", verbose) as progress:
+        splits = list(_split(cv, pairing, int(x.shape[0]), blocks, random_state))
+        for number, (train, test) in enumerate(splits):
+            fold = _fit_fold(estimator, x, y, train, total, engine, device)
+            canonical = fold.models_[task]
+            scale = fold.spectra_.count**0.5  # variates of folds of any size have the same scale
+            held = x[test.images, :], y[test.captions, :]
+            u, v = (
+                to_numpy(project(normalize(view, how), mean, weights)) * scale
+                for view, how, mean, weights in zip(
+                    held,
+                    estimator.normalize,
+                    (fold.x_mean_, fold.y_mean_),
+                    (canonical.x_weights, canonical.y_weights),
+                    strict=True,
+                )
+            )
+            measured.append((u[to_numpy(test.pairing)], v, to_numpy(canonical.train_correlations)))
+            progress((number + 1) / len(splits))
+    most = min(len(train) for _, _, train in measured)
+    if n_components is not None and n_components > most:
+        raise InputError(
+            f"n_components={n_components} is more than the model of a fold has; give 1 to {most}."
+        )
+    kept = min(COMPONENTS, most) if n_components is None else n_components
+    measured = [(u[:, :kept], v[:, :kept], train[:kept]) for u, v, train in measured]
+    folds = np.stack([_correlate(u, v) for u, v, _ in measured])
+    pooled = _correlate(*(np.concatenate(own) for own in list(zip(*measured, strict=True))[:2]))
+    in_sample = np.mean([train for _, _, train in measured], axis=0)
+    return CrossValidatedCorrelations(folds, np.mean(folds, axis=0), pooled, in_sample)
+
+
+def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
+    """Return an estimator with the parameters of a model, not fitted."""
+    from sklearn.base import clone
+
+    if isinstance(model, tuple | list):
+        return AWCCA(params=tuple(model), verbose=verbose)
+    if not isinstance(model, AWCCA):
+        raise InputError(
+            f"a {type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
+        )
+    estimator: AWCCA = clone(model)
+    if verbose is not None:
+        estimator.verbose = verbose
+    return estimator
+
+
+def _fit_fold(
+    estimator: AWCCA, x: Array, y: Array, rows: HoldOut, total: int, engine: Engine | None, device: str | None
+) -> AWCCA:
+    from sklearn.base import clone
+
+    fold: AWCCA = clone(estimator)
+    if fold.params is not None:
+        share = int(rows.captions.shape[0]) / total
+        fold.params = scale_params(params_by_task(fold.params), fold.filter, share)
+    pairs = x[rows.images, :], y[rows.captions, :], rows.pairing
+    return fold.fit(*pairs, engine=engine, device=device)
+
+
+def _split(
+    cv: Any, pairing: Array, n_x: int, blocks: Any, random_state: int | None
+) -> Iterator[tuple[HoldOut, HoldOut]]:
+    """Yield the training part and the held-out part of each fold: rows of X that have a pair, with those."""
+    from sklearn.model_selection import GroupKFold, KFold
+
+    described = np.unique(to_numpy(pairing))
+    groups = None if blocks is None else block_codes(blocks, pairing, n_x)[described]
+    if not hasattr(cv, "split"):
+        parts = len(described) if groups is None else len(np.unique(groups))
+        if check_count(cv, "cv", minimum=2) > parts:
+            raise InputError(f"cv={cv} is more than the {parts} rows or blocks there are; give at most that.")
+        shuffled = KFold(cv, shuffle=True, random_state=check_seed(random_state))
+        cv = shuffled if groups is None else GroupKFold(cv)
+    for train, test in cv.split(described, groups=groups):
+        masks = np.zeros((2, n_x), dtype=bool)
+        masks[0, described[train]] = masks[1, described[test]] = True
+        yield select_images(pairing, masks[0]), select_images(pairing, masks[1])
+
+
+def _correlate(u: Floats, v: Floats) -> Floats:
+    """Return the correlation of each pair of columns; 0 for a constant one, NaN for fewer than three rows."""
+    if len(u) < 3:
+        return np.full(u.shape[1], np.nan)
+    u, v = u - u.mean(axis=0), v - v.mean(axis=0)
+    lengths = np.linalg.norm(u, axis=0) * np.linalg.norm(v, axis=0)
+    products: Floats = np.sum(u * v, axis=0)
+    return products / np.where(lengths > 0, lengths, 1.0)
