@@ -82,7 +82,7 @@ def draw_correlations(
         sizes.append(len(cross_validated.mean))
     two = len(sizes) > 1
     figure = new_figure(WIDTH if two else 0.6 * WIDTH, 3.4)
-    panels = figure.subplots(1, 2 if two else 1, sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, 2 if two else 1, squeeze=False)[0]
     drawn = _draw_test(panels[0], test)
     if two:
         drawn += _draw_sizes(panels[1], bootstrap, cross_validated)
@@ -95,10 +95,10 @@ def draw_correlations(
         axes.tick_params(labelsize=TEXT_SIZE, length=3)
         _finish(axes)
         axes.axhline(0.0, color="0.6", linewidth=0.6, zorder=0)
-    _add_legend(figure, drawn, [each.get_label() for each in drawn], columns=2)
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.0), max(1.02, min(high, 1.05)))
     panels[0].set_ylabel("correlation", fontsize=TEXT_SIZE)
-    low, high = panels[0].get_ylim()
-    panels[0].set_ylim(min(low, 0.0), max(1.0, min(high, 1.05)))
+    _add_legend(figure, drawn, [each.get_label() for each in drawn], columns=2)
     if file is not None:
         write_figure(figure, file)
     return figure
@@ -447,6 +447,7 @@ def draw_variates(
             markersize=2.5 if many else 4.5,
             alpha=0.5 if many else 0.85,
             rasterized=len(across) > 5000,
+            zorder=2.0 + 1.0 / len(across),  # few points are not hidden by many
         )
         words.append(
             f"{len(across):,} {name}: r = {_correlate(across, up):.2f}"
