@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_FEATURES = 60
 MOST_LABELS = 20
 """So many labels have room on one side of a biplot."""
-LONGEST_FEATURE, PANEL, LINE = 2.2, 2.8, 0.14
+LONGEST_FEATURE, PANEL, LINE = 1.7, 2.8, 0.14
 """Inches: the longest name of a feature, the width of a panel, and the height of a line of text."""
 LEVEL = 0.05
 """Components with a corrected p-value of at most this have a filled marker."""
@@ -231,7 +231,7 @@ def draw_loadings(
         axes.barh(places, values, height=0.66, color=color, alpha=0.75)
         if bars is not None:
             axes.errorbar(values, places, xerr=bars, fmt="none", ecolor="black", elinewidth=1.0, capsize=2.0)
-        axes.set_yticks(places, [shorten(names[i], LONGEST_FEATURE) for i in shown], parse_math=False)
+        axes.set_yticks(places, [shorten(names[i], LONGEST_FEATURE - 0.2) for i in shown], parse_math=False)
         axes.set_ylim(height - 0.4, -0.6)
         axes.set_xlim(-1.05, 1.05)
         axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
@@ -293,6 +293,8 @@ def draw_biplot(
     if most > MOST_LABELS:
         raise InputError(f"most={most} names do not fit into the figure; give at most {MOST_LABELS}.")
     titles = _check_titles(views)
+    if not isinstance(components, tuple | list) or len(components) != 2:
+        raise InputError(f"components={components!r} is not a pair; give two numbers, such as (0, 1).")
     first, second = _check_components(components, np.asarray(loadings.x).shape[1])
     figure = new_figure(WIDTH, 4.6)
     axes = figure.subplots()
@@ -359,7 +361,7 @@ def _label_points(axes: Any, points: Any, names: Sequence[str], most: int) -> No
             axes.text(
                 1.17 * side,
                 height,
-                shorten(names[i], LONGEST_FEATURE / 1.3),
+                shorten(names[i], LONGEST_FEATURE - 0.2),
                 fontsize=TEXT_SIZE - 1,
                 ha="left" if side > 0 else "right",
                 va="center",
@@ -469,6 +471,9 @@ def draw_variates(
 
 def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) -> tuple[Any, Any]:
     """Return one canonical variate of each view over pairs, not weighted by its correlation."""
+    if not isinstance(model, AWCCA):
+        raise InputError(f"a {type(model).__name__} has no canonical variates; give a fitted AWCCA.")
+    model._check_fitted()
     own = model.models_[check_task(task)]
     (component,) = _check_components((component,), int(own.correlations.shape[0]), "the model")
     x, y, pairing = (*pairs, None)[:3]

@@ -1,0 +1,293 @@
+"""Figures of a canonical correlation analysis show the right numbers, and nothing overlaps."""
+
+import dataclasses
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, InputError
+from diptych.report import draw_biplot, draw_correlations, draw_loadings, draw_variates
+from diptych.stats import bootstrap, cross_validated_correlations, loadings, permutation_test
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+LONG = [
+    "a name of a feature that does not fit anywhere at all",
+    "$x_1$ & <b>",
+    "_hidden",
+    "Größe",
+    "вес",
+    "体重",
+]
+
+
+def make_views(n=40, p=6, q=5, seed=0):
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(n, 2))
+    return tuple(hidden @ rng.normal(size=(2, size)) + rng.normal(size=(n, size)) for size in (p, q))
+
+
+@pytest.fixture(scope="module")
+def views():
+    return make_views()
+
+
+@pytest.fixture(scope="module")
+def model(views):
+    return AWCCA(params=(3.0, 2.0)).fit(*views)
+
+
+@pytest.fixture(scope="module")
+def test(model, views):
+    return permutation_test(model, *views, n_permutations=99)
+
+
+@pytest.fixture(scope="module")
+def intervals(model, views):
+    return bootstrap(model, *views, n_resamples=50)
+
+
+def overlapping_texts(figure):
+    """Return the pairs of texts that overlap when the figure is drawn; all must be inside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure).draw()
+    shown = [text for legend in figure.legends for text in legend.get_texts()]
+    for axes in figure.axes:
+        shown += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+            shown += [label for place, label in ticks if low <= place <= high]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown if text.get_text()]
+    for words, box in boxes:
+        assert min(box.x0, box.y0) >= 0, words
+        assert max(box.x1 - figure.bbox.x1, box.y1 - figure.bbox.y1) <= 0, words
+    return [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.padded(-1).overlaps(other)]
+
+
+def find(figure, label):
+    """Return the points of what the legend calls so."""
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert label in names
+    lines = [line for axes in figure.axes for line in axes.lines if line.get_label() == label]
+    return np.concatenate([np.column_stack(line.get_data()) for line in lines])
+
+
+def test_correlations_and_p_values_are_those_of_the_test(test):
+    figure = draw_correlations(test)
+    axes = figure.axes[0]
+    drawn = np.concatenate(
+        [line.get_xydata() for line in axes.lines if str(line.get_label()).startswith("obs")]
+    )
+    np.testing.assert_allclose(drawn[np.argsort(drawn[:, 0]), 1], test.correlations)
+    assert [text.get_text() for text in axes.texts] == [f"{p:.3f}" for p in test.p_corrected]
+
+
+def test_filled_markers_are_significant(test):
+    p_values = np.array([0.01, 0.05, 0.06, *np.ones(len(test.correlations) - 3)])
+    figure = draw_correlations(dataclasses.replace(test, p_corrected=p_values))
+    np.testing.assert_array_equal(find(figure, "observed, corrected p ≤ 0.05")[:, 0], [1, 2])
+    assert find(figure, "observed, corrected p > 0.05")[0, 0] == 3
+
+
+def test_the_band_has_the_quantiles_of_the_null(test):
+    null = np.tile(np.linspace(0.0, 1.0, 101)[:, None], (1, 2))
+    even = np.full(null.shape, 1 / 101)
+    low = even.copy()
+    low[51:] = 0.0  # only what is up to 0.5 counts
+    weights = np.column_stack([even[:, 0], low[:, 1] / low[:, 1].sum()])
+    two = {name: getattr(test, name)[:2] for name in ("correlations", "p_values", "p_corrected")}
+    figure = draw_correlations(dataclasses.replace(test, null=null, null_weights=weights, **two))
+    bars = figure.axes[0].containers[0].patches
+    np.testing.assert_allclose([bar.get_y() for bar in bars], [0.05, 0.02], atol=1e-9)
+    np.testing.assert_allclose([bar.get_y() + bar.get_height() for bar in bars], [0.95, 0.48], atol=1e-9)
+
+
+def test_intervals_and_held_out_correlations_have_a_panel(test, model, views, intervals):
+    held_out = cross_validated_correlations(model, *views, cv=3)
+    figure = draw_correlations(test, bootstrap=intervals, cross_validated=held_out)
+    np.testing.assert_allclose(find(figure, "held-out pairs, mean")[:, 1], held_out.mean)
+    np.testing.assert_allclose(find(figure, "held-out pairs, one fold")[:, 1], held_out.folds.ravel())
+    bars = figure.axes[1].containers[0]
+    np.testing.assert_allclose(bars.lines[0].get_ydata(), intervals.correlations.estimate)
+    ends = np.array(bars.lines[2][0].get_segments())[:, :, 1]
+    low = np.minimum(intervals.correlations.low, intervals.correlations.estimate)
+    high = np.maximum(intervals.correlations.high, intervals.correlations.estimate)
+    np.testing.assert_allclose(ends, np.column_stack([low, high]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10, 20, 60])
+@pytest.mark.parametrize("panels", [1, 2])
+def test_any_number_of_components_is_drawn_without_overlap(test, intervals, size, panels):
+    rng = np.random.default_rng(0)
+    sigma = np.sort(rng.uniform(size=size))[::-1]
+    p_values = np.sort(rng.uniform(0.0001, 1.0, size=size))
+    null = rng.uniform(size=(50, size))
+    other = dataclasses.replace(
+        test, correlations=sigma, p_values=p_values, p_corrected=p_values, null=null,
+        null_weights=np.full(null.shape, 1 / 50),
+    )  # fmt: skip
+    more = {}
+    if panels == 2:
+        own = dataclasses.replace(intervals.correlations, estimate=sigma, low=sigma - 0.1, high=sigma)
+        more = {"bootstrap": dataclasses.replace(intervals, correlations=own)}
+    assert not overlapping_texts(draw_correlations(other, **more))
+
+
+def test_loadings_are_sorted_bars(model, intervals):
+    own = loadings(model)
+    figure = draw_loadings(own, 1, bootstrap=intervals, views=("exercise", "body"))
+    assert [axes.get_title() for axes in figure.axes] == ["exercise", "body"]
+    for axes, table, interval, prefix in zip(
+        figure.axes, (own.x, own.y), (intervals.x_loadings, intervals.y_loadings), "xy", strict=True
+    ):
+        values = [bar.get_width() for bar in axes.containers[0].patches]
+        order = np.argsort(-table[:, 1])
+        np.testing.assert_allclose(values, table[order, 1])
+        assert [label.get_text() for label in axes.get_yticklabels()] == [f"{prefix}{i}" for i in order]
+        ends = np.array(axes.containers[1].lines[2][0].get_segments())[:, :, 0]
+        np.testing.assert_allclose(ends[:, 0], np.minimum(interval.low, interval.estimate)[order, 1])
+        np.testing.assert_allclose(ends[:, 1], np.maximum(interval.high, interval.estimate)[order, 1])
+
+
+def test_the_largest_loadings_of_either_sign_are_shown(model):
+    own = loadings(model)
+    figure = draw_loadings(own, 0, most=2)
+    shown = [bar.get_width() for bar in figure.axes[0].containers[0].patches]
+    np.testing.assert_allclose(np.sort(np.abs(shown)), np.sort(np.abs(own.x[:, 0]))[-2:])
+    assert "2 largest of 6" in figure.axes[0].get_xlabel()
+
+
+def named_loadings(p, q):
+    x, y = make_views(60, p, q)
+    own = loadings(AWCCA(params=(5.0, 5.0)).fit(x, y))
+    names = [[f"{LONG[i % len(LONG)]} {i}" for i in range(size)] for size in (p, q)]
+    return dataclasses.replace(own, feature_names_x=names[0], feature_names_y=names[1])
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")  # a font for Chinese may not be installed
+@pytest.mark.parametrize(("p", "q"), [(2, 2), (6, 6), (9, 300)])
+def test_long_names_do_not_overlap(p, q):
+    own = named_loadings(p, q)
+    for figure in (
+        draw_loadings(own, 0, views=(LONG[0], LONG[1])),
+        draw_loadings(own, 1, most=60),
+        draw_biplot(own, most=20, views=(LONG[1], LONG[2])),
+    ):
+        assert not overlapping_texts(figure)
+
+
+def test_names_are_not_read_as_formulas():
+    own = named_loadings(6, 6)
+    labels = [label for axes in draw_loadings(own).axes for label in axes.get_yticklabels()]
+    labels += draw_biplot(own, most=12).axes[0].texts
+    assert sum("$x_1$" in label.get_text() for label in labels) == 4
+    assert not any(label.get_parse_math() for label in labels)
+
+
+def test_features_that_do_not_vary_are_left_out():
+    x, y = make_views()
+    x[:, 2] = 1.0
+    own = loadings(AWCCA(params=(1.0, 1.0)).fit(x, y))
+    assert np.isnan(own.x[2]).all()
+    names = [label.get_text() for label in draw_loadings(own).axes[0].get_yticklabels()]
+    assert sorted(names) == ["x0", "x1", "x3", "x4", "x5"]
+    assert "x2" not in [text.get_text() for text in draw_biplot(own, most=20).axes[0].texts]
+
+
+def test_the_biplot_has_all_loadings_and_the_rows(model, views):
+    own = loadings(model)
+    figure = draw_biplot(own, (0, 2), variates=model.transform(views[0]), views=("exercise", "body"))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rows", "exercise", "body"]
+    points = [line.get_xydata() for line in figure.axes[0].lines]
+    for table in (own.x, own.y):
+        assert any(each.shape == (len(table), 2) and np.allclose(each, table[:, [0, 2]]) for each in points)
+    cloud = next(each for each in points if each.shape == (40, 2))
+    np.testing.assert_allclose(np.linalg.norm(cloud, axis=1).max(), 1.0)
+
+
+def test_variates_have_their_correlation(model, views):
+    x, y = views
+    figure = draw_variates(model, x, y, component=1, held_out=make_views(seed=1))
+    u, v = figure.axes[0].lines[0].get_data()
+    expected = model.models_["search"].train_correlations[1]
+    np.testing.assert_allclose(np.corrcoef(u, v)[0, 1], expected)
+    np.testing.assert_allclose([u.std(), v.std()], 1.0)
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    held = np.corrcoef(*figure.axes[0].lines[1].get_data())[0, 1]
+    assert words == [f"40 training pairs: r = {expected:.2f}", f"40 held-out pairs: r = {held:.2f}"]
+    assert not overlapping_texts(figure)
+
+
+def test_variates_of_several_rows_of_y_for_one_of_x():
+    x, y = make_views(30)
+    pairing = np.repeat(np.arange(15), 2)
+    model = AWCCA(params=(1.0, 1.0)).fit(x[:15], y, pairing)
+    u, v = draw_variates(model, x[:15], y, pairing).axes[0].lines[0].get_data()
+    np.testing.assert_allclose(u[::2], u[1::2])
+    np.testing.assert_allclose(np.corrcoef(u, v)[0, 1], model.models_["search"].train_correlations[0])
+
+
+def test_groups_have_their_own_markers(model, views):
+    groups = ["control", "_patient"] * 20
+    figure = draw_variates(model, *views, groups=groups)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["control (20)", "_patient (20)"]
+    first, second = figure.axes[0].lines
+    assert first.get_marker() != second.get_marker()
+    assert figure.axes[0].get_title() == f"r = {model.models_['search'].train_correlations[0]:.2f}"
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_figures_are_written(test, model, views, tmp_path, suffix):
+    own, file = loadings(model), tmp_path / f"figure.{suffix}"
+    for draw in (
+        lambda: draw_correlations(test, file),
+        lambda: draw_loadings(own, 0, file),
+        lambda: draw_biplot(own, (0, 1), file),
+        lambda: draw_variates(model, *views, file=file),
+    ):
+        file.unlink(missing_ok=True)
+        draw()
+        assert file.stat().st_size > 2000
+
+
+def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
+    own = loadings(model)
+    small = loadings(AWCCA(params=(1.0, 1.0)).fit(views[0][:, :2], views[1]))
+    refused = [
+        (
+            lambda: draw_correlations(own),
+            "Loadings in place of a PermutationTest; give what permutation_test",
+        ),
+        (lambda: draw_correlations(test, bootstrap=test), "give what bootstrap"),
+        (lambda: draw_correlations(test, cross_validated=test), "what cross_validated_correlations"),
+        (
+            lambda: draw_correlations(dataclasses.replace(test, null=test.null * np.nan)),
+            "test.null contains NaN",
+        ),
+        (lambda: draw_loadings(test), "give what loadings"),
+        (lambda: draw_loadings(own, 5), "counted from 0 to 4"),
+        (lambda: draw_loadings(own, -1), "component=-1"),
+        (lambda: draw_loadings(own, most=61), "at most 60"),
+        (lambda: draw_loadings(own, views=("one",)), "not a pair of names"),
+        (lambda: draw_loadings(small, bootstrap=intervals), "the same model"),
+        (lambda: draw_biplot(own, (0, 5)), "counted from 0 to 4"),
+        (lambda: draw_biplot(own, (0,)), "two numbers"),
+        (lambda: draw_biplot(own, most=21), "at most 20"),
+        (lambda: draw_biplot(own, variates=np.full((9, 5), np.nan)), "variates contains NaN"),
+        (lambda: draw_biplot(own, variates=np.zeros((9, 1))), "beyond the last of variates"),
+        (lambda: draw_variates(model, *views, component=5), "counted from 0 to 4"),
+        (lambda: draw_variates(model, *views, groups=["a"]), "got 1 groups for 40 rows"),
+        (lambda: draw_variates(model, *views, groups=range(40)), "40 labels"),
+        (lambda: draw_variates(model, *views, groups=[0] * 40, held_out=views), "two figures"),
+        (lambda: draw_variates(model, *views, held_out=views[0]), "held_out is not"),
+        (lambda: draw_variates(model, views[0] * np.nan, views[1]), "NaN"),
+        (lambda: draw_variates(AWCCA(), *views), "not fitted"),
+        (lambda: draw_variates(own, *views), "give a fitted AWCCA"),
+        (lambda: draw_correlations(test, "figure.gif"), "png"),
+    ]
+    for draw, words in refused:
+        with pytest.raises((InputError, ValueError), match=words):
+            draw()

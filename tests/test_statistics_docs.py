@@ -1,0 +1,59 @@
+"""The examples of docs/statistics.md run, print what the page says, and draw its figures."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+pytest.importorskip("pandas", reason="pandas is not installed")
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "statistics.md"
+NUMBER = re.compile(r"(-?\d+(?:\.\d*)?)")
+
+
+def load_page_runner():
+    spec = importlib.util.spec_from_file_location("run_page", DOCS / "run_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def outputs(page):
+    return re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+
+
+def compare(printed, expected):
+    """Compare texts up to the last digit of each number, which another processor may round differently."""
+    printed, expected = (NUMBER.split(re.sub(r"\s+", " ", text)) for text in (printed, expected))
+    # Padding depends on signs and digits; words do not.
+    assert [part.strip() for part in printed[::2]] == [part.strip() for part in expected[::2]]
+    for own, other in zip(printed[1::2], expected[1::2], strict=True):
+        decimals = len(other.partition(".")[2])
+        assert abs(float(own) - float(other)) <= 1.01 * 10.0**-decimals * (decimals > 0), (own, other)
+
+
+def test_the_page_says_what_its_examples_print(tmp_path, monkeypatch):
+    page = PAGE.read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    new = load_page_runner().run_page(page)
+    assert len(outputs(page)) == len(outputs(new)) >= 10
+    for printed, expected in zip(outputs(new), outputs(page), strict=True):
+        compare(printed, expected)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == set(re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page))
+
+
+def test_figures_of_the_page_are_small():
+    figures = list(DOCS.glob("statistics-*.png"))
+    assert figures
+    assert all(path.stat().st_size < 150_000 for path in figures)
+
+
+def test_comparison_finds_another_number():
+    compare("p = 0.061 of 20", "p = 0.062  of 20")
+    for other in ("p = 0.064 of 20", "p = 0.061 of 21", "q = 0.061 of 20"):
+        with pytest.raises(AssertionError):
+            compare("p = 0.061 of 20", other)
