@@ -475,6 +475,7 @@ def _side_intervals(
     def intervals(start: int) -> tuple[Floats, Floats]:
         part = slice(start, start + step)
         resampled = np.matmul(to_features[part], own_products) / lengths[:, part, None]
+        resampled[:, np.isnan(loadings[part])] = np.nan
         return _quantiles(np.matmul(to_weights[part], own_weights), ends), _quantiles(resampled, ends)
 
     parts = map_parallel(intervals, list(range(0, n_features, step)), weights)
