@@ -49,7 +49,7 @@ def test_folds_are_fits_of_the_others():
     result = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=KFold(3), n_components=2)
     described = np.unique(pairing)
     variates, sizes = [], []
-    for number, (train, test) in enumerate(KFold(3).split(described)):
+    for number, (train, _) in enumerate(KFold(3).split(described)):
         inside = np.isin(pairing, described[train])
         share = inside.mean()
         local = np.searchsorted(described[train], pairing[inside])
