@@ -12,7 +12,7 @@ import diptych.stats._bootstrap as module
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter
 from diptych.stats import bootstrap, loadings
-from diptych.stats._bootstrap import _make_sample, _match, _refit_one
+from diptych.stats._bootstrap import _make_sample, _match, _Piece, _refit_piece
 from diptych.stats._inputs import prepare
 from generated_pairs import make_pairs
 from tolerance import rounding
@@ -80,7 +80,7 @@ def test_a_resample_is_a_fit_of_the_repeated_rows(seed, sizes, kind, blocks):
     wanted = problem.count_components(3)
     estimate = module.regularized_cca(problem.spectra, *problem.filters, wanted)
     sample = _make_sample(problem, estimate, labels, seed)
-    refit = _refit_one(sample, sample.draw(7))
+    (refit,) = _refit_piece(_Piece(sample, range(7, 8), None))
     expected, count = refit_with_awcca(model, sample, x, y, pairing, 7)
     own = expected.models_["search"]
     found = np.asarray(refit.correlations)
@@ -123,7 +123,7 @@ def test_intervals_are_percentiles_of_the_resamples():
     (x, y, pairing), _ = make_pairs(4)
     problem = prepare((10.0, 10.0), x, y, pairing, "search")
     sample = _make_sample(problem, module.regularized_cca(problem.spectra, *problem.filters, 2), None, seed=5)
-    refits = [_refit_one(sample, sample.draw(number)) for number in range(40)]
+    refits = _refit_piece(_Piece(sample, range(40), None))
     result = bootstrap(
         (10.0, 10.0), x, y, pairing, n_resamples=40, random_state=5, n_components=2, confidence=0.8
     )
@@ -372,7 +372,7 @@ def test_a_printed_table_and_data_frames_show_the_same():
 def test_an_interruption_ends_it(rng, monkeypatch):
     calls = []
 
-    def interrupt(sample, counts):
+    def interrupt(sample, counts, lengths):
         calls.append(1)
         raise KeyboardInterrupt
 
