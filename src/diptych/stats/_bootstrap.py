@@ -367,14 +367,36 @@ def _refit(sample: _Sample, n_resamples: int, engine: Engine | None, device: str
 def _refit_piece(piece: _Piece) -> list[_Refit]:
     sample = piece.shared if piece.device is None else copy_fields(piece.shared, piece.device)
 
-    def refit(number: int) -> _Refit:
-        return _refit_one(sample, sample.draw(number))
+    counts = np.stack([sample.draw(number) for number in piece.numbers])
+    owners = to_numpy(sample.pairing)
+    captions = np.bincount(owners, minlength=counts.shape[1])
+    lengths = zip(
+        _feature_lengths(sample.x.centred, counts * captions),
+        _feature_lengths(sample.y.centred, counts[:, owners]),
+        strict=True,
+    )
+    items = list(zip(counts, lengths, strict=True))
+    return map_parallel(lambda item: _refit_one(sample, *item), items, sample.x.rows)
 
-    return map_parallel(refit, list(piece.numbers), sample.x.rows)
+
+def _feature_lengths(centred: Array, weights: Floats) -> Floats:
+    """Return the lengths of the features, centred, for each row of weights; NaN for a constant feature."""
+    weights = move_like(weights, centred)
+    step = max(1, _BLOCK_BYTES // (8 * int(centred.shape[0])))
+    parts = []
+    for start in range(0, int(centred.shape[1]), step):
+        part = centred[:, start : start + step]
+        sums, squares = to_numpy(multiply(weights, part)), to_numpy(multiply(weights, part * part))
+        spread = squares - sums * sums / to_numpy(weights).sum(axis=1)[:, None]
+        parts.append(np.sqrt(np.where(spread > 1e-12 * squares, spread, np.nan)))
+    return np.concatenate(parts, axis=1)
 
 
-def _refit_one(sample: _Sample, counts: Floats) -> _Refit:
-    """Fit the pairs of rows of X that are drawn ``counts`` times, and align the model with the estimate."""
+def _refit_one(sample: _Sample, counts: Floats, lengths: tuple[Floats, Floats]) -> _Refit:
+    """Fit the pairs of rows of X that are drawn ``counts`` times, and align the model with the estimate.
+
+    ``lengths`` are those of the features of both views.
+    """
     x, y = sample.x, sample.y
     xp = namespace(x.rows)
     owners = to_numpy(sample.pairing)
@@ -387,8 +409,11 @@ def _refit_one(sample: _Sample, counts: Floats) -> _Refit:
     count = float(xp.sum(weights_y))
     s_x, v_x, rows_x, turn_x = _decompose(x.rows[images, :], weights_x, count, "X")
     s_y, v_y, rows_y, turn_y = _decompose(y.rows[captions, :], weights_y, count, "Y")
-    # Row i stands for the c_i pairs of an image: √(w c) x and √w y, so x·y·w is their product by √c.
-    t0 = (rows_x / xp.sqrt(per_image)[:, None]).T @ group_sum(rows_y, local, images.shape[0])
+    if not np.array_equal(to_numpy(local), np.arange(images.shape[0])):
+        # Row i of X stands for the c_i pairs of an image: √(wc) x and √w y, so w·x·y is their product by √c.
+        rows_x = rows_x / xp.sqrt(per_image)[:, None]
+        rows_y = group_sum(rows_y, local, images.shape[0])
+    t0 = rows_x.T @ rows_y
     t0 = t0 if turn_x is None else turn_x.T @ t0
     t0 = t0 if turn_y is None else t0 @ turn_y
     nothing = xp.zeros_like(s_x[:0])
@@ -408,23 +433,16 @@ def _refit_one(sample: _Sample, counts: Floats) -> _Refit:
         """Return the matched components of an array, in the order of the estimate."""
         return np.where(at < 0, np.nan, to_numpy(values)[..., at] * along)
 
-    def view(own: _View, s: Array, v: Array, weights: Array, rows: Array, chosen: Array) -> _RefittedView:
+    def view(s: Array, v: Array, weights: Array, lengths: Floats) -> _RefittedView:
         inner = s[:, None] * (v.T @ weights)
         products = (v @ (s[:, None] * inner)) / xp.linalg.vector_norm(inner, axis=0)
-        features = own.centred[chosen, :]
-        sums, squares = rows @ features, rows @ (features * features)
-        spread = to_numpy(squares - sums * sums / count)
         # Weights are of the order 1/√n, where n is the number of pairs.
-        return _RefittedView(
-            take(weights, signs * factor**0.5),
-            take(products, signs),
-            np.sqrt(np.where(spread > 1e-12 * to_numpy(squares), spread, np.nan)),
-        )
+        return _RefittedView(take(weights, signs * factor**0.5), take(products, signs), lengths)
 
     return _Refit(
         take(model.train_correlations),
-        view(x, s_x, v_x, model.x_weights, weights_x, images),
-        view(y, s_y, v_y, model.y_weights, weights_y, captions),
+        view(s_x, v_x, model.x_weights, lengths[0]),
+        view(s_y, v_y, model.y_weights, lengths[1]),
     )
 
 
@@ -432,10 +450,11 @@ def _decompose(rows: Array, weights: Array, count: float, name: str) -> tuple[Ar
     """Return singular values and right singular vectors of weighted, centred rows, from the smaller Gram.
 
     And ``left`` and ``turn``: the rows in the singular directions are ``left @ turn``, or ``left`` if turn is
-    None.
+    None. ``rows`` are changed in place.
     """
     xp = namespace(rows)
-    rows = (rows - (weights @ rows) / count) * xp.sqrt(weights)[:, None]
+    rows -= (weights @ rows) / count
+    rows *= xp.sqrt(weights)[:, None]
     if rows.shape[0] < rows.shape[1]:
         s, u = decompose_gram(rows @ rows.T, "float64", name)
         return s, (rows.T @ u) / s, u * s, None
@@ -475,6 +494,7 @@ def _side_intervals(
     def intervals(start: int) -> tuple[Floats, Floats]:
         part = slice(start, start + step)
         resampled = np.matmul(to_features[part], own_products) / lengths[:, part, None]
+        resampled[:, np.isnan(loadings[part])] = np.nan
         return _quantiles(np.matmul(to_weights[part], own_weights), ends), _quantiles(resampled, ends)
 
     parts = map_parallel(intervals, list(range(0, n_features, step)), weights)

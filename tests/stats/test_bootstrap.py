@@ -1,0 +1,383 @@
+"""Bootstrap intervals: against refits of AWCCA, their coverage, alignment, blocks and engines."""
+
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_linnerud
+
+import diptych.stats._bootstrap as module
+from diptych import AWCCA, InputError
+from diptych.cca import SpectralFilter
+from diptych.stats import bootstrap, loadings
+from diptych.stats._bootstrap import _make_sample, _match, _Piece, _refit_piece
+from diptych.stats._inputs import prepare
+from generated_pairs import make_pairs
+from tolerance import rounding
+
+PARTS = ("correlations", "x_weights", "y_weights", "x_loadings", "y_loadings")
+
+
+class Here:
+    """An engine that merges results in a tree, as a cluster does."""
+
+    def map(self, function, items):
+        return [function(item) for item in items]
+
+    def reduce(self, function, mapped):
+        middle = len(mapped) // 2
+        return reduce(
+            function, [reduce(function, part) for part in (mapped[:middle], mapped[middle:]) if part]
+        )
+
+
+def assert_same(one, other, atol=1e-9):
+    for name in PARTS:
+        for end in ("estimate", "low", "high"):
+            a, b = (getattr(getattr(result, name), end) for result in (one, other))
+            np.testing.assert_allclose(a, b, rtol=0, atol=atol * max(1.0, np.nanmax(np.abs(b))), err_msg=name)
+
+
+def refit_with_awcca(model, sample, x, y, pairing, number):
+    """The model of a resample as AWCCA fits it, from rows that are really repeated."""
+    times = sample.draw(number).astype(int)
+    rows = np.repeat(np.arange(len(x)), times)
+    new_x, new_y, new_pairing = [], [], []
+    for new, row in enumerate(rows):
+        new_x.append(x[row])
+        for j in np.flatnonzero(pairing == row):
+            new_y.append(y[j])
+            new_pairing.append(new)
+    count = len(new_y)
+    scaled = AWCCA(**model.get_params())
+    if model.filter == "tikhonov":
+        scaled.params = tuple(gamma * count / len(pairing) for gamma in model.params)
+    return scaled.fit(np.array(new_x), np.array(new_y), np.array(new_pairing)), count
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.sampled_from([(14, 11, 3), (90, 6, 1), (60, 80, 1), (8, 120, 2)]),
+    kind=st.sampled_from(["ridge", "plain", "tsvd", "custom"]),
+    blocks=st.booleans(),
+)
+def test_a_resample_is_a_fit_of_the_repeated_rows(seed, sizes, kind, blocks):
+    m_x, m_y, captions = sizes
+    (x, y, pairing), _ = make_pairs(seed, n=90, captions=captions, m_x=m_x, m_y=m_y)
+    if kind == "plain":
+        x, y = x[:, :4], y[:, :3]
+    model = {
+        "ridge": AWCCA(params=(20.0, 30.0)),
+        "plain": AWCCA(params=(0.0, 0.0)),
+        "tsvd": AWCCA(filter="tsvd", params=(4, 3)),
+        "custom": AWCCA(filter=SpectralFilter(lambda squares, c: 1 / (squares + c)), params=(20.0, 30.0)),
+    }[kind].fit(x, y, pairing)
+    problem = prepare(model, x, y, pairing, "search")
+    labels = np.arange(len(x)) // 3 if blocks else None
+    wanted = problem.count_components(3)
+    estimate = module.regularized_cca(problem.spectra, *problem.filters, wanted)
+    sample = _make_sample(problem, estimate, labels, seed)
+    (refit,) = _refit_piece(_Piece(sample, range(7, 8), None))
+    expected, count = refit_with_awcca(model, sample, x, y, pairing, 7)
+    own = expected.models_["search"]
+    found = np.asarray(refit.correlations)
+    at = [int(np.argmin(np.abs(own.train_correlations - value))) for value in found]
+    gaps = np.abs(np.subtract.outer(own.correlations, own.correlations))
+    np.fill_diagonal(gaps, 1.0)
+    condition = 1e5 / np.min(gaps[at])
+    atol = rounding(np.float64, 300, condition=condition)
+    np.testing.assert_allclose(found, own.train_correlations[at], rtol=0, atol=atol)
+    table = loadings(expected)
+    for view, weights, expected_loadings, refitted in (
+        (sample.x, own.x_weights, table.x, refit.x),
+        (sample.y, own.y_weights, table.y, refit.y),
+    ):
+        result = view.to_features @ refitted.products / refitted.lengths[:, None]
+        signs = np.sign(np.sum(result * expected_loadings[:, at], axis=0))
+        np.testing.assert_allclose(result * signs, expected_loadings[:, at], rtol=0, atol=atol)
+        # Weights are returned at the scale of the model, which has another number of pairs.
+        scale = (count / len(pairing)) ** 0.5
+        result = view.to_weights @ refitted.weights / scale
+        size = np.max(np.abs(weights))
+        np.testing.assert_allclose(result * signs, weights[:, at], rtol=0, atol=atol * max(size, 1e-3))
+
+
+def test_estimates_are_those_of_the_model():
+    (x, y, pairing), _ = make_pairs(3)
+    model = AWCCA(params=(10.0, 20.0)).fit(x, y, pairing)
+    result = bootstrap(model, x, y, pairing, n_resamples=20, n_components=4)
+    own, table = model.models_["search"], loadings(model, n_components=4)
+    np.testing.assert_allclose(result.correlations.estimate, own.train_correlations[:4])
+    np.testing.assert_allclose(result.x_weights.estimate, own.x_weights[:, :4])
+    np.testing.assert_allclose(result.y_loadings.estimate, table.y)
+    for name in PARTS:
+        interval = getattr(result, name)
+        assert interval.low.shape == interval.high.shape == interval.estimate.shape
+        assert np.all(interval.low <= interval.high)
+
+
+def test_intervals_are_percentiles_of_the_resamples():
+    (x, y, pairing), _ = make_pairs(4)
+    problem = prepare((10.0, 10.0), x, y, pairing, "search")
+    sample = _make_sample(problem, module.regularized_cca(problem.spectra, *problem.filters, 2), None, seed=5)
+    refits = _refit_piece(_Piece(sample, range(40), None))
+    result = bootstrap(
+        (10.0, 10.0), x, y, pairing, n_resamples=40, random_state=5, n_components=2, confidence=0.8
+    )
+    values = np.array([refit.correlations for refit in refits])
+    np.testing.assert_allclose(result.correlations.low, np.quantile(values, 0.1, axis=0), atol=1e-12)
+    values = np.array([sample.y.to_weights @ refit.y.weights for refit in refits])
+    np.testing.assert_allclose(result.y_weights.high, np.quantile(values, 0.9, axis=0), atol=1e-12)
+
+
+def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
+    (x, y, pairing), _ = make_pairs(5, n=60, m_x=40)
+    options = {"n_resamples": 30, "n_components": 3}
+    expected = bootstrap((10.0, 10.0), x, y, pairing, **options)
+    assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=Here(), **options), expected)
+    monkeypatch.setattr(module, "RESAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 8 * 30 * 3 * 5)
+    assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=Here(), **options), expected)
+    assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
+
+
+def test_backends_and_devices_agree(backend):
+    (x, y, pairing), _ = make_pairs(6)
+    options = {"n_resamples": 20, "n_components": 2}
+    expected = bootstrap((30.0, 30.0), x, y, pairing, **options)
+    result = bootstrap((30.0, 30.0), backend(x), backend(y), backend(pairing), **options)
+    assert_same(result, expected, atol=1e-8)
+    assert isinstance(result.x_weights.low, np.ndarray)
+    pytest.importorskip("torch")
+    there = bootstrap((30.0, 30.0), x, y, pairing, device="cpu", **options)
+    assert_same(there, expected, atol=1e-8)
+    there = bootstrap((30.0, 30.0), x, y, pairing, device="cpu", engine=Here(), **options)
+    assert_same(there, expected, atol=1e-8)
+
+
+def test_the_seed_decides():
+    (x, y, pairing), _ = make_pairs(7)
+    options = {"n_resamples": 20, "n_components": 2}
+    one, same, other, any_ = (
+        bootstrap((30.0, 30.0), x, y, pairing, random_state=seed, **options) for seed in (1, 1, 2, None)
+    )
+    assert_same(one, same, atol=1e-12)
+    for result in (other, any_):
+        assert not np.allclose(one.correlations.low, result.correlations.low, atol=1e-6)
+
+
+def test_features_in_very_different_units_are_resampled_alike(rng):
+    x = rng.normal(size=(100, 3))
+    y = x + 2 * rng.normal(size=(100, 3))
+    options = {"n_resamples": 30}
+    expected = bootstrap((0, 0), x, y, **options)
+    result = bootstrap((0, 0), x * [1e6, 1.0, 1e-4], y, **options)
+    np.testing.assert_allclose(result.correlations.low, expected.correlations.low, atol=1e-7)
+    # The sign of a component follows its largest weight, which depends on the units.
+    signs = np.sign(np.sum(result.y_loadings.estimate * expected.y_loadings.estimate, axis=0))
+    ends = np.stack([result.x_loadings.low * signs, result.x_loadings.high * signs])
+    np.testing.assert_allclose(ends.min(axis=0), expected.x_loadings.low, atol=1e-6)
+
+
+def test_components_are_matched_one_to_one_with_signs():
+    cosines = np.array([[0.1, -1.9, 0.2, 0.0], [1.8, 0.1, 0.0, 0.1], [0.0, 0.3, 0.1, -0.6]])
+    at, signs = _match(cosines)
+    assert at.tolist() == [1, 0, 3]
+    assert signs.tolist() == [-1.0, 1.0, -1.0]
+    at, _ = _match(cosines[:, :2])
+    assert at.tolist() == [1, 0, -1]
+
+
+def draw_population(rng, n, mixes, correlations):
+    u = rng.normal(size=(n, 4))
+    v = correlations * u + np.sqrt(1 - correlations**2) * rng.normal(size=(n, 4))
+    return u @ mixes[0].T, v @ mixes[1].T
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth():
+    rng = np.random.default_rng(11)
+    correlations = np.array([0.9, 0.6, 0.1, 0.1])
+    hits, data_sets = [], 50
+    for _ in range(data_sets):
+        mixes = rng.normal(size=(2, 4, 4))
+        x, y = draw_population(rng, 150, mixes, correlations)
+        result = bootstrap((0, 0), x, y, n_resamples=200, n_components=2)
+        own = []
+        for k, correlation in enumerate(correlations[:2]):
+            interval = result.correlations
+            own.append(interval.low[k] <= correlation <= interval.high[k])
+            for mix, side in ((mixes[0], result.x_loadings), (mixes[1], result.y_loadings)):
+                truth = mix[:, k] / np.linalg.norm(mix, axis=1)
+                truth = truth * np.sign(truth @ side.estimate[:, k])
+                own += list((side.low[:, k] <= truth) & (truth <= side.high[:, k]))
+        hits.append(np.mean(own))
+    # Intervals of one data set depend on each other, so the error is that of the mean over data sets.
+    error = np.std(hits) / data_sets**0.5
+    assert abs(np.mean(hits) - 0.95) < 0.02 + 3 * error
+    assert error < 0.02
+
+
+def test_nearly_equal_correlations_have_wide_intervals():
+    rng = np.random.default_rng(12)
+    mixes = rng.normal(size=(2, 4, 4))
+
+    def width(second):
+        x, y = draw_population(np.random.default_rng(13), 400, mixes, np.array([0.8, second, 0.1, 0.1]))
+        result = bootstrap((0, 0), x, y, n_resamples=200, n_components=1)
+        return np.mean(result.x_loadings.high - result.x_loadings.low)
+
+    assert width(0.79) > 3 * width(0.4)
+
+
+def test_in_sample_correlations_of_resamples_are_too_high(rng):
+    x, y = rng.normal(size=(2, 100, 20))
+    result = bootstrap((0, 0), x, y, n_resamples=50, n_components=1)
+    assert result.correlations.low[0] > result.correlations.estimate[0] > 0.6
+
+
+def test_blocks_are_resampled_as_a_whole():
+    rng = np.random.default_rng(14)
+    subjects = np.repeat(np.arange(20), 8)
+    # Almost all variation is between subjects: 160 rows tell little more than 20.
+    cause = rng.normal(size=(20, 2))[subjects]
+    x = cause + 0.05 * rng.normal(size=(160, 2))
+    y = cause + rng.normal(size=(20, 2))[subjects] + 0.05 * rng.normal(size=(160, 2))
+    labels = np.array([f"s{number}" for number in subjects])
+    naive = bootstrap((0, 0), x, y, n_resamples=200)
+    by_block = bootstrap((0, 0), x, y, n_resamples=200, blocks=labels)
+    widths = [result.correlations.high[0] - result.correlations.low[0] for result in (naive, by_block)]
+    assert widths[1] > 1.5 * widths[0]
+    problem = prepare((0, 0), x, y, None, "search")
+    estimate = module.regularized_cca(problem.spectra, *problem.filters, 2)
+    times = _make_sample(problem, estimate, labels, 0).draw(0)
+    assert all(len(set(times[subjects == subject])) == 1 for subject in range(20))
+    assert times.sum() == 160
+
+
+def test_labels_of_blocks_may_be_given_per_pair():
+    (x, y, pairing), _ = make_pairs(8)
+    labels = np.arange(len(x)) % 9
+    options = {"n_resamples": 10, "n_components": 2}
+    expected = bootstrap((30.0, 30.0), x, y, pairing, blocks=labels, **options)
+    assert_same(bootstrap((30.0, 30.0), x, y, pairing, blocks=labels[pairing], **options), expected)
+    with pytest.raises(InputError, match="different labels for pairs with the same row"):
+        bootstrap((30.0, 30.0), x, y, pairing, blocks=np.arange(len(y)), **options)
+    with pytest.raises(InputError, match="one label for each of the 45 rows"):
+        bootstrap((30.0, 30.0), x, y, pairing, blocks=[1, 2, 3])
+    with pytest.raises(InputError, match="one block"):
+        bootstrap((30.0, 30.0), x, y, pairing, blocks=np.zeros(len(x)))
+
+
+def test_rows_without_captions_are_left_out():
+    (x, y, pairing), _ = make_pairs(9)
+    extra = np.vstack([x, np.full((5, x.shape[1]), 7.0)])
+    options = {"n_resamples": 10, "n_components": 2}
+    described = np.unique(pairing)
+    local = np.searchsorted(described, pairing)
+    expected = bootstrap((30.0, 30.0), x[described], y, local, **options)
+    assert_same(bootstrap((30.0, 30.0), extra, y, pairing, **options), expected)
+
+
+def test_a_constant_feature_has_no_loading(rng):
+    x = np.insert(rng.normal(size=(60, 3)), 1, 0.1, axis=1)
+    y = x[:, [0, 2]] + rng.normal(size=(60, 2))
+    side = bootstrap((1.0, 1.0), x, y, n_resamples=20).x_loadings
+    for part in (side.estimate, side.low, side.high):
+        assert np.isnan(part[1]).all()
+        assert np.isfinite(np.delete(part, 1, axis=0)).all()
+
+
+def test_a_feature_that_is_constant_in_some_resamples(rng):
+    x = rng.normal(size=(60, 3))
+    x[:, 1] = 0.0
+    x[4, 1] = 1.0
+    side = bootstrap((1.0, 1.0), x, x + rng.normal(size=(60, 3)), n_resamples=40).x_loadings
+    assert np.isfinite(side.low).all()
+
+
+def test_gamma_follows_the_number_of_pairs():
+    (x, y, pairing), _ = make_pairs(10, captions=1)
+    x = x[pairing]
+    half = AWCCA(params=(10.0, 20.0)).fit(x[::2], y[::2])
+    factor = len(y) / len(y[::2])
+    options = {"n_resamples": 10, "n_components": 2}
+    expected = bootstrap((10.0 * factor, 20.0 * factor), x, y, **options)
+    assert_same(bootstrap(half, x, y, **options), expected)
+
+
+def test_a_normalising_model_normalises_the_pairs():
+    (x, y, pairing), _ = make_pairs(11)
+    model = AWCCA(params=(1.0, 1.0), normalize=("unit", "signed-sqrt")).fit(x, y, pairing)
+    options = {"n_resamples": 10, "n_components": 2}
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    expected = bootstrap((1.0, 1.0), unit, np.sign(y) * np.sqrt(np.abs(y)), pairing, **options)
+    assert_same(bootstrap(model, x, y, pairing, **options), expected)
+
+
+def test_too_few_different_rows_are_refused(rng):
+    x, y = rng.normal(size=(2, 30, 12))
+    with pytest.raises(InputError, match="about 19 different ones, too few for 12 and 12"):
+        bootstrap((0, 0), x, y)
+    assert bootstrap((1.0, 1.0), x, y, n_resamples=5).correlations.low.shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_resamples": 1}, "n_resamples=1; give a whole number of at least 2"),
+        ({"confidence": 95}, "confidence=95.0 is not between 0 and 1"),
+        ({"n_components": 4}, "n_components=4 is not possible here; give 1 to 3"),
+        ({"random_state": -1}, "random_state"),
+        ({"task": "find"}, "task='find' is unknown"),
+        ({"n_resamples": 10**9}, "GiB; give fewer n_components or n_resamples"),
+    ],
+)
+def test_wrong_settings_are_refused(rng, options, message):
+    x, y = rng.normal(size=(2, 30, 3))
+    with pytest.raises(InputError, match=message):
+        bootstrap((1.0, 1.0), x, y, **options)
+
+
+def test_wrong_models_are_refused(rng):
+    x, y = rng.normal(size=(2, 30, 3))
+    with pytest.raises(InputError, match="a str is not a model"):
+        bootstrap("model", x, y)
+    with pytest.raises(InputError, match="X has 3 features, but the model was fitted on 2"):
+        bootstrap(AWCCA(params=(1.0, 1.0)).fit(x[:, :2], y), x, y)
+    with pytest.raises(ValueError, match="not fitted"):
+        bootstrap(AWCCA(params=(1.0, 1.0)), x, y)
+
+
+def test_a_printed_table_and_data_frames_show_the_same():
+    data = load_linnerud(as_frame=True)
+    result = bootstrap((0, 0), data.target, data.data, n_resamples=100)
+    assert result.feature_names_x == ["Weight", "Waist", "Pulse"]
+    line = str(result).splitlines()[2].split()
+    assert line[:4] == [
+        "1",
+        "0.7956",
+        f"{result.correlations.low[0]:.4f}",
+        f"{result.correlations.high[0]:.4f}",
+    ]
+    frames = result.to_frames()
+    assert frames["x_loadings"].loc[("Waist", 1), "low"] == result.x_loadings.low[1, 0]
+    assert frames["y_weights"].loc[("Chins", 3), "estimate"] == result.y_weights.estimate[0, 2]
+    assert list(frames["correlations"].index) == [1, 2, 3]
+
+
+def test_an_interruption_ends_it(rng, monkeypatch):
+    calls = []
+
+    def interrupt(sample, counts, lengths):
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_refit_one", interrupt)
+    x, y = rng.normal(size=(2, 30, 3))
+    with pytest.raises(KeyboardInterrupt):
+        bootstrap((1.0, 1.0), x, y)
+    assert len(calls) < 10

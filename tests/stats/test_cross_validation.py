@@ -1,0 +1,156 @@
+"""Cross-validated correlations: unrelated views, refits by hand, groups and splitters."""
+
+import numpy as np
+import pytest
+from sklearn.model_selection import KFold, LeaveOneOut, ShuffleSplit
+
+from diptych import AWCCA, InputError
+from diptych.stats import cross_validated_correlations
+from generated_pairs import make_pairs
+
+
+def test_unrelated_views_have_none():
+    rng = np.random.default_rng(0)
+    results = [
+        cross_validated_correlations((1.0, 1.0), *rng.normal(size=(2, 60, 40)), n_components=2)
+        for _ in range(40)
+    ]
+    for name, components in (("mean", 2), ("pooled", 2)):
+        values = np.array([getattr(result, name) for result in results])[:, :components]
+        error = np.std(values, axis=0) / len(values) ** 0.5
+        assert np.all(np.abs(np.mean(values, axis=0)) < 4 * error)
+    assert np.mean([result.in_sample[0] for result in results]) > 0.95
+
+
+def test_the_selection_is_inside_the_folds():
+    # Selected and scored on the same pairs, unrelated views would look related.
+    rng = np.random.default_rng(1)
+    model = AWCCA(grid=5, validation_fraction=0.3)
+    values = [
+        cross_validated_correlations(model, *rng.normal(size=(2, 80, 10)), cv=4).pooled[0] for _ in range(12)
+    ]
+    assert abs(np.mean(values)) < 4 * np.std(values) / len(values) ** 0.5
+
+
+def test_related_views_are_measured_near_the_truth():
+    rng = np.random.default_rng(2)
+    cause = rng.normal(size=(2000, 1))
+    x, y = (cause + 0.5 * rng.normal(size=(2000, 4)) for _ in range(2))
+    # Four noisy copies of the cause: the best combination has the variance 1 + 0.25/4.
+    truth = 1 / (1 + 0.25 / 4)
+    result = cross_validated_correlations((0, 0), x, y)
+    assert result.pooled[0] == pytest.approx(truth, abs=0.01)
+    assert result.mean[0] == pytest.approx(truth, abs=0.01)
+    assert abs(result.pooled[1]) < 0.1
+
+
+def test_folds_are_fits_of_the_others():
+    (x, y, pairing), _ = make_pairs(3)
+    result = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=KFold(3), n_components=2)
+    described = np.unique(pairing)
+    variates, sizes = [], []
+    for number, (train, _) in enumerate(KFold(3).split(described)):
+        inside = np.isin(pairing, described[train])
+        share = inside.mean()
+        local = np.searchsorted(described[train], pairing[inside])
+        model = AWCCA(params=(20.0 * share, 10.0 * share)).fit(x[described[train]], y[inside], local)
+        own = model.models_["search"]
+        u = (x[pairing[~inside]] - model.x_mean_) @ own.x_weights[:, :2]
+        v = (y[~inside] - model.y_mean_) @ own.y_weights[:, :2]
+        expected = [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)]
+        np.testing.assert_allclose(result.folds[number], expected, atol=1e-9)
+        variates.append((u * inside.sum() ** 0.5, v * inside.sum() ** 0.5))
+        sizes.append(own.train_correlations[:2])
+    u, v = (np.concatenate(own) for own in zip(*variates, strict=True))
+    np.testing.assert_allclose(
+        result.pooled, [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)], atol=1e-9
+    )
+    np.testing.assert_allclose(result.mean, result.folds.mean(axis=0))
+    np.testing.assert_allclose(result.in_sample, np.mean(sizes, axis=0), atol=1e-9)
+
+
+def test_blocks_stay_in_one_fold():
+    # Each subject has values of its own in both views, which have nothing to do with each other.
+    rng = np.random.default_rng(4)
+    subjects = np.repeat(np.arange(24), 10)
+    x, y = (rng.normal(size=(24, 30))[subjects] + 0.1 * rng.normal(size=(240, 30)) for _ in range(2))
+    leaking = cross_validated_correlations((1.0, 1.0), x, y)
+    honest = cross_validated_correlations((1.0, 1.0), x, y, blocks=subjects)
+    assert leaking.pooled[0] > 0.9
+    assert abs(honest.pooled[0]) < 0.5
+
+
+def test_rows_of_y_stay_with_their_row_of_x():
+    rng = np.random.default_rng(5)
+    x, own = rng.normal(size=(2, 40, 30))
+    pairing = np.repeat(np.arange(40), 5)
+    y = own[pairing] + 0.01 * rng.normal(size=(200, 30))
+    result = cross_validated_correlations((0.1, 0.1), x, y, pairing)
+    assert result.in_sample[0] > 0.9
+    assert abs(result.pooled[0]) < 0.5
+
+
+def test_backends_agree(backend):
+    (x, y, pairing), _ = make_pairs(6)
+    options = {"cv": 3, "n_components": 2}
+    expected = cross_validated_correlations((20.0, 10.0), x, y, pairing, **options)
+    result = cross_validated_correlations((20.0, 10.0), backend(x), backend(y), backend(pairing), **options)
+    np.testing.assert_allclose(result.folds, expected.folds, atol=1e-8)
+    pytest.importorskip("torch")
+    there = cross_validated_correlations((20.0, 10.0), x, y, pairing, device="cpu", **options)
+    np.testing.assert_allclose(there.folds, expected.folds, atol=1e-8)
+
+
+def test_a_model_is_not_changed():
+    (x, y, pairing), _ = make_pairs(7)
+    model = AWCCA(params=(20.0, 10.0), normalize=("unit", "none")).fit(x, y, pairing)
+    before = model.spectra_
+    result = cross_validated_correlations(model, x, y, pairing, task="annotate", n_components=1)
+    assert model.spectra_ is before
+    assert model.params == (20.0, 10.0)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    expected = cross_validated_correlations((20.0, 10.0), unit, y, pairing, n_components=1)
+    np.testing.assert_allclose(result.folds, expected.folds, atol=1e-9)
+
+
+def test_splitters_of_scikit_learn():
+    (x, y, pairing), _ = make_pairs(8, n=40, captions=1)
+    one = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=LeaveOneOut(), n_components=1)
+    assert np.isnan(one.folds[0]).all()
+    assert 0.3 < one.pooled[0] <= 1.0
+    some = ShuffleSplit(4, test_size=0.3, random_state=0)
+    assert cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=some).folds.shape[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cv": 1}, "cv=1; give a whole number of at least 2"),
+        ({"cv": 31}, "cv=31 is more than the 30 rows or blocks"),
+        ({"cv": 4, "blocks": np.arange(30) % 3}, "cv=4 is more than the 3 rows or blocks"),
+        ({"n_components": 4}, "give 1 to 3"),
+        ({"task": "find"}, "task='find' is unknown"),
+    ],
+)
+def test_wrong_settings_are_refused(rng, options, message):
+    x, y = rng.normal(size=(2, 30, 3))
+    with pytest.raises(InputError, match=message):
+        cross_validated_correlations((1.0, 1.0), x, y, **options)
+
+
+def test_wrong_models_are_refused(rng):
+    with pytest.raises(InputError, match="a str is not an estimator"):
+        cross_validated_correlations("model", *rng.normal(size=(2, 30, 3)))
+
+
+def test_a_printed_table_and_a_data_frame_show_the_same(rng):
+    x = rng.normal(size=(60, 3))
+    result = cross_validated_correlations((1.0, 1.0), x, x + rng.normal(size=(60, 3)), cv=3)
+    assert str(result).splitlines()[2].split()[:3] == [
+        "1",
+        f"{result.in_sample[0]:.4f}",
+        f"{result.mean[0]:.4f}",
+    ]
+    frame = result.to_frame()
+    assert list(frame.columns) == ["in_sample", "mean", "pooled", "fold_1", "fold_2", "fold_3"]
+    assert frame.loc[2, "fold_3"] == result.folds[2, 1]
