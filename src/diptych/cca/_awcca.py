@@ -505,7 +505,8 @@ class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """Keep the names of both views' features, for the checks of ``transform`` and for tables."""
         for name in ("feature_names_in_", "y_feature_names_in_"):
             self.__dict__.pop(name, None)
-        self._y_is_vector = getattr(y, "ndim", len(np.shape(y))) == 1
+        plain = y is not None and not hasattr(y, "columns") and not hasattr(y, "ndim")
+        self._y_is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
         if X is None:
             return
         validate_data(self, X, skip_check_array=True)
