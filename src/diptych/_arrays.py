@@ -107,9 +107,9 @@ def largest_columns(values: Array, count: int) -> Array:
     return np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
 
 
-def count_groups(groups: Array, n_groups: int) -> Array:
-    """Count the members of each of ``n_groups`` groups."""
-    return namespace(groups).bincount(groups, minlength=n_groups)
+def count_groups(groups: Array, n_groups: int, weights: Array | None = None) -> Array:
+    """Count the members of each of ``n_groups`` groups, or sum their ``weights``."""
+    return namespace(groups).bincount(groups, weights=weights, minlength=n_groups)
 
 
 def count_true(mask: Array, axis: int) -> Array:

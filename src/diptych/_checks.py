@@ -316,6 +316,31 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
     return xp.astype(pairing, xp.int64, copy=False)
 
 
+def check_sample_weight(sample_weight: Any, y: Array) -> Array | None:
+    """Return ``sample_weight``, one for each row of ``y``, as float64 in its backend; None stays None."""
+    if sample_weight is None:
+        return None
+    import numpy as np
+    from array_api_compat import is_array_api_obj
+
+    from diptych._arrays import move_like, namespace
+
+    xp = namespace(y)
+    try:
+        given = sample_weight if is_array_api_obj(sample_weight) else np.asarray(sample_weight)
+        weights = move_like(given, y, dtype=xp.float64)
+    except (TypeError, ValueError):
+        raise InputError("sample_weight has values that are not numbers; give one weight per pair.") from None
+    if weights.ndim != 1 or weights.shape[0] != y.shape[0]:
+        raise InputError(
+            f"sample_weight has shape {tuple(weights.shape)}; expected ({y.shape[0]},), one weight for each "
+            "row of Y."
+        )
+    if not bool(xp.all(xp.isfinite(weights) & (weights >= 0.0))):
+        raise InputError("sample_weight has negative, NaN or infinite entries; give weights of 0 or above.")
+    return weights
+
+
 def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Array, Array]:
     """Return both views and their pairing, checked and in one backend."""
     x, y = check_view(x, "X"), check_view(y, "Y")

@@ -269,7 +269,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             params = params_by_task(self.params)
         else:
             before = params_of_filters(filters_of(self.models_))
-            params = scale_params(before, self.filter, moments.count / count)
+            params = scale_params(before, self.filter, moments.total / count)
         polished = _polished(self.models_)
         sizes = {
             task: int(self.models_[task].correlations.shape[0])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from array_api_compat import device
+
 from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
-from diptych._checks import InputError, check_choice, check_pair_of_views
+from diptych._checks import InputError, check_choice, check_pair_of_views, check_sample_weight
 from diptych._threads import map_lapack, multiply
 from diptych.cca._moments import Moments, Precision
 
@@ -42,6 +44,8 @@ class Spectra:
     resolution
         Relative rounding error of ``t0``; 0 for the SVD solver, whose rows and columns are each exact
         relative to their own scale.
+    weight
+        Total weight of the pairs; None if no weights were given.
 
     >>> import numpy as np
     >>> from diptych.cca import spectra
@@ -59,6 +63,12 @@ class Spectra:
     v_y: Array
     t0: Array
     resolution: float
+    weight: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Total weight of the pairs: their number, if no weights were given."""
+        return self.count if self.weight is None else self.weight
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -67,7 +77,13 @@ class Spectra:
 
 
 def spectra(
-    x: Any, y: Any, pairing: Any = None, *, solver: Solver = "auto", precision: Precision = "float64"
+    x: Any,
+    y: Any,
+    pairing: Any = None,
+    *,
+    solver: Solver = "auto",
+    precision: Precision = "float64",
+    sample_weight: Any = None,
 ) -> Spectra:
     """Return the spectra of two paired views (lines 1 to 3 of Algorithm 2).
 
@@ -82,6 +98,9 @@ def spectra(
         has fewer rows than columns or both have under a million entries, and ``"gram"`` otherwise.
     precision
         Of the moments; see ``Moments``.
+    sample_weight
+        One weight for each pair, that is, for each row of ``y``: 2 is the same as the pair twice, and 0 as
+        without it. None: every pair has weight 1.
 
     >>> import numpy as np
     >>> from diptych.cca import spectra
@@ -91,9 +110,17 @@ def spectra(
     """
     check_choice(solver, SOLVERS, "solver")
     x, y, pairing = check_pair_of_views(x, y, pairing)
+    weights = check_sample_weight(sample_weight, y)
+    check_some_weight(weights)
     if resolve_solver(solver, tuple(x.shape), tuple(y.shape)) == "svd":
-        return _spectra_from_views(x, y, pairing)
-    return spectra_from_moments(Moments.of(x, y, pairing, precision=precision))
+        return _spectra_from_views(x, y, pairing, weights)
+    return spectra_from_moments(Moments.of(x, y, pairing, precision=precision, sample_weight=weights))
+
+
+def check_some_weight(weights: Array | None) -> None:
+    """Raise an error if every weight is 0."""
+    if weights is not None and not bool(namespace(weights).any(weights > 0)):
+        raise InputError("every entry of sample_weight is 0, so no pair is left; give some a weight above 0.")
 
 
 def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int, int]) -> Solver:
@@ -132,7 +159,8 @@ def spectra_from_moments(moments: Moments, *, x: Axes | None = None, y: Axes | N
     xp = namespace(v_x)
     t0 = multiply(multiply(v_x.T, xp.astype(moments.xy, v_x.dtype, copy=False)), v_y)
     epsilon = float(xp.finfo(v_x.dtype).eps)
-    return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
+    means = moments.x_mean, moments.y_mean
+    return Spectra(moments.count, *means, s_x, v_x, s_y, v_y, t0, epsilon, moments.weight)
 
 
 def decompose_gram(gram: Array, precision: Precision, name: str) -> Axes:
@@ -165,30 +193,26 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
         multiply(v_y * s_y**2, v_y.T),
         multiply(multiply(v_x, t0), v_y.T),
     )
-    return Moments(spectra.count, *means, *grams, precision)
+    return Moments(spectra.count, *means, *grams, precision, spectra.weight)
 
 
-def _spectra_from_views(x: Array, y: Array, pairing: Array) -> Spectra:
+def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | None) -> Spectra:
     """Return spectra by singular value decompositions of the views themselves, in float64."""
     xp = namespace(x, y)
     x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
     n_images, n = x.shape[0], y.shape[0]
-    for view, name in ((x, "X"), (y, "Y")):
-        _check_range(float(xp.max(xp.abs(view))), view, name)
-    weights = xp.astype(count_groups(pairing, n_images), xp.float64)
-    described = weights > 0
-    x_mean, y_mean = (weights @ x) / n, xp.mean(y, axis=0)
-    # A second subtraction removes what rounding left of a large mean.
-    x, y = x - x_mean, y - y_mean
-    x_rest, y_rest = (weights @ x) / n, xp.mean(y, axis=0)
-    x, y, x_mean, y_mean = x - x_rest, y - y_rest, x_mean + x_rest, y_mean + y_rest
-    root = xp.sqrt(weights)[:, None]
-    views = [(x * root, x_mean, "X"), (y, y_mean, "Y")]
-    (u_x, s_x, v_x), (u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, x)
-    # Row i of √C·U_x stands for c_i equal rows over pairs, each of them 1/√c_i of it.
-    u_x = xp.where(described[:, None], u_x / xp.where(described[:, None], root, 1.0), 0.0)
+    own = xp.ones(n, dtype=xp.float64, device=device(pairing)) if weights is None else weights
+    owned = xp.astype(count_groups(pairing, n_images, weights), xp.float64)
+    views = [(x, owned, "X"), (y, own, "Y")]
+    (x_mean, u_x, s_x, v_x), (y_mean, u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, x)
+    # Row i of √C·U_x stands for rows over pairs of the weight c_i together, each of them 1/√c_i of it.
+    root = xp.sqrt(owned)[:, None]
+    u_x = xp.where(root > 0, u_x / xp.where(root > 0, root, 1.0), 0.0)
+    u_y = u_y if weights is None else u_y * xp.sqrt(own)[:, None]
     t0 = s_x[:, None] * multiply(u_x.T, group_sum(u_y, pairing, n_images)) * s_y
-    return Spectra(n, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0)
+    count = n if weights is None else int(xp.count_nonzero(weights))
+    total = None if weights is None else float(xp.sum(weights))
+    return Spectra(count, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0, total)
 
 
 def _from_gram(gram: Array, epsilon: float, name: str) -> tuple[Array, Array]:
@@ -201,16 +225,24 @@ def _from_gram(gram: Array, epsilon: float, name: str) -> tuple[Array, Array]:
     return xp.sqrt(values[:rank]), vectors[:, :rank]
 
 
-def _from_view(view: Array, mean: Array, name: str) -> tuple[Array, Array, Array]:
+def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Array, Array]:
+    """Return the mean of a view and its thin SVD, with the weights of its rows."""
     xp = namespace(view)
+    _check_range(float(xp.max(xp.abs(view))), view, name)
+    total = xp.sum(weights)
+    mean = (weights @ view) / total
+    # A second subtraction removes what rounding left of a large mean.
+    view = view - mean
+    rest = (weights @ view) / total
+    view, mean = (view - rest) * xp.sqrt(weights)[:, None], mean + rest
     u, s, vt = svd(view)
     epsilon = float(xp.finfo(view.dtype).eps)
     # Centring leaves rounding noise of the size of the mean.
-    noise = epsilon * float(xp.max(xp.abs(mean))) * view.shape[0] ** 0.5
+    noise = epsilon * float(xp.max(xp.abs(mean))) * float(total) ** 0.5
     top = float(s[0])
     _check_varies(top if top > 4 * noise else 0.0, name)
     rank = int(xp.count_nonzero(s > max(max(view.shape) * epsilon * top, 4 * noise)))
-    return u[:, :rank], s[:rank], vt[:rank, :].T
+    return mean, u[:, :rank], s[:rank], vt[:rank, :].T
 
 
 def _check_range(largest: float, like: Array, name: str) -> None:
