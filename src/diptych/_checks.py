@@ -226,20 +226,28 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
-    """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy."""
+def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, sparse: bool = False) -> Array:
+    """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy.
+
+    Sparse ones are refused, or become ``csr_array`` of SciPy if ``sparse``.
+    """
     import numpy as np
     from array_api_compat import is_array_api_obj
 
-    # There is no sparse matrix, and no masked array, unless somebody has imported their modules.
-    if (sparse := sys.modules.get("scipy.sparse")) is not None and sparse.issparse(view):
-        raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
+    from diptych._arrays import is_sparse
+
+    if is_sparse(view) and sparse:
+        view = _as_csr(view)
+    elif is_sparse(view) or str(getattr(view, "layout", "torch.strided")) != "torch.strided":
+        dense = "toarray" if is_sparse(view) else "to_dense"
+        raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.{dense}().")
+    # There is no masked array unless somebody has imported its module.
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
         raise InputError(
             f"{name} is a masked array, whose mask would be ignored; fill the masked values "
             f"({name}.filled(...)) or leave those rows out."
         )
-    if not is_array_api_obj(view):
+    if not is_sparse(view) and not is_array_api_obj(view):
         try:
             view = np.asarray(view)
         except ValueError as error:
@@ -267,14 +275,31 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -
     return view
 
 
-def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
+def _as_csr(view: Any) -> Any:
+    from scipy.sparse import csr_array
+
+    rows = csr_array(view)
+    if rows.ndim == 2 and not rows.has_canonical_format:
+        rows = rows.copy()  # the caller's own must not change
+        rows.sum_duplicates()
+    return rows
+
+
+def check_view(view: Any, name: str = "X", *, n_features: int | None = None, sparse: bool = False) -> Array:
     """Return ``view`` as a real floating-point matrix with finite entries.
 
     float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
-    and integers float64. Lists and data frames become NumPy.
+    and integers float64. Lists and data frames become NumPy. ``sparse`` is as in ``check_matrix``.
     """
-    view = _as_real_float(check_matrix(view, name, n_features=n_features), name)
-    if not _all_finite(view):
+    from diptych._arrays import is_sparse, replace_entries
+
+    view = check_matrix(view, name, n_features=n_features, sparse=sparse)
+    if is_sparse(view):
+        entries = _as_real_float(view.data, name)
+        view = view if entries is view.data else replace_entries(view, entries)
+    else:
+        view = _as_real_float(view, name)
+    if not _all_finite(view.data[:, None] if is_sparse(view) else view):
         raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
     return view
 
@@ -287,7 +312,7 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
     import numpy as np
     from array_api_compat import device, is_array_api_obj
 
-    from diptych._arrays import move_like, namespace
+    from diptych._arrays import dense_like, move_like, namespace
 
     n_y = y.shape[0]
     xp = namespace(y)
@@ -297,7 +322,7 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
                 f"X has {n_x} rows and Y has {n_y}; without a pairing they must be equal. "
                 "Give pairing, an integer array with pairing[j] the row of X that row j of Y belongs to."
             )
-        return xp.arange(n_y, dtype=xp.int64, device=device(y))
+        return xp.arange(n_y, dtype=xp.int64, device=device(dense_like(y)))
     if not is_array_api_obj(pairing):
         pairing = np.asarray(pairing)
     pairing = move_like(pairing, y)
@@ -341,9 +366,11 @@ def check_sample_weight(sample_weight: Any, y: Array) -> Array | None:
     return weights
 
 
-def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Array, Array]:
-    """Return both views and their pairing, checked and in one backend."""
-    x, y = check_view(x, "X"), check_view(y, "Y")
+def check_pair_of_views(
+    x: Any, y: Any, pairing: Any = None, *, sparse: bool = False
+) -> tuple[Array, Array, Array]:
+    """Return both views and their pairing, checked and in one backend; ``sparse`` as in ``check_matrix``."""
+    x, y = check_view(x, "X", sparse=sparse), check_view(y, "Y", sparse=sparse)
     check_same_backend(x, y)
     return x, y, check_pairing(pairing, x.shape[0], y)
 
@@ -352,10 +379,13 @@ def check_same_backend(x: Array, y: Array) -> None:
     """Raise an error if the views are of two libraries or on two devices."""
     from array_api_compat import device, is_numpy_array
 
-    if is_numpy_array(x) != is_numpy_array(y) or device(x) != device(y):
+    from diptych._arrays import dense_like
+
+    a, b = dense_like(x), dense_like(y)
+    if is_numpy_array(a) != is_numpy_array(b) or device(a) != device(b):
         raise InputError(
-            f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
-            f"{device(y)}; give both in the same library and on the same device."
+            f"X is a {type(x).__module__} array on {device(a)} and Y a {type(y).__module__} array on "
+            f"{device(b)}; give both in the same library and on the same device."
         )
 
 

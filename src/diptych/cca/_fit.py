@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, move_like, namespace, to_numpy
+from diptych._arrays import Array, is_sparse, move_like, namespace, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -172,8 +172,10 @@ class Fit:
     ) -> FitResult:
         """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
         settings = self.settings
-        x, y = check_matrix(X, "X"), check_matrix(Y, "Y")
+        x, y = check_matrix(X, "X", sparse=True), check_matrix(Y, "Y", sparse=True)
         check_same_backend(x, y)
+        if is_sparse(x) or is_sparse(y):
+            self._check_sparse()
         pairing = check_pairing(pairing, x.shape[0], y)
         weights = check_sample_weight(sample_weight, y)
         if weights is not None:
@@ -199,6 +201,9 @@ class Fit:
                 f"sample_weight cannot be combined with selection={substitute!r}; give params, validation "
                 "pairs, or enough pairs to hold some out."
             )
+        if substitute is not None:
+            # There are few rows, or the settings are for dense views.
+            x, y = (view.toarray() if is_sparse(view) else view for view in (x, y))
         in_memory = solver == "svd" or substitute is not None
         if in_memory:
             x, y, pairing = self._prepare((x, y, pairing))
@@ -447,11 +452,13 @@ class Fit:
     def _prepare(self, pairs: tuple[Any, ...]) -> Pairs:
         """Return whole pairs on the device, checked and normalised; a Y of one axis is one feature."""
         y = pairs[1][:, None] if getattr(pairs[1], "ndim", 2) == 1 else pairs[1]
-        x, y = check_matrix(pairs[0], "X"), check_matrix(y, "Y")
+        x, y = check_matrix(pairs[0], "X", sparse=True), check_matrix(y, "Y", sparse=True)
+        if is_sparse(x) or is_sparse(y):
+            self._check_sparse()
         pairing = check_pairing(pairs[2] if len(pairs) == 3 else None, x.shape[0], y)
         if self.device is not None:
             x, y, pairing = (copy_to_device(array, self.device) for array in (x, y, pairing))
-        x, y, pairing = check_pair_of_views(x, y, pairing)
+        x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
         how = self.settings.normalize
         return normalize(x, how[0]), normalize(y, how[1]), pairing
 
@@ -473,6 +480,20 @@ class Fit:
                 f"selection={settings.selection!r} takes no sample_weight; use selection='validation', or "
                 "give params."
             )
+
+    def _check_sparse(self) -> None:
+        """Raise an error for settings that take no sparse views."""
+        settings, wrong = self.settings, None
+        if self.device is not None:
+            wrong = f"device={self.device!r}"
+        elif settings.polish:
+            wrong = "polish=True"
+        elif settings.params is None and settings.selection != "validation":
+            wrong = f"selection={settings.selection!r}"
+        elif settings.solver == "svd":
+            wrong = "solver='svd'"
+        if wrong:
+            raise InputError(f"{wrong} takes dense views; leave it out, or make the sparse ones dense.")
 
     def _check_selectable(self, validation: tuple[Any, ...] | None, why: str) -> None:
         if self._selects() and validation is None:

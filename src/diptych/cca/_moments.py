@@ -12,7 +12,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import device, is_numpy_array
 
-from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych._arrays import (
+    Array,
+    as_dtype,
+    count_groups,
+    dense_like,
+    group_sum,
+    is_sparse,
+    move_like,
+    namespace,
+    to_numpy,
+)
 from diptych._checks import InputError, check_choice, check_number, check_pair_of_views, check_sample_weight
 from diptych._persistence import (
     FORMAT_VERSION,
@@ -25,6 +35,7 @@ from diptych._persistence import (
     write_tensors,
 )
 from diptych._threads import make_tiles, map_parallel, multiply_transposed
+from diptych.cca._sparse import check_side, is_mostly_zero, scale_rows, shift_full_columns
 
 Precision: TypeAlias = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
@@ -91,7 +102,7 @@ class Moments:
     def zero(cls, n_x: int, n_y: int, *, precision: Precision = "float64", like: Array = None) -> Moments:
         """Return the moments of no pairs, in the backend and on the device of ``like``."""
         check_choice(precision, PRECISIONS, "precision")
-        reference = np.empty(0) if like is None else like
+        reference = np.empty(0) if like is None else dense_like(like)
         xp = namespace(reference)
 
         def zeros(*shape: int) -> Array:
@@ -114,7 +125,8 @@ class Moments:
 
         ``sample_weight`` has one weight for each row of ``y``; None: every pair has weight 1.
         """
-        x, y, pairing = check_pair_of_views(x, y, pairing)
+        x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
+        _check_columns(x, y)
         weights = check_sample_weight(sample_weight, y)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes, weights=weights):
@@ -123,7 +135,7 @@ class Moments:
 
     def update(self, x: Any, y: Any, pairing: Any = None, sample_weight: Any = None) -> Moments:
         """Add a block of pairs in place and return self; ``pairing`` refers to rows of this ``x``."""
-        x, y, pairing = check_pair_of_views(x, y, pairing)
+        x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
         weights = check_sample_weight(sample_weight, y)
         self.merge(products(x, y, pairing, weights, self.precision))
         return self
@@ -285,7 +297,9 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
     """
     xp = namespace(x, y)
     work, wide = getattr(xp, precision), xp.float64
-    x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
+    _check_columns(x, y)
+    x, y = (as_dtype(view, work) for view in (x, y))
+    x, y = (view.toarray() if is_sparse(view) and not is_mostly_zero(view) else view for view in (x, y))
     n_images, n = x.shape[0], y.shape[0]
     total = None if weights is None else float(xp.sum(weights))
     if total == 0.0:
@@ -295,31 +309,53 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
     pair_weights = None if weights is None else xp.astype(weights, work)
 
     def mean_over_pairs(view: Array, own: Array | None) -> Array:
-        return xp.mean(view, axis=0) if own is None else (own @ view) / (n if total is None else total)
+        return view.mean(axis=0) if own is None else (own @ view) / (n if total is None else total)
 
     # Any shift near the mean keeps the products small; ``merge`` corrects for its distance from the mean.
-    x_shift, y_shift = mean_over_pairs(x, image_weights), mean_over_pairs(y, pair_weights)
-    x, y = x - x_shift, y - y_shift
+    x, x_shift = _shift(x, mean_over_pairs(x, image_weights))
+    y, y_shift = _shift(y, mean_over_pairs(y, pair_weights))
     x_rest = xp.astype(mean_over_pairs(x, image_weights), wide)
     y_rest = xp.astype(mean_over_pairs(y, pair_weights), wide)
     row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
-    weighted = y if pair_weights is None else y * pair_weights[:, None]
+    weighted = y if pair_weights is None else _scale_rows(y + 0.0, pair_weights)
     sums = weighted if row_by_row else group_sum(weighted, pairing, n_images)
     (xy,) = multiply_transposed([(x, sums)])
     if pair_weights is not None:
-        y *= xp.sqrt(pair_weights)[:, None]
-    x *= xp.sqrt(image_weights)[:, None]
+        y = _scale_rows(y, xp.sqrt(pair_weights))
+    x = _scale_rows(x, xp.sqrt(image_weights))
     yy, xx = multiply_transposed([(y, y), (x, x)])
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
     count = n if weights is None else int(xp.count_nonzero(weights))
     return Products(Moments(count, *means, xx, yy, xy, precision, total), x_rest, y_rest)
 
 
+def _check_columns(x: Array, y: Array) -> None:
+    for view, name in ((x, "X"), (y, "Y")):
+        check_side(view, view.shape[1], name)
+
+
+def _shift(view: Array, shift: Array) -> tuple[Array, Array]:
+    return shift_full_columns(view, shift) if is_sparse(view) else (view - shift, shift)
+
+
+def _scale_rows(view: Array, factors: Array) -> Array:
+    """Return the rows times ``factors``; a dense view is changed in place."""
+    if is_sparse(view):
+        return scale_rows(view, factors)
+    view *= factors[:, None]
+    return view
+
+
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:
     """Return the number of pairs in a block of about ``block_bytes`` (None: chosen for the backend)."""
     if block_bytes is None:
-        block_bytes = CPU_BLOCK_BYTES if is_numpy_array(x) else DEVICE_BLOCK_BYTES
-    return max(1, block_bytes // (8 * int(x.shape[1] + y.shape[1])))
+        block_bytes = CPU_BLOCK_BYTES if is_numpy_array(dense_like(x)) else DEVICE_BLOCK_BYTES
+
+    def row_bytes(view: Array) -> int:
+        # An entry of a sparse view has a column number too.
+        return 16 * (1 + view.nnz // view.shape[0]) if is_mostly_zero(view) else 8 * int(view.shape[1])
+
+    return max(1, block_bytes // (row_bytes(x) + row_bytes(y)))
 
 
 def paired_blocks(

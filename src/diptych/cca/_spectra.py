@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from array_api_compat import device
 
-from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
+from diptych._arrays import (
+    Array,
+    as_dtype,
+    count_groups,
+    eigh_descending,
+    group_sum,
+    is_sparse,
+    namespace,
+    svd,
+)
 from diptych._checks import InputError, check_choice, check_pair_of_views, check_sample_weight
 from diptych._threads import map_lapack, multiply
 from diptych.cca._moments import Moments, Precision
+from diptych.cca._sparse import SparseVectors, check_side, dual_gram, row_of_entries, shift_full_columns
 
 Solver: TypeAlias = Literal["auto", "gram", "svd"]
 SOLVERS: tuple[Solver, ...] = ("auto", "gram", "svd")
@@ -38,7 +49,8 @@ class Spectra:
     s_x, s_y
         Singular values, descending, one per kept direction.
     v_x, v_y
-        Right singular vectors as columns, features × directions.
+        Right singular vectors as columns, features × directions; of a large sparse view with fewer rows than
+        columns, ``SparseVectors``.
     t0
         The cross product :math:`T_0`, directions of X × directions of Y.
     resolution
@@ -90,7 +102,8 @@ def spectra(
     Parameters
     ----------
     x, y, pairing
-        Row j of ``y`` belongs to row ``pairing[j]`` of ``x``; None pairs row with row.
+        Row j of ``y`` belongs to row ``pairing[j]`` of ``x``; None pairs row with row. A view may be sparse
+        (``scipy.sparse``).
     solver
         ``"gram"`` accumulates ``Moments`` and decomposes two Gram matrices: one pass, and memory that depends
         on the number of features only. ``"svd"`` decomposes the views themselves, which resolves singular
@@ -109,9 +122,11 @@ def spectra(
     True
     """
     check_choice(solver, SOLVERS, "solver")
-    x, y, pairing = check_pair_of_views(x, y, pairing)
+    x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
     weights = check_sample_weight(sample_weight, y)
     check_some_weight(weights)
+    if solver == "svd" and (is_sparse(x) or is_sparse(y)):
+        raise InputError("solver='svd' decomposes dense views; give solver='auto' for a sparse one.")
     if resolve_solver(solver, tuple(x.shape), tuple(y.shape)) == "svd":
         return _spectra_from_views(x, y, pairing, weights)
     return spectra_from_moments(Moments.of(x, y, pairing, precision=precision, sample_weight=weights))
@@ -184,7 +199,7 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
     """
     xp = namespace(spectra.t0)
     v_x, v_y, s_x, s_y, t0 = (
-        xp.astype(part, xp.float64)
+        xp.astype(xp.asarray(part), xp.float64)
         for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
     )
     means = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
@@ -197,14 +212,17 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
 
 
 def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | None) -> Spectra:
-    """Return spectra by singular value decompositions of the views themselves, in float64."""
+    """Return spectra by singular value decompositions of the views themselves, in float64.
+
+    A large sparse view with fewer rows than columns is decomposed by its inner products instead.
+    """
     xp = namespace(x, y)
-    x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
+    x, y = (_dense_if_small(as_dtype(view, xp.float64)) for view in (x, y))
     n_images, n = x.shape[0], y.shape[0]
     own = xp.ones(n, dtype=xp.float64, device=device(pairing)) if weights is None else weights
     owned = xp.astype(count_groups(pairing, n_images, weights), xp.float64)
     views = [(x, owned, "X"), (y, own, "Y")]
-    (x_mean, u_x, s_x, v_x), (y_mean, u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, x)
+    (x_mean, u_x, s_x, v_x), (y_mean, u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, own)
     # Row i of √C·U_x stands for rows over pairs of the weight c_i together, each of them 1/√c_i of it.
     root = xp.sqrt(owned)[:, None]
     u_x = xp.where(root > 0, u_x / xp.where(root > 0, root, 1.0), 0.0)
@@ -212,21 +230,32 @@ def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | Non
     t0 = s_x[:, None] * multiply(u_x.T, group_sum(u_y, pairing, n_images)) * s_y
     count = n if weights is None else int(xp.count_nonzero(weights))
     total = None if weights is None else float(xp.sum(weights))
-    return Spectra(count, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0, total)
+    resolution = float(xp.finfo(t0.dtype).eps) if is_sparse(x) or is_sparse(y) else 0.0
+    return Spectra(count, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, resolution, total)
 
 
-def _from_gram(gram: Array, epsilon: float, name: str) -> tuple[Array, Array]:
+def _dense_if_small(view: Array) -> Array:
+    n, p = view.shape
+    # With fewer columns than rows, it is smaller than the other view, or than its matrix of inner products.
+    return view.toarray() if is_sparse(view) and (p <= n or n * p <= _SMALL) else view
+
+
+def _from_gram(gram: Array, epsilon: float, name: str, before: float = 0.0) -> tuple[Array, Array]:
+    """Return singular values and vectors; ``before`` is the largest entry of the matrix before centring."""
     xp = namespace(gram)
     values, vectors = eigh_descending(gram)
-    _check_varies(float(values[0]), name)
     # float32 moments are rounded once per sum, so their error grows far slower than the dimension.
     slack = gram.shape[0] if epsilon < 1e-10 else 16
-    rank = int(xp.count_nonzero(values > slack * epsilon * values[0]))
+    noise = slack * epsilon * max(float(values[0]), before)
+    _check_varies(float(values[0]) if float(values[0]) > noise else 0.0, name)
+    rank = int(xp.count_nonzero(values > noise))
     return xp.sqrt(values[:rank]), vectors[:, :rank]
 
 
 def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Array, Array]:
     """Return the mean of a view and its thin SVD, with the weights of its rows."""
+    if is_sparse(view):
+        return _from_sparse_view(view, weights, name)
     xp = namespace(view)
     _check_range(float(xp.max(xp.abs(view))), view, name)
     total = xp.sum(weights)
@@ -243,6 +272,23 @@ def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Ar
     _check_varies(top if top > 4 * noise else 0.0, name)
     rank = int(xp.count_nonzero(s > max(max(view.shape) * epsilon * top, 4 * noise)))
     return mean, u[:, :rank], s[:rank], vt[:rank, :].T
+
+
+def _from_sparse_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Array, Any]:
+    check_side(view, view.shape[0], name)
+    _check_range(float(np.max(np.abs(view.data), initial=0.0)), view, name)
+    total = np.sum(weights)
+    # Rows without weight might lack an entry in a column that is full otherwise.
+    used = weights > 0
+    rows, shift = shift_full_columns(view[used, :], (weights @ view) / total)
+    mean, root = (weights[used] @ rows) / total, np.sqrt(weights[used])[:, None]
+    gram = dual_gram(rows, mean) * root * root.T
+    squares = np.bincount(row_of_entries(rows), rows.data**2, minlength=len(root)) * weights[used]
+    s, u = _from_gram(gram, float(np.finfo(np.float64).eps), name, float(np.max(squares)))
+    vectors = SparseVectors(rows, mean, root * u / s)
+    every = np.zeros((view.shape[0], len(s)))
+    every[used, :] = u
+    return shift + mean, every, s, vectors
 
 
 def _check_range(largest: float, like: Array, name: str) -> None:

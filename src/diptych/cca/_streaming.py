@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 from array_api_compat import is_array_api_obj
 
-from diptych._arrays import Array, move_like, to_numpy
+from diptych._arrays import Array, is_sparse, move_like, to_numpy
 from diptych._checks import InputError, check_pair_of_views, check_sample_weight
 from diptych._devices import copy_blocks, copy_to_device
 from diptych._persistence import read_metadata
@@ -75,7 +75,12 @@ class Engine(Protocol):
 
 def are_blocks(data: Any) -> bool:
     """Return whether ``data`` is an iterable of blocks rather than a view."""
-    if is_array_api_obj(data) or hasattr(data, "__array__") or isinstance(data, str | bytes):
+    if (
+        is_array_api_obj(data)
+        or is_sparse(data)
+        or hasattr(data, "__array__")
+        or isinstance(data, str | bytes)
+    ):
         return False
     if isinstance(data, Sequence) and not hasattr(data, "fingerprint"):
         return bool(data) and _is_block(data[0])
@@ -157,7 +162,7 @@ class Preparation:
         try:
             with reading or nullcontext():
                 parts = load_block(block)
-            x, y, pairing = check_pair_of_views(*parts[:3])
+            x, y, pairing = check_pair_of_views(*parts[:3], sparse=True)
             weights = check_sample_weight(parts[3], y)
         except InputError as error:
             raise InputError(f"{name}: {error}" if name else str(error)) from None
@@ -196,7 +201,9 @@ class ArrayBlocks:
             if array is not None:
                 rows = np.unique(np.linspace(0, array.shape[0] - 1, _FINGERPRINT_ROWS).astype(np.int64))
                 digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
-                digest.update(np.ascontiguousarray(to_numpy(array[move_like(rows, array)])).tobytes())
+                chosen = array[move_like(rows, array)]
+                for part in (chosen.indptr, chosen.indices, chosen.data) if is_sparse(chosen) else (chosen,):
+                    digest.update(np.ascontiguousarray(to_numpy(part)).tobytes())
         if self.weights is not None:
             digest.update(np.ascontiguousarray(to_numpy(self.weights)).tobytes())
         return digest.hexdigest()
