@@ -46,6 +46,10 @@ class InputError(ValueError):
         super().__init__(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
 
 
+class NotFiniteError(InputError):
+    """A view contains NaN or infinity."""
+
+
 class DataWarning(UserWarning):
     """The data or the settings may give poor results; the message says why and what to do."""
 
@@ -290,9 +294,13 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None, spa
 
     float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
     and integers float64. Lists and data frames become NumPy. ``sparse`` is as in ``check_matrix``.
+
+    Missing values are refused. Sums over the pairs that each two columns share need not be the Gram matrices
+    of any data (correlations above 1), and rows that are left out silently change the sample.
     """
     from diptych._arrays import is_sparse, replace_entries
 
+    columns = getattr(view, "columns", None)
     view = check_matrix(view, name, n_features=n_features, sparse=sparse)
     if is_sparse(view):
         entries = _as_real_float(view.data, name)
@@ -300,7 +308,7 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None, spa
     else:
         view = _as_real_float(view, name)
     if not _all_finite(view.data[:, None] if is_sparse(view) else view):
-        raise InputError(f"{name} contains NaN or infinity; remove or impute those rows first.")
+        raise NotFiniteError(_describe_missing(view, name, columns))
     return view
 
 
@@ -421,4 +429,36 @@ def _all_finite(view: Array, block_rows: int = 8192) -> bool:
     xp = namespace(view)
     return all(
         bool(xp.all(xp.isfinite(view[i : i + block_rows, :]))) for i in range(0, view.shape[0], block_rows)
+    )
+
+
+_SHOWN_COLUMNS = 5
+
+
+def _describe_missing(view: Array, name: str, columns: Any, block_rows: int = 8192) -> str:
+    """Return the message for a view with NaN or infinity; ``columns`` are the names of a data frame's."""
+    import numpy as np
+
+    from diptych._arrays import is_sparse, namespace, to_numpy
+
+    xp = namespace(view)
+    rows, where, has_nan = 0, np.zeros(view.shape[1], dtype=bool), False
+    if is_sparse(view):
+        bad, has_nan = ~np.isfinite(view.data), bool(np.isnan(view.data).any())
+        rows = len(np.unique(np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))[bad]))
+        where[view.indices[bad]] = True
+    for start in range(0, 0 if is_sparse(view) else view.shape[0], block_rows):
+        block = view[start : start + block_rows, :]
+        bad = ~xp.isfinite(block)
+        rows += int(xp.count_nonzero(xp.any(bad, axis=1)))
+        where |= to_numpy(xp.any(bad, axis=0))
+        has_nan = has_nan or bool(xp.any(xp.isnan(block)))
+    numbers = np.flatnonzero(where)
+    shown = [str(i) if columns is None else repr(columns[i]) for i in numbers[:_SHOWN_COLUMNS]]
+    more = len(numbers) - len(shown)
+    listed = ", ".join(shown) + (f" and {more:,} more" if more else "")
+    advice = "fill them in with an imputer (sklearn.impute) in a pipeline, or " if has_nan else ""
+    return (
+        f"{name} contains NaN or infinity in {rows:,} of {count(view.shape[0], 'row')} "
+        f"(column{'s' if len(numbers) > 1 else ''} {listed}); {advice}leave those rows out of both views."
     )

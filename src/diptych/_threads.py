@@ -123,7 +123,7 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
 
 def multiply(left: Array, right: Array) -> Array:
     """Return ``left @ right``, by tiles on several threads if they are large matrices of NumPy."""
-    if not is_numpy_array(left) or left.ndim + right.ndim != 4 or _is_at_work():
+    if not is_numpy_array(left) or not is_numpy_array(right) or left.ndim + right.ndim != 4 or _is_at_work():
         return left @ right
     (rows, inner), columns = left.shape, right.shape[1]
     if rows * inner * columns < _LARGE:

@@ -28,7 +28,7 @@ def check_side(view: Array, side: int, name: str) -> None:
     """Raise an error if the Gram matrix of a sparse view, of the size ``side``, would be too large."""
     if is_sparse(view) and side > MAX_SIDE:
         raise InputError(
-            f"{name} is sparse with {view.shape[0]:,} rows and {view.shape[1]:,} columns; the smaller of both "
+            f"{name} is sparse with {view.shape[0]:,} rows and {view.shape[1]:,} columns; the smaller number "
             f"may be at most {MAX_SIDE:,} (with blocks, an engine or solver='gram', the columns): use fewer, "
             "for example by sklearn.decomposition.TruncatedSVD."
         )
@@ -88,8 +88,8 @@ class SparseVectors:
 
     With rows R of mean :math:`\mu`, weighted by c, and :math:`\sqrt{c}(R - \mu) = U S V^\top`, they are
     :math:`V = (R - \mu)^\top L` with :math:`L = \sqrt{c}\, U S^{-1}`. Written out, V would take as much
-    memory as the dense view. What becomes of it is much smaller: ``v @ matrix`` is the weights of a model, and
-    ``multiply_any(features, v)`` the coordinates of some rows. ``np.asarray(v)`` writes it out.
+    memory as the dense view. What becomes of it is much smaller: ``v @ matrix`` is the weights of a model,
+    and ``multiply_any(features, v)`` the coordinates of some rows. ``np.asarray(v)`` writes it out.
     """
 
     rows: Array  # sparse
