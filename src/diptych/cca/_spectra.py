@@ -21,7 +21,16 @@ from diptych._arrays import (
 from diptych._checks import InputError, check_choice, check_pair_of_views, check_sample_weight
 from diptych._threads import map_lapack, multiply
 from diptych.cca._moments import Moments, Precision
-from diptych.cca._sparse import SparseVectors, check_side, dual_gram, row_of_entries, shift_full_columns
+from diptych.cca._sparse import (
+    SparseVectors,
+    check_side,
+    dual_gram,
+    multiply_any,
+    row_of_entries,
+    scale_rows,
+    shift_full_columns,
+)
+from diptych.cca._weighting import project
 
 Solver: TypeAlias = Literal["auto", "gram", "svd"]
 SOLVERS: tuple[Solver, ...] = ("auto", "gram", "svd")
@@ -135,7 +144,7 @@ def spectra(
 def check_some_weight(weights: Array | None) -> None:
     """Raise an error if every weight is 0."""
     if weights is not None and not bool(namespace(weights).any(weights > 0)):
-        raise InputError("every entry of sample_weight is 0, so no pair is left; give some a weight above 0.")
+        raise InputError("every sample weight is zero, so no pair is left; give some a weight above zero.")
 
 
 def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int, int]) -> Solver:
@@ -214,7 +223,7 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
 def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | None) -> Spectra:
     """Return spectra by singular value decompositions of the views themselves, in float64.
 
-    A large sparse view with fewer rows than columns is decomposed by its inner products instead.
+    A large sparse view is decomposed by its Gram matrix or by its inner products, whichever is smaller.
     """
     xp = namespace(x, y)
     x, y = (_dense_if_small(as_dtype(view, xp.float64)) for view in (x, y))
@@ -222,12 +231,16 @@ def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | Non
     own = xp.ones(n, dtype=xp.float64, device=device(pairing)) if weights is None else weights
     owned = xp.astype(count_groups(pairing, n_images, weights), xp.float64)
     views = [(x, owned, "X"), (y, own, "Y")]
-    (x_mean, u_x, s_x, v_x), (y_mean, u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, own)
-    # Row i of √C·U_x stands for rows over pairs of the weight c_i together, each of them 1/√c_i of it.
-    root = xp.sqrt(owned)[:, None]
-    u_x = xp.where(root > 0, u_x / xp.where(root > 0, root, 1.0), 0.0)
-    u_y = u_y if weights is None else u_y * xp.sqrt(own)[:, None]
-    t0 = s_x[:, None] * multiply(u_x.T, group_sum(u_y, pairing, n_images)) * s_y
+    (x_mean, a, s_x, v_x), (y_mean, b, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, own)
+    a = project(x, x_mean, v_x) if a is None else a
+    if b is None:
+        # The coordinates of many captions would take as much memory as the dense view.
+        rows, shift = shift_full_columns(y, y_mean)
+        sums = multiply_any(group_sum(scale_rows(rows, own), pairing, n_images), v_y)
+        sums = sums - xp.multiply.outer(owned, (y_mean - shift) @ v_y)
+    else:
+        sums = group_sum(b if weights is None else b * own[:, None], pairing, n_images)
+    t0 = multiply(a.T, sums)
     count = n if weights is None else int(xp.count_nonzero(weights))
     total = None if weights is None else float(xp.sum(weights))
     resolution = float(xp.finfo(t0.dtype).eps) if is_sparse(x) or is_sparse(y) else 0.0
@@ -235,9 +248,7 @@ def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | Non
 
 
 def _dense_if_small(view: Array) -> Array:
-    n, p = view.shape
-    # With fewer columns than rows, it is smaller than the other view, or than its matrix of inner products.
-    return view.toarray() if is_sparse(view) and (p <= n or n * p <= _SMALL) else view
+    return view.toarray() if is_sparse(view) and view.shape[0] * view.shape[1] <= _SMALL else view
 
 
 def _from_gram(gram: Array, epsilon: float, name: str, before: float = 0.0) -> tuple[Array, Array]:
@@ -252,8 +263,12 @@ def _from_gram(gram: Array, epsilon: float, name: str, before: float = 0.0) -> t
     return xp.sqrt(values[:rank]), vectors[:, :rank]
 
 
-def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Array, Array]:
-    """Return the mean of a view and its thin SVD, with the weights of its rows."""
+def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array | None, Array, Array]:
+    """Return the mean, the coordinates of the rows (or None), singular values and right singular vectors.
+
+    They are those of the centred rows, multiplied by the roots of their weights; coordinates are
+    ``(view − mean) @ vectors``, and 0 for a row without weight.
+    """
     if is_sparse(view):
         return _from_sparse_view(view, weights, name)
     xp = namespace(view)
@@ -263,7 +278,8 @@ def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Ar
     # A second subtraction removes what rounding left of a large mean.
     view = view - mean
     rest = (weights @ view) / total
-    view, mean = (view - rest) * xp.sqrt(weights)[:, None], mean + rest
+    root = xp.sqrt(weights)[:, None]
+    view, mean = (view - rest) * root, mean + rest
     u, s, vt = svd(view)
     epsilon = float(xp.finfo(view.dtype).eps)
     # Centring leaves rounding noise of the size of the mean.
@@ -271,24 +287,29 @@ def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Ar
     top = float(s[0])
     _check_varies(top if top > 4 * noise else 0.0, name)
     rank = int(xp.count_nonzero(s > max(max(view.shape) * epsilon * top, 4 * noise)))
-    return mean, u[:, :rank], s[:rank], vt[:rank, :].T
+    u, s = xp.where(root > 0, u[:, :rank] / xp.where(root > 0, root, 1.0), 0.0), s[:rank]
+    return mean, u * s, s, vt[:rank, :].T
 
 
-def _from_sparse_view(view: Array, weights: Array, name: str) -> tuple[Array, Array, Array, Any]:
-    check_side(view, view.shape[0], name)
+def _from_sparse_view(view: Array, weights: Array, name: str) -> tuple[Array, Array | None, Array, Any]:
     _check_range(float(np.max(np.abs(view.data), initial=0.0)), view, name)
+    if view.shape[1] <= view.shape[0]:
+        moments = Moments.of(view, view[:, :1], sample_weight=weights)
+        return moments.x_mean, None, *decompose_gram(moments.xx, "float64", name)
+    check_side(view, view.shape[0], name)
     total = np.sum(weights)
     # Rows without weight might lack an entry in a column that is full otherwise.
     used = weights > 0
     rows, shift = shift_full_columns(view[used, :], (weights @ view) / total)
     mean, root = (weights[used] @ rows) / total, np.sqrt(weights[used])[:, None]
-    gram = dual_gram(rows, mean) * root * root.T
+    gram = dual_gram(rows, mean)
+    gram *= root
+    gram *= root.T
     squares = np.bincount(row_of_entries(rows), rows.data**2, minlength=len(root)) * weights[used]
     s, u = _from_gram(gram, float(np.finfo(np.float64).eps), name, float(np.max(squares)))
-    vectors = SparseVectors(rows, mean, root * u / s)
-    every = np.zeros((view.shape[0], len(s)))
-    every[used, :] = u
-    return shift + mean, every, s, vectors
+    coordinates = np.zeros((view.shape[0], len(s)))
+    coordinates[used, :] = u * s / root
+    return shift + mean, coordinates, s, SparseVectors(rows, mean, root * u / s)
 
 
 def _check_range(largest: float, like: Array, name: str) -> None:
