@@ -41,7 +41,7 @@ def test_what_is_added_is_found_where_awcca_puts_it(make):
     assert made.retriever.fitted is before  # nothing was learned
     model = AWCCA(params=(2.0, 3.0)).fit(made.x, made.y, made.pairing)
     ex = model.transform(np.vstack([made.x, x]), task="search")
-    ey = model.transform(Y=made.y[:20], task="search")
+    ey = model.transform(y=made.y[:20], task="search")
     unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (ex, ey)]
     names = [*map(str, range(60)), *ids[:6]]
     for row, hits in zip(unit[1] @ unit[0].T, made.retriever.search(made.y[:20], k=66), strict=True):

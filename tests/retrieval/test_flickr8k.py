@@ -97,7 +97,7 @@ def test_packs_find_what_means_of_embeddings_find(flickr, retriever):
     images = pairs.image_rows("test")
     fitted = retriever.fitted.model
     queries = unit(fitted.transform(x[images], task="annotate"))
-    embedded = fitted.transform(Y=y, task="annotate")
+    embedded = fitted.transform(y=y, task="annotate")
     means = np.zeros((pairs.n_images, embedded.shape[1]))
     np.add.at(means, pairs.pairing, embedded)
     scores = queries @ unit(means).T

@@ -9,20 +9,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from sklearn.base import BaseEstimator
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, TransformerTags
-from sklearn.utils.validation import validate_data
+from sklearn.utils._set_output import _get_container_adapter
+from sklearn.utils.validation import _get_feature_names, validate_data
 
-from diptych._arrays import Array, fields_to_numpy
+from diptych._arrays import Array, fields_to_numpy, move_like, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
     InputError,
+    NotFiniteError,
     Similarity,
     Task,
     check_matrix,
+    check_pairing,
+    check_task,
+    check_view,
 )
-from diptych._threads import one_blas_thread, progress_bar
+from diptych._threads import multiply, one_blas_thread, progress_bar
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
 from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
 from diptych.cca._filters import (
@@ -39,21 +45,31 @@ from diptych.cca._fit import (
     params_of_filters,
     scale_params,
 )
-from diptych.cca._fitted import FittedAWCCA, Selection, second_view
+from diptych.cca._fitted import FittedAWCCA, Selection, View, second_view
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polish import carry_polish
+from diptych.cca._prediction import (
+    exchange_views,
+    keeps_all,
+    reconstruction_map,
+    reduced_rank_maps,
+    ridge_maps,
+)
 from diptych.cca._spectra import Solver, Spectra, spectra_from_moments
 from diptych.cca._streaming import Block, Engine, are_blocks
 from diptych.cca._weighting import (
     Projection,
     Weighting,
     maps,
+    normalize,
     powers,
 )
 from diptych.cca.selection._grids import check_grid, check_share
+from diptych.ranking import metric as ranking_metric
+from diptych.ranking import ranks
 
 
-class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
+class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     r"""Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
 
     One model per task: ``"search"`` finds rows of X (images) for a row of Y (a caption), ``"annotate"`` finds
@@ -127,7 +143,12 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
     x_mean_, y_mean_ : array
         Means over training pairs.
     spectra_ : Spectra
-        What the fit keeps of the training data; not saved with the model.
+        What the fit keeps of the training data. ``AWCCA.save`` writes it; the folder of a retriever does not
+        have it.
+    n_features_in_ : int
+        Features of X.
+    feature_names_in_, y_feature_names_in_ : array of str
+        Names of the columns of X and of y, if they were data frames with names.
     path_ : Path or None
         Grid, scores, choices and time of the selection; None if ``params`` were given.
 
@@ -189,10 +210,11 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
     def fit(
         self,
         X: Array | Iterable[Block],
-        Y: Array | None = None,
+        y: Array | None = None,
         pairing: Array | None = None,
         *,
         validation: tuple[Array, ...] | None = None,
+        sample_weight: Array | None = None,
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -201,17 +223,25 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X, Y
+        X, y
             The two views, rows × features, in memory or mapped from disk: where there are more rows than
-            columns they are read and normalised one block at a time. A one-dimensional Y is one feature, as
-            in scikit-learn. Or, as X alone, an iterable of *blocks*, each ``(x, y)``, ``(x, y, pairing)``, or
-            an object whose ``load()`` returns that; each is read once.
+            columns they are read and normalised one block at a time. A one-dimensional y is one feature, as
+            in scikit-learn. Either may be sparse (``scipy.sparse``) and is not made dense; it has at most
+            20,000 columns, or, given as a whole, rows. Or, as X alone, an iterable of *blocks*, each ``(x,
+            y)``, ``(x, y, pairing)``, ``(x, y, pairing, sample_weight)``, or an object whose ``load()``
+            returns that; each is read once. NaN and infinity are refused: fill
+            them in with an imputer (``sklearn.impute``), or leave those rows out of both views.
         pairing
-            Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
+            Row j of y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; the model is not fitted on them. None holds out a
             share of the training rows. If ``params`` are given, they only measure
             ``validation_correlations``.
+        sample_weight
+            One weight, 0 or above, for each pair, that is, for each row of y: 2 is the same as the pair
+            twice, 0 as without it. Means and XᵀX are weighted sums, so a γ has less effect if all weights are
+            multiplied by a number above 1, as in ``sklearn.linear_model.Ridge``. Pairs that are held out, or
+            given as ``validation``, all count the same when ranks are measured. None: every weight is 1.
         engine
             Sums the blocks and scores the rows of the grid (except on the screened route); None: this
             process.
@@ -226,19 +256,153 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
         with one_blas_thread(), progress_bar("fitting", self.verbose):
-            if Y is None and are_blocks(X):
+            if y is None and are_blocks(X):
                 if pairing is not None:
                     raise InputError("blocks contain their own pairing; leave it out.")
+                if sample_weight is not None:
+                    raise InputError("blocks contain their own sample_weight; leave it out.")
                 result = fit.fit_blocks(X, validation)
+                self._set_names(None, None)
             else:
-                second = second_view(Y)
-                validate_data(self, X, skip_check_array=True)
-                result = fit.fit_views(X, second, pairing, validation)
+                second = second_view(y)
+                self._set_names(X, y)
+                try:
+                    result = fit.fit_views(X, second, pairing, validation, sample_weight)
+                except NotFiniteError:
+                    # It was found in a block of rows: describe the whole view, by the names of its columns.
+                    check_view(X, "X", sparse=True)
+                    check_view(second, "Y", sparse=True)
+                    raise
             self._set_models(result, fit)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
         return self
+
+    def fit_transform(
+        self, X: Array, y: Array | None = None, pairing: Array | None = None, **fit_params: Any
+    ) -> tuple[Array, Array]:
+        """Fit, and return the vectors of X and of y for ``"search"``, as a pair.
+
+        ``fit_params`` are further arguments of ``fit``.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> x_vectors, y_vectors = AWCCA(params=(1.0, 1.0), n_components=2).fit_transform(x, x[:, :3])
+        >>> x_vectors.shape, y_vectors.shape
+        ((50, 2), (50, 2))
+        """
+        if y is None and are_blocks(X):
+            raise InputError("fit_transform needs both views as arrays, not blocks; use fit, then transform.")
+        vectors: tuple[Array, Array] = self.fit(X, y, pairing, **fit_params).transform(X, y)
+        return vectors
+
+    def predict(self, X: Array, *, task: Task = "search") -> Array:
+        """Return what the model expects of y for rows of X.
+
+        It is least squares onto the model's components, with the model's own penalty: at full dimension ridge
+        regression with γ_x (for ``"tsvd"``, regression on principal components), with ``n_components`` set
+        reduced-rank ridge regression. Only the filter of X matters at full dimension. ``"search"`` is the
+        task whose γ_x is chosen so that what is expected of y finds y.
+
+        With ``normalize``, what is predicted are normalised rows of y. The result is an array; it has one
+        axis if y had one in ``fit``.
+
+        >>> import numpy as np
+        >>> from sklearn.linear_model import Ridge
+        >>> from diptych import AWCCA
+        >>> rng = np.random.default_rng(0)
+        >>> x, y = rng.normal(size=(50, 4)), rng.normal(size=(50, 3))
+        >>> model = AWCCA(params=(2.0, 1.0)).fit(x, y)
+        >>> bool(np.allclose(model.predict(x), Ridge(alpha=2.0).fit(x, y).predict(x)))
+        True
+        """
+        predicted = self._predict(X, "X", task)
+        return predicted[:, 0] if self._y_is_vector else predicted
+
+    def predict_x(self, y: Array, *, task: Task = "annotate") -> Array:
+        """Return what the model expects of X for rows of y; see ``predict``.
+
+        ``"annotate"`` is the task whose γ_y is chosen so that what is expected of X finds X.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> model = AWCCA(params=(0.0, 0.0)).fit(x, x[:, :2])
+        >>> bool(np.allclose(model.predict_x(x[:, :2])[:, :2], x[:, :2]))
+        True
+        """
+        return self._predict(second_view(y), "Y", task)
+
+    def inverse_transform(
+        self, X: Array | None = None, y: Array | None = None, *, task: Task = "search"
+    ) -> Array | tuple[Array, Array]:
+        """Return the features that vectors of X, of y, or of both as a pair, stand for.
+
+        It is the least-squares regression of a view on its own vectors over the training pairs: exact if
+        there are as many components as the view has directions, otherwise the best that so many can do.
+        ``task`` is that of ``transform``. With ``normalize``, the result are normalised rows.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> rng = np.random.default_rng(0)
+        >>> x, y = rng.normal(size=(50, 3)), rng.normal(size=(50, 5))
+        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, y)
+        >>> bool(np.allclose(model.inverse_transform(model.transform(x)), x))
+        True
+        """
+        self._check_fitted()
+        if X is None and y is None:
+            raise InputError("inverse_transform got neither X nor y; give the vectors of at least one view.")
+        spectra = self._check_spectra("inverse_transform")
+        x_map, y_map = maps(self.models_[check_task(task)], self.weighting, task)
+        features = []
+        for vectors, name, s, v, mean, own in (
+            (X, "X", spectra.s_x, spectra.v_x, spectra.x_mean, x_map),
+            (y, "y", spectra.s_y, spectra.v_y, spectra.y_mean, y_map),
+        ):
+            if vectors is not None:
+                checked = check_view(vectors, f"the vectors of {name}", n_features=int(own.shape[1]))
+                features.append(_apply(checked, reconstruction_map(s, v, own), mean))
+        if y is not None and self._y_is_vector:
+            features[-1] = features[-1][:, 0]
+        return features[0] if len(features) == 1 else (features[0], features[1])
+
+    def score(
+        self,
+        X: Array,
+        y: Array,
+        pairing: Array | None = None,
+        *,
+        task: Task | None = None,
+        metric: str | Callable[[Array], float] | None = None,
+    ) -> float:
+        """Return how well the model retrieves: greater is better.
+
+        By default this is the estimator's ``metric`` of a task, or the mean of both tasks, with ranks
+        negated. Another ``metric`` is measured in its place; ``"r2"`` is scikit-learn's R² of
+        ``predict(X)``, the mean over the columns of y (by default with the filters of ``"search"``).
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3])
+        >>> model.score(x, x[:, :3])
+        100.0
+        >>> model.score(x, x[:, :3], metric="r2") > 0.99
+        True
+        """
+        self._check_fitted()
+        if metric == "r2":
+            return self._score_prediction(X, y, pairing, "search" if task is None else check_task(task))
+        chosen = ranking_metric(self.metric if metric is None else metric)
+        tasks = TASKS if task is None else (check_task(task),)
+        values = []
+        for each in tasks:
+            vectors = self._embed(X, y, each)
+            values.append(chosen(ranks(*vectors, pairing, task=each, similarity=self.similarity)))
+        return chosen.signed(sum(values) / len(values))
 
     def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
         """Fit the ``Moments`` of normalised training pairs.
@@ -253,6 +417,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         fit = Fit(self)
         with one_blas_thread(), progress_bar("fitting", self.verbose):
             self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
+            self._set_names(None, None)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
 
@@ -269,7 +434,7 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             params = params_by_task(self.params)
         else:
             before = params_of_filters(filters_of(self.models_))
-            params = scale_params(before, self.filter, moments.count / count)
+            params = scale_params(before, self.filter, moments.total / count)
         polished = _polished(self.models_)
         sizes = {
             task: int(self.models_[task].correlations.shape[0])
@@ -282,7 +447,8 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _embed(self, X: Array, Y: Array, task: Task) -> tuple[Array, Array]:
-        models = self.models_
+        """Return vectors of both views that rank as those of ``transform``."""
+        models, y = self.models_, second_view(Y)
         if not (
             isinstance(models, DeferredModels)
             and models.full[task]
@@ -290,16 +456,86 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
             and self.weighting != "residual"
             and powers(self.weighting, task) == powers("asymmetric", task)
         ):
-            return super()._embed(X, Y, task)
-        check_matrix(X, "X")
-        self._check_columns(X)
+            return self._embed_view(X, "X", task), self._embed_view(y, "Y", task)
+        self._check_columns(X, "X")
+        self._check_columns(y, "Y")
         x_map, y_map = ranking_maps(self.spectra_, *models.filters[task], task)
         for_x = Projection("X", self.normalize[0], self.x_mean_, x_map, None)
         for_y = Projection("Y", self.normalize[1], self.y_mean_, y_map, None)
-        return for_x(X), for_y(second_view(Y))
+        return for_x(X), for_y(y)
 
-    def _check_columns(self, X: Any) -> None:
-        validate_data(self, X, reset=False, skip_check_array=True)
+    def _predict(self, view: Any, name: View, task: Task) -> Array:
+        """Return the other view as it is expected for rows of ``view``."""
+        self._check_fitted()
+        task = check_task(task)
+        spectra = self._check_spectra("predict")
+        models, filters = self.models_, filters_of(self.models_)[task]
+        if name == "Y":
+            spectra, filters = exchange_views(spectra), filters[::-1]
+        if isinstance(models, DeferredModels) and models.full[task] and keeps_all(filters[1], spectra.s_y):
+            into, onto = ridge_maps(spectra, filters[0])
+        else:
+            model = models[task]
+            into, onto = reduced_rank_maps(spectra, model.x_weights if name == "X" else model.y_weights)
+        self._check_columns(view, name)
+        how = self.normalize[0 if name == "X" else 1]
+        return _apply(Projection(name, how, spectra.x_mean, into, None)(view), onto, spectra.y_mean)
+
+    def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task) -> float:
+        from sklearn.metrics import r2_score
+
+        self._check_columns(second := second_view(y), "Y")
+        predicted = self._predict(X, "X", task)
+        expected = normalize(check_view(second, "Y", n_features=int(predicted.shape[1])), self.normalize[1])
+        rows = to_numpy(check_pairing(pairing, int(predicted.shape[0]), expected))
+        return float(r2_score(to_numpy(expected), to_numpy(predicted)[rows]))
+
+    def _check_spectra(self, what: str) -> Spectra:
+        if not hasattr(self, "spectra_"):
+            raise InputError(
+                f"{what} needs the spectra of the training pairs, which the folder of a retriever and models "
+                "of older versions do not contain; fit the model again, or save it with AWCCA.save."
+            )
+        return self.spectra_
+
+    def _check_columns(self, view: Any, name: View) -> None:
+        check_matrix(view, name, sparse=True)
+        if name == "X":
+            validate_data(self, view, reset=False, skip_check_array=True)
+            return
+        names, fitted = _get_feature_names(view), getattr(self, "y_feature_names_in_", None)
+        if names is not None and fitted is not None and list(names) != list(fitted):
+            raise InputError(
+                f"y has the columns {_shorten(names)}, but {_shorten(fitted)} in fit; give the same columns "
+                "in the same order."
+            )
+
+    def _set_names(self, X: Any, y: Any) -> None:
+        """Keep the names of both views' features, for the checks of ``transform`` and for tables."""
+        for name in ("feature_names_in_", "y_feature_names_in_"):
+            self.__dict__.pop(name, None)
+        self._y_is_vector = getattr(y, "ndim", len(np.shape(y))) == 1
+        if X is None:
+            return
+        validate_data(self, X, skip_check_array=True)
+        if self._y_is_vector and isinstance(getattr(y, "name", None), str):
+            self.y_feature_names_in_ = np.asarray([y.name], dtype=object)
+        elif (names := _get_feature_names(y)) is not None:
+            self.y_feature_names_in_ = names
+
+    @property
+    def _n_features_out(self) -> int:
+        """The number of components of a search, for ``get_feature_names_out``."""
+        return int(self.models_["search"].correlations.shape[0])
+
+    def _label_vectors(self, vectors: Array, view: Any) -> Any:
+        adapter = _get_container_adapter("transform", self)
+        if adapter is None:
+            return vectors
+        # A pair of vectors has two indices, and the tasks may differ in dimension: scikit-learn's own
+        # wrapper knows neither.
+        columns = np.asarray([f"awcca{at}" for at in range(vectors.shape[1])], dtype=object)
+        return adapter.create_container(to_numpy(vectors), view, columns=columns)
 
     def __sklearn_tags__(self) -> Tags:
         """Declare a required second view, which is a matrix."""
@@ -307,7 +543,9 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         tags.transformer_tags = TransformerTags(preserves_dtype=["float64", "float32"])
         tags.target_tags.required = True
         tags.target_tags.two_d_labels = True
+        tags.target_tags.multi_output = True
         tags.array_api_support = True
+        tags.input_tags.sparse = True
         return tags
 
     def check_parameters(self) -> None:
@@ -350,6 +588,17 @@ class AWCCA(FittedAWCCA, BaseEstimator):  # type: ignore[misc]
         self.models_ = DeferredModels(points, made, fit.device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
+
+
+def _apply(vectors: Array, matrix: Array, mean: Array) -> Array:
+    """Return rows times a matrix plus a mean, in the backend and precision of the rows."""
+    matrix, mean = (move_like(part, vectors, dtype=vectors.dtype) for part in (matrix, mean))
+    return multiply(vectors, matrix) + mean
+
+
+def _shorten(names: Sequence[str]) -> str:
+    listed = ", ".join(map(repr, names[:5]))
+    return listed if len(names) <= 5 else f"{listed} and {len(names) - 5:,} more"
 
 
 def _polished(models: Mapping[Task, CanonicalModel]) -> dict[Task, CanonicalModel]:

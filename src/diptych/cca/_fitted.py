@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from array_api_compat import is_array_api_obj
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, is_sparse, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
@@ -23,7 +23,6 @@ from diptych._checks import (
     Task,
     check_choice,
     check_count,
-    check_matrix,
     check_seed,
     check_similarity,
     check_task,
@@ -42,7 +41,8 @@ from diptych.cca._filters import (
 )
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._polish import take_polish
-from diptych.cca._spectra import SOLVERS
+from diptych.cca._sparse import SparseVectors
+from diptych.cca._spectra import SOLVERS, Spectra
 from diptych.cca._weighting import (
     Projection,
     Weighting,
@@ -51,15 +51,17 @@ from diptych.cca._weighting import (
     model_factors,
 )
 from diptych.cca.selection._grids import Path
-from diptych.ranking import metric, ranks
+from diptych.ranking import metric
 
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
 
 KIND = "awcca"
 _MEASURED = ("train_correlations", "validation_correlations")
+_SPECTRA = ("s_x", "v_x", "s_y", "v_y", "t0")  # the means are those of the model
 
 Number: TypeAlias = int | float
+View: TypeAlias = Literal["X", "Y"]
 Side: TypeAlias = str | int | list[float]
 Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
 SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
@@ -139,12 +141,30 @@ class ParamsConfig(Schema, frozen=True):
         return params | {name: value for name, value in defaults.items() if params[name] is None}
 
 
+class SpectraConfig(Schema, frozen=True):
+    """The numbers of ``Spectra``, whose arrays are stored beside those of the models."""
+
+    count: int
+    resolution: float
+    weight: Number | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no spectra have."""
+        total = self.count if self.weight is None else self.weight
+        if not self.count > 0 or not 0 < total < float("inf") or not 0.0 <= self.resolution < 1.0:
+            raise InputError(f"spectra of {self.count} pairs with the rounding error {self.resolution}")
+
+
 class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
     """What ``config.json`` says of a fitted AWCCA."""
 
     params: ParamsConfig
     models: dict[Task, TaskConfig]
     path: Path | None
+    spectra: SpectraConfig | None = None
+    x_names: list[str] | None = None
+    y_names: list[str] | None = None
+    y_is_vector: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a model without one of the tasks, and a path that does not fit its grid."""
@@ -205,7 +225,9 @@ class FittedAWCCA:
     x_mean_: Array
     y_mean_: Array
     path_: Path | None
+    spectra_: Spectra
     n_features_in_: int
+    _y_is_vector: bool = False
 
     def __init__(self, **params: Any) -> None:
         self.__dict__.update(params)
@@ -220,20 +242,20 @@ class FittedAWCCA:
 
     @overload
     def transform(
-        self, X: Array, Y: None = None, *, task: Task = "search", device: str | None = None
+        self, X: Array, y: None = None, *, task: Task = "search", device: str | None = None
     ) -> Array: ...
     @overload
     def transform(
-        self, X: None = None, *, Y: Array, task: Task = "search", device: str | None = None
+        self, X: None = None, *, y: Array, task: Task = "search", device: str | None = None
     ) -> Array: ...
     @overload
     def transform(
-        self, X: Array, Y: Array, *, task: Task = "search", device: str | None = None
+        self, X: Array, y: Array, *, task: Task = "search", device: str | None = None
     ) -> tuple[Array, Array]: ...
     def transform(
         self,
         X: Array | None = None,
-        Y: Array | None = None,
+        y: Array | None = None,
         *,
         task: Task = "search",
         device: str | None = None,
@@ -241,37 +263,52 @@ class FittedAWCCA:
         """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
 
         The arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
-        time and the vectors are NumPy, so that a view may be larger than the memory of the device.
+        time and the vectors are NumPy, so that a view may be larger than the memory of the device. After
+        ``set_output(transform="pandas")`` the vectors of each view are a data frame with the index of the
+        view.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3])
+        >>> model.transform(x).shape, model.transform(y=x[:5, :3]).shape
+        ((50, 3), (5, 3))
         """
         self._check_fitted()
         task = check_task(task)
-        if X is None and Y is None:
-            raise InputError("transform got neither X nor Y; give at least one view.")
-        vectors = []
-        for view, name in ((X, "X"), (None if Y is None else second_view(Y), "Y")):
-            if view is None:
-                continue
-            check_matrix(view, name)
-            if name == "X":
-                self._check_columns(X)
-            projection = self._projection(task, name)
-            vectors.append(projection(view) if device is None else projection.on_device(device, view))
+        if X is None and y is None:
+            raise InputError("transform got neither X nor y; give at least one view.")
+        views: list[tuple[Any, View]] = [(X, "X"), (None if y is None else second_view(y), "Y")]
+        vectors = [
+            self._label_vectors(self._embed_view(view, name, task, device), X if name == "X" else y)
+            for view, name in views
+            if view is not None
+        ]
         return vectors[0] if len(vectors) == 1 else tuple(vectors)
 
-    def score(self, X: Array, Y: Array, pairing: Array | None = None, *, task: Task | None = None) -> float:
-        """Return the ``metric`` of a task, or the mean of both, with ranks negated: greater is better."""
-        self._check_fitted()
-        chosen = metric(self.metric)
-        tasks = TASKS if task is None else (check_task(task),)
-        values = []
-        for each in tasks:
-            x, y = self._embed(X, Y, each)
-            values.append(chosen(ranks(x, y, pairing, task=each, similarity=self.similarity)))
-        return chosen.signed(sum(values) / len(values))
-
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
-        write_model_folder(folder, KIND, *self.pack())
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically.
+
+        The spectra are written too, so that a loaded model predicts; not those of a large sparse view with
+        fewer rows than columns, which contain its rows.
+
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(folder)
+        ...     AWCCA.load(folder).predict(x).shape
+        (50, 3)
+        """
+        config, tensors = self.pack()
+        own: Spectra | None = getattr(self, "spectra_", None)
+        if own is not None and not any(isinstance(v, SparseVectors) for v in (own.v_x, own.v_y)):
+            numbers = SpectraConfig(own.count, own.resolution, own.weight)
+            config = msgspec.structs.replace(config, spectra=numbers)
+            tensors |= {f"spectra.{name}": to_numpy(getattr(own, name)) for name in _SPECTRA}
+        write_model_folder(folder, KIND, config, tensors)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
@@ -301,7 +338,17 @@ class FittedAWCCA:
         path = self.path_
         if path is not None and path.grid.filter is not None:  # a function cannot be stored
             path = replace(path, grid=replace(path.grid, filter=None))
-        return AWCCAConfig(ParamsConfig.pack(self), models, path), tensors
+        names = (getattr(self, name, None) for name in ("feature_names_in_", "y_feature_names_in_"))
+        x_names, y_names = (None if own is None else [str(name) for name in own] for own in names)
+        config = AWCCAConfig(
+            ParamsConfig.pack(self),
+            models,
+            path,
+            x_names=x_names,
+            y_names=y_names,
+            y_is_vector=self._y_is_vector,
+        )
+        return config, tensors
 
     @classmethod
     def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: FilePath) -> Self:
@@ -339,6 +386,9 @@ class FittedAWCCA:
             model.filter = chosen.filter
         model.models_, model.path_ = models, config.path
         model.n_features_in_ = int(model.x_mean_.shape[0])
+        model._take_names(config, source)
+        if config.spectra is not None:
+            model.spectra_ = _take_spectra(tensors, config.spectra, model.x_mean_, model.y_mean_, source)
         return model
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -351,13 +401,33 @@ class FittedAWCCA:
 
             raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit() first.")
 
-    def _embed(self, X: Array, Y: Array, task: Task) -> tuple[Array, Array]:
-        """Return vectors of both views that rank as those of ``transform``."""
-        x, y = self.transform(X, Y, task=task)
-        return x, y
+    def _embed_view(self, view: Any, name: View, task: Task, device: str | None = None) -> Array:
+        """Return the vectors of one view."""
+        self._check_columns(view, name)
+        projection = self._projection(task, name)
+        return projection(view) if device is None else projection.on_device(device, view)
 
-    def _check_columns(self, X: Any) -> None:
-        """Raise an error for columns of X other than in fit; the estimator knows their names."""
+    def _check_columns(self, view: Any, name: View) -> None:
+        """Raise an error for columns other than in fit; the estimator knows their names."""
+
+    def _label_vectors(self, vectors: Array, view: Any) -> Any:
+        """Return vectors as ``set_output`` asks for, which the estimator has."""
+        return vectors
+
+    def _take_names(self, config: AWCCAConfig, source: FilePath) -> None:
+        """Set the names of the features as they are in a config."""
+        self._y_is_vector = config.y_is_vector
+        for attribute, names, mean in (
+            ("feature_names_in_", config.x_names, self.x_mean_),
+            ("y_feature_names_in_", config.y_names, self.y_mean_),
+        ):
+            if names is None:
+                continue
+            if len(names) != len(mean):
+                raise InputError(
+                    f"{source.parent} has {len(names)} names for {len(mean)} features; save the model again."
+                )
+            setattr(self, attribute, np.asarray(names, dtype=object))
 
     def _check_parameters(self) -> None:
         check_filter(self.filter)
@@ -385,7 +455,7 @@ class FittedAWCCA:
         for name in self.normalize:
             check_normalization(name)
 
-    def _projection(self, task: Task, view: str) -> Projection:
+    def _projection(self, task: Task, view: View) -> Projection:
         model = self.models_[task]
         for_x, for_y = model_factors(model, self.weighting, task)
         if view == "X":
@@ -394,8 +464,28 @@ class FittedAWCCA:
 
 
 def second_view(Y: Any) -> Any:
-    """Return Y as a matrix: a Y of one axis is one feature."""
+    """Return Y as a matrix: a Y of one axis is one feature. A data frame keeps the names of its columns."""
     if Y is None:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
-    y = Y if is_array_api_obj(Y) or not hasattr(Y, "__len__") else np.asarray(Y)
+    if is_sparse(Y):
+        return Y
+    y = Y if is_array_api_obj(Y) or hasattr(Y, "columns") or not hasattr(Y, "__len__") else np.asarray(Y)
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
+
+
+def _take_spectra(
+    tensors: Tensors, config: SpectraConfig, x_mean: Array, y_mean: Array, source: FilePath
+) -> Spectra:
+    s_x, s_y = (take_array(tensors, f"spectra.{name}", (None,), source) for name in ("s_x", "s_y"))
+    return Spectra(
+        config.count,
+        x_mean,
+        y_mean,
+        s_x,
+        take_array(tensors, "spectra.v_x", (len(x_mean), len(s_x)), source),
+        s_y,
+        take_array(tensors, "spectra.v_y", (len(y_mean), len(s_y)), source),
+        take_array(tensors, "spectra.t0", (len(s_x), len(s_y)), source),
+        config.resolution,
+        config.weight,
+    )

@@ -230,39 +230,39 @@ class FittedFusion:
         return append_gates(vectors, 1.0 if gate is None else gate.compute(np.concatenate(projected, axis=1)))
 
     @overload
-    def transform(self, X: Views, Y: None = None, *, task: str = "search") -> Floats: ...
+    def transform(self, X: Views, y: None = None, *, task: str = "search") -> Floats: ...
 
     @overload
-    def transform(self, X: None = None, *, Y: Views, task: str = "search") -> Floats: ...
+    def transform(self, X: None = None, *, y: Views, task: str = "search") -> Floats: ...
 
     @overload
-    def transform(self, X: Views, Y: Views, *, task: str = "search") -> tuple[Floats, Floats]: ...
+    def transform(self, X: Views, y: Views, *, task: str = "search") -> tuple[Floats, Floats]: ...
 
-    def transform(self, X: Views | None = None, Y: Views | None = None, *, task: str = "search") -> Any:
+    def transform(self, X: Views | None = None, y: Views | None = None, *, task: str = "search") -> Any:
         """Return vectors of one view, or of both as a pair, for a task; their inner product ranks."""
-        if X is None and Y is None:
-            raise InputError("transform got neither X nor Y; give at least one view.")
+        if X is None and y is None:
+            raise InputError("transform got neither X nor y; give at least one view.")
         name = check_task(task)
         vectors = [
             (self.items if SEARCHED_VIEW[name] == view else self.queries)(features, name)
-            for view, features in (("x", X), ("y", Y))
+            for view, features in (("x", X), ("y", y))
             if features is not None
         ]
         return vectors[0] if len(vectors) == 1 else tuple(vectors)
 
-    def ranks(self, X: Views, Y: Views, pairing: ArrayLike | None = None, *, task: str = "search") -> Array:
+    def ranks(self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str = "search") -> Array:
         """Return the rank of the true item of every query, as ``diptych.ranking`` counts it."""
         name = check_task(task)
-        x, y = self.transform(X, Y, task=name)
-        x, y = _to_cosines(x, y) if name == "search" else _to_cosines(y, x)[::-1]
-        return ranks(x, y, pairing, task=name)
+        of_x, of_y = self.transform(X, y, task=name)
+        pair = _to_cosines(of_x, of_y) if name == "search" else _to_cosines(of_y, of_x)[::-1]
+        return ranks(*pair, pairing, task=name)
 
     def score(
-        self, X: Views, Y: Views, pairing: ArrayLike | None = None, *, task: str | None = None
+        self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str | None = None
     ) -> float:
         """Return recall at 1 in percent; the mean of both tasks when ``task`` is None."""
         tasks = TASKS if task is None else (check_task(task),)
-        return sum(metric("r@1")(self.ranks(X, Y, pairing, task=t)) for t in tasks) / len(tasks)
+        return sum(metric("r@1")(self.ranks(X, y, pairing, task=t)) for t in tasks) / len(tasks)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
@@ -319,14 +319,14 @@ class FittedFusion:
                 model.gates_[task] = Gate(rates, *stored.gate)
         return model
 
-    def make_moments(self, X: Views, Y: Views, pairing: ArrayLike | None = None) -> Moments:
+    def make_moments(self, X: Views, y: Views, pairing: ArrayLike | None = None) -> Moments:
         """Return the moments of more pairs, as ``moments_`` has those of the training pairs.
 
         Their sum is what ``refit_moments`` takes.
         """
         self._check_fitted()
         parts = [member.part for members in self.members_.values() for member in members]
-        pairs = shape_pairs(self.geometry_, as_pairs(X, Y, pairing), parts)
+        pairs = shape_pairs(self.geometry_, as_pairs(X, y, pairing), parts)
         return sum_pairs(pairs, self.precision)[0].moments
 
     def moment_widths(self) -> dict[str, int]:

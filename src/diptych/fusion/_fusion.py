@@ -214,7 +214,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
     def fit(
         self,
         X: Views,
-        Y: Views | None = None,
+        y: Views | None = None,
         pairing: ArrayLike | None = None,
         *,
         validation: tuple[Any, ...] | None = None,
@@ -226,10 +226,10 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X, Y
+        X, y
             The views: one array each, or named feature blocks (name → array) with the same rows.
         pairing
-            Row j of Y belongs to row ``pairing[j]`` of X; None pairs row with row.
+            Row j of y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` like the training pairs; None holds out a share of those.
         engine
@@ -241,14 +241,14 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         checkpoint
             File for the sum of all blocks side by side, as in ``AWCCA.fit``. It is removed after the fit.
         """
-        if Y is None:
+        if y is None:
             raise InputError(
-                "a fusion reads its views several times to choose; give X and Y, each an array or named "
+                "a fusion reads its views several times to choose; give X and y, each an array or named "
                 "feature blocks. AWCCA fits an iterable of blocks of pairs."
             )
         self.check_parameters()
         with progress_bar("fitting", self.verbose):
-            self._fit(as_pairs(X, Y, pairing), validation, engine, device, checkpoint)
+            self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
         return self
 
     def _fit(

@@ -1,0 +1,83 @@
+r"""From one view to the other, and from vectors back to features: regressions that the spectra contain.
+
+Both are least squares, so nothing is read but the spectra of the training data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diptych._arrays import Array, namespace, svd
+from diptych._threads import map_lapack, multiply
+from diptych.cca._filters import AnyFilter
+from diptych.cca._spectra import Spectra
+
+
+def exchange_views(spectra: Spectra) -> Spectra:
+    """Return the spectra of the same pairs with X and Y exchanged."""
+    return replace(
+        spectra,
+        x_mean=spectra.y_mean,
+        y_mean=spectra.x_mean,
+        s_x=spectra.s_y,
+        v_x=spectra.v_y,
+        s_y=spectra.s_x,
+        v_y=spectra.v_x,
+        t0=spectra.t0.T,
+    )
+
+
+def keeps_all(own: AnyFilter, s: Array) -> bool:
+    """Return whether a filter drops none of the directions of its view."""
+    xp = namespace(s)
+    denominators = own.denominators(s)
+    return bool(denominators.shape[0] == s.shape[0]) and bool(xp.all(xp.isfinite(denominators)))
+
+
+def ridge_maps(spectra: Spectra, filter_x: AnyFilter) -> tuple[Array, Array]:
+    r"""Return A and B of the regression of Y on X, :math:`\hat y = \bar y + (x - \bar x) A B`.
+
+    .. math:: AB = V_x D_x^{-1} V_x^\top X^\top Y = V_x D_x^{-1} T_0 V_y^\top
+
+    For Tikhonov, :math:`D_x = S_x^2 + \gamma_x`, this is ridge regression with the penalty :math:`\gamma_x`.
+    For the truncated SVD it is regression on the first principal components.
+    """
+    denominators = filter_x.denominators(spectra.s_x)
+    kept = int(denominators.shape[0])
+    return spectra.v_x[:, :kept] / denominators, multiply(spectra.v_y, spectra.t0[:kept, :].T).T
+
+
+def reduced_rank_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]:
+    r"""Return A and B of the regression of Y on the canonical variates XU of a model.
+
+    U is orthonormal in the metric that the model's own penalty defines, :math:`U^\top (X^\top X + \gamma_x I)
+    U = I`, so least squares with that penalty has the coefficients
+
+    .. math:: B = U^\top X^\top Y = (U^\top V_x)\, T_0 V_y^\top, \qquad A = U
+
+    for every feature of Y, also in directions that the filter of Y drops. If U has all components this is
+    ``ridge_maps``; with the first k it is reduced-rank ridge regression.
+    """
+    inner = multiply(x_weights.T, spectra.v_x)
+    return x_weights, multiply(spectra.v_y, multiply(inner, spectra.t0).T).T
+
+
+def reconstruction_map(s: Array, v: Array, weights: Array) -> Array:
+    r"""Return C of the regression of a view on its own vectors: :math:`\hat x = \bar x + zC`, z of rows.
+
+    With the vectors :math:`Z = XM` of the training rows and :math:`X = USV^\top`,
+
+    .. math:: C = (Z^\top Z)^{+} Z^\top X = (S V^\top M)^{+} S V^\top .
+
+    ``weights`` are M, the map of a view for a task, which contains its weighting and polish. Where M has as
+    many columns as the view has directions, the features come back as they were.
+    """
+    xp = namespace(s)
+    inner = s[:, None] * multiply(weights.T, v).T
+    # Columns that a weighting has made small are as good as the others.
+    lengths = xp.linalg.vector_norm(inner, axis=0)
+    lengths = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
+    left, values, right = map_lapack(svd, [inner / lengths], inner)[0]
+    kept = int(xp.count_nonzero(values > max(inner.shape) * float(xp.finfo(values.dtype).eps) * values[0]))
+    inverse = right[:kept, :].T / values[:kept] / lengths[:, None]
+    return multiply(v, (multiply(inverse, left[:, :kept].T) * s).T).T
