@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from cca_zoo import linear as cca_zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,6 +129,29 @@ def test_features_in_very_different_units_keep_their_loadings(rng):
     expected = loadings(AWCCA(params=(0, 0)).fit(x, y))
     result = loadings(AWCCA(params=(0, 0)).fit(x * units, y))
     np.testing.assert_allclose(np.abs(result.x), np.abs(expected.x), atol=1e-6)
+
+
+def test_a_sparse_view_has_the_loadings_of_a_dense_one(rng, monkeypatch):
+    monkeypatch.setattr("diptych.cca._spectra._SMALL", 100)  # small views are made dense
+    monkeypatch.setattr("diptych.stats._loadings._DIRECTIONS", 7)
+    for rows, columns in ((40, 90), (90, 40)):
+        x = scipy.sparse.random_array((rows, columns), density=0.3, rng=rng, format="csr")
+        y = x.toarray()[:, :5] + 0.1 * rng.normal(size=(rows, 5))
+        model = AWCCA(params=(0.5, 0.5), n_components=3)
+        result, expected = (loadings(model.fit(view, y)) for view in (x, x.toarray()))
+        for name in ("x", "y", "x_cross", "y_cross"):
+            np.testing.assert_allclose(getattr(result, name), getattr(expected, name), atol=1e-8)
+
+
+def test_weights_of_pairs_are_those_of_the_fit(rng):
+    x = rng.normal(size=(50, 3))
+    y = x + rng.normal(size=(50, 3))
+    times = rng.integers(0, 3, size=50)
+    model = AWCCA(params=(1.0, 1.0))
+    result = loadings(model.fit(x, y, sample_weight=times))
+    expected = loadings(model.fit(np.repeat(x, times, axis=0), np.repeat(y, times, axis=0)))
+    np.testing.assert_allclose(result.x, expected.x, atol=1e-10)
+    np.testing.assert_allclose(result.y_redundancy, expected.y_redundancy, atol=1e-10)
 
 
 def test_each_task_has_its_own_loadings():
