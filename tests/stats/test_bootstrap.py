@@ -1,5 +1,6 @@
 """Bootstrap intervals: against refits of AWCCA, their coverage, alignment, blocks and engines."""
 
+import logging
 from functools import reduce
 
 import numpy as np
@@ -142,6 +143,21 @@ def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
     monkeypatch.setattr(module, "_BLOCK_BYTES", 8 * 30 * 3 * 5)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=Here(), **options), expected)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
+
+
+@pytest.mark.slow
+def test_a_cluster_returns_the_same_intervals():
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    from diptych.distributed import DaskEngine
+
+    (x, y, pairing), _ = make_pairs(5, n=60, m_x=40)
+    model = AWCCA(params=(10.0, 10.0)).fit(x, y, pairing)
+    options = {"n_resamples": 70, "n_components": 3}
+    expected = bootstrap(model, x, y, pairing, **options)
+    local = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    with distributed.LocalCluster(n_workers=2, **local) as cluster, distributed.Client(cluster) as client:
+        result = bootstrap(model, x, y, pairing, engine=DaskEngine(client), **options)
+    assert_same(result, expected)
 
 
 def test_backends_and_devices_agree(backend):

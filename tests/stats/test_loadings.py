@@ -165,11 +165,7 @@ def test_each_task_has_its_own_loadings():
 
 def test_names_of_features_are_those_of_the_data_frame():
     data = load_linnerud(as_frame=True)
-    model = AWCCA(params=(0, 0)).fit(data.target, data.data)
-    # Set here as well, so that the test does not depend on where the names come from.
-    model.feature_names_in_ = np.array(data.target.columns, dtype=object)
-    model.y_feature_names_in_ = np.array(data.data.columns, dtype=object)
-    result = loadings(model)
+    result = loadings(AWCCA(params=(0, 0)).fit(data.target, data.data))
     assert isinstance(result.x, pd.DataFrame)
     assert list(result.x.index) == ["Weight", "Waist", "Pulse"]
     assert result.y_cross.loc["Chins", 1] == pytest.approx(-0.5789, abs=5e-5)
@@ -196,6 +192,15 @@ def test_too_many_components_are_refused(rng):
     assert loadings(model, n_components=2).x.shape == (3, 2)
     with pytest.raises(InputError, match="give 1 to 3"):
         loadings(model, n_components=4)
+
+
+def test_a_loaded_model_has_the_same_loadings(tmp_path):
+    data = load_linnerud(as_frame=True)
+    model = AWCCA(params=(1.0, 2.0)).fit(data.target, data.data)
+    model.save(tmp_path / "model")
+    result, expected = loadings(AWCCA.load(tmp_path / "model")), loadings(model)
+    np.testing.assert_allclose(result.x, expected.x, atol=1e-12)
+    np.testing.assert_allclose(result.y_redundancy, expected.y_redundancy, atol=1e-12)
 
 
 def test_a_model_without_spectra_is_refused(rng):

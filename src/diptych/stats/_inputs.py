@@ -39,11 +39,9 @@ class Problem:
 
     def count_components(self, n_components: int | None) -> int:
         """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
-        most = check_components(self.spectra, *self.filters, None)
-        if n_components is None:
-            return min(COMPONENTS, most)
-        check_count(n_components, "n_components")
-        return check_components(self.spectra, *self.filters, n_components) and n_components
+        wanted = None if n_components is None else check_count(n_components, "n_components")
+        most = check_components(self.spectra, *self.filters, wanted)
+        return min(COMPONENTS, most) if wanted is None else wanted
 
 
 def prepare(model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | None = None) -> Problem:
