@@ -1,5 +1,6 @@
 """Bootstrap intervals: against refits of AWCCA, their coverage, alignment, blocks and engines."""
 
+import logging
 from functools import reduce
 
 import numpy as np
@@ -144,6 +145,21 @@ def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
 
 
+@pytest.mark.slow
+def test_a_cluster_returns_the_same_intervals():
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    from diptych.distributed import DaskEngine
+
+    (x, y, pairing), _ = make_pairs(5, n=60, m_x=40)
+    model = AWCCA(params=(10.0, 10.0)).fit(x, y, pairing)
+    options = {"n_resamples": 70, "n_components": 3}
+    expected = bootstrap(model, x, y, pairing, **options)
+    local = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    with distributed.LocalCluster(n_workers=2, **local) as cluster, distributed.Client(cluster) as client:
+        result = bootstrap(model, x, y, pairing, engine=DaskEngine(client), **options)
+    assert_same(result, expected)
+
+
 def test_backends_and_devices_agree(backend):
     (x, y, pairing), _ = make_pairs(6)
     options = {"n_resamples": 20, "n_components": 2}
@@ -282,10 +298,13 @@ def test_rows_without_captions_are_left_out():
     assert_same(bootstrap((30.0, 30.0), extra, y, pairing, **options), expected)
 
 
-def test_a_constant_feature_has_no_loading(rng):
-    x = np.insert(rng.normal(size=(60, 3)), 1, 0.1, axis=1)
+@pytest.mark.parametrize("feature", ["constant", "far smaller than the others"])
+def test_a_feature_that_spectra_do_not_resolve_has_no_loading(rng, feature):
+    own = np.full(60, 1e9 / 3) if feature == "constant" else 1e-10 * rng.normal(size=60)
+    x = np.insert(rng.normal(size=(60, 3)), 1, own, axis=1)
     y = x[:, [0, 2]] + rng.normal(size=(60, 2))
-    side = bootstrap((1.0, 1.0), x, y, n_resamples=20).x_loadings
+    model = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y)
+    side = bootstrap(model, x, y, n_resamples=20).x_loadings
     for part in (side.estimate, side.low, side.high):
         assert np.isnan(part[1]).all()
         assert np.isfinite(np.delete(part, 1, axis=0)).all()
@@ -348,6 +367,8 @@ def test_wrong_models_are_refused(rng):
         bootstrap("model", x, y)
     with pytest.raises(InputError, match="X has 3 features, but the model was fitted on 2"):
         bootstrap(AWCCA(params=(1.0, 1.0)).fit(x[:, :2], y), x, y)
+    with pytest.raises(InputError, match="sample weights, which resampling does not take"):
+        bootstrap(AWCCA(params=(1.0, 1.0)).fit(x, y, sample_weight=np.arange(30.0)), x, y)
     with pytest.raises(ValueError, match="not fitted"):
         bootstrap(AWCCA(params=(1.0, 1.0)), x, y)
 

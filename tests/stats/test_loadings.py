@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from cca_zoo import linear as cca_zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,6 +131,29 @@ def test_features_in_very_different_units_keep_their_loadings(rng):
     np.testing.assert_allclose(np.abs(result.x), np.abs(expected.x), atol=1e-6)
 
 
+def test_a_sparse_view_has_the_loadings_of_a_dense_one(rng, monkeypatch):
+    monkeypatch.setattr("diptych.cca._spectra._SMALL", 100)  # small views are made dense
+    monkeypatch.setattr("diptych.stats._loadings._DIRECTIONS", 7)
+    for rows, columns in ((40, 90), (90, 40)):
+        x = scipy.sparse.random_array((rows, columns), density=0.3, rng=rng, format="csr")
+        y = x.toarray()[:, :5] + 0.1 * rng.normal(size=(rows, 5))
+        model = AWCCA(params=(0.5, 0.5), n_components=3)
+        result, expected = (loadings(model.fit(view, y)) for view in (x, x.toarray()))
+        for name in ("x", "y", "x_cross", "y_cross"):
+            np.testing.assert_allclose(getattr(result, name), getattr(expected, name), atol=1e-8)
+
+
+def test_weights_of_pairs_are_those_of_the_fit(rng):
+    x = rng.normal(size=(50, 3))
+    y = x + rng.normal(size=(50, 3))
+    times = rng.integers(0, 3, size=50)
+    model = AWCCA(params=(1.0, 1.0))
+    result = loadings(model.fit(x, y, sample_weight=times))
+    expected = loadings(model.fit(np.repeat(x, times, axis=0), np.repeat(y, times, axis=0)))
+    np.testing.assert_allclose(result.x, expected.x, atol=1e-10)
+    np.testing.assert_allclose(result.y_redundancy, expected.y_redundancy, atol=1e-10)
+
+
 def test_each_task_has_its_own_loadings():
     (x, y, pairing), _ = make_pairs(2)
     model = AWCCA(params={"search": (1.0, 1.0), "annotate": (100.0, 50.0)}).fit(x, y, pairing)
@@ -141,11 +165,7 @@ def test_each_task_has_its_own_loadings():
 
 def test_names_of_features_are_those_of_the_data_frame():
     data = load_linnerud(as_frame=True)
-    model = AWCCA(params=(0, 0)).fit(data.target, data.data)
-    # Set here as well, so that the test does not depend on where the names come from.
-    model.feature_names_in_ = np.array(data.target.columns, dtype=object)
-    model.y_feature_names_in_ = np.array(data.data.columns, dtype=object)
-    result = loadings(model)
+    result = loadings(AWCCA(params=(0, 0)).fit(data.target, data.data))
     assert isinstance(result.x, pd.DataFrame)
     assert list(result.x.index) == ["Weight", "Waist", "Pulse"]
     assert result.y_cross.loc["Chins", 1] == pytest.approx(-0.5789, abs=5e-5)
@@ -172,6 +192,15 @@ def test_too_many_components_are_refused(rng):
     assert loadings(model, n_components=2).x.shape == (3, 2)
     with pytest.raises(InputError, match="give 1 to 3"):
         loadings(model, n_components=4)
+
+
+def test_a_loaded_model_has_the_same_loadings(tmp_path):
+    data = load_linnerud(as_frame=True)
+    model = AWCCA(params=(1.0, 2.0)).fit(data.target, data.data)
+    model.save(tmp_path / "model")
+    result, expected = loadings(AWCCA.load(tmp_path / "model")), loadings(model)
+    np.testing.assert_allclose(result.x, expected.x, atol=1e-12)
+    np.testing.assert_allclose(result.y_redundancy, expected.y_redundancy, atol=1e-12)
 
 
 def test_a_model_without_spectra_is_refused(rng):

@@ -161,8 +161,9 @@ def bootstrap(
     Notes
     -----
     Where two correlations are nearly equal, their components can mix freely, and only the plane that they
-    span is determined. Matching shows that as wide intervals. ``benchmarks/bootstrap.py`` compares the
-    coverage of both alignments.
+    span is determined. Matching shows that as wide intervals. For correlations of 0.7 and 0.68 and 400 pairs,
+    the 95 % intervals of loadings contain the truth in 92 % of cases with matching, and in 53 % with a
+    Procrustes rotation (``python benchmarks/bootstrap.py coverage``).
 
     A resample of a view is the view with integer weights. It is decomposed in the coordinates of the view's
     singular directions, through the smaller of its Gram matrices, so that the number of features does not

@@ -39,11 +39,9 @@ class Problem:
 
     def count_components(self, n_components: int | None) -> int:
         """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
-        most = check_components(self.spectra, *self.filters, None)
-        if n_components is None:
-            return min(COMPONENTS, most)
-        check_count(n_components, "n_components")
-        return check_components(self.spectra, *self.filters, n_components) and n_components
+        wanted = None if n_components is None else check_count(n_components, "n_components")
+        most = check_components(self.spectra, *self.filters, wanted)
+        return min(COMPONENTS, most) if wanted is None else wanted
 
 
 def prepare(model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | None = None) -> Problem:
@@ -78,6 +76,11 @@ def prepare(model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | 
             )
     found = spectra(x, y, pairing, solver=model.solver, precision=model.precision)
     before = getattr(model, "spectra_", None)  # a model of a retriever's folder has none
+    if before is not None and before.weight is not None:
+        raise InputError(
+            "the model was fitted with sample weights, which resampling does not take; fit it without, or "
+            "give (γ_x, γ_y)."
+        )
     factor = 1.0 if before is None else found.count / before.count
     filter_x, filter_y = (scale_filter(own, factor) for own in filters_of(model.models_)[task])
     return Problem(x, y, pairing, found, (filter_x, filter_y), names_x, names_y)

@@ -13,6 +13,7 @@ from diptych._checks import InputError, Task, check_count, check_task
 from diptych.cca._canonical import CanonicalModel, keep_components
 from diptych.cca._filters import Floats
 from diptych.cca._fitted import FittedAWCCA
+from diptych.cca._sparse import SparseVectors, multiply_any
 from diptych.cca._spectra import Spectra
 from diptych.stats._inputs import COMPONENTS, names_of
 from diptych.stats._tables import SHOWN_FEATURES, format_table, import_pandas, make_frame, make_labels
@@ -23,6 +24,8 @@ _TABLES = {
     "x_cross": "Cross loadings of X, on the variates of Y",
     "y_cross": "Cross loadings of Y, on the variates of X",
 }
+_DIRECTIONS = 256  # of a view, whose lengths are added up at a time
+
 _MEASURES = ("correlations", "x_variance", "x_redundancy", "y_variance", "y_redundancy")
 
 
@@ -172,7 +175,7 @@ def make_loadings(
     t0 = spectra.t0
     # Weights in the coordinates of the singular directions; a variate is a combination of those alone.
     u, v = (
-        xp.astype(directions, xp.float64).T @ xp.astype(weights, xp.float64)
+        multiply_any(xp.astype(weights, directions.dtype).T, directions).T
         for directions, weights in ((spectra.v_x, model.x_weights), (spectra.v_y, model.y_weights))
     )
     own_x, own_y = (
@@ -204,7 +207,7 @@ def make_loadings(
 def _correlate(s: Array, directions: Array, products: Array, variates: Array, spectra: Spectra) -> Floats:
     """Return correlations of features with variates, of which both are given in singular directions."""
     xp = namespace(s)
-    deviations = xp.linalg.vector_norm(directions * s, axis=1)
+    deviations = _feature_lengths(directions * s)
     # Of a feature with less than the resolution of the spectra, only rounding error is left.
     n, p = spectra.count, int(directions.shape[0])
     epsilon = float(xp.finfo(xp.float64).eps)
@@ -213,6 +216,18 @@ def _correlate(s: Array, directions: Array, products: Array, variates: Array, sp
     safe = xp.where(varies, deviations, xp.ones_like(deviations))
     table = (directions @ products) / (safe[:, None] * xp.linalg.vector_norm(variates, axis=0))
     return np.where(to_numpy(varies)[:, None], np.clip(to_numpy(table), -1.0, 1.0), np.nan)
+
+
+def _feature_lengths(scaled: Array) -> Array:
+    """Return the lengths of the rows of V S, a block of directions at a time: those of a sparse view may be
+    too large to write out.
+    """
+    size, step, total = int(scaled.shape[1]), _DIRECTIONS, 0.0
+    xp = namespace(scaled) if not isinstance(scaled, SparseVectors) else np
+    for start in range(0, size, step):
+        block = xp.asarray(scaled[:, start : start + step])
+        total = total + xp.sum(block * block, axis=1)
+    return xp.sqrt(total)
 
 
 def as_table(values: Floats, names: list[str] | None) -> Any:
