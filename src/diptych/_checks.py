@@ -50,6 +50,10 @@ class NotFiniteError(InputError):
     """A view contains NaN or infinity."""
 
 
+class NotNumbersError(InputError, TypeError):
+    """A view contains objects that are no numbers, which scikit-learn reports as a ``TypeError``."""
+
+
 class DataWarning(UserWarning):
     """The data or the settings may give poor results; the message says why and what to do."""
 
@@ -256,6 +260,8 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
             view = np.asarray(view)
         except ValueError as error:
             raise InputError(f"{name} could not be read as an array: {error}.") from None
+        if view.dtype == object and (pandas := sys.modules.get("pandas")) is not None:
+            view = np.where(pandas.isna(view), np.nan, view)  # pandas has missing values that are no floats
     if view.ndim != 2:
         raise InputError(
             f"{name} has {view.ndim} dimension(s); expected 2 (rows are items, columns are features). "
@@ -408,7 +414,8 @@ def _as_real_float(view: Array, name: str) -> Array:
         try:
             view = view.astype(np.float64)
         except (TypeError, ValueError) as error:
-            raise InputError(f"{name} has values that are not numbers ({error}); give numbers.") from None
+            kind = NotNumbersError if isinstance(error, TypeError) else InputError
+            raise kind(f"{name} has values that are not numbers ({error}); give numbers.") from None
     if xp.isdtype(view.dtype, "complex floating"):
         raise InputError(f"{name}: Complex data not supported (dtype {view.dtype}); give real numbers.")
     if view.dtype in (xp.float32, xp.float64):

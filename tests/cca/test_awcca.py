@@ -201,7 +201,7 @@ def test_normalisation_is_part_of_the_model(rng, tmp_path):
     by_hand = by_hand[0] / np.linalg.norm(by_hand[0], axis=1, keepdims=True), by_hand[1]
     other = AWCCA(grid=4).fit(*by_hand, pairing, validation=(*by_hand, pairing))
     np.testing.assert_allclose(given.transform(x, y)[0], other.transform(*by_hand)[0], atol=1e-9)
-    np.testing.assert_allclose(given.transform(y=y), other.transform(Y=by_hand[1]), atol=1e-9)
+    np.testing.assert_allclose(given.transform(y=y), other.transform(y=by_hand[1]), atol=1e-9)
     given.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
     assert loaded.normalize == ("sqrt-unit", "unit")
