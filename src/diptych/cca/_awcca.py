@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags, TransformerTags
 from sklearn.utils._set_output import _get_container_adapter
-from sklearn.utils.validation import _get_feature_names, validate_data
+from sklearn.utils.validation import _check_feature_names_in, _get_feature_names, validate_data
 
 from diptych._arrays import Array, fields_to_numpy, move_like, to_numpy
 from diptych._checks import (
@@ -70,7 +70,7 @@ from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
 
 
-class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     r"""Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
 
     One model per task: ``"search"`` finds rows of X (images) for a row of Y (a caption), ``"annotate"`` finds
@@ -405,6 +405,21 @@ class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             values.append(chosen(ranks(*vectors, pairing, task=each, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
+        """Return the names of the components of a search, for ``set_output`` and pipelines.
+
+        ``input_features`` are compared with the names in ``fit``, as everywhere in scikit-learn.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> AWCCA(params=(1.0, 1.0)).fit(x, x[:, :2]).get_feature_names_out()
+        array(['awcca0', 'awcca1'], dtype=object)
+        """
+        self._check_fitted()
+        _check_feature_names_in(self, input_features, generate_names=False)
+        return _name_components(int(self.models_["search"].correlations.shape[0]))
+
     def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
         """Fit the ``Moments`` of normalised training pairs.
 
@@ -525,19 +540,13 @@ class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         elif (names := _get_feature_names(y)) is not None:
             self.y_feature_names_in_ = names
 
-    @property
-    def _n_features_out(self) -> int:
-        """The number of components of a search, for ``get_feature_names_out``."""
-        return int(self.models_["search"].correlations.shape[0])
-
     def _label_vectors(self, vectors: Array, view: Any) -> Any:
         adapter = _get_container_adapter("transform", self)
         if adapter is None:
             return vectors
         # A pair of vectors has two indices, and the tasks may differ in dimension: scikit-learn's own
         # wrapper knows neither.
-        columns = np.asarray([f"awcca{at}" for at in range(vectors.shape[1])], dtype=object)
-        return adapter.create_container(to_numpy(vectors), view, columns=columns)
+        return adapter.create_container(to_numpy(vectors), view, columns=_name_components(vectors.shape[1]))
 
     _html_repr = to_html  # scikit-learn's hook for notebooks
 
@@ -549,7 +558,7 @@ class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         tags.target_tags.two_d_labels = True
         tags.target_tags.multi_output = True
         tags.array_api_support = True
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = not (self.params is None and self.selection != "validation")
         return tags
 
     def check_parameters(self) -> None:
@@ -592,6 +601,10 @@ class AWCCA(FittedAWCCA, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.models_ = DeferredModels(points, made, fit.device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
+
+
+def _name_components(count: int) -> np.ndarray[Any, Any]:
+    return np.asarray([f"awcca{at}" for at in range(count)], dtype=object)
 
 
 def _apply(vectors: Array, matrix: Array, mean: Array) -> Array:

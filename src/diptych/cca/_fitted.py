@@ -469,7 +469,8 @@ def second_view(Y: Any) -> Any:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
     if is_sparse(Y):
         return Y
-    y = Y if is_array_api_obj(Y) or hasattr(Y, "columns") or not hasattr(Y, "__len__") else np.asarray(Y)
+    plain = not is_array_api_obj(Y) and not hasattr(Y, "columns")
+    y = np.asarray(Y) if plain and (hasattr(Y, "__len__") or hasattr(Y, "__array__")) else Y
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
 
 

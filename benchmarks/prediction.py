@@ -1,0 +1,162 @@
+"""Prediction of held-out features on Flickr8k: AWCCA beside scikit-learn's Ridge, tuned the same way.
+
+``python benchmarks/prediction.py``: ResNet-50 × MiniLM, official split, float64, both directions. Both choose
+from the same penalties by R² on the validation pairs; the reduced rank is chosen there too, at that penalty.
+The models are fitted on the training pairs. The test split is read once, by the chosen ones.
+
+``--validation`` shows the validation pairs instead, and leaves the test split alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from measuring import (
+    check_committed,
+    load_flickr8k,
+    log_test_run,
+    pin_threads,
+    record,
+    split_flickr8k,
+    time_call,
+)
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--validation", action="store_true", help="show validation pairs, not the test split")
+parser.add_argument("--uncommitted", action="store_true", help="allow changes of this file to be uncommitted")
+options = parser.parse_args()
+pin_threads(options.threads)
+
+import numpy as np  # noqa: E402
+from sklearn.decomposition import PCA  # noqa: E402
+from sklearn.linear_model import Ridge  # noqa: E402
+from sklearn.metrics import r2_score  # noqa: E402
+
+from diptych import AWCCA  # noqa: E402
+from diptych.cca import Moments  # noqa: E402
+
+PENALTIES = [float(value) for value in np.logspace(-1, 6, 15)]
+RANKS = [8, 16, 32, 64, 128, 256]
+LEADING = 10
+"""Principal components of the view that is predicted, computed on the training pairs."""
+
+Views = tuple[np.ndarray, np.ndarray]
+Predict = Callable[[np.ndarray], np.ndarray]
+
+
+def correlate(expected: np.ndarray, predicted: np.ndarray) -> float:
+    """Return the mean over columns of the correlation of two matrices, in percent."""
+    one, other = (view - view.mean(axis=0) for view in (expected, predicted))
+    lengths = np.linalg.norm(one, axis=0) * np.linalg.norm(other, axis=0)
+    return 100 * float(np.mean((one * other).sum(axis=0)[lengths > 0] / lengths[lengths > 0]))
+
+
+def tune_ridge(training: Views, validation: Views) -> tuple[Ridge, float]:
+    """Return the ridge regression of the penalty that is best on validation pairs, and the penalty."""
+
+    def evaluate(penalty: float) -> tuple[float, float, Ridge]:
+        model = Ridge(alpha=penalty).fit(*training)
+        return r2_score(validation[1], model.predict(validation[0])), penalty, model
+
+    _, penalty, model = max((evaluate(penalty) for penalty in PENALTIES), key=lambda result: result[0])
+    return model, penalty
+
+
+def tune_awcca(moments: Moments, validation: tuple) -> dict[str, tuple[Predict, float]]:
+    """Return the prediction and the penalty that are best on validation pairs, for each direction."""
+    x, y, pairing = validation
+    best: dict[str, tuple[float, Predict, float]] = {}
+    for penalty in PENALTIES:
+        model = AWCCA(params=(penalty, penalty)).fit_moments(moments)
+        for name, predict, own, other in (
+            ("X → Y", model.predict, x[pairing], y),
+            ("Y → X", model.predict_x, y, x[pairing]),
+        ):
+            value = r2_score(other, predict(own))
+            if name not in best or value > best[name][0]:
+                best[name] = value, predict, penalty
+    return {name: (predict, penalty) for name, (_, predict, penalty) in best.items()}
+
+
+def tune_rank(moments: Moments, validation: tuple, penalties: tuple[float, float]) -> dict[str, tuple]:
+    """Return the prediction and the rank that are best on validation pairs at given penalties."""
+    x, y, pairing = validation
+    best: dict[str, tuple[float, Predict, int]] = {}
+    for rank in RANKS:
+        model = AWCCA(params=penalties, n_components=rank).fit_moments(moments)
+        for name, predict, own, other in (
+            ("X → Y", model.predict, x[pairing], y),
+            ("Y → X", model.predict_x, y, x[pairing]),
+        ):
+            value = r2_score(other, predict(own))
+            if name not in best or value > best[name][0]:
+                best[name] = value, predict, rank
+    return {name: (predict, rank) for name, (_, predict, rank) in best.items()}
+
+
+def main() -> None:
+    committed = False
+    if not options.validation:
+        committed = check_committed(Path(__file__).resolve(), options.uncommitted)
+    x, y, pairing = load_flickr8k("resnet50", "minilm")
+    training, validation, test = split_flickr8k(x.astype(np.float64), y.astype(np.float64), pairing)
+    pairs = {
+        "X → Y": [(own[0][own[2]], own[1]) for own in (training, validation)],
+        "Y → X": [(own[1], own[0][own[2]]) for own in (training, validation)],
+    }
+    chosen: list[tuple[str, str, Predict, str, float]] = []
+
+    summed, moments = time_call(lambda: Moments.of(*training))
+    tuning, awcca = time_call(lambda: tune_awcca(moments, validation))
+    penalties = awcca["X → Y"][1], awcca["Y → X"][1]
+    ranking, reduced = time_call(lambda: tune_rank(moments, validation, penalties))
+    retrieving, selected = time_call(lambda: AWCCA().fit(*training, validation=validation))
+    for name, (own_training, own_validation) in pairs.items():
+        seconds, (ridge, penalty) = time_call(
+            lambda own=(own_training, own_validation): tune_ridge(*own)  # type: ignore[misc]
+        )
+        chosen.append((name, "Ridge", ridge.predict, f"alpha = {penalty:.3g}", seconds))
+        chosen.append((name, "AWCCA", awcca[name][0], f"γ = {awcca[name][1]:.3g}", summed + tuning))
+        predict, rank = reduced[name]
+        chosen.append((name, "AWCCA, reduced rank", predict, f"{rank} components", summed + ranking))
+        predict = selected.predict if name == "X → Y" else selected.predict_x
+        own_filter = (
+            selected.models_["search"].filter_x if name == "X → Y" else selected.models_["annotate"].filter_y
+        )
+        chosen.append((name, "AWCCA, γ by retrieval", predict, str(own_filter), retrieving))
+
+    shown = validation if options.validation else test
+    rows = []
+    for name, model, predict, choice, seconds in chosen:
+        own, other = (shown[0][shown[2]], shown[1]) if name == "X → Y" else (shown[1], shown[0][shown[2]])
+        predicted = predict(own)
+        leading = PCA(LEADING).fit(pairs[name][0][1])
+        rows.append(
+            {
+                "predicted": "text from image" if name == "X → Y" else "image from text",
+                "model": model,
+                "chosen on validation": choice,
+                "R², %": f"{100 * r2_score(other, predicted):.2f}",
+                "correlation, mean over features": f"{correlate(other, predicted):.2f}",
+                f"of the first {LEADING} principal components": f"{correlate(leading.transform(other), leading.transform(predicted)):.2f}",
+                "seconds": f"{seconds:.1f}",
+            }
+        )
+    note = (
+        f"{'Validation' if options.validation else 'Test'} pairs; correlations in percent. "
+        f"{len(PENALTIES)} penalties from {PENALTIES[0]:g} to {PENALTIES[-1]:g}, {len(RANKS)} ranks. "
+        "Seconds: of choosing and fitting; those of AWCCA are of both directions together, and its moments "
+        f"({summed:.1f} s) are summed once."
+    )
+    if options.validation:
+        print(*rows, note, sep="\n")
+        return
+    record("prediction", rows, note)
+    log_test_run(Path(__file__).resolve(), committed, rows)
+
+
+if __name__ == "__main__":
+    main()
