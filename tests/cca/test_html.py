@@ -67,6 +67,7 @@ def test_no_model_is_made_for_display():
     x, y = make_views(600, 300, 290)
     model = AWCCA(params=(9.0, 9.0)).fit(x, y)
     assert "are computed when" in summary(model)
+    assert "models_" in dir(model)
     assert not model.models_.made
     first = model.models_["search"].correlations[0]
     assert f"{first:.3f}" in summary(model)

@@ -93,16 +93,12 @@ def test_filled_markers_are_significant(test):
 
 
 def test_the_band_has_the_quantiles_of_the_null(test):
-    null = np.tile(np.linspace(0.0, 1.0, 101)[:, None], (1, 2))
-    even = np.full(null.shape, 1 / 101)
-    low = even.copy()
-    low[51:] = 0.0  # only what is up to 0.5 counts
-    weights = np.column_stack([even[:, 0], low[:, 1] / low[:, 1].sum()])
+    null = np.tile(np.linspace(0.0, 1.0, 101)[:, None], (1, 2)) * [1.0, 0.5]
     two = {name: getattr(test, name)[:2] for name in ("correlations", "p_values", "p_corrected")}
-    figure = draw_correlations(dataclasses.replace(test, null=null, null_weights=weights, **two))
+    figure = draw_correlations(dataclasses.replace(test, null=null, **two))
     bars = figure.axes[0].containers[0].patches
-    np.testing.assert_allclose([bar.get_y() for bar in bars], [0.05, 0.02], atol=1e-9)
-    np.testing.assert_allclose([bar.get_y() + bar.get_height() for bar in bars], [0.95, 0.48], atol=1e-9)
+    np.testing.assert_allclose([bar.get_y() for bar in bars], [0.05, 0.025])
+    np.testing.assert_allclose([bar.get_y() + bar.get_height() for bar in bars], [0.95, 0.475])
 
 
 def test_intervals_and_held_out_correlations_have_a_panel(test, model, views, intervals):
@@ -125,10 +121,8 @@ def test_any_number_of_components_is_drawn_without_overlap(test, intervals, size
     sigma = np.sort(rng.uniform(size=size))[::-1]
     p_values = np.sort(rng.uniform(0.0001, 1.0, size=size))
     null = rng.uniform(size=(50, size))
-    other = dataclasses.replace(
-        test, correlations=sigma, p_values=p_values, p_corrected=p_values, null=null,
-        null_weights=np.full(null.shape, 1 / 50),
-    )  # fmt: skip
+    values = {"correlations": sigma, "p_values": p_values, "p_corrected": p_values, "null": null}
+    other = dataclasses.replace(test, **values)
     more = {}
     if panels == 2:
         own = dataclasses.replace(intervals.correlations, estimate=sigma, low=sigma - 0.1, high=sigma)

@@ -106,9 +106,8 @@ def draw_correlations(
 
 def _draw_test(axes: Any, test: PermutationTest) -> list[Any]:
     """Draw the test; return what the legend shows."""
-    sigma, p_values, null, weights = (
-        _check_finite(getattr(test, name), f"test.{name}")
-        for name in ("correlations", "p_corrected", "null", "null_weights")
+    sigma, p_values, null = (
+        _check_finite(getattr(test, name), f"test.{name}") for name in ("correlations", "p_corrected", "null")
     )
     places = np.arange(1, len(sigma) + 1)
     drawn: list[Any] = []
@@ -118,7 +117,7 @@ def _draw_test(axes: Any, test: PermutationTest) -> list[Any]:
             style = {"markerfacecolor": fill, "markersize": 6.0 if len(sigma) <= 25 else 3.0}
             words = f"observed, corrected p {sign} {LEVEL}"
             drawn += axes.plot(places[chosen], sigma[chosen], "o", color="black", label=words, **style)
-    low, middle, high = _weighted_quantiles(null, weights, (0.05, 0.5, 0.95))
+    low, middle, high = np.quantile(null, (0.05, 0.5, 0.95), axis=0)
     band = {"color": "0.85", "edgecolor": "0.6", "linewidth": 0.6, "label": "permuted pairs, 5% to 95%"}
     drawn.append(axes.bar(places, high - low, bottom=low, width=0.8, zorder=1, **band))
     line = {"color": "0.45", "linewidth": 1.2, "label": "permuted pairs, median"}
@@ -509,15 +508,6 @@ def _views_of(loadings: Loadings) -> list[tuple[Any, Any, list[str]]]:
 
 def _count(prefix: str, total: int) -> list[str]:
     return [f"{prefix}{i}" for i in range(total)]
-
-
-def _weighted_quantiles(values: Any, weights: Any, shares: Sequence[float]) -> Any:
-    """Return, for each share, the smallest value of each column that has at least that share below it."""
-    order = np.argsort(values, axis=0)
-    values, sums = np.take_along_axis(values, order, axis=0), np.take_along_axis(weights, order, axis=0)
-    sums = np.cumsum(sums, axis=0)
-    places = [np.argmax(sums >= share * sums[-1], axis=0) for share in shares]
-    return np.stack([np.take_along_axis(values, place[None], axis=0)[0] for place in places])
 
 
 def _largest(sizes: Any, most: int) -> Any:
