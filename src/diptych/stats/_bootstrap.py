@@ -12,7 +12,7 @@ import numpy as np
 from diptych._arrays import Array, count_groups, fields_to_numpy, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_number, check_seed
 from diptych._threads import map_parallel, multiply, one_blas_thread, progress_bar
-from diptych.cca import Engine, Spectra, Tikhonov, TruncatedSVD, regularized_cca
+from diptych.cca import CanonicalModel, Engine, Spectra, Tikhonov, TruncatedSVD, regularized_cca
 from diptych.cca._canonical import forced_ones
 from diptych.cca._deferred import Filters, copy_fields
 from diptych.cca._filters import AnyFilter, Floats
@@ -194,7 +194,6 @@ def bootstrap(
         wanted = problem.count_components(n_components)
         _check_memory(problem.spectra, n_resamples, wanted)
         estimate = regularized_cca(problem.spectra, *problem.filters, wanted)
-        wanted = int(estimate.correlations.shape[0])
         seed = np.random.SeedSequence().entropy if random_state is None else random_state
         sample = _make_sample(problem, estimate, blocks, int(seed))  # type: ignore[arg-type]
         refits = _refit(sample, n_resamples, engine, device)
@@ -226,9 +225,10 @@ def bootstrap(
 class _View:
     """One view to resample.
 
-    ``rows`` are its rows in coordinates in which the columns are orthogonal, of lengths ``s``; a direction of
-    these coordinates is ``to_weights`` of weights of the features, and ``to_features`` of features.
-    ``reference`` are the variates of the estimate, of length 1, in directions of length 1.
+    ``rows`` are in coordinates whose columns are orthogonal, of lengths ``s``: those of the singular
+    directions. ``to_weights`` turns weights of the coordinates into weights of the features, ``to_features``
+    products with the coordinates into products with the features. ``reference`` are the variates of the
+    estimate, of length 1, as combinations of the columns at length 1.
     """
 
     centred: Array
@@ -285,7 +285,7 @@ class _Piece:
     device: str | None
 
 
-def _make_sample(problem: Problem, estimate: Any, blocks: Any, seed: int) -> _Sample:
+def _make_sample(problem: Problem, estimate: CanonicalModel, blocks: Any, seed: int) -> _Sample:
     found, (filter_x, filter_y) = problem.spectra, problem.filters
     n_x, owners = int(problem.x.shape[0]), to_numpy(problem.pairing)
     described = np.zeros(n_x, dtype=bool)

@@ -67,7 +67,7 @@ class ClassicalTests:
     def __str__(self) -> str:
         rows = (
             [
-                f"{k + 1} to {len(self.correlations)}" if first else "",
+                self._describe(k) if first else "",
                 f"{self.correlations[k]:.4f}" if first else "",
                 name,
                 f"{test.statistic[k]:.4f}",
@@ -94,6 +94,10 @@ class ClassicalTests:
         ]
         columns = ["component", "test", "correlation", "statistic", "F", "df1", "df2", "p"]
         return pandas.DataFrame(rows, columns=columns).set_index(["component", "test"])
+
+    def _describe(self, k: int) -> str:
+        last = len(self.correlations)
+        return f"{k + 1} to {last}" if k + 1 < last else str(last)
 
     def _rows(self) -> Iterator[tuple[int, str, FTest, bool]]:
         tests = {

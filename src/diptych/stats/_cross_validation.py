@@ -195,9 +195,9 @@ def _split(
     described = np.unique(to_numpy(pairing))
     groups = None if blocks is None else block_codes(blocks, pairing, n_x)[described]
     if not hasattr(cv, "split"):
-        parts = len(described) if groups is None else len(np.unique(groups))
+        parts, noun = (len(described), "row") if groups is None else (len(np.unique(groups)), "block")
         if check_count(cv, "cv", minimum=2) > parts:
-            raise InputError(f"cv={cv} is more than the {parts} rows or blocks there are; give at most that.")
+            raise InputError(f"cv={cv} folds need as many {noun}s, but there are {parts}; give fewer folds.")
         shuffled = KFold(cv, shuffle=True, random_state=check_seed(random_state))
         cv = shuffled if groups is None else GroupKFold(cv)
     for train, test in cv.split(described, groups=groups):
