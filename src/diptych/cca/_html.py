@@ -41,7 +41,7 @@ def to_html(model: AWCCA) -> str:
     shown = copy.copy(model)
     if "search" not in made:
         # The diagram lists the names of the components, and would count them by making the model.
-        vars(shown)["get_feature_names_out"] = None
+        shown.__dict__.update(get_feature_names_out=None)
     return f'{estimator_html_repr(shown)}{_STYLE}<div class="diptych-fit">{_describe_fit(model, made)}</div>'
 
 
