@@ -10,6 +10,8 @@ import sklearn
 from diptych import AWCCA
 from diptych.cca import SpectralFilter
 
+pytest.importorskip("sklearn", minversion="1.7", reason="scikit-learn before 1.7 has no hook for more HTML")
+
 
 def make_views(n=120, p=6, q=5):
     rng = np.random.default_rng(0)

@@ -202,6 +202,21 @@ def test_the_biplot_has_all_loadings_and_the_rows(model, views):
     np.testing.assert_allclose(np.linalg.norm(cloud, axis=1).max(), 1.0)
 
 
+def test_data_frames_are_drawn_with_their_names(views):
+    pandas = pytest.importorskip("pandas")
+    x, y = (
+        pandas.DataFrame(view, columns=[f"{n}{i}" for i in range(view.shape[1])])
+        for n, view in zip("ab", views, strict=True)
+    )
+    model = AWCCA(params=(1.0, 1.0)).set_output(transform="pandas").fit(x, y)
+    own = loadings(model)
+    figure = draw_biplot(own, variates=model.transform(x))
+    assert {text.get_text() for text in figure.axes[0].texts} == {*x.columns, *y.columns}
+    labels = [label.get_text() for label in draw_loadings(own).axes[1].get_yticklabels()]
+    assert sorted(labels) == sorted(y.columns)
+    assert len(draw_variates(model, x, y).axes[0].lines[0].get_xdata()) == len(x)
+
+
 def test_variates_have_their_correlation(model, views):
     x, y = views
     figure = draw_variates(model, x, y, component=1, held_out=make_views(seed=1))

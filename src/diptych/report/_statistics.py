@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_FEATURES = 60
 MOST_LABELS = 20
 """So many labels have room on one side of a biplot."""
-LONGEST_FEATURE, PANEL, LINE = 1.7, 2.8, 0.14
+LONGEST_FEATURE, PANEL, LINE = 1.5, 2.8, 0.14
 """Inches: the longest name of a feature, the width of a panel, and the height of a line of text."""
 LEVEL = 0.05
 """Components with a corrected p-value of at most this have a filled marker."""
@@ -230,7 +230,7 @@ def draw_loadings(
         axes.barh(places, values, height=0.66, color=color, alpha=0.75)
         if bars is not None:
             axes.errorbar(values, places, xerr=bars, fmt="none", ecolor="black", elinewidth=1.0, capsize=2.0)
-        axes.set_yticks(places, [shorten(names[i], LONGEST_FEATURE - 0.2) for i in shown], parse_math=False)
+        axes.set_yticks(places, [shorten(names[i], LONGEST_FEATURE) for i in shown], parse_math=False)
         axes.set_ylim(height - 0.4, -0.6)
         axes.set_xlim(-1.05, 1.05)
         axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
@@ -360,7 +360,7 @@ def _label_points(axes: Any, points: Any, names: Sequence[str], most: int) -> No
             axes.text(
                 1.17 * side,
                 height,
-                shorten(names[i], LONGEST_FEATURE - 0.2),
+                shorten(names[i], LONGEST_FEATURE),
                 fontsize=TEXT_SIZE - 1,
                 ha="left" if side > 0 else "right",
                 va="center",
