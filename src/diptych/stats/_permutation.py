@@ -147,13 +147,14 @@ def permutation_test(
 
     The removed components were the largest, and what remains is smaller than that: permutations whose largest
     correlation exceeds the last removed one are impossible, and the others are not equally likely. The joint
-    density of squared correlations without a relation contains the factors :math:`σ_i^2 - λ_j`; hence, given
-    the removed :math:`σ_i`, a permutation whose squared correlations are :math:`λ_j` has the weight
-    :math:`\prod_i \prod_j (σ_i^2 - λ_j)`. If the removed ones are far above, the weights are equal. Permutations
-    are drawn from this distribution by Metropolis steps, in chains around the observed one (Besag and
-    Clifford, 1989), which makes p-values valid however slowly the chains mix. Without the weights the
-    p-values of the second and later components are too large if the first is due to chance.
-    ``benchmarks/permutation.py`` measures all this.
+    density of the squared correlations of unrelated views contains the factors :math:`σ_i^2 - λ_j`; hence,
+    given the removed :math:`σ_i`, a permutation whose squared correlations are :math:`λ_j` has the weight
+    :math:`\prod_i \prod_j (σ_i^2 - λ_j)`. If the removed ones are far above, the weights are equal. Without
+    weights, the p-values of later components are too large if the earlier ones are due to chance.
+    Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
+    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
+    Gaussian views without regularisation; ``benchmarks/permutation.py`` measures how p-values are distributed
+    with it.
 
     References
     ----------
@@ -243,9 +244,8 @@ def _count_components(sigma: Floats, rows: int, n_components: int | None) -> int
 class _Units:
     """Whitened views, one row for each row of X that has pairs, such that T = ``a.T @ b``.
 
-    Row i of X has :math:`c_i` rows of Y: ``a`` has :math:`\\sqrt{c_i}` times the row, and ``b`` the sum of the
-    others over :math:`\\sqrt{c_i}`. Both are orthogonal to ``mean``, :math:`\\sqrt{c}` at length 1. Rows with
-    the same ``labels`` may change places.
+    Row i of X has c rows of Y: ``a`` has √c times the row, and ``b`` the sum of the others over √c. Both are
+    orthogonal to ``mean``, the √c of all rows at length 1. Rows with the same ``labels`` may change places.
     """
 
     a: Array
@@ -357,7 +357,10 @@ class _State:
     logs: Floats
 
     def repeat(self, times: int) -> _State:
-        return _State(*(np.repeat(own, times, axis=0) for own in (self.orders, self.values, self.logs)))
+        """Return ``times`` chains where this one is."""
+        return _State(
+            np.repeat(self.orders, times, axis=0), np.repeat(self.values, times), np.repeat(self.logs, times)
+        )
 
 
 def permute_within(order: Ints, part: Ints, labels: Ints, rng: np.random.Generator) -> Ints:
@@ -398,7 +401,7 @@ def _remove(units: _Units, sigma: Floats, k: int) -> _Remainder:
         rest = own[rows, :] - multiply(z_kept, fixed)
         parts.append(rest + multiply(z_kept, turn @ (z_kept.T @ rest)))
         along.append(fixed)
-    return _Remainder(*parts, along[0].T @ along[1], units.labels[kept], sigma[:k] ** 2)
+    return _Remainder(parts[0], parts[1], along[0].T @ along[1], units.labels[kept], sigma[:k] ** 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,7 +437,9 @@ def _sample(
         _Piece(there, numbers, seed, start, [lengths[at] for at in numbers], own_device) for numbers in steps
     ]
     if engine is not None:
-        return np.concatenate([*passed, *(engine.reduce(add, engine.map(_walk_piece, pieces)) if pieces else [])])
+        return np.concatenate(
+            [*passed, *(engine.reduce(add, engine.map(_walk_piece, pieces)) if pieces else [])]
+        )
     done: list[None] = []
 
     def walk(piece: _Piece) -> list[Floats]:
@@ -491,19 +496,12 @@ def _walk_piece(piece: _Piece) -> list[Floats]:
 
 def _largest_eigenvalues(grams: Array) -> Floats:
     """Return the largest eigenvalue of each matrix."""
-    size = int(grams.shape[-1])
-    if not is_numpy_array(grams) or size <= _SMALL:
-        values = to_numpy(namespace(grams).linalg.eigvalsh(grams))[:, -1]
+    last = int(grams.shape[-1]) - 1
+    if not is_numpy_array(grams) or last < _SMALL:
+        values: Floats = to_numpy(namespace(grams).linalg.eigvalsh(grams))[:, -1]
     else:
-        values = np.array([_largest_eigenvalue(gram) for gram in grams])
-    return np.clip(values, 0.0, None)
+        from scipy.linalg import eigh
 
-
-def _largest_eigenvalue(gram: Floats) -> float:
-    from scipy.sparse.linalg import ArpackError, eigsh
-
-    start = np.random.default_rng(0).normal(size=len(gram))
-    try:
-        return float(eigsh(gram, 1, v0=start, tol=TIE / 10, return_eigenvectors=False)[0])
-    except ArpackError:  # nearly equal eigenvalues may not converge
-        return float(np.linalg.eigvalsh(gram)[-1])
+        only = {"eigvals_only": True, "subset_by_index": (last, last), "check_finite": False}
+        values = np.concatenate([eigh(gram, **only) for gram in grams])
+    return np.maximum(values, 0.0)
