@@ -81,38 +81,52 @@ SHAPES = [
     (300, 20, 300, 4000),  # the same of Y
     (300, 4000, 300, 4000),
     (400, 3000, 2000, 600),  # Y has many more rows than columns
-    (1500, 1000, 1500, 2000),  # and X has
+    (1100, 1000, 1100, 1200),  # and X has
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("which", ["x", "y", "both"])
-def test_a_fit_with_its_selection_is_that_of_dense_views(shape, which):
-    x, y, pairing = make_sparse(0, shape[0], shape[1], shape[2], shape[3])
+def test_a_fit_is_that_of_dense_views(shape, which):
+    x, y, pairing = make_sparse(0, *shape)
     weights = np.random.default_rng(1).integers(1, 4, len(pairing))
-    sparse = x if which != "y" else dense(x), y if which != "x" else dense(y)
-    model = AWCCA(grid=4).fit(*sparse, pairing, sample_weight=weights)
-    other = AWCCA(grid=4).fit(dense(x), dense(y), pairing, sample_weight=weights)
-    assert model.path_.choice == other.path_.choice
+    held = make_sparse(1, 50, shape[1], 50, shape[3])
+    views = dense(x), dense(y)
+    sparse = (x, views[1]) if which == "x" else (views[0], y) if which == "y" else (x, y)
+    model, other = (
+        AWCCA(params=(5.0, 5.0)).fit(*own, pairing, sample_weight=weights, validation=validation)
+        for own, validation in ((sparse, held), (views, (dense(held[0]), dense(held[1]), held[2])))
+    )
     assert model.spectra_.ranks == other.spectra_.ranks
-    assert model.score(*sparse, pairing) == pytest.approx(other.score(dense(x), dense(y), pairing))
-    # Small singular values are squared by a Gram matrix: their vectors are as exact as √ε.
-    for mine, its in zip(model.transform(*sparse), other.transform(dense(x), dense(y)), strict=True):
-        assert type(mine) is np.ndarray
-        np.testing.assert_allclose(mine @ mine.T, its @ its.T, atol=1e-6 * np.abs(its @ its.T).max())
     for mine, its in (
-        (model.predict(sparse[0]), other.predict(dense(x))),
-        (model.predict_x(sparse[1]), other.predict_x(dense(y))),
-        (model.inverse_transform(model.transform(x)), other.inverse_transform(other.transform(x))),
+        *zip(model.transform(*sparse), other.transform(*views), strict=True),
+        (model.predict(sparse[0]), other.predict(views[0])),
+        (model.predict_x(sparse[1]), other.predict_x(views[1])),
+        (model.models_["search"].validation_correlations, other.models_["search"].validation_correlations),
     ):
-        np.testing.assert_allclose(mine, its, atol=1e-6 * np.abs(its).max())
+        assert type(mine) is np.ndarray
+        # γ keeps the condition of both Gram matrices below that of the largest singular value.
+        condition = 10 * max(float(s[0]) ** 2 for s in (other.spectra_.s_x, other.spectra_.s_y))
+        mine, its = mine[..., :5], its[..., :5]
+        assert_close(mine, its, sum(shape), condition=condition)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:6], ids=str)
+def test_the_selection_is_that_of_dense_views(shape):
+    x, y, pairing = make_sparse(0, *shape)
+    model, other = (AWCCA(grid=4).fit(*own, pairing) for own in ((x, y), (dense(x), dense(y))))
     for task in ("search", "annotate"):
-        mine, its = (each.models_[task].validation_correlations for each in (model, other))
-        np.testing.assert_allclose(mine[:5], its[:5], atol=1e-6)
+        mine, its = (each.path_.scores[task]["r@1"] for each in (model, other))
+        # Rounding may decide a tie, of which there are few.
+        np.testing.assert_allclose(mine, its, atol=4)
+    assert abs(model.score(x, y, pairing) - other.score(dense(x), dense(y), pairing)) < 2
 
 
-@pytest.mark.parametrize("solver", ["gram", "auto"])
-@pytest.mark.parametrize("shape", [(300, 40, 300, 10), (300, 4000, 300, 10), (3000, 400, 3000, 10)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "solver"),
+    [((300, 40, 300, 10), "gram"), ((3000, 400, 3000, 10), "auto"), ((300, 4000, 300, 10), "auto")],
+    ids=str,
+)
 def test_a_full_column_may_have_a_large_mean(shape, solver):
     x, y, _ = make_sparse(2, shape[0], shape[1], shape[2], shape[3])
     rng = np.random.default_rng(3)
@@ -203,18 +217,19 @@ def test_blocks_engines_and_float32_take_sparse_views():
 
 def test_captions_as_tf_idf_find_each_other():
     """Two captions of one drawn scene, each in words of its own."""
-    captions = make_scenes(400).dataset.captions
+    captions = make_scenes(600).dataset.captions
     first, second = captions[0::5], captions[1::5]
-    vectorize = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5)).fit(captions[:1500])
+    vectorize = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5)).fit(captions[:2500])
     x, y = vectorize.transform(first), vectorize.transform(second)
-    assert x.shape[1] > 4000
-    model = AWCCA().fit(x[:300], y[:300])
+    assert x.shape[1] > 2500
+    model = AWCCA().fit(x[:500], y[:500])
     assert isinstance(model.spectra_.v_x, SparseVectors)
-    plain = AWCCA().fit(x[:300].toarray(), y[:300].toarray())
-    assert model.score(x[300:], y[300:]) == plain.score(x[300:].toarray(), y[300:].toarray())
-    assert model.score(x[300:], y[300:]) > 10  # 1 is chance
+    plain = AWCCA().fit(x[:500].toarray(), y[:500].toarray())
+    score = model.score(x[500:], y[500:])
+    assert abs(score - plain.score(x[500:].toarray(), y[500:].toarray())) <= 1
+    assert score > 50  # 1 is chance
     copy = pickle.loads(pickle.dumps(model))
-    assert_close(copy.transform(x[300:]), model.transform(x[300:]), x.shape[1], condition=10)
+    assert_close(copy.transform(x[500:]), model.transform(x[500:]), x.shape[1], condition=10)
 
 
 def test_a_saved_model_transforms_but_does_not_predict(tmp_path):
@@ -228,9 +243,11 @@ def test_a_saved_model_transforms_but_does_not_predict(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "share"), [(1000, 250_000, 0.001), (250_000, 1000, 0.005)], ids=["wide", "tall"]
+    ("rows", "columns", "entries"),
+    [(1000, 250_000, 250_000), (700_000, 400, 1_400_000)],
+    ids=["wide", "tall"],
 )
-def test_a_view_that_would_not_fit_into_memory_as_a_dense_one(rows, columns, share):
+def test_a_view_that_would_not_fit_into_memory_as_a_dense_one(rows, columns, entries):
     """The dense view takes 2 GB; the process may use 1 GB more than after its imports."""
     code = f"""
         import resource
@@ -241,7 +258,9 @@ def test_a_view_that_would_not_fit_into_memory_as_a_dense_one(rows, columns, sha
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         limit = used + 2**30
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        x = scipy.sparse.random_array(({rows}, {columns}), density={share}, rng=rng, format="csr")
+        entries = {entries}
+        at = rng.integers(0, {rows}, entries), rng.integers(0, {columns}, entries)
+        x = scipy.sparse.csr_array((rng.random(entries), at), shape=({rows}, {columns}))
         try:
             x.toarray()
         except MemoryError:
@@ -285,8 +304,7 @@ def test_too_few_pairs_to_select_on_are_made_dense(rng):
 
 
 def test_a_gram_matrix_that_is_too_large_is_refused():
-    rows = scipy.sparse.csr_array((30_000, 25_000))
-    rows[0, 0] = rows[1, 1] = 1.0
+    rows = scipy.sparse.eye_array(30_000, 25_000, format="csr")
     y = np.arange(30_000.0)[:, None]
     for x, second in ((rows, y), (rows.T.tocsr(), y[:25_000])):
         with pytest.raises(InputError, match=r"20,000.*TruncatedSVD"):
@@ -310,7 +328,7 @@ def test_wrong_sparse_views_are_explained(rng):
         model.fit(scipy.sparse.csr_array((50, 12)), y)
     with pytest.raises(InputError, match="every row of X is the same"):
         model.fit(scipy.sparse.csr_array(np.ones((300, 4000))), rng.normal(size=(300, 3)))
-    with pytest.raises(InputError, match="12 features"):
+    with pytest.raises(ValueError, match="12 features"):
         model.fit(x, y).transform(x[:, :5])
     with pytest.raises(InputError, match="sparse matrix; give a dense array"):
         model.transform(x, device="cpu")
