@@ -231,8 +231,8 @@ def measure_pass(pairs: tuple, precision: str, device: str) -> dict:
     first = [block for block, _ in zip(copy_blocks(iter(blocks), device), range(4), strict=False)]
     rows = sum(len(block[1]) for block in first)
     start = clock()
-    for bx, by, p in first:
-        products(bx.float(), by.float(), p, precision)
+    for bx, by, p, _ in first:
+        products(bx.float(), by.float(), p, None, precision)
     computing = (clock() - start) * len(y) / rows
     flops = 2 * (len(x) * x.shape[1] ** 2 + len(y) * y.shape[1] ** 2 + len(x) * x.shape[1] * y.shape[1])
     n = 8192 if torch.cuda.is_available() else 512

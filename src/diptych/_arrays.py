@@ -5,6 +5,7 @@ The arrays choose the backend: NumPy in, NumPy out; torch in (CPU or CUDA), torc
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,9 +20,33 @@ Record = TypeVar("Record", bound=Any)
 _COUNTED_ROWS = 2**15  # rows of a mask that are converted to numbers at a time, to bound the memory
 
 
+def is_sparse(array: Any) -> bool:
+    """Return whether ``array`` is a sparse matrix or array of SciPy."""
+    # There is none unless somebody has imported the module.
+    sparse = sys.modules.get("scipy.sparse")
+    return sparse is not None and bool(sparse.issparse(array))
+
+
+def dense_like(array: Array) -> Array:
+    """Return ``array``, or in place of a sparse one an empty array of NumPy: their backend is the same."""
+    return np.empty(0) if is_sparse(array) else array
+
+
+def replace_entries(sparse: Array, entries: Array) -> Array:
+    """Return a sparse array in CSR format with other entries in the same places."""
+    return type(sparse)((entries, sparse.indices, sparse.indptr), shape=sparse.shape)
+
+
+def as_dtype(array: Array, dtype: Any) -> Array:
+    """Return ``array``, dense or sparse, with this type of numbers, without a copy if it has it."""
+    if is_sparse(array):
+        return array.astype(dtype, copy=False)
+    return namespace(array).astype(array, dtype, copy=False)
+
+
 def namespace(*arrays: Array) -> Any:
     """Return the array API namespace of ``arrays`` (None are skipped), which must share one backend."""
-    own = [a for a in arrays if a is not None]
+    own = [dense_like(a) for a in arrays if a is not None]
     # NumPy has followed the standard since 2.1, but for two things: ask for a stable argsort, which cannot be
     # descending, and sort unique_values. array_api_compat's copy of it imports all of its modules, f2py and
     # testing too.
@@ -32,6 +57,7 @@ def namespace(*arrays: Array) -> Any:
 
 def move_like(array: Array, reference: Array, dtype: Any = None) -> Array:
     """Return ``array`` in the backend and on the device of ``reference``, without a copy if it is there."""
+    reference = dense_like(reference)
     xp = namespace(reference)
     if not is_numpy_array(reference) and is_numpy_array(array):
         array = np.ascontiguousarray(array)
@@ -67,7 +93,7 @@ def group_sum(values: Array, groups: Array, n_groups: int) -> Array:
     import scipy.sparse  # here and below: a search needs none of scipy, and should not wait for it
 
     ones = np.ones(len(groups), dtype=values.dtype)
-    rows = scipy.sparse.csr_matrix((ones, (groups, np.arange(len(groups)))), (n_groups, len(groups)))
+    rows = scipy.sparse.csr_array((ones, (groups, np.arange(len(groups)))), (n_groups, len(groups)))
     return rows @ values
 
 
@@ -107,9 +133,9 @@ def largest_columns(values: Array, count: int) -> Array:
     return np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
 
 
-def count_groups(groups: Array, n_groups: int) -> Array:
-    """Count the members of each of ``n_groups`` groups."""
-    return namespace(groups).bincount(groups, minlength=n_groups)
+def count_groups(groups: Array, n_groups: int, weights: Array | None = None) -> Array:
+    """Count the members of each of ``n_groups`` groups, or sum their ``weights``."""
+    return namespace(groups).bincount(groups, weights=weights, minlength=n_groups)
 
 
 def count_true(mask: Array, axis: int) -> Array:

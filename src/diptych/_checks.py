@@ -234,20 +234,28 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
-    """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy."""
+def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, sparse: bool = False) -> Array:
+    """Return ``view`` as a matrix with rows and columns; its entries are not checked. Lists become NumPy.
+
+    Sparse ones are refused, or become ``csr_array`` of SciPy if ``sparse``.
+    """
     import numpy as np
     from array_api_compat import is_array_api_obj
 
-    # There is no sparse matrix, and no masked array, unless somebody has imported their modules.
-    if (sparse := sys.modules.get("scipy.sparse")) is not None and sparse.issparse(view):
-        raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.toarray().")
+    from diptych._arrays import is_sparse
+
+    if is_sparse(view) and sparse:
+        view = _as_csr(view)
+    elif is_sparse(view) or str(getattr(view, "layout", "torch.strided")) != "torch.strided":
+        dense = "toarray" if is_sparse(view) else "to_dense"
+        raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.{dense}().")
+    # There is no masked array unless somebody has imported its module.
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
         raise InputError(
             f"{name} is a masked array, whose mask would be ignored; fill the masked values "
             f"({name}.filled(...)) or leave those rows out."
         )
-    if not is_array_api_obj(view):
+    if not is_sparse(view) and not is_array_api_obj(view):
         try:
             view = np.asarray(view)
         except ValueError as error:
@@ -277,18 +285,35 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None) -
     return view
 
 
-def check_view(view: Any, name: str = "X", *, n_features: int | None = None) -> Array:
+def _as_csr(view: Any) -> Any:
+    from scipy.sparse import csr_array
+
+    rows = csr_array(view)
+    if rows.ndim == 2 and not rows.has_canonical_format:
+        rows = rows.copy()  # the caller's own must not change
+        rows.sum_duplicates()
+    return rows
+
+
+def check_view(view: Any, name: str = "X", *, n_features: int | None = None, sparse: bool = False) -> Array:
     """Return ``view`` as a real floating-point matrix with finite entries.
 
     float32 and float64 arrays of any backend pass through without a copy; float16 becomes float32
-    and integers float64. Lists and data frames become NumPy.
+    and integers float64. Lists and data frames become NumPy. ``sparse`` is as in ``check_matrix``.
 
     Missing values are refused. Sums over the pairs that each two columns share need not be the Gram matrices
     of any data (correlations above 1), and rows that are left out silently change the sample.
     """
+    from diptych._arrays import is_sparse, replace_entries
+
     columns = getattr(view, "columns", None)
-    view = _as_real_float(check_matrix(view, name, n_features=n_features), name)
-    if not _all_finite(view):
+    view = check_matrix(view, name, n_features=n_features, sparse=sparse)
+    if is_sparse(view):
+        entries = _as_real_float(view.data, name)
+        view = view if entries is view.data else replace_entries(view, entries)
+    else:
+        view = _as_real_float(view, name)
+    if not _all_finite(view.data[:, None] if is_sparse(view) else view):
         raise NotFiniteError(_describe_missing(view, name, columns))
     return view
 
@@ -301,7 +326,7 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
     import numpy as np
     from array_api_compat import device, is_array_api_obj
 
-    from diptych._arrays import move_like, namespace
+    from diptych._arrays import dense_like, move_like, namespace
 
     n_y = y.shape[0]
     xp = namespace(y)
@@ -311,7 +336,7 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
                 f"X has {n_x} rows and Y has {n_y}; without a pairing they must be equal. "
                 "Give pairing, an integer array with pairing[j] the row of X that row j of Y belongs to."
             )
-        return xp.arange(n_y, dtype=xp.int64, device=device(y))
+        return xp.arange(n_y, dtype=xp.int64, device=device(dense_like(y)))
     if not is_array_api_obj(pairing):
         pairing = np.asarray(pairing)
     pairing = move_like(pairing, y)
@@ -330,9 +355,36 @@ def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
     return xp.astype(pairing, xp.int64, copy=False)
 
 
-def check_pair_of_views(x: Any, y: Any, pairing: Any = None) -> tuple[Array, Array, Array]:
-    """Return both views and their pairing, checked and in one backend."""
-    x, y = check_view(x, "X"), check_view(y, "Y")
+def check_sample_weight(sample_weight: Any, y: Array) -> Array | None:
+    """Return ``sample_weight``, one for each row of ``y``, as float64 in its backend; None stays None."""
+    if sample_weight is None:
+        return None
+    import numpy as np
+    from array_api_compat import is_array_api_obj
+
+    from diptych._arrays import move_like, namespace
+
+    xp = namespace(y)
+    try:
+        given = sample_weight if is_array_api_obj(sample_weight) else np.asarray(sample_weight)
+        weights = move_like(given, y, dtype=xp.float64)
+    except (TypeError, ValueError):
+        raise InputError("sample_weight has values that are not numbers; give one weight per pair.") from None
+    if weights.ndim != 1 or weights.shape[0] != y.shape[0]:
+        raise InputError(
+            f"sample_weight has shape {tuple(weights.shape)}; expected ({y.shape[0]},), one weight for each "
+            "row of Y."
+        )
+    if not bool(xp.all(xp.isfinite(weights) & (weights >= 0.0))):
+        raise InputError("sample_weight has negative, NaN or infinite entries; give weights of 0 or above.")
+    return weights
+
+
+def check_pair_of_views(
+    x: Any, y: Any, pairing: Any = None, *, sparse: bool = False
+) -> tuple[Array, Array, Array]:
+    """Return both views and their pairing, checked and in one backend; ``sparse`` as in ``check_matrix``."""
+    x, y = check_view(x, "X", sparse=sparse), check_view(y, "Y", sparse=sparse)
     check_same_backend(x, y)
     return x, y, check_pairing(pairing, x.shape[0], y)
 
@@ -341,10 +393,13 @@ def check_same_backend(x: Array, y: Array) -> None:
     """Raise an error if the views are of two libraries or on two devices."""
     from array_api_compat import device, is_numpy_array
 
-    if is_numpy_array(x) != is_numpy_array(y) or device(x) != device(y):
+    from diptych._arrays import dense_like
+
+    a, b = dense_like(x), dense_like(y)
+    if is_numpy_array(a) != is_numpy_array(b) or device(a) != device(b):
         raise InputError(
-            f"X is a {type(x).__module__} array on {device(x)} and Y a {type(y).__module__} array on "
-            f"{device(y)}; give both in the same library and on the same device."
+            f"X is a {type(x).__module__} array on {device(a)} and Y a {type(y).__module__} array on "
+            f"{device(b)}; give both in the same library and on the same device."
         )
 
 
@@ -391,11 +446,15 @@ def _describe_missing(view: Array, name: str, columns: Any, block_rows: int = 81
     """Return the message for a view with NaN or infinity; ``columns`` are the names of a data frame's."""
     import numpy as np
 
-    from diptych._arrays import namespace, to_numpy
+    from diptych._arrays import is_sparse, namespace, to_numpy
 
     xp = namespace(view)
     rows, where, has_nan = 0, np.zeros(view.shape[1], dtype=bool), False
-    for start in range(0, view.shape[0], block_rows):
+    if is_sparse(view):
+        bad, has_nan = ~np.isfinite(view.data), bool(np.isnan(view.data).any())
+        rows = len(np.unique(np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))[bad]))
+        where[view.indices[bad]] = True
+    for start in range(0, 0 if is_sparse(view) else view.shape[0], block_rows):
         block = view[start : start + block_rows, :]
         bad = ~xp.isfinite(block)
         rows += int(xp.count_nonzero(xp.any(bad, axis=1)))

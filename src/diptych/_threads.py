@@ -19,7 +19,7 @@ import numpy as np
 import threadpoolctl
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array
+from diptych._arrays import Array, is_sparse
 from diptych._checks import InputError
 
 Item = TypeVar("Item")
@@ -123,7 +123,7 @@ def map_lapack(function: Callable[[Any], Result], items: list[Any], like: Array)
 
 def multiply(left: Array, right: Array) -> Array:
     """Return ``left @ right``, by tiles on several threads if they are large matrices of NumPy."""
-    if not is_numpy_array(left) or left.ndim + right.ndim != 4 or _is_at_work():
+    if not is_numpy_array(left) or not is_numpy_array(right) or left.ndim + right.ndim != 4 or _is_at_work():
         return left @ right
     (rows, inner), columns = left.shape, right.shape[1]
     if rows * inner * columns < _LARGE:
@@ -149,7 +149,12 @@ def make_tiles(length: int) -> list[slice]:
 
 
 def multiply_transposed(pairs: list[tuple[Array, Array]]) -> list[Array]:
-    """Return ``left.T @ right`` of each pair, by tiles; of a matrix with itself, half is computed."""
+    """Return ``left.T @ right`` of each pair, by tiles; of a matrix with itself, half is computed.
+
+    Either may be sparse; the product is dense.
+    """
+    if any(is_sparse(matrix) for pair in pairs for matrix in pair):
+        return [_multiply_sparse(*pair) for pair in pairs]
     if not is_numpy_array(pairs[0][0]):
         return [left.T @ right for left, right in pairs]
     with one_blas_thread() as threads:
@@ -179,6 +184,21 @@ def multiply_transposed(pairs: list[tuple[Array, Array]]) -> list[Array]:
     ]
     map_parallel(fill, every, results[0])
     return results
+
+
+def _multiply_sparse(left: Array, right: Array) -> Array:
+    """Return ``left.T @ right``, of which one is sparse at least, by tiles of columns."""
+    if not is_sparse(left):
+        return multiply(left.T, right) if not is_sparse(right) else _multiply_sparse(right, left).T
+    rows, columns = left.T.tocsr(), right.tocsc() if is_sparse(right) else right
+    out = np.empty((left.shape[1], right.shape[1]), dtype=np.result_type(left.dtype, right.dtype))
+
+    def fill(tile: slice) -> None:
+        product = rows @ columns[:, tile]
+        out[:, tile] = product.toarray() if is_sparse(product) else product
+
+    map_parallel(fill, make_tiles(right.shape[1]), out)
+    return out
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_blocks_contain_every_pair_once(seed, block_bytes):
     x, y, pairing = problem(rng)
     x, y = np.arange(30.0)[:, None], np.arange(90.0)[:, None]
     seen = []
-    for bx, by, local in paired_blocks(x, y, pairing, block_bytes):
+    for bx, by, local, _ in paired_blocks(x, y, pairing, block_bytes):
         assert len(by) * 16 <= max(block_bytes, 16)
         assert len(np.unique(bx)) == len(bx)
         seen += list(zip(bx[local, 0].tolist(), by[:, 0].tolist(), strict=True))

@@ -214,6 +214,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         pairing: Array | None = None,
         *,
         validation: tuple[Array, ...] | None = None,
+        sample_weight: Array | None = None,
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -225,8 +226,10 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         X, y
             The two views, rows × features, in memory or mapped from disk: where there are more rows than
             columns they are read and normalised one block at a time. A one-dimensional y is one feature, as
-            in scikit-learn. Or, as X alone, an iterable of *blocks*, each ``(x, y)``, ``(x, y, pairing)``, or
-            an object whose ``load()`` returns that; each is read once. NaN and infinity are refused: fill
+            in scikit-learn. Either may be sparse (``scipy.sparse``) and is not made dense; it has at most
+            20,000 columns, or, given as a whole, rows. Or, as X alone, an iterable of *blocks*, each ``(x,
+            y)``, ``(x, y, pairing)``, ``(x, y, pairing, sample_weight)``, or an object whose ``load()``
+            returns that; each is read once. NaN and infinity are refused: fill
             them in with an imputer (``sklearn.impute``), or leave those rows out of both views.
         pairing
             Row j of y belongs to row ``pairing[j]`` of X; None pairs row with row.
@@ -234,6 +237,11 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; the model is not fitted on them. None holds out a
             share of the training rows. If ``params`` are given, they only measure
             ``validation_correlations``.
+        sample_weight
+            One weight, 0 or above, for each pair, that is, for each row of y: 2 is the same as the pair
+            twice, 0 as without it. Means and XᵀX are weighted sums, so a γ has less effect if all weights are
+            multiplied by a number above 1, as in ``sklearn.linear_model.Ridge``. Pairs that are held out, or
+            given as ``validation``, all count the same when ranks are measured. None: every weight is 1.
         engine
             Sums the blocks and scores the rows of the grid (except on the screened route); None: this
             process.
@@ -251,17 +259,19 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             if y is None and are_blocks(X):
                 if pairing is not None:
                     raise InputError("blocks contain their own pairing; leave it out.")
+                if sample_weight is not None:
+                    raise InputError("blocks contain their own sample_weight; leave it out.")
                 result = fit.fit_blocks(X, validation)
                 self._set_names(None, None)
             else:
                 second = second_view(y)
                 self._set_names(X, y)
                 try:
-                    result = fit.fit_views(X, second, pairing, validation)
+                    result = fit.fit_views(X, second, pairing, validation, sample_weight)
                 except NotFiniteError:
                     # It was found in a block of rows: describe the whole view, by the names of its columns.
-                    check_view(X, "X")
-                    check_view(second, "Y")
+                    check_view(X, "X", sparse=True)
+                    check_view(second, "Y", sparse=True)
                     raise
             self._set_models(result, fit)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
@@ -439,7 +449,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             params = params_by_task(self.params)
         else:
             before = params_of_filters(filters_of(self.models_))
-            params = scale_params(before, self.filter, moments.count / count)
+            params = scale_params(before, self.filter, moments.total / count)
         polished = _polished(self.models_)
         sizes = {
             task: int(self.models_[task].correlations.shape[0])
@@ -504,7 +514,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self.spectra_
 
     def _check_columns(self, view: Any, name: View) -> None:
-        check_matrix(view, name)
+        check_matrix(view, name, sparse=True)
         if name == "X":
             validate_data(self, view, reset=False, skip_check_array=True)
             return
@@ -545,6 +555,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.two_d_labels = True
         tags.target_tags.multi_output = True
         tags.array_api_support = True
+        tags.input_tags.sparse = True
         return tags
 
     def check_parameters(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array, fields_to_numpy, namespace
+from diptych._arrays import Array, fields_to_numpy, is_sparse, namespace
 from diptych._checks import TASKS, Task
 from diptych._devices import copy_to_device
 from diptych._threads import map_lapack
@@ -49,7 +49,7 @@ class KeptPairs:
         if n_x * m_x + n_y * m_y > m_x * m_x + m_x * m_y + m_y * m_y:
             return cls(moments=Moments.of(x, y, pairing))
         xp = namespace(x, y)
-        return cls(*(xp.asarray(array, copy=True) for array in (x, y, pairing)))
+        return cls(*(a.copy() if is_sparse(a) else xp.asarray(a, copy=True) for a in (x, y, pairing)))
 
     def correlate(self, model: CanonicalModel, spectra: Spectra) -> Array:
         """Return the correlation of each pair of variates of a model, which has these spectra."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, move_like, namespace, to_numpy
+from diptych._arrays import Array, is_sparse, move_like, namespace, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -21,6 +21,7 @@ from diptych._checks import (
     check_pair_of_views,
     check_pairing,
     check_same_backend,
+    check_sample_weight,
 )
 from diptych._devices import copy_to_device
 from diptych._threads import progress_bar
@@ -45,7 +46,7 @@ from diptych.cca._polish import (
     polish_vectors,
     sample_pairs,
 )
-from diptych.cca._spectra import Spectra, resolve_solver, spectra, spectra_from_moments
+from diptych.cca._spectra import Spectra, check_some_weight, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
 from diptych.cca._weighting import maps, normalize, project
 from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
@@ -161,12 +162,29 @@ class Fit:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
         return self._select(self._spectra(moments), validation)
 
-    def fit_views(self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None) -> FitResult:
+    def fit_views(
+        self,
+        X: Any,
+        Y: Any,
+        pairing: Any,
+        validation: tuple[Any, ...] | None,
+        sample_weight: Any = None,
+    ) -> FitResult:
         """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
         settings = self.settings
-        x, y = check_matrix(X, "X"), check_matrix(Y, "Y")
+        x, y = check_matrix(X, "X", sparse=True), check_matrix(Y, "Y", sparse=True)
         check_same_backend(x, y)
+        if is_sparse(x) or is_sparse(y):
+            self._check_sparse()
         pairing = check_pairing(pairing, x.shape[0], y)
+        weights = check_sample_weight(sample_weight, y)
+        if weights is not None:
+            self._check_weighted()
+            check_some_weight(weights)
+            if bool(namespace(weights).any(weights == 0)):
+                # A pair without weight must not be held out either.
+                kept = namespace(weights).nonzero(weights)[0]
+                y, pairing, weights = y[kept, :], pairing[kept], weights[kept]
         if y.shape[0] < 2:
             raise InputError(
                 "found 1 sample pair; a correlation needs at least two, and many more to be useful."
@@ -178,31 +196,42 @@ class Fit:
             self._check_solver("an engine")
             solver = "gram"
         substitute = self._substitute(pairing, validation)
+        if substitute is not None and weights is not None:
+            raise InputError(
+                f"sample_weight cannot be combined with selection={substitute!r}; give params, validation "
+                "pairs, or enough pairs to hold some out."
+            )
+        if substitute is not None:
+            # There are few rows, or the settings are for dense views.
+            x, y = (view.toarray() if is_sparse(view) else view for view in (x, y))
         in_memory = solver == "svd" or substitute is not None
         if in_memory:
             x, y, pairing = self._prepare((x, y, pairing))
+            weights = check_sample_weight(weights, y)  # on the device, too
         if substitute is not None:
-            whole = self._decompose(x, y, pairing)
+            whole = self._decompose(x, y, pairing, None)
             params, path = self._select_without_validation(whole, x, y, pairing, substitute)
             return FitResult(whole, params, self._fixed_dimensions(), path)
         training = Training(x, y, pairing, in_memory) if settings.polish else None
         if not self._selects() or validation is not None:
             if in_memory:
-                result = self._select(self._decompose(x, y, pairing), validation)
+                result = self._select(self._decompose(x, y, pairing, weights), validation)
             else:
-                moments = self._sum(self._blocks(x, y, pairing))
+                moments = self._sum(self._blocks(x, y, pairing, weights))
                 result = self._select(self._spectra(moments), validation)
             return replace(result, training=training)
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
         pairs = x[held.images, :], y[held.captions, :], held.pairing
+        kept, left = (None if weights is None else weights[own.captions] for own in (train, held))
         if in_memory:
-            part = self._decompose(x[train.images, :], y[train.captions, :], train.pairing)
-            whole = self._decompose(x, y, pairing)
+            part = self._decompose(x[train.images, :], y[train.captions, :], train.pairing, kept)
+            whole = self._decompose(x, y, pairing, weights)
         else:
-            moments = self._sum(self._blocks(x, y, pairing, train.captions))
+            moments = self._sum(self._blocks(x, y, pairing, weights, train.captions))
             pairs = self._prepare(pairs)
             part = self._spectra(moments)
-            whole = self._spectra(moments + Moments.of(*pairs, precision=settings.precision))
+            rest = Moments.of(*pairs, precision=settings.precision, sample_weight=left)
+            whole = self._spectra(moments + rest)
         result = self._select_and_refit(part, pairs, whole, int(x.shape[0]))
         return replace(result, training=training and replace(training, captions=train.captions))
 
@@ -308,7 +337,7 @@ class Fit:
                 f"{int(held[0].shape[0])} of {n_images} rows of X with their rows of Y "
                 f"(random_state={self.settings.random_state}); the model was refitted on all"
             )
-            params = scale_params(params, self.settings.filter, whole.count / part.count)
+            params = scale_params(params, self.settings.filter, whole.total / part.total)
         return FitResult(whole, params, chosen.dimensions, chosen.path, chosen.unseen)
 
     def _select(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> FitResult:
@@ -392,11 +421,12 @@ class Fit:
             )
         return {task: path.params(task) for task in TASKS}, path
 
-    def _decompose(self, x: Array, y: Array, pairing: Array) -> Spectra:
+    def _decompose(self, x: Array, y: Array, pairing: Array, weights: Array | None) -> Spectra:
         if self.engine is not None:
-            return self._spectra(self._sum(self._blocks(x, y, pairing), normalized=True))
+            return self._spectra(self._sum(self._blocks(x, y, pairing, weights), normalized=True))
+        solver, precision = self.settings.solver, self.settings.precision
         with progress_bar("decomposing"):
-            return spectra(x, y, pairing, solver=self.settings.solver, precision=self.settings.precision)
+            return spectra(x, y, pairing, solver=solver, precision=precision, sample_weight=weights)
 
     def _spectra(self, moments: Moments) -> Spectra:
         with progress_bar("decomposing"):
@@ -413,17 +443,22 @@ class Fit:
         with progress_bar("summing") as progress:
             return sum_blocks(blocks, prepare, engine=self.engine, checkpoint=checkpoint, progress=progress)
 
-    def _blocks(self, x: Array, y: Array, pairing: Array, captions: Array | None = None) -> ArrayBlocks:
-        return ArrayBlocks(x, y, pairing, captions, None if self.device is None else DEVICE_BLOCK_BYTES)
+    def _blocks(
+        self, x: Array, y: Array, pairing: Array, weights: Array | None, captions: Array | None = None
+    ) -> ArrayBlocks:
+        block_bytes = None if self.device is None else DEVICE_BLOCK_BYTES
+        return ArrayBlocks(x, y, pairing, captions, block_bytes, weights)
 
     def _prepare(self, pairs: tuple[Any, ...]) -> Pairs:
         """Return whole pairs on the device, checked and normalised; a Y of one axis is one feature."""
         y = pairs[1][:, None] if getattr(pairs[1], "ndim", 2) == 1 else pairs[1]
-        x, y = check_matrix(pairs[0], "X"), check_matrix(y, "Y")
+        x, y = check_matrix(pairs[0], "X", sparse=True), check_matrix(y, "Y", sparse=True)
+        if is_sparse(x) or is_sparse(y):
+            self._check_sparse()
         pairing = check_pairing(pairs[2] if len(pairs) == 3 else None, x.shape[0], y)
         if self.device is not None:
             x, y, pairing = (copy_to_device(array, self.device) for array in (x, y, pairing))
-        x, y, pairing = check_pair_of_views(x, y, pairing)
+        x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
         how = self.settings.normalize
         return normalize(x, how[0]), normalize(y, how[1]), pairing
 
@@ -434,6 +469,31 @@ class Fit:
     def _selects(self) -> bool:
         settings = self.settings
         return settings.params is None or settings.n_components == "auto" or settings.polish
+
+    def _check_weighted(self) -> None:
+        """Raise an error for settings that take no sample weights."""
+        settings = self.settings
+        if settings.polish:
+            raise InputError("polish=True learns from pairs without weights; leave sample_weight or it out.")
+        if settings.params is None and settings.selection != "validation":
+            raise InputError(
+                f"selection={settings.selection!r} takes no sample_weight; use selection='validation', or "
+                "give params."
+            )
+
+    def _check_sparse(self) -> None:
+        """Raise an error for settings that take no sparse views."""
+        settings, wrong = self.settings, None
+        if self.device is not None:
+            wrong = f"device={self.device!r}"
+        elif settings.polish:
+            wrong = "polish=True"
+        elif settings.params is None and settings.selection != "validation":
+            wrong = f"selection={settings.selection!r}"
+        elif settings.solver == "svd":
+            wrong = "solver='svd'"
+        if wrong:
+            raise InputError(f"{wrong} takes dense views; leave it out, or make the sparse ones dense.")
 
     def _check_selectable(self, validation: tuple[Any, ...] | None, why: str) -> None:
         if self._selects() and validation is None:

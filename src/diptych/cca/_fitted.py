@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from array_api_compat import is_array_api_obj
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, is_sparse, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
@@ -41,6 +41,7 @@ from diptych.cca._filters import (
 )
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._polish import take_polish
+from diptych.cca._sparse import SparseVectors
 from diptych.cca._spectra import SOLVERS, Spectra
 from diptych.cca._weighting import (
     Projection,
@@ -143,12 +144,14 @@ class ParamsConfig(Schema, frozen=True):
 class SpectraConfig(Schema, frozen=True):
     """The numbers of ``Spectra``, whose arrays are stored beside those of the models."""
 
-    count: Number
+    count: int
     resolution: float
+    weight: Number | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that no spectra have."""
-        if not 0 < self.count < float("inf") or not 0.0 <= self.resolution < 1.0:
+        total = self.count if self.weight is None else self.weight
+        if not self.count > 0 or not 0 < total < float("inf") or not 0.0 <= self.resolution < 1.0:
             raise InputError(f"spectra of {self.count} pairs with the rounding error {self.resolution}")
 
 
@@ -286,7 +289,8 @@ class FittedAWCCA:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically.
 
-        The spectra are written too, so that a loaded model predicts.
+        The spectra are written too, so that a loaded model predicts; not those of a large sparse view with
+        fewer rows than columns, which contain its rows.
 
         >>> import tempfile
         >>> import numpy as np
@@ -300,8 +304,9 @@ class FittedAWCCA:
         """
         config, tensors = self.pack()
         own: Spectra | None = getattr(self, "spectra_", None)
-        if own is not None:
-            config = msgspec.structs.replace(config, spectra=SpectraConfig(own.count, own.resolution))
+        if own is not None and not any(isinstance(v, SparseVectors) for v in (own.v_x, own.v_y)):
+            numbers = SpectraConfig(own.count, own.resolution, own.weight)
+            config = msgspec.structs.replace(config, spectra=numbers)
             tensors |= {f"spectra.{name}": to_numpy(getattr(own, name)) for name in _SPECTRA}
         write_model_folder(folder, KIND, config, tensors)
 
@@ -462,6 +467,8 @@ def second_view(Y: Any) -> Any:
     """Return Y as a matrix: a Y of one axis is one feature. A data frame keeps the names of its columns."""
     if Y is None:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
+    if is_sparse(Y):
+        return Y
     y = Y if is_array_api_obj(Y) or hasattr(Y, "columns") or not hasattr(Y, "__len__") else np.asarray(Y)
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
 
@@ -471,7 +478,7 @@ def _take_spectra(
 ) -> Spectra:
     s_x, s_y = (take_array(tensors, f"spectra.{name}", (None,), source) for name in ("s_x", "s_y"))
     return Spectra(
-        config.count,  # type: ignore[arg-type]
+        config.count,
         x_mean,
         y_mean,
         s_x,
@@ -480,4 +487,5 @@ def _take_spectra(
         take_array(tensors, "spectra.v_y", (len(y_mean), len(s_y)), source),
         take_array(tensors, "spectra.t0", (len(s_x), len(s_y)), source),
         config.resolution,
+        config.weight,
     )

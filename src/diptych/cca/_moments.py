@@ -12,8 +12,18 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import device, is_numpy_array
 
-from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_choice, check_pair_of_views
+from diptych._arrays import (
+    Array,
+    as_dtype,
+    count_groups,
+    dense_like,
+    group_sum,
+    is_sparse,
+    move_like,
+    namespace,
+    to_numpy,
+)
+from diptych._checks import InputError, check_choice, check_number, check_pair_of_views, check_sample_weight
 from diptych._persistence import (
     FORMAT_VERSION,
     check_format,
@@ -25,6 +35,7 @@ from diptych._persistence import (
     write_tensors,
 )
 from diptych._threads import make_tiles, map_parallel, multiply_transposed
+from diptych.cca._sparse import check_side, is_mostly_zero, scale_rows, shift_full_columns
 
 Precision: TypeAlias = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
@@ -43,13 +54,15 @@ class Moments:
               X^\top X = \sum_i c_i (x_i-\mu_x)(x_i-\mu_x)^\top, \quad
               X^\top Y = \sum_i (x_i-\mu_x) \Big(\sum_{p(j)=i} (y_j-\mu_y)\Big)^{\!\top}
 
-    so an image is never repeated, and one without captions has weight 0. Pieces merge by the
+    so an image is never repeated, and one without captions has weight 0. With a weight for each pair,
+    :math:`c_i` is the sum of the weights of the captions of image i, every sum over pairs is weighted, and n
+    is the total weight: a pair with the weight 2 counts as two equal pairs. Pieces merge by the
     shifted-mean update of Chan, Golub and LeVeque, which keeps a small covariance exact beside a large mean.
 
     Attributes
     ----------
     count
-        Number of pairs, :math:`n = \sum_i c_i`.
+        Number of pairs; without weights, :math:`n = \sum_i c_i`. Pairs of weight 0 do not count.
     x_mean, y_mean
         Means over pairs.
     xx, yy, xy
@@ -57,6 +70,8 @@ class Moments:
     precision
         ``"float64"``: products and sums in float64. ``"float32"``: products in float32 of blocks
         shifted by their mean, sums in float64; about twice as fast, with a relative error of about 1e-5.
+    weight
+        Total weight of the pairs, n; None if no weights were given, when it is ``count``.
 
     Examples
     --------
@@ -76,12 +91,18 @@ class Moments:
     yy: Array
     xy: Array
     precision: Precision = "float64"
+    weight: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Total weight of the pairs: their number, if no weights were given."""
+        return self.count if self.weight is None else self.weight
 
     @classmethod
     def zero(cls, n_x: int, n_y: int, *, precision: Precision = "float64", like: Array = None) -> Moments:
         """Return the moments of no pairs, in the backend and on the device of ``like``."""
         check_choice(precision, PRECISIONS, "precision")
-        reference = np.empty(0) if like is None else like
+        reference = np.empty(0) if like is None else dense_like(like)
         xp = namespace(reference)
 
         def zeros(*shape: int) -> Array:
@@ -98,18 +119,25 @@ class Moments:
         *,
         precision: Precision = "float64",
         block_bytes: int | None = None,
+        sample_weight: Any = None,
     ) -> Moments:
-        """Return the moments of whole views, in blocks of ``block_bytes`` (None: chosen for the backend)."""
-        x, y, pairing = check_pair_of_views(x, y, pairing)
+        """Return the moments of whole views, in blocks of ``block_bytes`` (None: chosen for the backend).
+
+        ``sample_weight`` has one weight for each row of ``y``; None: every pair has weight 1.
+        """
+        x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
+        _check_columns(x, y)
+        weights = check_sample_weight(sample_weight, y)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
-        for block in paired_blocks(x, y, pairing, block_bytes):
+        for block in paired_blocks(x, y, pairing, block_bytes, weights=weights):
             total.merge(products(*block, precision))
         return total
 
-    def update(self, x: Any, y: Any, pairing: Any = None) -> Moments:
+    def update(self, x: Any, y: Any, pairing: Any = None, sample_weight: Any = None) -> Moments:
         """Add a block of pairs in place and return self; ``pairing`` refers to rows of this ``x``."""
-        x, y, pairing = check_pair_of_views(x, y, pairing)
-        self.merge(products(x, y, pairing, self.precision))
+        x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
+        weights = check_sample_weight(sample_weight, y)
+        self.merge(products(x, y, pairing, weights, self.precision))
         return self
 
     def __add__(self, other: Moments) -> Moments:
@@ -119,7 +147,7 @@ class Moments:
         # The sum is as exact as the less exact part.
         precision: Precision = "float32" if "float32" in (self.precision, other.precision) else "float64"
         copies = {name: array + 0.0 for name, array in self._arrays().items()}
-        total = Moments(self.count, **copies, precision=precision)
+        total = Moments(self.count, **copies, precision=precision, weight=self.weight)
         total.merge(Products(other, other.x_mean * 0.0, other.y_mean * 0.0))
         return total
 
@@ -169,6 +197,7 @@ class Moments:
             "version": str(FORMAT_VERSION),
             "count": str(self.count),
             "precision": self.precision,
+            **({} if self.weight is None else {"weight": repr(self.weight)}),
             **(notes or {}),
         }
         with replace_file(path) as staged:
@@ -192,6 +221,9 @@ class Moments:
             raise InputError(
                 f"{path} has count {count!r} and precision {precision!r}; save the moments again."
             )
+        weight = None if "weight" not in metadata else check_number(metadata["weight"], f"weight of {path}")
+        if weight is not None and not 0.0 <= weight < float("inf"):
+            raise InputError(f"{path} has the weight {weight}; save the moments again.")
         return cls(
             int(count),
             x_mean,
@@ -200,6 +232,7 @@ class Moments:
             take_array(tensors, "yy", (n_y, n_y), path),
             take_array(tensors, "xy", (n_x, n_y), path),
             precision,
+            weight,
         )
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -217,11 +250,12 @@ class Moments:
         x_mean, y_mean, x_rest, y_rest = (
             move_like(v, self.xx) for v in (sums.x_mean, sums.y_mean, block.x_rest, block.y_rest)
         )
-        count, total = sums.count, self.count + sums.count
+        weight, total = sums.total, self.total + sums.total
         dx, dy = x_mean - self.x_mean, y_mean - self.y_mean
         # The distance of the means is added and the rest of the shift subtracted. Both are of rank one, so
         # one thin product does it in a single pass over each matrix.
-        scale = xp.asarray([self.count * (count / total), -float(count)], dtype=xp.float64, device=device(dx))
+        scale = [self.total * (weight / total), -float(weight)]
+        scale = xp.asarray(scale, dtype=xp.float64, device=device(dx))
         x_sides, y_sides = xp.stack([dx, x_rest]), xp.stack([dy, y_rest])
         parts = [
             (target, move_like(gram, target), left, right, rows)
@@ -240,9 +274,10 @@ class Moments:
                 target[rows, :] += gram[rows, :]
 
         map_parallel(add, parts, self.xx)
-        self.x_mean += dx * (count / total)
-        self.y_mean += dy * (count / total)
-        self.count = total
+        self.x_mean += dx * (weight / total)
+        self.y_mean += dy * (weight / total)
+        self.weight = None if self.weight is None and sums.weight is None else total
+        self.count += sums.count
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,38 +290,83 @@ class Products:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # spectra_from_moments raises the error for an overflow
-def products(x: Array, y: Array, pairing: Array, precision: Precision) -> Products:
-    """Return the products of a checked block; ``"float32"`` makes no float64 copy of the views."""
+def products(x: Array, y: Array, pairing: Array, weights: Array | None, precision: Precision) -> Products:
+    """Return the products of a checked block, with a weight for each row of ``y`` or with None.
+
+    ``"float32"`` makes no float64 copy of the views.
+    """
     xp = namespace(x, y)
     work, wide = getattr(xp, precision), xp.float64
-    x, y = xp.astype(x, work, copy=False), xp.astype(y, work, copy=False)
+    _check_columns(x, y)
+    x, y = (as_dtype(view, work) for view in (x, y))
+    x, y = (view.toarray() if is_sparse(view) and not is_mostly_zero(view) else view for view in (x, y))
     n_images, n = x.shape[0], y.shape[0]
-    weights = xp.astype(count_groups(pairing, n_images), work)
+    total = None if weights is None else float(xp.sum(weights))
+    if total == 0.0:
+        empty = Moments.zero(int(x.shape[1]), int(y.shape[1]), precision=precision, like=x)
+        return Products(empty, empty.x_mean, empty.y_mean)
+    image_weights = xp.astype(count_groups(pairing, n_images, weights), work)
+    pair_weights = None if weights is None else xp.astype(weights, work)
+
+    def mean_over_pairs(view: Array, own: Array | None) -> Array:
+        return view.mean(axis=0) if own is None else (own @ view) / (n if total is None else total)
+
     # Any shift near the mean keeps the products small; ``merge`` corrects for its distance from the mean.
-    x_shift, y_shift = (weights @ x) / n, xp.mean(y, axis=0)
-    x, y = x - x_shift, y - y_shift
+    x, x_shift = _shift(x, mean_over_pairs(x, image_weights))
+    y, y_shift = _shift(y, mean_over_pairs(y, pair_weights))
+    x_rest = xp.astype(mean_over_pairs(x, image_weights), wide)
+    y_rest = xp.astype(mean_over_pairs(y, pair_weights), wide)
     row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
-    sums = y if row_by_row else group_sum(y, pairing, n_images)
-    x_rest = xp.astype(weights @ x, wide) / n
-    y_rest = xp.astype(xp.mean(y, axis=0), wide)
-    xy, yy = multiply_transposed([(x, sums), (y, y)])
-    x *= xp.sqrt(weights)[:, None]
-    (xx,) = multiply_transposed([(x, x)])
+    weighted = y if pair_weights is None else _scale_rows(y + 0.0, pair_weights)
+    sums = weighted if row_by_row else group_sum(weighted, pairing, n_images)
+    (xy,) = multiply_transposed([(x, sums)])
+    if pair_weights is not None:
+        y = _scale_rows(y, xp.sqrt(pair_weights))
+    x = _scale_rows(x, xp.sqrt(image_weights))
+    yy, xx = multiply_transposed([(y, y), (x, x)])
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
-    return Products(Moments(n, *means, xx, yy, xy, precision), x_rest, y_rest)
+    count = n if weights is None else int(xp.count_nonzero(weights))
+    return Products(Moments(count, *means, xx, yy, xy, precision, total), x_rest, y_rest)
+
+
+def _check_columns(x: Array, y: Array) -> None:
+    for view, name in ((x, "X"), (y, "Y")):
+        check_side(view, view.shape[1], name)
+
+
+def _shift(view: Array, shift: Array) -> tuple[Array, Array]:
+    return shift_full_columns(view, shift) if is_sparse(view) else (view - shift, shift)
+
+
+def _scale_rows(view: Array, factors: Array) -> Array:
+    """Return the rows times ``factors``; a dense view is changed in place."""
+    if is_sparse(view):
+        return scale_rows(view, factors)
+    view *= factors[:, None]
+    return view
 
 
 def block_rows(x: Array, y: Array, block_bytes: int | None = None) -> int:
     """Return the number of pairs in a block of about ``block_bytes`` (None: chosen for the backend)."""
     if block_bytes is None:
-        block_bytes = CPU_BLOCK_BYTES if is_numpy_array(x) else DEVICE_BLOCK_BYTES
-    return max(1, block_bytes // (8 * int(x.shape[1] + y.shape[1])))
+        block_bytes = CPU_BLOCK_BYTES if is_numpy_array(dense_like(x)) else DEVICE_BLOCK_BYTES
+
+    def row_bytes(view: Array) -> int:
+        # An entry of a sparse view has a column number too.
+        return 16 * (1 + view.nnz // view.shape[0]) if is_mostly_zero(view) else 8 * int(view.shape[1])
+
+    return max(1, block_bytes // (row_bytes(x) + row_bytes(y)))
 
 
 def paired_blocks(
-    x: Array, y: Array, pairing: Array, block_bytes: int | None = None, captions: Array | None = None
-) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the views, with a checked pairing, as blocks of pairs with a pairing of their own.
+    x: Array,
+    y: Array,
+    pairing: Array,
+    block_bytes: int | None = None,
+    captions: Array | None = None,
+    weights: Array | None = None,
+) -> Iterator[tuple[Array, Array, Array, Array | None]]:
+    """Yield the views, with a checked pairing, as blocks of pairs with a pairing and weights of their own.
 
     ``captions`` are the rows of ``y`` to use, ascending; None: all. They are taken in the order of their
     images, so a block has each of its images once. An image whose captions fall into two blocks is in both,
@@ -301,12 +381,11 @@ def paired_blocks(
         order = xp.argsort(owners, stable=True)
         order = order if captions is None else captions[order]
     for start in range(0, owners.shape[0], rows):
-        if order is None:
-            own, block = pairing[start : start + rows], y[start : start + rows, :]
-        else:
-            chosen = order[start : start + rows]
-            own, block = pairing[chosen], y[chosen, :]
+        part = slice(start, start + rows)
+        chosen = part if order is None else order[part]
+        own, block = pairing[chosen], y[chosen, :]
         images, local = xp.unique_inverse(own)
         first, last = int(images[0]), int(images[-1])
         whole = last - first + 1 == images.shape[0]
-        yield x[first : last + 1, :] if whole else x[images, :], block, xp.reshape(local, (-1,))
+        block_x = x[first : last + 1, :] if whole else x[images, :]
+        yield block_x, block, xp.reshape(local, (-1,)), None if weights is None else weights[chosen]

@@ -44,7 +44,7 @@ def ridge_maps(spectra: Spectra, filter_x: AnyFilter) -> tuple[Array, Array]:
     """
     denominators = filter_x.denominators(spectra.s_x)
     kept = int(denominators.shape[0])
-    return spectra.v_x[:, :kept] / denominators, multiply(spectra.t0[:kept, :], spectra.v_y.T)
+    return spectra.v_x[:, :kept] / denominators, multiply(spectra.v_y, spectra.t0[:kept, :].T).T
 
 
 def reduced_rank_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]:
@@ -59,7 +59,7 @@ def reduced_rank_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]
     ``ridge_maps``; with the first k it is reduced-rank ridge regression.
     """
     inner = multiply(x_weights.T, spectra.v_x)
-    return x_weights, multiply(multiply(inner, spectra.t0), spectra.v_y.T)
+    return x_weights, multiply(spectra.v_y, multiply(inner, spectra.t0).T).T
 
 
 def reconstruction_map(s: Array, v: Array, weights: Array) -> Array:
@@ -73,12 +73,11 @@ def reconstruction_map(s: Array, v: Array, weights: Array) -> Array:
     many columns as the view has directions, the features come back as they were.
     """
     xp = namespace(s)
-    scaled = s[:, None] * v.T
-    inner = multiply(scaled, weights)
+    inner = s[:, None] * multiply(weights.T, v).T
     # Columns that a weighting has made small are as good as the others.
     lengths = xp.linalg.vector_norm(inner, axis=0)
     lengths = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
     left, values, right = map_lapack(svd, [inner / lengths], inner)[0]
     kept = int(xp.count_nonzero(values > max(inner.shape) * float(xp.finfo(values.dtype).eps) * values[0]))
     inverse = right[:kept, :].T / values[:kept] / lengths[:, None]
-    return multiply(inverse, multiply(left[:, :kept].T, scaled))
+    return multiply(v, (multiply(inverse, left[:, :kept].T) * s).T).T

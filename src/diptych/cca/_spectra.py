@@ -5,10 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
-from diptych._checks import InputError, check_choice, check_pair_of_views
+import numpy as np
+from array_api_compat import device
+
+from diptych._arrays import (
+    Array,
+    as_dtype,
+    count_groups,
+    eigh_descending,
+    group_sum,
+    is_sparse,
+    namespace,
+    svd,
+)
+from diptych._checks import InputError, check_choice, check_pair_of_views, check_sample_weight
 from diptych._threads import map_lapack, multiply
 from diptych.cca._moments import Moments, Precision
+from diptych.cca._sparse import (
+    SparseVectors,
+    check_side,
+    dual_gram,
+    multiply_any,
+    row_of_entries,
+    scale_rows,
+    shift_full_columns,
+)
+from diptych.cca._weighting import project
 
 Solver: TypeAlias = Literal["auto", "gram", "svd"]
 SOLVERS: tuple[Solver, ...] = ("auto", "gram", "svd")
@@ -36,12 +58,15 @@ class Spectra:
     s_x, s_y
         Singular values, descending, one per kept direction.
     v_x, v_y
-        Right singular vectors as columns, features × directions.
+        Right singular vectors as columns, features × directions; of a large sparse view with fewer rows than
+        columns, ``SparseVectors``.
     t0
         The cross product :math:`T_0`, directions of X × directions of Y.
     resolution
         Relative rounding error of ``t0``; 0 for the SVD solver, whose rows and columns are each exact
         relative to their own scale.
+    weight
+        Total weight of the pairs; None if no weights were given.
 
     >>> import numpy as np
     >>> from diptych.cca import spectra
@@ -59,6 +84,12 @@ class Spectra:
     v_y: Array
     t0: Array
     resolution: float
+    weight: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Total weight of the pairs: their number, if no weights were given."""
+        return self.count if self.weight is None else self.weight
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -67,14 +98,21 @@ class Spectra:
 
 
 def spectra(
-    x: Any, y: Any, pairing: Any = None, *, solver: Solver = "auto", precision: Precision = "float64"
+    x: Any,
+    y: Any,
+    pairing: Any = None,
+    *,
+    solver: Solver = "auto",
+    precision: Precision = "float64",
+    sample_weight: Any = None,
 ) -> Spectra:
     """Return the spectra of two paired views (lines 1 to 3 of Algorithm 2).
 
     Parameters
     ----------
     x, y, pairing
-        Row j of ``y`` belongs to row ``pairing[j]`` of ``x``; None pairs row with row.
+        Row j of ``y`` belongs to row ``pairing[j]`` of ``x``; None pairs row with row. A view may be sparse
+        (``scipy.sparse``).
     solver
         ``"gram"`` accumulates ``Moments`` and decomposes two Gram matrices: one pass, and memory that depends
         on the number of features only. ``"svd"`` decomposes the views themselves, which resolves singular
@@ -82,6 +120,9 @@ def spectra(
         has fewer rows than columns or both have under a million entries, and ``"gram"`` otherwise.
     precision
         Of the moments; see ``Moments``.
+    sample_weight
+        One weight for each pair, that is, for each row of ``y``: 2 is the same as the pair twice, and 0 as
+        without it. None: every pair has weight 1.
 
     >>> import numpy as np
     >>> from diptych.cca import spectra
@@ -90,10 +131,20 @@ def spectra(
     True
     """
     check_choice(solver, SOLVERS, "solver")
-    x, y, pairing = check_pair_of_views(x, y, pairing)
+    x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
+    weights = check_sample_weight(sample_weight, y)
+    check_some_weight(weights)
+    if solver == "svd" and (is_sparse(x) or is_sparse(y)):
+        raise InputError("solver='svd' decomposes dense views; give solver='auto' for a sparse one.")
     if resolve_solver(solver, tuple(x.shape), tuple(y.shape)) == "svd":
-        return _spectra_from_views(x, y, pairing)
-    return spectra_from_moments(Moments.of(x, y, pairing, precision=precision))
+        return _spectra_from_views(x, y, pairing, weights)
+    return spectra_from_moments(Moments.of(x, y, pairing, precision=precision, sample_weight=weights))
+
+
+def check_some_weight(weights: Array | None) -> None:
+    """Raise an error if every weight is 0."""
+    if weights is not None and not bool(namespace(weights).any(weights > 0)):
+        raise InputError("every sample weight is zero, so no pair is left; give some a weight above zero.")
 
 
 def resolve_solver(solver: Solver, x_shape: tuple[int, int], y_shape: tuple[int, int]) -> Solver:
@@ -132,7 +183,8 @@ def spectra_from_moments(moments: Moments, *, x: Axes | None = None, y: Axes | N
     xp = namespace(v_x)
     t0 = multiply(multiply(v_x.T, xp.astype(moments.xy, v_x.dtype, copy=False)), v_y)
     epsilon = float(xp.finfo(v_x.dtype).eps)
-    return Spectra(moments.count, moments.x_mean, moments.y_mean, s_x, v_x, s_y, v_y, t0, epsilon)
+    means = moments.x_mean, moments.y_mean
+    return Spectra(moments.count, *means, s_x, v_x, s_y, v_y, t0, epsilon, moments.weight)
 
 
 def decompose_gram(gram: Array, precision: Precision, name: str) -> Axes:
@@ -156,7 +208,7 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
     """
     xp = namespace(spectra.t0)
     v_x, v_y, s_x, s_y, t0 = (
-        xp.astype(part, xp.float64)
+        xp.astype(xp.asarray(part), xp.float64)
         for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
     )
     means = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
@@ -165,52 +217,99 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
         multiply(v_y * s_y**2, v_y.T),
         multiply(multiply(v_x, t0), v_y.T),
     )
-    return Moments(spectra.count, *means, *grams, precision)
+    return Moments(spectra.count, *means, *grams, precision, spectra.weight)
 
 
-def _spectra_from_views(x: Array, y: Array, pairing: Array) -> Spectra:
-    """Return spectra by singular value decompositions of the views themselves, in float64."""
+def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | None) -> Spectra:
+    """Return spectra by singular value decompositions of the views themselves, in float64.
+
+    A large sparse view is decomposed by its Gram matrix or by its inner products, whichever is smaller.
+    """
     xp = namespace(x, y)
-    x, y = xp.astype(x, xp.float64), xp.astype(y, xp.float64)
+    x, y = (_dense_if_small(as_dtype(view, xp.float64)) for view in (x, y))
     n_images, n = x.shape[0], y.shape[0]
-    for view, name in ((x, "X"), (y, "Y")):
-        _check_range(float(xp.max(xp.abs(view))), view, name)
-    weights = xp.astype(count_groups(pairing, n_images), xp.float64)
-    described = weights > 0
-    x_mean, y_mean = (weights @ x) / n, xp.mean(y, axis=0)
-    # A second subtraction removes what rounding left of a large mean.
-    x, y = x - x_mean, y - y_mean
-    x_rest, y_rest = (weights @ x) / n, xp.mean(y, axis=0)
-    x, y, x_mean, y_mean = x - x_rest, y - y_rest, x_mean + x_rest, y_mean + y_rest
-    root = xp.sqrt(weights)[:, None]
-    views = [(x * root, x_mean, "X"), (y, y_mean, "Y")]
-    (u_x, s_x, v_x), (u_y, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, x)
-    # Row i of √C·U_x stands for c_i equal rows over pairs, each of them 1/√c_i of it.
-    u_x = xp.where(described[:, None], u_x / xp.where(described[:, None], root, 1.0), 0.0)
-    t0 = s_x[:, None] * multiply(u_x.T, group_sum(u_y, pairing, n_images)) * s_y
-    return Spectra(n, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, 0.0)
+    own = xp.ones(n, dtype=xp.float64, device=device(pairing)) if weights is None else weights
+    owned = xp.astype(count_groups(pairing, n_images, weights), xp.float64)
+    views = [(x, owned, "X"), (y, own, "Y")]
+    (x_mean, a, s_x, v_x), (y_mean, b, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, own)
+    a = project(x, x_mean, v_x) if a is None else a
+    if b is None:
+        # The coordinates of many captions would take as much memory as the dense view.
+        rows, shift = shift_full_columns(y, y_mean)
+        sums = multiply_any(group_sum(scale_rows(rows, own), pairing, n_images), v_y)
+        sums = sums - xp.multiply.outer(owned, (y_mean - shift) @ v_y)
+    else:
+        sums = group_sum(b if weights is None else b * own[:, None], pairing, n_images)
+    t0 = multiply(a.T, sums)
+    count = n if weights is None else int(xp.count_nonzero(weights))
+    total = None if weights is None else float(xp.sum(weights))
+    resolution = float(xp.finfo(t0.dtype).eps) if is_sparse(x) or is_sparse(y) else 0.0
+    return Spectra(count, x_mean, y_mean, s_x, v_x, s_y, v_y, t0, resolution, total)
 
 
-def _from_gram(gram: Array, epsilon: float, name: str) -> tuple[Array, Array]:
+def _dense_if_small(view: Array) -> Array:
+    return view.toarray() if is_sparse(view) and view.shape[0] * view.shape[1] <= _SMALL else view
+
+
+def _from_gram(gram: Array, epsilon: float, name: str, before: float = 0.0) -> tuple[Array, Array]:
+    """Return singular values and vectors; ``before`` is the largest entry of the matrix before centring."""
     xp = namespace(gram)
     values, vectors = eigh_descending(gram)
-    _check_varies(float(values[0]), name)
     # float32 moments are rounded once per sum, so their error grows far slower than the dimension.
     slack = gram.shape[0] if epsilon < 1e-10 else 16
-    rank = int(xp.count_nonzero(values > slack * epsilon * values[0]))
+    noise = slack * epsilon * max(float(values[0]), before)
+    _check_varies(float(values[0]) if float(values[0]) > noise else 0.0, name)
+    rank = int(xp.count_nonzero(values > noise))
     return xp.sqrt(values[:rank]), vectors[:, :rank]
 
 
-def _from_view(view: Array, mean: Array, name: str) -> tuple[Array, Array, Array]:
+def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array | None, Array, Array]:
+    """Return the mean, the coordinates of the rows (or None), singular values and right singular vectors.
+
+    They are those of the centred rows, multiplied by the roots of their weights; coordinates are
+    ``(view − mean) @ vectors``, and 0 for a row without weight.
+    """
+    if is_sparse(view):
+        return _from_sparse_view(view, weights, name)
     xp = namespace(view)
+    _check_range(float(xp.max(xp.abs(view))), view, name)
+    total = xp.sum(weights)
+    mean = (weights @ view) / total
+    # A second subtraction removes what rounding left of a large mean.
+    view = view - mean
+    rest = (weights @ view) / total
+    root = xp.sqrt(weights)[:, None]
+    view, mean = (view - rest) * root, mean + rest
     u, s, vt = svd(view)
     epsilon = float(xp.finfo(view.dtype).eps)
     # Centring leaves rounding noise of the size of the mean.
-    noise = epsilon * float(xp.max(xp.abs(mean))) * view.shape[0] ** 0.5
+    noise = epsilon * float(xp.max(xp.abs(mean))) * float(total) ** 0.5
     top = float(s[0])
     _check_varies(top if top > 4 * noise else 0.0, name)
     rank = int(xp.count_nonzero(s > max(max(view.shape) * epsilon * top, 4 * noise)))
-    return u[:, :rank], s[:rank], vt[:rank, :].T
+    u, s = xp.where(root > 0, u[:, :rank] / xp.where(root > 0, root, 1.0), 0.0), s[:rank]
+    return mean, u * s, s, vt[:rank, :].T
+
+
+def _from_sparse_view(view: Array, weights: Array, name: str) -> tuple[Array, Array | None, Array, Any]:
+    _check_range(float(np.max(np.abs(view.data), initial=0.0)), view, name)
+    if view.shape[1] <= view.shape[0]:
+        moments = Moments.of(view, view[:, :1], sample_weight=weights)
+        return moments.x_mean, None, *decompose_gram(moments.xx, "float64", name)
+    check_side(view, view.shape[0], name)
+    total = np.sum(weights)
+    # Rows without weight might lack an entry in a column that is full otherwise.
+    used = weights > 0
+    rows, shift = shift_full_columns(view[used, :], (weights @ view) / total)
+    mean, root = (weights[used] @ rows) / total, np.sqrt(weights[used])[:, None]
+    gram = dual_gram(rows, mean)
+    gram *= root
+    gram *= root.T
+    squares = np.bincount(row_of_entries(rows), rows.data**2, minlength=len(root)) * weights[used]
+    s, u = _from_gram(gram, float(np.finfo(np.float64).eps), name, float(np.max(squares)))
+    coordinates = np.zeros((view.shape[0], len(s)))
+    coordinates[used, :] = u * s / root
+    return shift + mean, coordinates, s, SparseVectors(rows, mean, root * u / s)
 
 
 def _check_range(largest: float, like: Array, name: str) -> None:

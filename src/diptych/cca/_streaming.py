@@ -1,7 +1,8 @@
 """One pass over paired data of any size: blocks of pairs summed to moments, here or by an engine.
 
-A *block* is ``(x, y)`` or ``(x, y, pairing)``, where the pairing refers to rows of its own x, or any object
-whose ``load()`` returns that: such a block can be sent elsewhere and read by the process that sums it.
+A *block* is ``(x, y)``, ``(x, y, pairing)`` or ``(x, y, pairing, sample_weight)``, where the pairing refers
+to rows of its own x and the weights are of the rows of y (None, for either: row by row; weight 1), or any
+object whose ``load()`` returns that: such a block can be sent elsewhere and read by the process that sums it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 from array_api_compat import is_array_api_obj
 
-from diptych._arrays import Array, move_like, to_numpy
-from diptych._checks import InputError, check_pair_of_views
+from diptych._arrays import Array, is_sparse, move_like, to_numpy
+from diptych._checks import InputError, check_pair_of_views, check_sample_weight
 from diptych._devices import copy_blocks, copy_to_device
 from diptych._persistence import read_metadata
 from diptych._threads import one_blas_thread, prefetch
@@ -74,7 +75,12 @@ class Engine(Protocol):
 
 def are_blocks(data: Any) -> bool:
     """Return whether ``data`` is an iterable of blocks rather than a view."""
-    if is_array_api_obj(data) or hasattr(data, "__array__") or isinstance(data, str | bytes):
+    if (
+        is_array_api_obj(data)
+        or is_sparse(data)
+        or hasattr(data, "__array__")
+        or isinstance(data, str | bytes)
+    ):
         return False
     if isinstance(data, Sequence) and not hasattr(data, "fingerprint"):
         return bool(data) and _is_block(data[0])
@@ -84,18 +90,19 @@ def are_blocks(data: Any) -> bool:
 def _is_block(data: Any) -> bool:
     if hasattr(data, "load"):
         return True
-    return isinstance(data, tuple) and len(data) in (2, 3) and getattr(data[0], "ndim", 0) == 2
+    return isinstance(data, tuple) and len(data) in (2, 3, 4) and getattr(data[0], "ndim", 0) == 2
 
 
-def load_block(block: Block) -> tuple[Any, Any, Any]:
-    """Return ``x, y, pairing`` of a block, unchecked; pairing may be None."""
+def load_block(block: Block) -> tuple[Any, Any, Any, Any]:
+    """Return ``x, y, pairing, sample_weight`` of a block, unchecked; the last two may be None."""
     parts = block.load() if hasattr(block, "load") else block
-    if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
+    if not isinstance(parts, tuple | list) or len(parts) not in (2, 3, 4):
         raise InputError(
-            f"a block is a {type(parts).__name__}; expected (x, y) or (x, y, pairing), or an object whose "
-            "load() returns that."
+            f"a block is a {type(parts).__name__}; expected (x, y), (x, y, pairing) or (x, y, pairing, "
+            "sample_weight), or an object whose load() returns that."
         )
-    return parts[0], parts[1], parts[2] if len(parts) == 3 else None
+    x, y, pairing, weights = (*parts, None, None)[:4]
+    return x, y, pairing, weights
 
 
 @dataclass(frozen=True)
@@ -155,11 +162,12 @@ class Preparation:
         try:
             with reading or nullcontext():
                 parts = load_block(block)
-            x, y, pairing = check_pair_of_views(*parts)
+            x, y, pairing = check_pair_of_views(*parts[:3], sparse=True)
+            weights = check_sample_weight(parts[3], y)
         except InputError as error:
             raise InputError(f"{name}: {error}" if name else str(error)) from None
         x, y = normalize(x, self.normalize[0]), normalize(y, self.normalize[1])
-        return products(x, y, pairing, self.precision)
+        return products(x, y, pairing, weights, self.precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,26 +179,33 @@ class ArrayBlocks:
     pairing: Array
     captions: Array | None = None  # rows of y to use, ascending; None: all
     block_bytes: int | None = None  # approximate size of a block; None: chosen for the backend
+    weights: Array | None = None  # of each row of y
 
     def __len__(self) -> int:
         n = self.pairing.shape[0] if self.captions is None else self.captions.shape[0]
         return -(-int(n) // block_rows(self.x, self.y, self.block_bytes))
 
-    def __iter__(self) -> Iterator[tuple[Array, Array, Array]]:
-        for block in paired_blocks(self.x, self.y, self.pairing, self.block_bytes, self.captions):
+    def __iter__(self) -> Iterator[tuple[Array, Array, Array, Array | None]]:
+        for block in paired_blocks(
+            self.x, self.y, self.pairing, self.block_bytes, self.captions, self.weights
+        ):
             yield block
             for view in (self.x, self.y):
                 _release_pages(view)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the shapes and of a sample of rows."""
+        """A digest of the shapes, of a sample of rows, and of all weights."""
         digest = hashlib.sha256()
         for array in (self.x, self.y, self.pairing, self.captions):
             if array is not None:
                 rows = np.unique(np.linspace(0, array.shape[0] - 1, _FINGERPRINT_ROWS).astype(np.int64))
                 digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
-                digest.update(np.ascontiguousarray(to_numpy(array[move_like(rows, array)])).tobytes())
+                chosen = array[move_like(rows, array)]
+                for part in (chosen.indptr, chosen.indices, chosen.data) if is_sparse(chosen) else (chosen,):
+                    digest.update(np.ascontiguousarray(to_numpy(part)).tobytes())
+        if self.weights is not None:
+            digest.update(np.ascontiguousarray(to_numpy(self.weights)).tobytes())
         return digest.hexdigest()
 
 

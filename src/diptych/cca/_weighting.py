@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from diptych._arrays import Array, move_like, namespace
+from diptych._arrays import Array, as_dtype, is_sparse, move_like, namespace, replace_entries
 from diptych._checks import InputError, check_choice, check_matrix, check_number, check_task, check_view
 from diptych._devices import collect_rows, copy_blocks
-from diptych._threads import multiply
+from diptych.cca._sparse import SparseVectors, multiply_any, shift_full_columns, sparse_to_unit_length
 
 if TYPE_CHECKING:
     from diptych.cca._canonical import CanonicalModel
@@ -38,6 +38,10 @@ def normalize(view: Array, how: str = "unit") -> Array:
     array([[ 0.6, -0.8]])
     """
     how = check_normalization(how)
+    if is_sparse(view):
+        if how in ("signed-sqrt", "sqrt-unit"):
+            view = replace_entries(view, np.sign(view.data) * np.sqrt(np.abs(view.data)))
+        return sparse_to_unit_length(view) if how in ("unit", "sqrt-unit") else view
     if how in ("signed-sqrt", "sqrt-unit"):
         xp = namespace(view)
         view = xp.sign(view) * xp.sqrt(xp.abs(view))
@@ -184,8 +188,16 @@ def project(features: Array, mean: Array, weights: Array, factors: Array | None 
     These are the embeddings of Table 1. ``weights`` are U or V with the ``model_factors`` of the view, or
     the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``.
     """
-    mean, weights = (move_like(part, features, dtype=features.dtype) for part in (mean, weights))
-    vectors = multiply(features - mean, weights)
+    mean = move_like(mean, features, dtype=features.dtype)
+    if not isinstance(weights, SparseVectors):
+        weights = move_like(weights, features, dtype=features.dtype)
+    if is_sparse(features):
+        # Subtracting the mean would fill the view with numbers.
+        features, shift = shift_full_columns(features, mean)
+        vectors = multiply_any(features, weights) - multiply_any((mean - shift)[None, :], weights)
+    else:
+        vectors = multiply_any(features - mean, weights)
+    vectors = as_dtype(vectors, features.dtype)
     factors = None if factors is None else move_like(factors, features, dtype=features.dtype)
     return apply_factors(vectors, factors)
 
@@ -202,7 +214,7 @@ class Projection:
 
     def __call__(self, view: Any) -> Array:
         """Return the vectors of ``view``, in its own backend and precision."""
-        features = check_view(view, self.name, n_features=int(self.mean.shape[0]))
+        features = check_view(view, self.name, n_features=int(self.mean.shape[0]), sparse=True)
         return project(normalize(features, self.normalize), self.mean, self.weights, self.factors)
 
     def on_device(self, device: str, view: Any) -> np.ndarray[Any, Any]:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device, is_numpy_array
 
-from diptych._arrays import Array, move_like, namespace, to_numpy
+from diptych._arrays import Array, as_dtype, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_pair_of_views
 from diptych._threads import map_parallel, multiply
 from diptych.cca._spectra import Spectra
@@ -107,14 +107,13 @@ def make_problem(
 
     The arithmetic runs in ``dtype``, by default that of the validation arrays.
     """
-    x, y, pairing = check_pair_of_views(*check_validation(validation))
+    x, y, pairing = check_pair_of_views(*check_validation(validation), sparse=True)
     xp = namespace(x, y)
     check_widths(spectra, x, y)
     dtype = xp.result_type(x.dtype, y.dtype) if dtype is None else dtype
     top_x, top_y = float(spectra.s_x[0]), float(spectra.s_y[0])
-    x, y = xp.astype(x, dtype, copy=False), xp.astype(y, dtype, copy=False)
-    a = project(x, spectra.x_mean, move_like(spectra.v_x, x, dtype=dtype) / top_x)
-    b = project(y, spectra.y_mean, move_like(spectra.v_y, y, dtype=dtype) / top_y)
+    a = project(as_dtype(x, dtype), spectra.x_mean, spectra.v_x / top_x)
+    b = project(as_dtype(y, dtype), spectra.y_mean, spectra.v_y / top_y)
     t0 = move_like(spectra.t0 / (top_x * top_y), x, dtype=dtype)
     return Problem(a, b, t0, Truth.of(pairing, x.shape[0]), similarity)
 

@@ -14,6 +14,7 @@ from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
 from diptych._checks import TASKS, InputError, Task, check_similarity
 from diptych._threads import multiply
 from diptych.cca._canonical import CanonicalModel, decompose_t
+from diptych.cca._sparse import multiply_any
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
 from diptych.cca.selection._grids import Floats
@@ -97,7 +98,7 @@ def best_dimension(
 
     def embed(rows: Array, vectors: Array, singular: Array, weights: Array) -> Array:
         # The rows of the problem are in the eigenbasis, divided by the largest singular value.
-        inner = multiply(vectors.T, weights) * float(singular[0])
+        inner = multiply_any(weights.T, vectors).T * float(singular[0])
         return multiply(rows, xp.astype(move_like(inner, rows), rows.dtype, copy=False))
 
     x_map, y_map = maps(model, weighting, task)
