@@ -297,6 +297,23 @@ def test_a_polish_is_undone():
         )
 
 
+@pytest.mark.parametrize("solver", ["gram", "svd"])
+@pytest.mark.parametrize("n_components", [None, 2])
+def test_a_constant_feature_is_predicted_exactly(solver, n_components):
+    x, y, _ = make_pair(q=5)
+    y[:, 3] = 0.0
+    y[:, 1] *= 1e-9  # small, but no rounding error
+    model = AWCCA(params=(1.0, 1.0), solver=solver, n_components=n_components).fit(x, y)
+    predicted = model.predict(x)
+    assert not np.any(predicted[:, 3])
+    scores = r2_score(y, predicted, multioutput="raw_values")
+    assert scores[3] == 1.0
+    assert scores[1] > 0.1
+    if n_components is None and solver == "svd":
+        expected = r2_score(y, fit_ridge(x, y, 1.0).predict(x))
+        assert model.score(x, y, metric="r2") == pytest.approx(expected, abs=1e-5)
+
+
 def test_directions_without_variance_come_back_as_their_mean():
     x, y, _ = make_pair()
     x[:, 2] = 7.0

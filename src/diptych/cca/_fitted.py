@@ -467,9 +467,10 @@ def second_view(Y: Any) -> Any:
     """Return Y as a matrix: a Y of one axis is one feature. A data frame keeps the names of its columns."""
     if Y is None:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
-    if is_sparse(Y):
+    if is_sparse(Y) or hasattr(Y, "columns"):
         return Y
-    y = Y if is_array_api_obj(Y) or hasattr(Y, "columns") or not hasattr(Y, "__len__") else np.asarray(Y)
+    readable = hasattr(Y, "__len__") or hasattr(Y, "__array__")
+    y = np.asarray(Y) if readable and not is_array_api_obj(Y) else Y
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
 
 
