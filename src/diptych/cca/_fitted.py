@@ -312,7 +312,7 @@ class FittedAWCCA:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read what ``save`` wrote; nothing in the folder is executed."""
+        """Read what ``save`` wrote; nothing in the folder is executed. See there for an example."""
         return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
 
     def pack(self) -> tuple[AWCCAConfig, Tensors]:
