@@ -42,24 +42,7 @@ FRAMES = [
 ]
 
 
-OF_WEIGHTS = [
-    "check_sample_weights_pandas_series",
-    "check_sample_weights_not_an_array",
-    "check_sample_weights_list",
-    "check_all_zero_sample_weights_error",
-    "check_sample_weights_shape",
-    "check_sample_weights_not_overwritten",
-    "check_sample_weight_equivalence_on_dense_data",
-    "check_sample_weight_equivalence_on_sparse_data",
-]
-
-
-def expected_failures(estimator):
-    reason = "shrinkage has no accepted form for weighted rows, so it refuses sample_weight"
-    return dict.fromkeys(OF_WEIGHTS, reason) if estimator.selection == "ledoit-wolf" else {}
-
-
-@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
+@parametrize_with_checks(ESTIMATORS)
 def test_estimator_checks(estimator, check):
     named = check.func.__name__ in AS_CCA
     (partial(check.func, "CCA", **check.keywords) if named else check)(estimator)
