@@ -299,7 +299,7 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
     work, wide = getattr(xp, precision), xp.float64
     _check_sides(x, y)
     x, y = (as_dtype(view, work) for view in (x, y))
-    x, y = (view.toarray() if is_sparse(view) and not is_mostly_zero(view) else view for view in (x, y))
+    x, y = (_dense_if_faster(view) for view in (x, y))
     n_images, n = x.shape[0], y.shape[0]
     total = None if weights is None else float(xp.sum(weights))
     if total == 0.0:
@@ -332,6 +332,12 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
 def _check_sides(x: Array, y: Array) -> None:
     for view, name in ((x, "X"), (y, "Y")):
         check_side(view, view.shape[1], name)
+
+
+def _dense_if_faster(view: Array) -> Array:
+    # One block may have many more entries than the others: it is made dense only if it is small.
+    small = is_sparse(view) and 8 * view.shape[0] * view.shape[1] <= 2 * CPU_BLOCK_BYTES
+    return view.toarray() if small and not is_mostly_zero(view) else view
 
 
 def _shift(view: Array, shift: Array) -> tuple[Array, Array]:
