@@ -585,7 +585,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.two_d_labels = True
         tags.target_tags.multi_output = True
         tags.array_api_support = True
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = not (self.params is None and self.selection != "validation")
         return tags
 
     def check_parameters(self) -> None:
