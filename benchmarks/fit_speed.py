@@ -6,6 +6,9 @@ with canonical weights and correlations of every component. cca-zoo needs each i
 ``--selection``: whole fits on Flickr8k with a selection among 20 × 20 points, beside a textbook fit: the same
 moments and spectra, one SVD of T for each point (timed on 25 points spread over the grid and extrapolated to
 400), and the SVDs of the two models.
+
+``--sparse``: fits of a sparse view at given parameters, with more rows than columns and with fewer, beside
+fits of the same view made dense, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -148,8 +151,60 @@ def measure_selection() -> None:
     )
 
 
+SPARSE = {"tall": (20_000, 2_000), "wide": (1_000, 20_000)}
+SHARES = (0.001, 0.01, 0.05)
+
+
+def measure_sparse_fit(shape: str, share: float, how: str) -> dict[str, float]:
+    """Return the seconds and memory of one fit of a sparse view, or of the same made dense."""
+    import scipy.sparse
+
+    from diptych import AWCCA
+
+    rng = np.random.default_rng(0)
+    (rows, columns), entries = SPARSE[shape], int(share * np.prod(SPARSE[shape]))
+    at = rng.integers(0, rows, entries), rng.integers(0, columns, entries)
+    x = scipy.sparse.csr_array((rng.random(entries), at), shape=(rows, columns))
+    y = (x @ rng.standard_normal((columns, 100))) + rng.standard_normal((rows, 100))
+    AWCCA(params=(1.0, 1.0)).fit(y[:100, :10], y[:100]).models_.values()  # load the libraries
+    before, start = read_memory("VmRSS"), clock()
+    model = AWCCA(params=(1.0, 1.0)).fit(x if how == "sparse" else x.toarray(), y)
+    first = float(model.models_["search"].correlations[0])
+    return {"seconds": clock() - start, "memory": read_memory("VmHWM") - before, "first": first}
+
+
+def measure_sparse() -> None:
+    """Time fits of sparse views beside dense ones, and write a table."""
+    rows = []
+    for shape, (height, width) in SPARSE.items():
+        for share in SHARES:
+            made = {}
+            for how in ("sparse", "dense"):
+                call = [sys.executable, __file__, "--sparse", shape, str(share), how]
+                out = subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True)
+                made[how] = json.loads(out.stdout.splitlines()[-1])
+            assert abs(made["sparse"]["first"] - made["dense"]["first"]) < 1e-8
+            rows.append(
+                {
+                    "X": f"{height:,} × {width:,}",
+                    "entries": f"{share:.1%}",
+                    "sparse, s": f"{made['sparse']['seconds']:.1f}",
+                    "dense, s": f"{made['dense']['seconds']:.1f}",
+                    "sparse, MiB": f"{made['sparse']['memory']:.0f}",
+                    "dense, MiB": f"{made['dense']['memory']:.0f}",
+                }
+            )
+            print(rows[-1], flush=True)
+    note = "Y has 100 dense columns; given parameters, both models made. Memory is the peak above the start."
+    record("fit_sparse", rows, note)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--selection"]:
+    if sys.argv[1:] == ["--sparse"]:
+        measure_sparse()
+    elif sys.argv[1:2] == ["--sparse"]:
+        print(json.dumps(measure_sparse_fit(sys.argv[2], float(sys.argv[3]), sys.argv[4])))
+    elif sys.argv[1:] == ["--selection"]:
         measure_selection()
     elif len(sys.argv) > 1:
         print(json.dumps(measure_fit(sys.argv[1])))

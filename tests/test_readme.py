@@ -44,10 +44,12 @@ def test_the_python_examples_run(place, capsys):
 
 
 def test_the_examples_of_the_page_on_scale_run(place):
-    mapped, on_a_card = code_blocks(README.parent / "docs" / "scale.md", "py(?:thon)?")
+    mapped, sparse, on_a_card = code_blocks(README.parent / "docs" / "scale.md", "py(?:thon)?")
     names = {}
     exec(mapped, names)
     assert not (place / "fit.sum").exists()
+    names["texts"] = [f"caption {row % 9} of image {owner}" for row, owner in enumerate(names["pairing"])]
+    exec(sparse, names)
     pytest.importorskip("torch")
     exec(on_a_card.replace("cuda", "cpu"), names)
     assert len(names["vectors"]) == len(names["x"])

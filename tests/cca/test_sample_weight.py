@@ -191,16 +191,35 @@ def test_wrong_weights_are_explained_in_one_sentence(rng, weights, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "parameters", [{"polish": True}, {"selection": "leave-one-out"}, {"selection": "oas"}]
-)
+@pytest.mark.parametrize("parameters", [{"polish": True}, {"selection": "leave-one-out"}])
 def test_what_takes_no_weights_says_so(rng, parameters):
     x, y = rng.normal(size=(40, 3)), rng.normal(size=(40, 2))
     with pytest.raises(InputError, match="weight"):
         AWCCA(**parameters).fit(x, y, sample_weight=np.ones(40))
 
 
-def test_too_few_pairs_to_select_on_with_weights(rng):
+@pytest.mark.parametrize("kind", ["ledoit-wolf", "oas"])
+@pytest.mark.parametrize("width", [4, 90])
+def test_shrinkage_with_weights_is_that_of_repeated_rows(rng, kind, width):
+    x, y = rng.normal(size=(60, width)) + 1.0, rng.normal(size=(60, 3))
+    weights = rng.integers(0, 4, 60)
+    result = AWCCA(selection=kind).fit(x, y, sample_weight=weights)
+    rows = np.repeat(np.arange(60), weights)
+    expected = AWCCA(selection=kind).fit(x[rows], y[rows])
+    ours, its = (model.models_["search"] for model in (result, expected))
+    assert ours.filter_x.gamma == pytest.approx(its.filter_x.gamma)
+    assert ours.filter_y.gamma == pytest.approx(its.filter_y.gamma)
+    assert_close(result.transform(x), expected.transform(x), 120, condition=1000)
+
+
+def test_shrinkage_with_equal_weights_counts_an_image_once():
+    (x, y, pairing), _ = make_pairs(9)
+    plain = AWCCA(selection="ledoit-wolf").fit(x, y, pairing)
+    weighted = AWCCA(selection="ledoit-wolf").fit(x, y, pairing, sample_weight=np.ones(len(y)))
+    assert weighted.models_["search"].filter_x.gamma == pytest.approx(plain.models_["search"].filter_x.gamma)
+
+
+def test_too_few_pairs_to_hold_some_out(rng):
     x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
-    with pytest.raises(InputError, match="sample_weight cannot be combined"):
+    with pytest.warns(UserWarning, match="too few to hold some out"):
         AWCCA().fit(x, y, sample_weight=np.ones(8))

@@ -266,7 +266,7 @@ def test_a_view_that_would_not_fit_into_memory_as_a_dense_one(rows, columns, ent
         except MemoryError:
             print("too large")
         y = x[:, :30].toarray() + x[:, 30:60].toarray() + 0.01 * rng.normal(size=({rows}, 30))
-        model = AWCCA(grid=3).fit(x, y)
+        model = AWCCA(grid=3, validation_fraction={200 / rows}).fit(x, y)
         print(model.score(x[:200], y[:200]) > 0, model.transform(x[:200]).shape, model.predict(x[:200]).shape)
     """
     result = subprocess.run(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from array_api_compat import device
 
 from diptych._arrays import Array, count_groups, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_number
@@ -241,29 +242,36 @@ def make_filters(filter: Any, params: tuple[Any, Any], s_x: Array, s_y: Array) -
     return Tikhonov(float(squares_x[-1])), Tikhonov(float(squares_y[-1]))
 
 
-def shrinkage_gammas(x: Array, y: Array, pairing: Array, kind: str) -> tuple[float, float]:
+def shrinkage_gammas(
+    x: Array, y: Array, pairing: Array, kind: str, weights: Array | None = None
+) -> tuple[float, float]:
     r"""Return Tikhonov's γ of both views from theory, for data that is too small to select on.
 
     Shrinkage estimates the covariance of p features from n rows as :math:`(1-\delta) S + \delta\mu I`, with S
     the empirical covariance (divided by n) and :math:`\mu = \mathrm{tr}\,S / p`. Up to a factor, which
     changes no correlation, that is Tikhonov with :math:`\gamma = N \mu\, \delta/(1-\delta)` in units of a
     sum over N pairs. δ aims at a covariance that is near the true one, not at retrieval. It is computed from
-    the rows of each view, where an image counts once; see ``shrinkage``.
+    the rows of each view, where an image counts once; see ``shrinkage``. With ``weights`` of pairs, N is
+    their total, and an image counts with the mean weight of its captions.
     """
     xp = namespace(x, y)
-    described = xp.nonzero(count_groups(pairing, x.shape[0]) > 0)[0]
-    pairs = int(y.shape[0])
+    counts = count_groups(pairing, x.shape[0])
+    described = xp.nonzero(counts > 0)[0]
+    pairs = int(y.shape[0]) if weights is None else float(xp.sum(weights))
+    own = None
+    if weights is not None:
+        own = count_groups(pairing, x.shape[0], weights)[described] / counts[described]
 
-    def gamma(rows: Array) -> float:
-        delta, mu = shrinkage(rows, kind)
+    def gamma(rows: Array, weights: Array | None) -> float:
+        delta, mu = shrinkage(rows, kind, weights)
         # δ = 1 is a sphere, where γ = ∞; a γ beyond this limit gives the same ranking.
         delta = min(delta, 1.0 - 1e-6)
         return pairs * mu * delta / (1.0 - delta)
 
-    return gamma(x[described, :]), gamma(y)
+    return gamma(x[described, :], own), gamma(y, weights)
 
 
-def shrinkage(rows: Array, kind: str) -> tuple[float, float]:
+def shrinkage(rows: Array, kind: str, weights: Array | None = None) -> tuple[float, float]:
     r"""Return the shrinkage δ of ``rows``, and μ = tr S / p; see ``shrinkage_gammas``.
 
     Ledoit and Wolf (2004), for any distribution, and Chen, Wiesel and Hero (2010), for a Gaussian (OAS):
@@ -274,20 +282,25 @@ def shrinkage(rows: Array, kind: str) -> tuple[float, float]:
                                       {(n+1)(\mathrm{tr}S^2 - \mu^2 p)/p^2}\Big).
 
     These are scikit-learn's ``ledoit_wolf_shrinkage`` and ``oas``, on any backend and through the smaller of
-    XᵀX and XXᵀ: for 500 rows of 5,000 features scikit-learn takes 20 and 500 times as long.
+    XᵀX and XXᵀ: for 500 rows of 5,000 features scikit-learn takes 20 and 500 times as long. A row with a
+    weight w counts as w rows.
     """
     xp = namespace(rows)
-    n, p = (int(size) for size in rows.shape)
+    height, p = (int(size) for size in rows.shape)
     rows = xp.astype(rows, xp.float64, copy=False)
-    rows = rows - xp.mean(rows, axis=0)
+    if weights is None:
+        weights = xp.ones(height, dtype=xp.float64, device=device(rows))
+    n = float(xp.sum(weights))
+    rows = rows - (weights @ rows) / n
     squares = xp.sum(rows * rows, axis=1)
-    gram = rows.T @ rows if p <= n else rows @ rows.T
-    mu = float(xp.sum(squares)) / n / p
+    rows = rows * xp.sqrt(weights)[:, None]
+    gram = rows.T @ rows if p <= height else rows @ rows.T
+    mu = float(weights @ squares) / n / p
     square = float(xp.sum(gram * gram)) / n**2  # tr S² = ‖XᵀX‖²/n² = ‖XXᵀ‖²/n²
     if kind == "oas":
         noise, distance = (square + mu**2 * p**2) / (n + 1.0), square - mu**2 * p
     else:
-        noise, distance = (float(xp.sum(squares * squares)) / n - square) / n, square - mu**2 * p
+        noise, distance = (float(weights @ (squares * squares)) / n - square) / n, square - mu**2 * p
     if noise <= 0:
         return 0.0, mu
     return (min(1.0, noise / distance) if distance > 0 else 1.0), mu

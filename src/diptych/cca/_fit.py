@@ -196,21 +196,16 @@ class Fit:
             self._check_solver("an engine")
             solver = "gram"
         substitute = self._substitute(pairing, validation)
-        if substitute is not None and weights is not None:
-            raise InputError(
-                f"sample_weight cannot be combined with selection={substitute!r}; give params, validation "
-                "pairs, or enough pairs to hold some out."
-            )
         if substitute is not None:
-            # There are few rows, or the settings are for dense views.
+            # A sparse view has few rows here: with more of them, it is refused.
             x, y = (view.toarray() if is_sparse(view) else view for view in (x, y))
         in_memory = solver == "svd" or substitute is not None
         if in_memory:
             x, y, pairing = self._prepare((x, y, pairing))
             weights = check_sample_weight(weights, y)  # on the device, too
         if substitute is not None:
-            whole = self._decompose(x, y, pairing, None)
-            params, path = self._select_without_validation(whole, x, y, pairing, substitute)
+            whole = self._decompose(x, y, pairing, weights)
+            params, path = self._select_without_validation(whole, x, y, pairing, weights, substitute)
             return FitResult(whole, params, self._fixed_dimensions(), path)
         training = Training(x, y, pairing, in_memory) if settings.polish else None
         if not self._selects() or validation is not None:
@@ -406,11 +401,17 @@ class Fit:
         return "ledoit-wolf"
 
     def _select_without_validation(
-        self, spectra: Spectra, x: Array, y: Array, pairing: Array, selection: Selection
+        self,
+        spectra: Spectra,
+        x: Array,
+        y: Array,
+        pairing: Array,
+        weights: Array | None,
+        selection: Selection,
     ) -> tuple[ByTask, Path | None]:
         settings = self.settings
         if selection != "leave-one-out":
-            return params_by_task(shrinkage_gammas(x, y, pairing, selection)), None
+            return params_by_task(shrinkage_gammas(x, y, pairing, selection, weights)), None
         rows = left_out(
             spectra, x, y, pairing, random_state=settings.random_state, similarity=settings.similarity
         )
@@ -475,10 +476,9 @@ class Fit:
         settings = self.settings
         if settings.polish:
             raise InputError("polish=True learns from pairs without weights; leave sample_weight or it out.")
-        if settings.params is None and settings.selection != "validation":
+        if settings.params is None and settings.selection == "leave-one-out":
             raise InputError(
-                f"selection={settings.selection!r} takes no sample_weight; use selection='validation', or "
-                "give params."
+                "selection='leave-one-out' takes no sample_weight; use another selection, or give params."
             )
 
     def _check_sparse(self) -> None:

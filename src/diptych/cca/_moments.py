@@ -126,7 +126,7 @@ class Moments:
         ``sample_weight`` has one weight for each row of ``y``; None: every pair has weight 1.
         """
         x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
-        _check_columns(x, y)
+        _check_sides(x, y)
         weights = check_sample_weight(sample_weight, y)
         total = cls.zero(x.shape[1], y.shape[1], precision=precision, like=x)
         for block in paired_blocks(x, y, pairing, block_bytes, weights=weights):
@@ -297,9 +297,9 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
     """
     xp = namespace(x, y)
     work, wide = getattr(xp, precision), xp.float64
-    _check_columns(x, y)
+    _check_sides(x, y)
     x, y = (as_dtype(view, work) for view in (x, y))
-    x, y = (view.toarray() if is_sparse(view) and not is_mostly_zero(view) else view for view in (x, y))
+    x, y = (_dense_if_faster(view) for view in (x, y))
     n_images, n = x.shape[0], y.shape[0]
     total = None if weights is None else float(xp.sum(weights))
     if total == 0.0:
@@ -329,9 +329,15 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
     return Products(Moments(count, *means, xx, yy, xy, precision, total), x_rest, y_rest)
 
 
-def _check_columns(x: Array, y: Array) -> None:
+def _check_sides(x: Array, y: Array) -> None:
     for view, name in ((x, "X"), (y, "Y")):
         check_side(view, view.shape[1], name)
+
+
+def _dense_if_faster(view: Array) -> Array:
+    # One block may have many more entries than the others: it is made dense only if it is small.
+    small = is_sparse(view) and 8 * view.shape[0] * view.shape[1] <= 2 * CPU_BLOCK_BYTES
+    return view.toarray() if small and not is_mostly_zero(view) else view
 
 
 def _shift(view: Array, shift: Array) -> tuple[Array, Array]:
