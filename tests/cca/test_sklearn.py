@@ -293,3 +293,14 @@ def test_missing_values_of_validation_pairs_and_of_blocks(pair):
         AWCCA(grid=3).fit(x, y, validation=(bad[:10], y[:10]))
     with pytest.raises(InputError, match=r"block 1: X contains NaN .* in 1 of 30 rows"):
         AWCCA(params=(1.0, 1.0)).fit([(x[30:], y[30:]), (bad[:30], y[:30])])
+
+
+def test_a_fit_that_fails_changes_nothing(pair):
+    x, y = pair
+    model = AWCCA(params=(1.0, 1.0)).fit(x, y)
+    before = model.transform(x)
+    with pytest.raises(InputError, match="NaN"):
+        model.fit(x.rename(columns=str.upper).assign(AGE=np.nan), y["y0"] if "y0" in y else y.iloc[:, 0])
+    np.testing.assert_array_equal(model.feature_names_in_, x.columns)
+    np.testing.assert_array_equal(model.transform(x), before)
+    assert model.predict(x).shape == y.shape

@@ -272,11 +272,11 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     raise InputError("blocks contain their own pairing; leave it out.")
                 if sample_weight is not None:
                     raise InputError("blocks contain their own sample_weight; leave it out.")
+                names: dict[str, Any] = {}
                 result = fit.fit_blocks(X, validation)
-                self._set_names(None, None)
             else:
                 second = second_view(y)
-                self._set_names(X, y)
+                names = _find_names(X, y)
                 try:
                     result = fit.fit_views(X, second, pairing, validation, sample_weight)
                 except NotFiniteError:
@@ -285,6 +285,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     check_view(second, "Y", sparse=True)
                     raise
             self._set_models(result, fit)
+            self._set_names(names)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         if checkpoint is not None:
             pathlib.Path(checkpoint).unlink(missing_ok=True)
@@ -451,7 +452,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         fit = Fit(self)
         with one_blas_thread(), progress_bar("fitting", self.verbose):
             self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
-            self._set_names(None, None)
+            self._set_names({})
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
 
@@ -556,19 +557,10 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 "in the same order."
             )
 
-    def _set_names(self, X: Any, y: Any) -> None:
-        """Keep the names of both views' features, for the checks of ``transform`` and for tables."""
-        for name in ("feature_names_in_", "y_feature_names_in_"):
+    def _set_names(self, names: Mapping[str, Any]) -> None:
+        for name in ("feature_names_in_", "y_feature_names_in_", "_y_is_vector"):
             self.__dict__.pop(name, None)
-        plain = y is not None and not hasattr(y, "columns") and not hasattr(y, "ndim")
-        self._y_is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
-        if X is None:
-            return
-        validate_data(self, X, skip_check_array=True)
-        if self._y_is_vector and isinstance(getattr(y, "name", None), str):
-            self.y_feature_names_in_ = np.asarray([y.name], dtype=object)
-        elif (names := _get_feature_names(y)) is not None:
-            self.y_feature_names_in_ = names
+        self.__dict__.update(names)
 
     def _label_vectors(self, vectors: Array, view: Any) -> Any:
         adapter = _get_container_adapter("transform", self)
@@ -649,6 +641,17 @@ def _apply(vectors: Array, matrix: Array, mean: Array) -> Array:
     """Return rows times a matrix plus a mean, in the backend and precision of the rows."""
     matrix, mean = (move_like(part, vectors, dtype=vectors.dtype) for part in (matrix, mean))
     return multiply(vectors, matrix) + mean
+
+
+def _find_names(X: Any, y: Any) -> dict[str, Any]:
+    """Return the names of both views' features, and whether y has one axis, as attributes of the model."""
+    plain = not hasattr(y, "columns") and not hasattr(y, "ndim")
+    is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
+    y_names = _get_feature_names(y)
+    if is_vector and isinstance(getattr(y, "name", None), str):
+        y_names = np.asarray([y.name], dtype=object)
+    names = {"feature_names_in_": _get_feature_names(X), "y_feature_names_in_": y_names}
+    return {name: own for name, own in names.items() if own is not None} | {"_y_is_vector": is_vector}
 
 
 def _shorten(names: Sequence[str]) -> str:
