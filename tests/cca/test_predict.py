@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -132,6 +133,30 @@ def test_each_direction_has_the_filters_of_its_task():
         (model.predict_x(y, task="search"), y, x, 20.0),
     ):
         np.testing.assert_allclose(predicted, fit_ridge(own, other, gamma).predict(own), rtol=1e-9)
+
+
+def test_weights_are_those_of_ridge(tmp_path):
+    x, y, _ = make_pair()
+    weights = np.random.default_rng(1).uniform(0.0, 3.0, size=80)
+    model = AWCCA(params=(2.0, 2.0)).fit(x, y, sample_weight=weights)
+    expected = Ridge(alpha=2.0).fit(x, y, sample_weight=weights).predict(x)
+    model.save(tmp_path / "model")
+    for fitted in (model, AWCCA.load(tmp_path / "model")):
+        np.testing.assert_allclose(fitted.predict(x), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("n_components", [None, 2])
+def test_sparse_views_predict_as_dense_ones_do(n_components):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 8)) * (rng.random((60, 8)) < 0.3)
+    y = x[:, :5] + 0.1 * rng.normal(size=(60, 5)) * (rng.random((60, 5)) < 0.3)
+    settings = {"params": (1.0, 1.0), "n_components": n_components}
+    dense = AWCCA(**settings).fit(x, y)
+    sparse = AWCCA(**settings).fit(scipy.sparse.csr_array(x), scipy.sparse.csc_array(y))
+    np.testing.assert_allclose(sparse.predict(scipy.sparse.csr_array(x)), dense.predict(x), atol=1e-9)
+    np.testing.assert_allclose(sparse.predict_x(scipy.sparse.coo_array(y)), dense.predict_x(y), atol=1e-9)
+    r2 = sparse.score(scipy.sparse.csr_array(x), scipy.sparse.csr_array(y), metric="r2")
+    assert r2 == pytest.approx(dense.score(x, y, metric="r2"))
 
 
 def test_a_filter_that_drops_directions():
@@ -295,6 +320,23 @@ def test_a_polish_is_undone():
         np.testing.assert_allclose(
             model.inverse_transform(model.transform(x, task=task), task=task), x, rtol=1e-6
         )
+
+
+@pytest.mark.parametrize("solver", ["gram", "svd"])
+@pytest.mark.parametrize("n_components", [None, 2])
+def test_a_constant_feature_is_predicted_exactly(solver, n_components):
+    x, y, _ = make_pair(q=5)
+    y[:, 3] = 0.0
+    y[:, 1] *= 1e-9  # small, but no rounding error
+    model = AWCCA(params=(1.0, 1.0), solver=solver, n_components=n_components).fit(x, y)
+    predicted = model.predict(x)
+    assert not np.any(predicted[:, 3])
+    scores = r2_score(y, predicted, multioutput="raw_values")
+    assert scores[3] == 1.0
+    assert scores[1] > 0.1
+    if n_components is None and solver == "svd":
+        expected = r2_score(y, fit_ridge(x, y, 1.0).predict(x))
+        assert model.score(x, y, metric="r2") == pytest.approx(expected, abs=1e-5)
 
 
 def test_directions_without_variance_come_back_as_their_mean():

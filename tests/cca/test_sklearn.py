@@ -25,7 +25,7 @@ ESTIMATORS = [
     AWCCA(params=(1.0, 1.0)),
     AWCCA(filter="tsvd", params=(1, 1)),
     AWCCA(params=(1.0, 1.0), weighting="none", n_components=1),
-    AWCCA(selection="ledoit-wolf"),
+    AWCCA(grid=3),
 ]
 AS_CCA = {"check_transformer_general", "check_transformer_data_not_an_array"}
 """These know by the name of the class, scikit-learn's own, which transformers return a pair."""
@@ -42,7 +42,20 @@ FRAMES = [
 ]
 
 
-@parametrize_with_checks(ESTIMATORS)
+def expect_failures(estimator):
+    if estimator.params is not None:
+        return {}
+    reason = "it has too few pairs to hold some out to select on, and γ from theory takes no weights"
+    return dict.fromkeys(
+        (
+            "check_sample_weight_equivalence_on_dense_data",
+            "check_sample_weight_equivalence_on_sparse_data",
+        ),
+        reason,
+    )
+
+
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expect_failures)
 def test_estimator_checks(estimator, check):
     named = check.func.__name__ in AS_CCA
     (partial(check.func, "CCA", **check.keywords) if named else check)(estimator)

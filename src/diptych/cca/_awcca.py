@@ -15,7 +15,7 @@ from sklearn.utils import Tags, TransformerTags
 from sklearn.utils._set_output import _get_container_adapter
 from sklearn.utils.validation import _check_feature_names_in, _get_feature_names, validate_data
 
-from diptych._arrays import Array, fields_to_numpy, move_like, to_numpy
+from diptych._arrays import Array, fields_to_numpy, is_sparse, move_like, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -252,6 +252,16 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             File for the sum of the blocks: after an interruption, run the same fit again, and it resumes and
             ends with the same numbers. The file is removed after the fit. Blocks without a ``fingerprint``
             are trusted to be the same as before. Views that are decomposed as a whole use none.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> pairing = np.repeat(np.arange(50), 2)  # two rows of y for each row of X
+        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[pairing, :3], pairing)
+        >>> model.spectra_.count
+        100
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
@@ -424,6 +434,14 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given. With
         ``polish``, a model that is fitted already keeps its polish as in ``refit_moments``.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> from diptych.cca import Moments
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> parts = Moments.of(x[:20], x[:20, :3]) + Moments.of(x[20:], x[20:, :3])
+        >>> AWCCA(params=(1.0, 1.0)).fit_moments(parts).predict(x).shape
+        (50, 3)
         """
         self.check_parameters()
         before = _polished(getattr(self, "models_", {}))
@@ -441,6 +459,16 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra. A polish is
         carried over to the new components, not learned again.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> from diptych.cca import Moments
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> first = Moments.of(x[:20], x[:20, :3])
+        >>> model = AWCCA(params=(1.0, 1.0)).fit_moments(first)
+        >>> more = model.refit_moments(first + Moments.of(x[20:], x[20:, :3]), count=20)
+        >>> more.models_["search"].filter_x
+        Tikhonov(gamma=2.5)
         """
         self._check_fitted()
         if self.filter == "guided" and self.params is None:
@@ -501,6 +529,8 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         self._check_columns(second := second_view(y), "Y")
         predicted = self._predict(X, "X", task)
+        if is_sparse(second):
+            second = second.toarray()  # as large as the predictions
         expected = normalize(check_view(second, "Y", n_features=int(predicted.shape[1])), self.normalize[1])
         rows = to_numpy(check_pairing(pairing, int(predicted.shape[0]), expected))
         return float(r2_score(to_numpy(expected), to_numpy(predicted)[rows]))
@@ -559,7 +589,15 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def check_parameters(self) -> None:
-        """Raise an error for wrong settings; ``fit`` calls this first."""
+        """Raise an error for wrong settings; ``fit`` calls this first.
+
+        >>> from diptych import AWCCA, InputError
+        >>> try:
+        ...     AWCCA(params=(-1.0, 1.0)).check_parameters()
+        ... except InputError as error:
+        ...     print(error)
+        γ=-1.0 is not a Tikhonov parameter; give a finite number, 0 or above.
+        """
         self._check_parameters()
         check_share(self.validation_fraction)
         if self.params is None:

@@ -312,7 +312,7 @@ class FittedAWCCA:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read what ``save`` wrote; nothing in the folder is executed."""
+        """Read what ``save`` wrote; nothing in the folder is executed. See there for an example."""
         return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
 
     def pack(self) -> tuple[AWCCAConfig, Tensors]:
@@ -467,10 +467,10 @@ def second_view(Y: Any) -> Any:
     """Return Y as a matrix: a Y of one axis is one feature. A data frame keeps the names of its columns."""
     if Y is None:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
-    if is_sparse(Y):
+    if is_sparse(Y) or hasattr(Y, "columns"):
         return Y
-    plain = not is_array_api_obj(Y) and not hasattr(Y, "columns")
-    y = np.asarray(Y) if plain and (hasattr(Y, "__len__") or hasattr(Y, "__array__")) else Y
+    readable = hasattr(Y, "__len__") or hasattr(Y, "__array__")
+    y = np.asarray(Y) if readable and not is_array_api_obj(Y) else Y
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
 
 

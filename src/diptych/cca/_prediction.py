@@ -44,7 +44,8 @@ def ridge_maps(spectra: Spectra, filter_x: AnyFilter) -> tuple[Array, Array]:
     """
     denominators = filter_x.denominators(spectra.s_x)
     kept = int(denominators.shape[0])
-    return spectra.v_x[:, :kept] / denominators, multiply(spectra.v_y, spectra.t0[:kept, :].T).T
+    onto = multiply(spectra.v_y, spectra.t0[:kept, :].T).T
+    return spectra.v_x[:, :kept] / denominators, _drop_rounding(onto)
 
 
 def reduced_rank_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]:
@@ -59,7 +60,7 @@ def reduced_rank_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]
     ``ridge_maps``; with the first k it is reduced-rank ridge regression.
     """
     inner = multiply(x_weights.T, spectra.v_x)
-    return x_weights, multiply(spectra.v_y, multiply(inner, spectra.t0).T).T
+    return x_weights, _drop_rounding(multiply(spectra.v_y, multiply(inner, spectra.t0).T).T)
 
 
 def reconstruction_map(s: Array, v: Array, weights: Array) -> Array:
@@ -80,4 +81,16 @@ def reconstruction_map(s: Array, v: Array, weights: Array) -> Array:
     left, values, right = map_lapack(svd, [inner / lengths], inner)[0]
     kept = int(xp.count_nonzero(values > max(inner.shape) * float(xp.finfo(values.dtype).eps) * values[0]))
     inverse = right[:kept, :].T / values[:kept] / lengths[:, None]
-    return multiply(v, (multiply(inverse, left[:, :kept].T) * s).T).T
+    return _drop_rounding(multiply(v, (multiply(inverse, left[:, :kept].T) * s).T).T)
+
+
+def _drop_rounding(onto: Array) -> Array:
+    """Return a map onto features with zeros for those that are rounding error, so that they keep their mean.
+
+    A feature that is constant in training is then constant in predictions. scikit-learn's R² counts it as 1
+    if it is exact and as 0 otherwise.
+    """
+    xp = namespace(onto)
+    lengths = xp.linalg.vector_norm(onto, axis=0)
+    least = max(onto.shape) * float(xp.finfo(onto.dtype).eps) * xp.max(lengths)
+    return xp.where(lengths > least, onto, xp.zeros_like(onto))
