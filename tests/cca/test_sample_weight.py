@@ -1,15 +1,20 @@
 """Weights of pairs: 2 is the same as the pair twice, 0 as without it."""
 
+import pickle
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
 
 from diptych import AWCCA, InputError
 from diptych._arrays import to_numpy
 from diptych.cca import Moments, moments_from_spectra, spectra
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Preparation, sum_blocks
+from diptych.cca.selection._grids import hold_out
 from generated_pairs import make_pairs
 from tolerance import assert_close
 
@@ -99,6 +104,9 @@ def test_the_refit_after_the_selection_has_all_weights(rng, solver):
     assert model.spectra_.total == pytest.approx(weights.sum())
     assert model.spectra_.count == len(y)
     assert_same_moments(moments_from_spectra(model.spectra_), moments_from_spectra(expected), condition=100)
+    train, _ = hold_out(pairing, len(x), model.validation_fraction, model.random_state)
+    grown = weights.sum() / weights[train.captions].sum()
+    assert model.models_["search"].filter_x.gamma == pytest.approx(grown * model.path_.params("search")[0])
     unweighted = AWCCA(grid=4, solver=solver).fit(x, y, pairing)
     assert not np.allclose(model.spectra_.s_x, unweighted.spectra_.s_x, rtol=1e-3)
 
@@ -223,3 +231,30 @@ def test_too_few_pairs_to_hold_some_out(rng):
     x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
     with pytest.warns(UserWarning, match="too few to hold some out"):
         AWCCA().fit(x, y, sample_weight=np.ones(8))
+
+
+def test_an_engine_sums_with_weights(rng):
+    class Here:
+        def map(self, function, items):
+            return [function(pickle.loads(pickle.dumps(item))) for item in items]
+
+        def reduce(self, function, mapped):
+            return reduce(function, mapped)
+
+    x, y, pairing, _ = make_weighted(10)
+    weights = rng.exponential(size=len(y))
+    here = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing, sample_weight=weights)
+    there = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, sample_weight=weights, engine=Here())
+    assert_close(there.transform(x), here.transform(x), len(y), condition=100)
+
+
+def test_a_grid_search_passes_weights_on(rng):
+    x = rng.normal(size=(60, 4))
+    y = x[:, :2] + 0.5 * rng.normal(size=(60, 2))
+    weights = rng.exponential(size=60)
+    search = GridSearchCV(AWCCA(), {"params": [(1.0, 1.0), (100.0, 100.0)]}, cv=3)
+    search.fit(x, y, sample_weight=weights)
+    expected = AWCCA(**search.best_params_).fit(x, y, sample_weight=weights)
+    assert_close(search.best_estimator_.transform(x), expected.transform(x), 60)
+    unweighted = AWCCA(**search.best_params_).fit(x, y)
+    assert not np.allclose(search.best_estimator_.transform(x), unweighted.transform(x), rtol=1e-3)
