@@ -134,12 +134,12 @@ def calibrate(quick: bool) -> None:
         print(row, flush=True)
     error = 1.96 * np.sqrt(LEVEL * (1 - LEVEL) / sets)
     record(
-        "permutation-calibrate",
+        "permutation_calibrate",
         rows,
         f"{sets} data sets each, of {ROWS} pairs with {X_FEATURES} + {Y_FEATURES} features unless said "
-        f"otherwise, {PERMUTATIONS} permutations. Binomial error of a rate of 5 %: ± {error:.1%}. KS: p-value of the "
-        "Kolmogorov-Smirnov test that the p-values are uniform; components that are real are not under the "
-        "null hypothesis, and their p-values should be small.",
+        f"otherwise, {PERMUTATIONS} permutations. Binomial error of a rate of 5 %: ± {error:.1%}. KS: "
+        "p-value of the Kolmogorov-Smirnov test that the p-values are uniform; components that are real "
+        "are not under the null hypothesis, and their p-values should be small.",
     )
 
 
@@ -158,11 +158,12 @@ def measure_power(quick: bool) -> None:
         )
         print(rows[-1], flush=True)
     record(
-        "permutation-power",
+        "permutation_power",
         rows,
         f"Share of {sets} data sets with p ≤ 0.05, {ROWS} pairs with {X_FEATURES} + {Y_FEATURES} features, "
-        f"γ = 50, {PERMUTATIONS} permutations. A signal s adds s times the same normal variable to one feature "
-        "of each view. With one signal, the second component is due to chance, and its rate should be 5 %.",
+        f"γ = 50, {PERMUTATIONS} permutations. A signal s adds s times the same normal variable to one "
+        "feature of each view. With one signal, the second component is due to chance, and its rate should "
+        "be 5 %.",
     )
 
 
@@ -216,7 +217,7 @@ def measure_speed(quick: bool) -> None:
     difference = np.max(np.abs(ours - theirs))
     assert difference < 1e-8, difference
     record(
-        "permutation-speed",
+        "permutation_speed",
         rows,
         f"{permutations:,} permutations of {n} pairs with {features:,} + {features:,} features, one thread. "
         f"Under the same {len(orders)} permutations, the first regularised correlations of both differ by "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
 
@@ -14,10 +14,10 @@ from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, count_groups, fields_to_numpy, group_sum, move_like, namespace, to_numpy
 from diptych._checks import DataWarning, InputError, Task, check_count, check_seed
+from diptych._devices import copy_to_device
 from diptych._threads import map_lapack, map_parallel, multiply, one_blas_thread, progress_bar
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._deferred import copy_fields
 from diptych.cca._filters import AnyFilter, Floats
 from diptych.stats._inputs import COMPONENTS, Ints, Problem, block_codes, prepare
 from diptych.stats._tables import format_p, format_table, import_pandas
@@ -33,7 +33,7 @@ TIE = 1e-8
 
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
 _SMALL = 64  # size of a matrix up to which all its eigenvalues take no longer than the largest
-_ENTRIES_AT_ONCE = 2**20  # of permuted rows and their products, on a CPU
+_ENTRIES_AT_ONCE = 2**18  # of permuted rows and their products, on a CPU
 _ENTRIES_ON_DEVICE = 2**26
 
 
@@ -176,8 +176,8 @@ def permutation_test(
     check_seed(random_state)
     with one_blas_thread(), progress_bar("permutation test", verbose):
         problem = prepare(model, X, y, pairing, task, device)
-        _check_free(problem)
         units = _make_units(problem, blocks)
+        _check_free(problem, len(units.labels))
         units.warn_of_few()
         xp = namespace(units.a)
         p_x, sigma, p_yt = map_lapack(xp.linalg.svd, [multiply(units.a.T, units.b)], units.a)[0]
@@ -219,13 +219,16 @@ def permuted_correlations(
     return np.concatenate([remainder.evaluate(np.asarray(order)[None, :])[0] for order in orders])
 
 
-def _check_free(problem: Problem) -> None:
+def _check_free(problem: Problem, units: int) -> None:
+    """Raise an error if the correlations would be the same whatever the pairing."""
     ones, free_x, free_y = forced_ones(problem.spectra, *problem.filters)
-    if ones:
+    pairs = problem.spectra.count
+    # A view without regularisation that spans all there is, is only rotated by a permutation.
+    if ones or free_x >= units - 1 or free_y >= pairs - 1:
         raise InputError(
-            f"{ones} correlations are 1 whatever the pairing: {free_x} and {free_y} directions without "
-            f"regularisation are too many for {problem.spectra.count} pairs, so there is nothing to test; "
-            "regularise, or give fewer features."
+            f"the correlations are the same whatever the pairing, so there is nothing to test: {free_x} and "
+            f"{free_y} directions without regularisation are too many for {pairs} pairs; regularise, or give "
+            "fewer features."
         )
 
 
@@ -267,7 +270,7 @@ class _Units:
                 f"there are only {arrangements:.0f} arrangements, so no p-value can be much below "
                 f"{1 / arrangements:.2g}; give more rows or larger blocks.",
                 DataWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
 
@@ -485,7 +488,11 @@ def _start_chains(
 
 
 def _walk_piece(piece: _Piece) -> list[Floats]:
-    remainder = piece.shared if piece.device is None else copy_fields(piece.shared, piece.device)
+    remainder = piece.shared
+    if piece.device is not None:
+        parts = {"a": remainder.a, "b": remainder.b, "fixed": remainder.fixed}
+        there = {name: copy_to_device(part, piece.device) for name, part in parts.items() if part is not None}
+        remainder = replace(remainder, **there)
     rngs = [np.random.default_rng([*piece.seed, 1 + number]) for number in piece.numbers]
     if piece.start is not None:
         return remainder.walk(piece.start.repeat(len(rngs)), piece.lengths, rngs)

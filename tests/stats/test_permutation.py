@@ -1,0 +1,286 @@
+"""Permutation tests: against refits on permuted pairs, enumeration, cca-zoo, and simulated data sets."""
+
+from functools import reduce
+from itertools import permutations
+
+import numpy as np
+import pytest
+from cca_zoo.linear import RidgeCCA
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kstest
+from sklearn.datasets import load_linnerud
+
+import diptych.stats._permutation as module
+from diptych import AWCCA, InputError
+from diptych._checks import DataWarning
+from diptych.cca import SpectralFilter
+from diptych.stats import permutation_test
+from diptych.stats._inputs import prepare
+from diptych.stats._permutation import (
+    _make_units,
+    _remove,
+    _sample,
+    _Units,
+    permute_within,
+    permuted_correlations,
+)
+
+GAMMA = (20.0, 30.0)
+
+
+class Here:
+    """An engine that merges results in a tree, as a cluster does."""
+
+    def map(self, function, items):
+        return [function(item) for item in items]
+
+    def reduce(self, function, mapped):
+        middle = len(mapped) // 2
+        return reduce(
+            function, [reduce(function, part) for part in (mapped[:middle], mapped[middle:]) if part]
+        )
+
+
+def unrelated(seed, rows=20, features=(30, 25), signal=0.0):
+    """Two views that share one hidden cause if there is a signal."""
+    rng = np.random.default_rng(seed)
+    x, y = (rng.normal(size=(rows, own)) for own in features)
+    hidden = signal * rng.normal(size=rows)
+    x[:, 0] += hidden
+    y[:, 0] += hidden
+    return x, y
+
+
+def rotate(model, x, y, pairing=None, blocks=None):
+    """Return the rotated whitened views of a test and their correlations."""
+    units = _make_units(prepare(model, x, y, pairing, "search"), blocks)
+    p_x, sigma, p_y = np.linalg.svd(units.a.T @ units.b)
+    return _Units(units.a @ p_x, units.b @ p_y.T, units.mean, units.labels), sigma
+
+
+FILTERS = {
+    "tikhonov": {"params": (3.0, 5.0)},
+    "plain": {"params": (0.0, 0.0)},
+    "tsvd": {"filter": "tsvd", "params": (3, 2)},
+    "custom": {"filter": SpectralFilter(lambda squares, p: 1 / (squares + p) ** 1.1), "params": (3.0, 5.0)},
+    "unit": {"params": (0.5, 0.2), "normalize": ("unit", "sqrt-unit")},
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(FILTERS)), st.integers(1, 3), st.integers(0, 1000), st.booleans())
+def test_a_permutation_gives_the_correlations_of_a_refit(name, captions, seed, torch_arrays):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(15, 5)), rng.normal(size=(15 * captions, 4))
+    pairing = rng.permutation(np.repeat(np.arange(15), captions))
+    order = rng.permutation(15)
+    model = AWCCA(**FILTERS[name], verbose=False).fit(x, y, pairing)
+    refit = AWCCA(**FILTERS[name], verbose=False).fit(x[order], y, pairing)
+    given_x, given_y = x, y
+    if torch_arrays:
+        torch = pytest.importorskip("torch")
+        given_x, given_y = torch.asarray(x), torch.asarray(y)
+    value = permuted_correlations(model, given_x, given_y, [order], pairing)
+    np.testing.assert_allclose(value, refit.models_["search"].correlations[:1], rtol=1e-9)
+
+
+def test_permuted_correlations_equal_those_of_cca_zoo():
+    x, y = unrelated(0, 40, (60, 50), 1.0)
+    shrinkage = 0.4
+    gamma = 39 * shrinkage / (1 - shrinkage)
+    order = np.random.default_rng(1).permutation(40)
+    value = permuted_correlations((gamma, gamma), x, y, [order])
+    x, y = x[order] - x.mean(0), y - y.mean(0)
+    u, v = (own[:, 0] for own in RidgeCCA(shrinkage=shrinkage).fit([x, y]).weights_)
+    lengths = [np.sum((view @ own) ** 2) + gamma * own @ own for view, own in ((x, u), (y, v))]
+    assert value[0] == pytest.approx(abs((x @ u) @ (y @ v)) / np.sqrt(lengths[0] * lengths[1]), abs=1e-9)
+
+
+def test_correlations_are_those_of_the_model():
+    x, y = unrelated(0)
+    model = AWCCA(params=GAMMA).fit(x, y)
+    test = permutation_test(model, x, y, n_permutations=5)
+    assert len(test.correlations) == 9
+    np.testing.assert_allclose(test.correlations, model.models_["search"].correlations[:9], rtol=1e-10)
+    assert test.null.shape == (5, 9)
+
+
+@pytest.mark.parametrize("captions", [1, 3])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_what_remains_keeps_its_correlations_and_products(captions, k):
+    x, y = unrelated(0)
+    pairing = np.repeat(np.arange(20), captions)
+    y = np.random.default_rng(1).normal(size=(len(pairing), 25)) if captions > 1 else y
+    units, sigma = rotate(GAMMA, x, y, pairing)
+    remainder = _remove(units, sigma, k)
+    assert len(remainder.a) == len(remainder.labels) == 20 - 1 - 2 * k
+    value, _ = remainder.evaluate(np.arange(len(remainder.a))[None, :])
+    assert value[0] == pytest.approx(sigma[k], abs=1e-10)
+    # The basis is orthonormal: products of a view with itself are those of its two parts.
+    z = np.linalg.qr(np.column_stack([units.mean, units.a[:, :k], units.b[:, :k]]))[0]
+    for part, view in ((remainder.a, units.a[:, k:]), (remainder.b, units.b[:, k:])):
+        along = z.T @ view
+        np.testing.assert_allclose(part.T @ part + along.T @ along, view.T @ view, atol=1e-10)
+
+
+def test_the_first_p_value_is_that_of_all_permutations():
+    x, y = unrelated(3, 6, (3, 3), 1.0)
+    every = permuted_correlations((1.0, 1.0), x, y, list(permutations(range(6))))
+    test = permutation_test((1.0, 1.0), x, y, n_permutations=5000, n_components=1)
+    exact = np.mean(every >= test.correlations[0] * (1 - 1e-8))
+    assert test.p_values[0] == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 5000))
+
+
+@pytest.mark.parametrize("blocks", [None, [0, 0, 0, 0, 1, 1, 1, 1, 1]])
+def test_chains_draw_permutations_with_their_weights(blocks):
+    x, y = unrelated(5, 9, (4, 4), 1.0)
+    units, sigma = rotate((1.0, 1.0), x, y, blocks=None if blocks is None else np.array(blocks))
+    remainder = _remove(units, sigma, 1)
+    rows, labels = len(remainder.labels), remainder.labels
+    every = np.array([o for o in permutations(range(rows)) if np.array_equal(labels[list(o)], labels)])
+    values, logs = remainder.evaluate(every)
+    weights = np.exp(logs - logs.max())
+    assert np.min(weights) < 0.5 * np.max(weights)
+    sample = _sample(remainder, 8000, [0, 1], None, None, lambda share: None)
+    for cut in np.quantile(values, [0.2, 0.5, 0.8]):
+        exact = np.sum(weights[values > cut]) / np.sum(weights)
+        # Neighbours in a chain are alike, so the error is that of far fewer draws.
+        assert np.mean(sample > cut) == pytest.approx(exact, abs=4 * np.sqrt(0.25 / 1000))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 1000))
+def test_rows_change_places_within_their_label(labels, seed):
+    labels, rng = np.array(labels), np.random.default_rng(seed)
+    part = rng.permutation(len(labels))[: rng.integers(1, len(labels) + 1)]
+    order = permute_within(np.arange(len(labels)), part, labels, rng)
+    assert sorted(order) == list(range(len(labels)))
+    np.testing.assert_array_equal(labels[order], labels)
+    others = np.setdiff1d(np.arange(len(labels)), part)
+    np.testing.assert_array_equal(order[others], others)
+
+
+def test_rows_change_places_with_those_of_as_many_captions():
+    x, _ = unrelated(0, 8)
+    pairing = np.array([0, 0, 1, 1, 2, 3, 4, 4, 5, 6])  # row 7 has none
+    y = np.random.default_rng(0).normal(size=(10, 25))
+    labels = _make_units(prepare(GAMMA, x, y, pairing, "search"), None).labels
+    assert [labels[i] == labels[0] for i in range(7)] == [True, True, False, False, True, False, False]
+    blocks = np.array([0, 1, 0, 0, 1, 1, 1, 5])
+    labels = _make_units(prepare(GAMMA, x, y, pairing, "search"), blocks).labels
+    assert len(set(labels[[0, 1, 2, 5]])) == 4
+    assert labels[1] == labels[4]
+    per_pair = _make_units(prepare(GAMMA, x, y, pairing, "search"), blocks[pairing]).labels
+    np.testing.assert_array_equal(labels, per_pair)
+
+
+def test_blocks_account_for_subjects():
+    rng = np.random.default_rng(0)
+    subject = np.arange(40) % 8
+    differences = 3 * rng.normal(size=(8, 2))
+    x, y = rng.normal(size=(40, 30)), rng.normal(size=(40, 25))
+    x[:, :2] += differences[subject]
+    y[:, :2] += differences[subject]
+    settings = {"n_permutations": 199, "n_components": 2}
+    assert permutation_test(GAMMA, x, y, **settings).p_values[0] == 1 / 200
+    assert permutation_test(GAMMA, x, y, **settings, blocks=subject).p_values[0] > 0.05
+    names = np.array([f"subject {number}" for number in subject])
+    one, other = (permutation_test(GAMMA, x, y, **settings, blocks=own) for own in (subject, names))
+    np.testing.assert_array_equal(one.null, other.null)
+
+
+def test_neither_engine_nor_chunks_nor_backend_change_the_result(monkeypatch):
+    x, y = unrelated(0, signal=2.0)
+    settings = {"n_permutations": 130, "n_components": 3, "random_state": 7}
+    test = permutation_test(GAMMA, x, y, **settings)
+    np.testing.assert_allclose(permutation_test(GAMMA, x, y, **settings, engine=Here()).null, test.null)
+    monkeypatch.setattr(module, "_ENTRIES_AT_ONCE", 1)
+    np.testing.assert_allclose(permutation_test(GAMMA, x, y, **settings).null, test.null, rtol=1e-9)
+    assert not np.allclose(permutation_test(GAMMA, x, y, **settings | {"random_state": 8}).null, test.null)
+    torch = pytest.importorskip("torch")
+    tensors = torch.asarray(x), torch.asarray(y)
+    np.testing.assert_allclose(permutation_test(GAMMA, *tensors, **settings).null, test.null, rtol=1e-9)
+    on_device = permutation_test(GAMMA, x, y, **settings, device="cpu", engine=Here())
+    np.testing.assert_allclose(on_device.null, test.null, rtol=1e-9)
+
+
+def test_large_matrices_give_the_same_first_correlation():
+    x, y = unrelated(0, 90, (100, 100))
+    units, _ = rotate(GAMMA, x, y)
+    order = np.random.default_rng(0).permutation(90)
+    expected = np.linalg.svd(units.a[order].T @ units.b, compute_uv=False)[0]
+    assert permuted_correlations(GAMMA, x, y, [order])[0] == pytest.approx(expected, rel=1e-10)
+
+
+def test_without_a_seed_permutations_differ():
+    x, y = unrelated(0)
+    one, other = (permutation_test(GAMMA, x, y, n_permutations=20, random_state=None) for _ in range(2))
+    assert not np.allclose(one.null, other.null)
+
+
+def collect_p_values(sets, signal):
+    tests = (
+        permutation_test(
+            GAMMA, *unrelated(seed, signal=signal), n_permutations=99, n_components=3, random_state=seed
+        )
+        for seed in range(sets)
+    )
+    return np.array([test.p_values for test in tests])
+
+
+def test_p_values_are_uniform_if_the_views_are_unrelated():
+    values = collect_p_values(150, 0.0)
+    for k in range(3):
+        assert kstest(values[:, k], "uniform").pvalue > 0.01
+
+
+def test_the_second_p_value_is_uniform_if_only_the_first_component_is_real():
+    values = collect_p_values(150, 8.0)
+    assert np.mean(values[:, 0] <= 0.05) > 0.99
+    assert kstest(values[:, 1], "uniform").pvalue > 0.01
+
+
+def test_corrected_p_values_do_not_decrease():
+    test = permutation_test(GAMMA, *unrelated(0, signal=2.0), n_permutations=50)
+    np.testing.assert_array_equal(test.p_corrected, np.maximum.accumulate(test.p_values))
+    assert np.all((test.p_values > 0) & (test.p_values <= 1))
+
+
+def test_tables_show_every_component():
+    x, y = load_linnerud(return_X_y=True)
+    test = permutation_test((0, 0), x, y, n_permutations=50)
+    lines = str(test).splitlines()
+    assert lines[0] == "Permutation test, 50 permutations"
+    assert [line.split()[1] for line in lines[2:]] == ["0.7956", "0.2006", "0.0726"]
+    frame = test.to_frame()
+    np.testing.assert_array_equal(frame["p_value"], test.p_values)
+    assert list(frame.index) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_permutations": 0}, "n_permutations=0"),
+        ({"random_state": -1}, "random_state=-1"),
+        ({"n_components": 10}, "n_components=10 is not possible here; give 1 to 9"),
+        ({"model": (0, 0)}, "the correlations are the same whatever the pairing"),
+        ({"model": (0, 30.0)}, "the correlations are the same whatever the pairing"),
+        ({"model": "cca"}, "a str is not a model"),
+        ({"blocks": np.arange(20)}, "no two rows of X may change places"),
+        ({"blocks": np.arange(3)}, "blocks has shape"),
+        ({"task": "find"}, "task='find'"),
+    ],
+)
+def test_wrong_input_is_explained(change, message):
+    x, y = unrelated(0)
+    settings = {"model": GAMMA, "n_permutations": 5} | change
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        permutation_test(settings.pop("model"), x, y, **settings)
+
+
+def test_few_arrangements_are_pointed_out():
+    x, y = unrelated(0)
+    blocks = np.array([0, 0, 0, 1, 1, *range(2, 17)])
+    with pytest.warns(DataWarning, match="only 12 arrangements, so no p-value can be much below 0.083"):
+        permutation_test(GAMMA, x, y, n_permutations=20, blocks=blocks, n_components=2)
