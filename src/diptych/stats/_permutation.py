@@ -335,7 +335,7 @@ class _Remainder:
         by_label = np.lexsort((rng.random(len(order)), self.labels))
         size = max(2, len(order) >> int(rng.integers(HALVINGS)))
         # Neighbours here have the same label, so that also a small part has rows that may change places.
-        part = np.roll(by_label, -int(rng.integers(len(order))))[:size]
+        part = by_label[(int(rng.integers(len(order))) + np.arange(size)) % len(order)]
         return permute_within(order, part, self.labels, rng)
 
     def walk(self, state: _State, lengths: list[int], rngs: list[np.random.Generator]) -> list[Floats]:
