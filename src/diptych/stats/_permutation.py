@@ -32,9 +32,11 @@ TIE = 1e-8
 """Correlations are equal if they differ by no more than this share: a tie counts as at least as large."""
 
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
-_SMALL = 64  # size of a matrix up to which all its eigenvalues take no longer than the largest
+_SMALL = 64  # size of a matrix up to which all eigenvalues take no longer than the largest
 _ENTRIES_AT_ONCE = 2**18  # of permuted rows and their products, on a CPU
 _ENTRIES_ON_DEVICE = 2**26
+_VECTORS_AT_ONCE = 64  # enough for efficient products
+_MOST_STEPS = 300  # of Lanczos' algorithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,18 +315,31 @@ class _Remainder:
     labels: Ints
     removed: Floats
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing is removed: all permutations have the same weight."""
+        return not len(self.removed)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether only the largest correlation is of interest, and takes less time than all of them."""
+        return self.is_first and min(self.a.shape[1], self.b.shape[1]) > _SMALL
+
     def evaluate(self, orders: Ints) -> tuple[Floats, Floats]:
         """Return the largest correlation and the log weight for each permutation of the rows of ``a``."""
+        if self.is_large:
+            squares = _largest_squares(self.a, self.b, orders)
+            if squares is not None:
+                return np.sqrt(squares), np.zeros(len(orders))
         xp = namespace(self.a)
         t = xp.permute_dims(self.a[move_like(orders, self.a)], (0, 2, 1)) @ self.b
         if self.fixed is not None:
             t = t + self.fixed
         across = xp.permute_dims(t, (0, 2, 1))
         gram = t @ across if t.shape[1] <= t.shape[2] else across @ t
-        if not len(self.removed):
-            values = _largest_eigenvalues(gram)
-            return np.sqrt(values), np.zeros(len(values))
         squares = np.clip(to_numpy(xp.linalg.eigvalsh(gram)), 0.0, None)
+        if self.is_first:
+            return np.sqrt(squares[:, -1]), np.zeros(len(orders))
         shares = 1.0 - squares[:, :, None] / self.removed
         possible = squares[:, -1] < self.removed[-1]
         logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
@@ -428,7 +443,7 @@ def _sample(
     progress: Callable[[float], None],
 ) -> Floats:
     """Return the largest correlations of what remains, under permutations with their weights."""
-    if len(remainder.removed):
+    if not remainder.is_first:
         start, passed, lengths = _start_chains(remainder, n_permutations, np.random.default_rng([*seed, 0]))
     else:
         start, passed, lengths = None, [], [1] * n_permutations
@@ -458,6 +473,8 @@ def _sample(
 
 def _count_at_once(remainder: _Remainder) -> int:
     """Return how many permutations, or chains, are computed at a time."""
+    if remainder.is_large:
+        return _VECTORS_AT_ONCE
     (rows, columns), others = remainder.a.shape, int(remainder.b.shape[1])
     entries = int(rows) * int(columns) + int(columns) * others
     limit = _ENTRIES_AT_ONCE if is_numpy_array(remainder.a) else _ENTRIES_ON_DEVICE
@@ -501,14 +518,39 @@ def _walk_piece(piece: _Piece) -> list[Floats]:
     return [remainder.evaluate(orders)[0]]
 
 
-def _largest_eigenvalues(grams: Array) -> Floats:
-    """Return the largest eigenvalue of each matrix."""
-    last = int(grams.shape[-1]) - 1
-    if not is_numpy_array(grams) or last < _SMALL:
-        values: Floats = to_numpy(namespace(grams).linalg.eigvalsh(grams))[:, -1]
-    else:
-        from scipy.linalg import eigh
+def _largest_squares(a: Array, b: Array, orders: Ints) -> Floats | None:
+    """Return the largest squared singular value of ``a[order].T @ b`` for each permutation.
 
-        only = {"eigvals_only": True, "subset_by_index": (last, last), "check_finite": False}
-        values = np.concatenate([eigh(gram, **only) for gram in grams])
-    return np.maximum(values, 0.0)
+    Lanczos' algorithm runs for all of them at a time: its products are then those of matrices, and none of
+    the permuted matrices is formed. Without reorthogonalisation it repeats eigenvalues, but the largest stays
+    exact. None if it does not converge.
+    """
+    xp = namespace(a)
+    back, there = move_like(orders.T, a), move_like(np.argsort(orders, axis=1).T, a)
+    start = np.random.default_rng(0).normal(size=(int(b.shape[1]), 1))
+    v = move_like(np.repeat(start / np.linalg.norm(start), len(orders), axis=1), b)
+    before, length = xp.zeros_like(v), xp.zeros_like(v[0, :])
+    gram = a @ a.T if a.shape[0] <= 2 * a.shape[1] else None
+    diagonal: list[Floats] = []
+    beside: list[Floats] = []
+    last: Floats = np.zeros(len(orders))
+    for step in range(1, _MOST_STEPS + 1):
+        rows = xp.take_along_axis(b @ v, there, axis=0)
+        products = a @ (a.T @ rows) if gram is None else gram @ rows
+        w = b.T @ xp.take_along_axis(products, back, axis=0) - length * before
+        along = xp.sum(v * w, axis=0)
+        w = w - along * v
+        diagonal.append(to_numpy(along))
+        if step >= 40 and step % 10 == 0:
+            tridiagonal = np.zeros((len(orders), step, step))
+            at = np.arange(step)
+            tridiagonal[:, at, at] = np.stack(diagonal, axis=1)
+            tridiagonal[:, at[1:], at[:-1]] = np.stack(beside, axis=1)  # eigvalsh reads the lower triangle
+            largest: Floats = to_numpy(np.linalg.eigvalsh(tridiagonal))[:, -1]
+            if np.all(largest - last <= TIE / 10 * largest):
+                return largest
+            last = largest
+        length = xp.linalg.vector_norm(w, axis=0)
+        beside.append(to_numpy(length))
+        before, v = v, w / xp.where(length > 0, length, xp.ones_like(length))
+    return None
