@@ -474,7 +474,7 @@ def _sample(
 def _count_at_once(remainder: _Remainder) -> int:
     """Return how many permutations, or chains, are computed at a time."""
     if remainder.is_large:
-        return _VECTORS_AT_ONCE
+        return _VECTORS_AT_ONCE if is_numpy_array(remainder.a) else 16 * _VECTORS_AT_ONCE
     (rows, columns), others = remainder.a.shape, int(remainder.b.shape[1])
     entries = int(rows) * int(columns) + int(columns) * others
     limit = _ENTRIES_AT_ONCE if is_numpy_array(remainder.a) else _ENTRIES_ON_DEVICE
@@ -541,7 +541,7 @@ def _largest_squares(a: Array, b: Array, orders: Ints) -> Floats | None:
         along = xp.sum(v * w, axis=0)
         w = w - along * v
         diagonal.append(to_numpy(along))
-        if step >= 40 and step % 10 == 0:
+        if step >= 40 and step % 20 == 0:
             tridiagonal = np.zeros((len(orders), step, step))
             at = np.arange(step)
             tridiagonal[:, at, at] = np.stack(diagonal, axis=1)
