@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
@@ -26,7 +26,7 @@ STEPS = 40
 """Length of a chain of permutations. All chains of a component start from one permutation."""
 
 HALVINGS = 6
-"""A step permutes all rows, or a half, a quarter … of them: so many sizes, each as likely."""
+"""Steps of a chain permute all rows, a half, a quarter … of them in turn: so many sizes."""
 
 TIE = 1e-8
 """Correlations are equal if they differ by no more than this share: a tie counts as at least as large."""
@@ -345,20 +345,25 @@ class _Remainder:
         logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
         return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
 
-    def propose(self, order: Ints, rng: np.random.Generator) -> Ints:
+    def propose(self, order: Ints, step: int, rng: np.random.Generator) -> Ints:
         """Return the permutation with a random part of it permuted again; the reverse step is as likely."""
         by_label = np.lexsort((rng.random(len(order)), self.labels))
-        size = max(2, len(order) >> int(rng.integers(HALVINGS)))
+        size = max(2, len(order) >> (step % HALVINGS))
         # Neighbours here have the same label, so that also a small part has rows that may change places.
         part = by_label[(int(rng.integers(len(order))) + np.arange(size)) % len(order)]
         return permute_within(order, part, self.labels, rng)
 
-    def walk(self, state: _State, lengths: list[int], rngs: list[np.random.Generator]) -> list[Floats]:
-        """Return the correlations along one chain for each row of ``state``, and leave it at their ends."""
+    def walk(
+        self, state: _State, lengths: list[int], steps: Iterable[int], rngs: list[np.random.Generator]
+    ) -> list[Floats]:
+        """Return the correlations along one chain for each row of ``state``, and leave it at their ends.
+
+        ``steps`` are the numbers of the steps, from the start of a chain; towards the start they descend.
+        """
         passed: list[list[float]] = [[] for _ in lengths]
-        for step in range(max(lengths)):
-            moving = [at for at, length in enumerate(lengths) if length > step]
-            orders = np.stack([self.propose(state.orders[at], rngs[at]) for at in moving])
+        for done, step in enumerate(steps):
+            moving = [at for at, length in enumerate(lengths) if length > done]
+            orders = np.stack([self.propose(state.orders[at], step, rngs[at]) for at in moving])
             for at, order, value, log in zip(moving, orders, *self.evaluate(orders), strict=True):
                 if math.log1p(-rngs[at].random()) <= log - state.logs[at]:
                     state.orders[at], state.values[at], state.logs[at] = order, value, log
@@ -499,9 +504,9 @@ def _start_chains(
     if place == 0:
         return state, [], lengths
     chain, depth = divmod(place - 1, STEPS)
-    outward = lengths.pop(chain) - depth - 1
-    passed = remainder.walk(state.repeat(1), [outward], [rng]) if outward else []
-    return state, passed + remainder.walk(state, [depth + 1], [rng]), lengths
+    end = lengths.pop(chain)
+    passed = remainder.walk(state.repeat(1), [end], range(depth + 1, end), [rng])
+    return state, passed + remainder.walk(state, [end], range(depth, -1, -1), [rng]), lengths
 
 
 def _walk_piece(piece: _Piece) -> list[Floats]:
@@ -512,7 +517,7 @@ def _walk_piece(piece: _Piece) -> list[Floats]:
         remainder = replace(remainder, **there)
     rngs = [np.random.default_rng([*piece.seed, 1 + number]) for number in piece.numbers]
     if piece.start is not None:
-        return remainder.walk(piece.start.repeat(len(rngs)), piece.lengths, rngs)
+        return remainder.walk(piece.start.repeat(len(rngs)), piece.lengths, range(max(piece.lengths)), rngs)
     every = np.arange(len(remainder.labels))
     orders = np.stack([permute_within(every, every, remainder.labels, rng) for rng in rngs])
     return [remainder.evaluate(orders)[0]]
