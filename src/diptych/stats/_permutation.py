@@ -327,23 +327,31 @@ class _Remainder:
 
     def evaluate(self, orders: Ints) -> tuple[Floats, Floats]:
         """Return the largest correlation and the log weight for each permutation of the rows of ``a``."""
-        if self.is_large:
-            squares = _largest_squares(self.a, self.b, orders)
-            if squares is not None:
-                return np.sqrt(squares), np.zeros(len(orders))
+        if self.is_first:
+            return np.sqrt(self._largest_squares(orders)), np.zeros(len(orders))
+        squares = self._all_squares(orders)
+        shares = 1.0 - squares[:, :, None] / self.removed
+        possible = squares[:, -1] < self.removed[-1]
+        logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
+        return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
+
+    def _largest_squares(self, orders: Ints) -> Floats:
+        if not self.is_large:
+            return self._all_squares(orders)[:, -1]
+        squares = _iterate_largest(self.a, self.b, orders)
+        if squares is None:  # one by one, because each is a large matrix
+            squares = np.concatenate([self._all_squares(order[None, :])[:, -1] for order in orders])
+        return squares
+
+    def _all_squares(self, orders: Ints) -> Floats:
+        """Return the squared correlations for each permutation, ascending."""
         xp = namespace(self.a)
         t = xp.permute_dims(self.a[move_like(orders, self.a)], (0, 2, 1)) @ self.b
         if self.fixed is not None:
             t = t + self.fixed
         across = xp.permute_dims(t, (0, 2, 1))
         gram = t @ across if t.shape[1] <= t.shape[2] else across @ t
-        squares = np.clip(to_numpy(xp.linalg.eigvalsh(gram)), 0.0, None)
-        if self.is_first:
-            return np.sqrt(squares[:, -1]), np.zeros(len(orders))
-        shares = 1.0 - squares[:, :, None] / self.removed
-        possible = squares[:, -1] < self.removed[-1]
-        logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
-        return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
+        return np.maximum(to_numpy(xp.linalg.eigvalsh(gram)), 0.0)
 
     def propose(self, order: Ints, step: int, rng: np.random.Generator) -> Ints:
         """Return the permutation with a random part of it permuted again; the reverse step is as likely."""
@@ -523,7 +531,7 @@ def _walk_piece(piece: _Piece) -> list[Floats]:
     return [remainder.evaluate(orders)[0]]
 
 
-def _largest_squares(a: Array, b: Array, orders: Ints) -> Floats | None:
+def _iterate_largest(a: Array, b: Array, orders: Ints) -> Floats | None:
     """Return the largest squared singular value of ``a[order].T @ b`` for each permutation.
 
     Lanczos' algorithm runs for all of them at a time: its products are then those of matrices, and none of
