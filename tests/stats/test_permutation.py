@@ -1,5 +1,6 @@
 """Permutation tests: against refits on permuted pairs, enumeration, cca-zoo, and simulated data sets."""
 
+import pickle
 from functools import reduce
 from itertools import permutations
 
@@ -31,10 +32,10 @@ GAMMA = (20.0, 30.0)
 
 
 class Here:
-    """An engine that merges results in a tree, as a cluster does."""
+    """An engine that sends items and merges results in a tree, as a cluster does."""
 
     def map(self, function, items):
-        return [function(item) for item in items]
+        return [function(pickle.loads(pickle.dumps(item))) for item in items]
 
     def reduce(self, function, mapped):
         middle = len(mapped) // 2

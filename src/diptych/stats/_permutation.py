@@ -351,7 +351,8 @@ class _Remainder:
             t = t + self.fixed
         across = xp.permute_dims(t, (0, 2, 1))
         gram = t @ across if t.shape[1] <= t.shape[2] else across @ t
-        return np.maximum(to_numpy(xp.linalg.eigvalsh(gram)), 0.0)
+        squares: Floats = np.maximum(to_numpy(xp.linalg.eigvalsh(gram)), 0.0)
+        return squares
 
     def propose(self, order: Ints, step: int, rng: np.random.Generator) -> Ints:
         """Return the permutation with a random part of it permuted again; the reverse step is as likely."""
