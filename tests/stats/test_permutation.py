@@ -1,5 +1,6 @@
 """Permutation tests: against refits on permuted pairs, enumeration, cca-zoo, and simulated data sets."""
 
+import pickle
 from functools import reduce
 from itertools import permutations
 
@@ -19,6 +20,7 @@ from diptych.stats import permutation_test
 from diptych.stats._inputs import prepare
 from diptych.stats._permutation import (
     _make_units,
+    _Remainder,
     _remove,
     _sample,
     _Units,
@@ -30,10 +32,10 @@ GAMMA = (20.0, 30.0)
 
 
 class Here:
-    """An engine that merges results in a tree, as a cluster does."""
+    """An engine that sends items and merges results in a tree, as a cluster does."""
 
     def map(self, function, items):
-        return [function(item) for item in items]
+        return [function(pickle.loads(pickle.dumps(item))) for item in items]
 
     def reduce(self, function, mapped):
         middle = len(mapped) // 2
@@ -205,12 +207,31 @@ def test_neither_engine_nor_chunks_nor_backend_change_the_result(monkeypatch):
     np.testing.assert_allclose(on_device.null, test.null, rtol=1e-9)
 
 
-def test_large_matrices_give_the_same_first_correlation():
-    x, y = unrelated(0, 90, (100, 100))
+@pytest.mark.parametrize("features", [(100, 100), (70, 300), (300, 66)])
+@pytest.mark.parametrize("rows", [90, 200])
+@pytest.mark.parametrize("torch_arrays", [False, True])
+def test_large_matrices_give_the_same_first_correlation(features, rows, torch_arrays):
+    x, y = unrelated(0, rows, features)
     units, _ = rotate(GAMMA, x, y)
-    order = np.random.default_rng(0).permutation(90)
-    expected = np.linalg.svd(units.a[order].T @ units.b, compute_uv=False)[0]
-    assert permuted_correlations(GAMMA, x, y, [order])[0] == pytest.approx(expected, rel=1e-10)
+    orders = np.stack([np.random.default_rng(seed).permutation(rows) for seed in range(5)])
+    expected = [np.linalg.svd(units.a[order].T @ units.b, compute_uv=False)[0] for order in orders]
+    a, b = units.a, units.b
+    if torch_arrays:
+        torch = pytest.importorskip("torch")
+        a, b = torch.asarray(a), torch.asarray(b)
+    remainder = _Remainder(a, b, None, units.labels, np.empty(0))
+    assert remainder.is_large
+    np.testing.assert_allclose(remainder.evaluate(orders)[0], expected, rtol=1e-9)
+
+
+def test_equal_correlations_are_found_too(monkeypatch):
+    # Every singular value of an orthogonal matrix is 1, and Lanczos' algorithm ends after one step.
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(80, 80)))[0]
+    remainder = _Remainder(np.eye(80), turn, None, np.zeros(80, dtype=int), np.empty(0))
+    orders = np.random.default_rng(0).permutation(80)[None, :]
+    assert remainder.evaluate(orders)[0] == pytest.approx(1.0, rel=1e-9)
+    monkeypatch.setattr(module, "_MOST_STEPS", 3)  # as if it did not converge
+    assert remainder.evaluate(orders)[0] == pytest.approx(1.0, rel=1e-12)
 
 
 def test_without_a_seed_permutations_differ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
@@ -26,15 +26,17 @@ STEPS = 40
 """Length of a chain of permutations. All chains of a component start from one permutation."""
 
 HALVINGS = 6
-"""A step permutes all rows, or a half, a quarter … of them: so many sizes, each as likely."""
+"""Steps of a chain permute all rows, a half, a quarter … of them in turn: so many sizes."""
 
 TIE = 1e-8
 """Correlations are equal if they differ by no more than this share: a tie counts as at least as large."""
 
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
-_SMALL = 64  # size of a matrix up to which all its eigenvalues take no longer than the largest
+_SMALL = 64  # size of a matrix up to which all eigenvalues take no longer than the largest
 _ENTRIES_AT_ONCE = 2**18  # of permuted rows and their products, on a CPU
 _ENTRIES_ON_DEVICE = 2**26
+_VECTORS_AT_ONCE = 64  # enough for efficient products
+_MOST_STEPS = 300  # of Lanczos' algorithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,37 +315,64 @@ class _Remainder:
     labels: Ints
     removed: Floats
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing is removed: all permutations have the same weight."""
+        return not len(self.removed)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether only the largest correlation is of interest, and takes less time than all of them."""
+        return self.is_first and min(self.a.shape[1], self.b.shape[1]) > _SMALL
+
     def evaluate(self, orders: Ints) -> tuple[Floats, Floats]:
         """Return the largest correlation and the log weight for each permutation of the rows of ``a``."""
+        if self.is_first:
+            return np.sqrt(self._largest_squares(orders)), np.zeros(len(orders))
+        squares = self._all_squares(orders)
+        shares = 1.0 - squares[:, :, None] / self.removed
+        possible = squares[:, -1] < self.removed[-1]
+        logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
+        return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
+
+    def _largest_squares(self, orders: Ints) -> Floats:
+        if not self.is_large:
+            return self._all_squares(orders)[:, -1]
+        squares = _iterate_largest(self.a, self.b, orders)
+        if squares is None:  # one by one, because each is a large matrix
+            squares = np.concatenate([self._all_squares(order[None, :])[:, -1] for order in orders])
+        return squares
+
+    def _all_squares(self, orders: Ints) -> Floats:
+        """Return the squared correlations for each permutation, ascending."""
         xp = namespace(self.a)
         t = xp.permute_dims(self.a[move_like(orders, self.a)], (0, 2, 1)) @ self.b
         if self.fixed is not None:
             t = t + self.fixed
         across = xp.permute_dims(t, (0, 2, 1))
         gram = t @ across if t.shape[1] <= t.shape[2] else across @ t
-        if not len(self.removed):
-            values = _largest_eigenvalues(gram)
-            return np.sqrt(values), np.zeros(len(values))
-        squares = np.clip(to_numpy(xp.linalg.eigvalsh(gram)), 0.0, None)
-        shares = 1.0 - squares[:, :, None] / self.removed
-        possible = squares[:, -1] < self.removed[-1]
-        logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
-        return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
+        squares: Floats = np.maximum(to_numpy(xp.linalg.eigvalsh(gram)), 0.0)
+        return squares
 
-    def propose(self, order: Ints, rng: np.random.Generator) -> Ints:
+    def propose(self, order: Ints, step: int, rng: np.random.Generator) -> Ints:
         """Return the permutation with a random part of it permuted again; the reverse step is as likely."""
         by_label = np.lexsort((rng.random(len(order)), self.labels))
-        size = max(2, len(order) >> int(rng.integers(HALVINGS)))
+        size = max(2, len(order) >> (step % HALVINGS))
         # Neighbours here have the same label, so that also a small part has rows that may change places.
-        part = np.roll(by_label, -int(rng.integers(len(order))))[:size]
+        part = by_label[(int(rng.integers(len(order))) + np.arange(size)) % len(order)]
         return permute_within(order, part, self.labels, rng)
 
-    def walk(self, state: _State, lengths: list[int], rngs: list[np.random.Generator]) -> list[Floats]:
-        """Return the correlations along one chain for each row of ``state``, and leave it at their ends."""
+    def walk(
+        self, state: _State, lengths: list[int], steps: Iterable[int], rngs: list[np.random.Generator]
+    ) -> list[Floats]:
+        """Return the correlations along one chain for each row of ``state``, and leave it at their ends.
+
+        ``steps`` are the numbers of the steps, from the start of a chain; towards the start they descend.
+        """
         passed: list[list[float]] = [[] for _ in lengths]
-        for step in range(max(lengths)):
-            moving = [at for at, length in enumerate(lengths) if length > step]
-            orders = np.stack([self.propose(state.orders[at], rngs[at]) for at in moving])
+        for done, step in enumerate(steps):
+            moving = [at for at, length in enumerate(lengths) if length > done]
+            orders = np.stack([self.propose(state.orders[at], step, rngs[at]) for at in moving])
             for at, order, value, log in zip(moving, orders, *self.evaluate(orders), strict=True):
                 if math.log1p(-rngs[at].random()) <= log - state.logs[at]:
                     state.orders[at], state.values[at], state.logs[at] = order, value, log
@@ -428,7 +457,7 @@ def _sample(
     progress: Callable[[float], None],
 ) -> Floats:
     """Return the largest correlations of what remains, under permutations with their weights."""
-    if len(remainder.removed):
+    if not remainder.is_first:
         start, passed, lengths = _start_chains(remainder, n_permutations, np.random.default_rng([*seed, 0]))
     else:
         start, passed, lengths = None, [], [1] * n_permutations
@@ -458,6 +487,8 @@ def _sample(
 
 def _count_at_once(remainder: _Remainder) -> int:
     """Return how many permutations, or chains, are computed at a time."""
+    if remainder.is_large:
+        return _VECTORS_AT_ONCE if is_numpy_array(remainder.a) else 16 * _VECTORS_AT_ONCE
     (rows, columns), others = remainder.a.shape, int(remainder.b.shape[1])
     entries = int(rows) * int(columns) + int(columns) * others
     limit = _ENTRIES_AT_ONCE if is_numpy_array(remainder.a) else _ENTRIES_ON_DEVICE
@@ -482,9 +513,9 @@ def _start_chains(
     if place == 0:
         return state, [], lengths
     chain, depth = divmod(place - 1, STEPS)
-    outward = lengths.pop(chain) - depth - 1
-    passed = remainder.walk(state.repeat(1), [outward], [rng]) if outward else []
-    return state, passed + remainder.walk(state, [depth + 1], [rng]), lengths
+    end = lengths.pop(chain)
+    passed = remainder.walk(state.repeat(1), [end], range(depth + 1, end), [rng])
+    return state, passed + remainder.walk(state, [end], range(depth, -1, -1), [rng]), lengths
 
 
 def _walk_piece(piece: _Piece) -> list[Floats]:
@@ -495,20 +526,45 @@ def _walk_piece(piece: _Piece) -> list[Floats]:
         remainder = replace(remainder, **there)
     rngs = [np.random.default_rng([*piece.seed, 1 + number]) for number in piece.numbers]
     if piece.start is not None:
-        return remainder.walk(piece.start.repeat(len(rngs)), piece.lengths, rngs)
+        return remainder.walk(piece.start.repeat(len(rngs)), piece.lengths, range(max(piece.lengths)), rngs)
     every = np.arange(len(remainder.labels))
     orders = np.stack([permute_within(every, every, remainder.labels, rng) for rng in rngs])
     return [remainder.evaluate(orders)[0]]
 
 
-def _largest_eigenvalues(grams: Array) -> Floats:
-    """Return the largest eigenvalue of each matrix."""
-    last = int(grams.shape[-1]) - 1
-    if not is_numpy_array(grams) or last < _SMALL:
-        values: Floats = to_numpy(namespace(grams).linalg.eigvalsh(grams))[:, -1]
-    else:
-        from scipy.linalg import eigh
+def _iterate_largest(a: Array, b: Array, orders: Ints) -> Floats | None:
+    """Return the largest squared singular value of ``a[order].T @ b`` for each permutation.
 
-        only = {"eigvals_only": True, "subset_by_index": (last, last), "check_finite": False}
-        values = np.concatenate([eigh(gram, **only) for gram in grams])
-    return np.maximum(values, 0.0)
+    Lanczos' algorithm runs for all of them at a time: its products are then those of matrices, and none of
+    the permuted matrices is formed. Without reorthogonalisation it repeats eigenvalues, but the largest stays
+    exact. None if it does not converge.
+    """
+    xp = namespace(a)
+    back, there = move_like(orders.T, a), move_like(np.argsort(orders, axis=1).T, a)
+    start = np.random.default_rng(0).normal(size=(int(b.shape[1]), 1))
+    v = move_like(np.repeat(start / np.linalg.norm(start), len(orders), axis=1), b)
+    before, length = xp.zeros_like(v), xp.zeros_like(v[0, :])
+    gram = a @ a.T if a.shape[0] <= 2 * a.shape[1] else None
+    diagonal: list[Floats] = []
+    beside: list[Floats] = []
+    last: Floats = np.zeros(len(orders))
+    for step in range(1, _MOST_STEPS + 1):
+        rows = xp.take_along_axis(b @ v, there, axis=0)
+        products = a @ (a.T @ rows) if gram is None else gram @ rows
+        w = b.T @ xp.take_along_axis(products, back, axis=0) - length * before
+        along = xp.sum(v * w, axis=0)
+        w = w - along * v
+        diagonal.append(to_numpy(along))
+        if step >= 40 and step % 20 == 0:
+            tridiagonal = np.zeros((len(orders), step, step))
+            at = np.arange(step)
+            tridiagonal[:, at, at] = np.stack(diagonal, axis=1)
+            tridiagonal[:, at[1:], at[:-1]] = np.stack(beside, axis=1)  # eigvalsh reads the lower triangle
+            largest: Floats = to_numpy(np.linalg.eigvalsh(tridiagonal))[:, -1]
+            if np.all(largest - last <= TIE / 10 * largest):
+                return largest
+            last = largest
+        length = xp.linalg.vector_norm(w, axis=0)
+        beside.append(to_numpy(length))
+        before, v = v, w / xp.where(length > 0, length, xp.ones_like(length))
+    return None
