@@ -133,7 +133,7 @@ def test_similar_items_are_near_in_the_canonical_space(make, similarity):
     made = make(model=AWCCA(params=PARAMS, similarity=similarity))
     model = AWCCA(params=PARAMS, similarity=similarity).fit(made.x, made.y, made.pairing)
     for view, rows, task in (("image", made.x, "search"), ("text", made.y, "annotate")):
-        embedded = model.transform(**{"X" if view == "image" else "Y": rows}, task=task)
+        embedded = model.transform(**{"X" if view == "image" else "y": rows}, task=task)
         scores = scores_by_hand(embedded, embedded, similarity)
         for row in (0, 7):
             hits = made.retriever.similar(**{view: rows[row]}, k=6)

@@ -541,13 +541,32 @@ class TestRetrievers:
 
     def test_a_model_without_its_spectra_cannot_be_refitted(self, new_index, views, tmp_path):
         x, y, pairing = views()
-        AWCCA(**MODEL).fit(x, y, pairing).save(tmp_path / "awcca")
+        model = AWCCA(**MODEL).fit(x, y, pairing)
+        del model.spectra_
+        model.save(tmp_path / "awcca")
         retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"), index=new_index())
         retriever.add(x, y, pairing=pairing)
         with pytest.raises(InputError, match="moments of this model's training pairs are not known"):
             retriever.refit()
         retriever.save(tmp_path / "model")
         assert len(Retriever.load(tmp_path / "model").search(y[0], k=100)) == 60
+
+    @pytest.mark.parametrize("weight", [1.0, 2.0])
+    def test_a_loaded_model_is_refitted_as_the_one_that_was_saved(self, views, tmp_path, weight):
+        x, y, pairing = views()
+        few, captions = slice(40), np.asarray(pairing) < 40
+        weights = None if weight == 1.0 else np.full(captions.sum(), weight)
+        model = AWCCA(params=(3.0, 2.0)).fit(x[few], y[captions], pairing[captions], sample_weight=weights)
+        model.save(tmp_path / "awcca")
+        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"))
+        retriever.add(x[40:], y[~captions], pairing=pairing[~captions] - 40)
+        retriever.refit()
+        every = np.where(captions, weight, 1.0)
+        # γ is in units of a sum over pairs, so it grows with their total weight.
+        gammas = np.array([3.0, 2.0]) * every.sum() / (weight * captions.sum())
+        expected = AWCCA(params=tuple(gammas)).fit(x, y, pairing, sample_weight=every)
+        refitted = retriever._current().fitted.core.models_["search"]
+        np.testing.assert_allclose(refitted.correlations, expected.models_["search"].correlations, rtol=1e-8)
 
     def test_only_fitted_models_are_accepted(self, views):
         with pytest.raises(InputError, match="str"):

@@ -456,7 +456,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
 
-    def refit_moments(self, moments: Moments, count: int) -> AWCCA:
+    def refit_moments(self, moments: Moments, count: float) -> AWCCA:
         """Fit other moments with the selected parameters; ``count`` pairs were fitted before.
 
         γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra. A polish is

@@ -41,7 +41,6 @@ from diptych.cca._filters import (
 )
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._polish import take_polish
-from diptych.cca._sparse import SparseVectors
 from diptych.cca._spectra import SOLVERS, Spectra
 from diptych.cca._weighting import (
     Projection,
@@ -304,7 +303,7 @@ class FittedAWCCA:
         """
         config, tensors = self.pack()
         own: Spectra | None = getattr(self, "spectra_", None)
-        if own is not None and not any(isinstance(v, SparseVectors) for v in (own.v_x, own.v_y)):
+        if own is not None and own.is_dense:
             numbers = SpectraConfig(own.count, own.resolution, own.weight)
             config = msgspec.structs.replace(config, spectra=numbers)
             tensors |= {f"spectra.{name}": to_numpy(getattr(own, name)) for name in _SPECTRA}

@@ -92,6 +92,11 @@ class Spectra:
         return self.count if self.weight is None else self.weight
 
     @property
+    def is_dense(self) -> bool:
+        """Whether all singular vectors are arrays; those of a large sparse view are not."""
+        return not any(isinstance(own, SparseVectors) for own in (self.v_x, self.v_y))
+
+    @property
     def ranks(self) -> tuple[int, int]:
         """The number of directions in which each view varies."""
         return int(self.s_x.shape[0]), int(self.s_y.shape[0])

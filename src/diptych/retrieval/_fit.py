@@ -200,7 +200,7 @@ def refit_model(fitted: Fitted, new: Moments, validation: tuple[Any, ...] | None
     if isinstance(fitted.model, Fusion):
         model, _ = _take_moments(copy.copy(fitted.model).refit_moments(moments, before.count))
     else:
-        model = _refit_awcca(fitted.model, moments, before.count, validation)
+        model = _refit_awcca(fitted.model, moments, before.total, validation)
     # These were measured on the model before.
     old = ("metrics", "seconds", "graph_recall")
     facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
@@ -228,7 +228,7 @@ def adopt_model(
     normalize = ("none", "none")
     if isinstance(model, AWCCA):
         normalize = model.normalize
-        if hasattr(model, "spectra_"):
+        if hasattr(model, "spectra_") and model.spectra_.is_dense:
             moments = fields_to_numpy(moments_from_spectra(model.spectra_, model.precision))
             facts["moments"], load_moments = {"pairs": moments.count}, lambda: moments
         model = _copy_model(model)
@@ -386,7 +386,7 @@ def _take_moments(model: Fusion) -> tuple[Fusion, Callable[[], Moments]]:
     return copied, lambda: moments
 
 
-def _refit_awcca(model: AWCCA, moments: Moments, before: int, validation: tuple[Any, ...] | None) -> AWCCA:
+def _refit_awcca(model: AWCCA, moments: Moments, before: float, validation: tuple[Any, ...] | None) -> AWCCA:
     model = _copy_model(model)
     if validation is not None:
         model.params = None
