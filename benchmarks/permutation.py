@@ -135,9 +135,9 @@ def calibrate(quick: bool) -> None:
     """Measure how p-values are distributed where there is nothing to find."""
     from scipy.stats import kstest
 
-    sets, rows = 100 if quick else 1000, []
+    sets, rows, pool = 100 if quick else 1000, [], start_pool()
     for number, (name, settings) in enumerate(CASES.items()):
-        values = np.array(repeat(partial(p_values, **settings), sets, first=1000 * number))
+        values = np.array(repeat(pool, partial(p_values, **settings), sets, first=1000 * number))
         row: dict[str, object] = {"data": name}
         for at in range(3):
             own = values[:, at]
@@ -145,6 +145,7 @@ def calibrate(quick: bool) -> None:
             row[f"KS {at + 1}"] = f"{kstest(own, 'uniform').pvalue:.3f}"
         rows.append(row)
         print(row, flush=True)
+    pool.shutdown()
     error = 1.96 * np.sqrt(LEVEL * (1 - LEVEL) / sets)
     record(
         "permutation_calibrate",
@@ -158,11 +159,11 @@ def calibrate(quick: bool) -> None:
 
 def measure_power(quick: bool) -> None:
     """Measure how often the first two components are found, beside cca-zoo."""
-    sets, rows = 20 if quick else 200, []
-    strengths = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+    sets, rows, pool = 20 if quick else 150, [], start_pool()
+    strengths = (0.0, 1.0, 1.5, 2.0, 3.0)
     for signals in [*((s,) for s in strengths), *((4.0, s) for s in strengths[1:])]:
         rates = np.mean(
-            np.array(repeat(partial(both_p_values, gamma=50.0, signals=signals), sets)) <= LEVEL, axis=0
+            np.array(repeat(pool, partial(both_p_values, gamma=50.0, signals=signals), sets)) <= LEVEL, axis=0
         )
         names = ("component 1", "component 2", "component 1, cca-zoo", "component 2, cca-zoo")
         rows.append(
@@ -170,6 +171,7 @@ def measure_power(quick: bool) -> None:
             | {name: f"{rate:.1%}" for name, rate in zip(names, rates, strict=True)}
         )
         print(rows[-1], flush=True)
+    pool.shutdown()
     record(
         "permutation_power",
         rows,
@@ -180,10 +182,14 @@ def measure_power(quick: bool) -> None:
     )
 
 
-def repeat(function, sets: int, first: int = 0) -> list:
-    """Return ``function(seed)`` for so many seeds, on two processes."""
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        return list(pool.map(function, range(first, first + sets), chunksize=max(1, sets // 20)))
+def start_pool() -> ProcessPoolExecutor:
+    """Return two processes, each with one thread."""
+    return ProcessPoolExecutor(2, get_context("spawn"))
+
+
+def repeat(pool: ProcessPoolExecutor, function, sets: int, first: int = 0) -> list:
+    """Return ``function(seed)`` for so many seeds."""
+    return list(pool.map(function, range(first, first + sets), chunksize=max(1, sets // 20)))
 
 
 def measure_speed(quick: bool) -> None:
