@@ -155,8 +155,8 @@ def permutation_test(
     weights, the p-values of later components are too large if the earlier ones are due to chance.
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
     keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
-    Gaussian views without regularisation; ``benchmarks/permutation.py`` measures how p-values are distributed
-    with it.
+    unrelated Gaussian views without regularisation. After a component that is real but weak, the next p-value
+    is slightly too small. ``benchmarks/permutation.py calibrate`` measures how p-values are distributed.
 
     References
     ----------
