@@ -115,7 +115,7 @@ def test_what_remains_keeps_its_correlations_and_products(captions, k):
     pairing = np.repeat(np.arange(20), captions)
     y = np.random.default_rng(1).normal(size=(len(pairing), 25)) if captions > 1 else y
     units, sigma = rotate(GAMMA, x, y, pairing)
-    remainder = _remove(units, sigma, k)
+    remainder = _remove(units, sigma, np.ones(k))
     assert len(remainder.a) == len(remainder.labels) == 20 - 1 - 2 * k
     value, _ = remainder.evaluate(np.arange(len(remainder.a))[None, :])
     assert value[0] == pytest.approx(sigma[k], abs=1e-10)
@@ -134,14 +134,25 @@ def test_the_first_p_value_is_that_of_all_permutations():
     assert test.p_values[0] == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 5000))
 
 
+@pytest.mark.parametrize(("p_corrected", "power"), [(0.9, 1.0), (0.01, 0.5)])
 @pytest.mark.parametrize("blocks", [None, [0, 0, 0, 0, 1, 1, 1, 1, 1]])
-def test_chains_draw_permutations_with_their_weights(blocks):
+def test_chains_draw_permutations_with_their_weights(blocks, p_corrected, power):
     x, y = unrelated(5, 9, (4, 4), 1.0)
     units, sigma = rotate((1.0, 1.0), x, y, blocks=None if blocks is None else np.array(blocks))
-    remainder = _remove(units, sigma, 1)
+    remainder = _remove(units, sigma, np.array([p_corrected]))
     rows, labels = len(remainder.labels), remainder.labels
     every = np.array([o for o in permutations(range(rows)) if np.array_equal(labels[list(o)], labels)])
     values, logs = remainder.evaluate(every)
+    squares = (
+        np.array([np.linalg.svd(remainder.a[list(o)].T @ remainder.b + remainder.fixed)[1] for o in every])
+        ** 2
+    )
+    with np.errstate(divide="ignore"):
+        expected = power * np.log(np.maximum(sigma[0] ** 2 - squares, 0.0)).sum(axis=1)
+    possible = np.isfinite(expected)
+    np.testing.assert_array_equal(np.isfinite(logs), possible)
+    steps = logs[possible] - expected[possible]  # weights are known up to a factor
+    np.testing.assert_allclose(steps, steps[0], atol=1e-9)
     weights = np.exp(logs - logs.max())
     assert np.min(weights) < 0.5 * np.max(weights)
     sample = _sample(remainder, 8000, [0, 1], None, None, lambda share: None)
@@ -219,7 +230,7 @@ def test_large_matrices_give_the_same_first_correlation(features, rows, torch_ar
     if torch_arrays:
         torch = pytest.importorskip("torch")
         a, b = torch.asarray(a), torch.asarray(b)
-    remainder = _Remainder(a, b, None, units.labels, np.empty(0))
+    remainder = _Remainder(a, b, None, units.labels, np.empty(0), np.empty(0))
     assert remainder.is_large
     np.testing.assert_allclose(remainder.evaluate(orders)[0], expected, rtol=1e-9)
 
@@ -227,7 +238,7 @@ def test_large_matrices_give_the_same_first_correlation(features, rows, torch_ar
 def test_equal_correlations_are_found_too(monkeypatch):
     # Every singular value of an orthogonal matrix is 1, and Lanczos' algorithm ends after one step.
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(80, 80)))[0]
-    remainder = _Remainder(np.eye(80), turn, None, np.zeros(80, dtype=int), np.empty(0))
+    remainder = _Remainder(np.eye(80), turn, None, np.zeros(80, dtype=int), np.empty(0), np.empty(0))
     orders = np.random.default_rng(0).permutation(80)[None, :]
     assert remainder.evaluate(orders)[0] == pytest.approx(1.0, rel=1e-9)
     monkeypatch.setattr(module, "_MOST_STEPS", 3)  # as if it did not converge

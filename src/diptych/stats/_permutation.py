@@ -31,6 +31,9 @@ HALVINGS = 6
 TIE = 1e-8
 """Correlations are equal if they differ by no more than this share: a tie counts as at least as large."""
 
+REAL = 0.05
+"""A removed component counts as real, not as due to chance, if its corrected p-value is at most this."""
+
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
 _SMALL = 64  # size of a matrix up to which all eigenvalues take no longer than the largest
 _ENTRIES_AT_ONCE = 2**18  # of permuted rows and their products, on a CPU
@@ -151,17 +154,22 @@ def permutation_test(
     correlation exceeds the last removed one are impossible, and the others are not equally likely. The joint
     density of the squared correlations of unrelated views contains the factors :math:`σ_i^2 - λ_j`; hence,
     given the removed :math:`σ_i`, a permutation whose squared correlations are :math:`λ_j` has the weight
-    :math:`\prod_i \prod_j (σ_i^2 - λ_j)`. If the removed ones are far above, the weights are equal. Without
-    weights, the p-values of later components are too large if the earlier ones are due to chance.
+    :math:`\prod_i \prod_j (σ_i^2 - λ_j)`. For a component that is real, the power of its factors is ½ (Glynn
+    and Muirhead, 1978); one whose corrected p-value is at most 0.05 counts as real here. If the removed ones
+    are far above, the weights are equal. Without weights, the p-values of later components are too large if
+    the earlier ones are due to chance.
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
     keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
-    unrelated Gaussian views without regularisation. After a component that is real but weak, the next p-value
-    is slightly too small. ``benchmarks/permutation.py calibrate`` measures how p-values are distributed.
+    unrelated Gaussian views without regularisation; with heavy tails, p-values of later components are too
+    small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how p-values are
+    distributed.
 
     References
     ----------
     Winkler, Renaud, Smith and Nichols (2020), "Permutation inference for canonical correlation analysis",
-    NeuroImage 220. Besag and Clifford (1989), "Generalized Monte Carlo significance tests", Biometrika 76.
+    NeuroImage 220. Glynn and Muirhead (1978), "Inference in canonical correlation analysis", Journal of
+    Multivariate Analysis 8. Besag and Clifford (1989), "Generalized Monte Carlo significance tests",
+    Biometrika 76.
 
     Examples
     --------
@@ -187,25 +195,22 @@ def permutation_test(
         observed = to_numpy(sigma)
         wanted = _count_components(observed, len(units.labels), n_components)
         seed = int(np.random.SeedSequence().entropy if random_state is None else random_state)  # type: ignore[arg-type]
-        columns = []
+        null, p_values = np.empty((n_permutations, wanted)), np.empty(wanted)
         with progress_bar("permuting") as progress:
             for k in range(wanted):
-                remainder = _remove(rotated, observed, k)
-                columns.append(
-                    _sample(
-                        remainder,
-                        n_permutations,
-                        [seed, k],
-                        engine,
-                        device,
-                        lambda share, k=k: progress((k + share) / wanted),  # type: ignore[misc]
-                    )
+                remainder = _remove(rotated, observed, np.maximum.accumulate(p_values[:k]))
+                null[:, k] = _sample(
+                    remainder,
+                    n_permutations,
+                    [seed, k],
+                    engine,
+                    device,
+                    lambda share, k=k: progress((k + share) / wanted),  # type: ignore[misc]
                 )
-    null = np.stack(columns, axis=1)
-    correlations = observed[:wanted]
-    p_values = (1 + np.count_nonzero(null >= correlations * (1 - TIE), axis=0)) / (1 + n_permutations)
+                above = np.count_nonzero(null[:, k] >= observed[k] * (1 - TIE))
+                p_values[k] = (1 + above) / (1 + n_permutations)
     return PermutationTest(
-        correlations, p_values, np.maximum.accumulate(p_values), null, n_permutations, random_state
+        observed[:wanted], p_values, np.maximum.accumulate(p_values), null, n_permutations, random_state
     )
 
 
@@ -217,7 +222,7 @@ def permuted_correlations(
     Row i of such a permuted X is row ``order[i]`` of X. For comparisons with other programs.
     """
     units = _make_units(prepare(model, X, y, pairing, task), None)
-    remainder = _Remainder(units.a, units.b, None, units.labels, np.empty(0))
+    remainder = _Remainder(units.a, units.b, None, units.labels, np.empty(0), np.empty(0))
     return np.concatenate([remainder.evaluate(np.asarray(order)[None, :])[0] for order in orders])
 
 
@@ -307,13 +312,17 @@ def _whiten(filter: AnyFilter, view: Array, mean: Array, s: Array, v: Array) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Remainder:
-    """What remains of T = ``a.T @ b + fixed`` without the components whose squares are ``removed``."""
+    """What remains of T = ``a.T @ b + fixed`` without the components whose squares are ``removed``.
+
+    ``powers`` are those of their factors in the weight of a permutation.
+    """
 
     a: Array
     b: Array
     fixed: Array | None
     labels: Ints
     removed: Floats
+    powers: Floats
 
     @property
     def is_first(self) -> bool:
@@ -332,7 +341,7 @@ class _Remainder:
         squares = self._all_squares(orders)
         shares = 1.0 - squares[:, :, None] / self.removed
         possible = squares[:, -1] < self.removed[-1]
-        logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=(1, 2))
+        logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=1) @ self.powers
         return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
 
     def _largest_squares(self, orders: Ints) -> Floats:
@@ -404,15 +413,16 @@ def permute_within(order: Ints, part: Ints, labels: Ints, rng: np.random.Generat
     return new
 
 
-def _remove(units: _Units, sigma: Floats, k: int) -> _Remainder:
-    r"""Return what remains of rotated views without the first k components.
+def _remove(units: _Units, sigma: Floats, p_corrected: Floats) -> _Remainder:
+    r"""Return what remains of rotated views without the first components, which have these p-values.
 
     With Z an orthonormal basis of 1, u and v, the other parts of the views are permuted in the basis
     :math:`Q = M S (S^\top M S)^{-1/2}`, :math:`M = I - ZZ^\top`, where S leaves out as many rows as Z has
     columns: those by which it is best determined. Then :math:`Q^\top A = (S^\top M S)^{-1/2} S^\top M A`.
     """
+    k = len(p_corrected)
     if k == 0:
-        return _Remainder(units.a, units.b, None, units.labels, np.empty(0))
+        return _Remainder(units.a, units.b, None, units.labels, np.empty(0), np.empty(0))
     import scipy.linalg
 
     xp = namespace(units.a)
@@ -433,7 +443,8 @@ def _remove(units: _Units, sigma: Floats, k: int) -> _Remainder:
         rest = own[rows, :] - multiply(z_kept, fixed)
         parts.append(rest + multiply(z_kept, turn @ (z_kept.T @ rest)))
         along.append(fixed)
-    return _Remainder(parts[0], parts[1], along[0].T @ along[1], units.labels[kept], sigma[:k] ** 2)
+    powers = np.where(p_corrected <= REAL, 0.5, 1.0)
+    return _Remainder(parts[0], parts[1], along[0].T @ along[1], units.labels[kept], sigma[:k] ** 2, powers)
 
 
 @dataclass(frozen=True, eq=False)
