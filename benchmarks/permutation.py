@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from measuring import pin_threads, record, time_call
+from measuring import RESULTS, pin_threads, record, start_figure, time_call
 
 pin_threads(2 if "speed" in sys.argv else 1)  # data sets are simulated by two processes
 
@@ -161,29 +161,54 @@ def calibrate(quick: bool) -> None:
     )
 
 
+NAMES = ("component 1", "component 2", "component 1, cca-zoo", "component 2, cca-zoo")
+STRENGTHS = (0.0, 1.0, 1.5, 2.0, 3.0)
+
+
 def measure_power(quick: bool) -> None:
     """Measure how often the first two components are found, beside cca-zoo."""
-    sets, rows, pool = 20 if quick else 150, [], start_pool()
-    strengths = (0.0, 1.0, 1.5, 2.0, 3.0)
-    for signals in [*((s,) for s in strengths), *((4.0, s) for s in strengths[1:])]:
-        rates = np.mean(
-            np.array(repeat(pool, partial(both_p_values, gamma=50.0, signals=signals), sets)) <= LEVEL, axis=0
-        )
-        names = ("component 1", "component 2", "component 1, cca-zoo", "component 2, cca-zoo")
-        rows.append(
-            {"signals": " and ".join(f"{s:g}" for s in signals)}
-            | {name: f"{rate:.1%}" for name, rate in zip(names, rates, strict=True)}
-        )
-        print(rows[-1], flush=True)
+    sets, rates, pool = 20 if quick else 150, {}, start_pool()
+    for signals in [*((s,) for s in STRENGTHS), *((4.0, s) for s in STRENGTHS[1:])]:
+        values = repeat(pool, partial(both_p_values, gamma=50.0, signals=signals), sets)
+        rates[signals] = np.mean(np.array(values) <= LEVEL, axis=0)
+        print(signals, rates[signals], flush=True)
     pool.shutdown()
     record(
         "permutation_power",
-        rows,
+        [
+            {"signals": " and ".join(f"{s:g}" for s in signals)}
+            | {name: f"{rate:.1%}" for name, rate in zip(NAMES, own, strict=True)}
+            for signals, own in rates.items()
+        ],
         f"Share of {sets} data sets with p ≤ 0.05, {ROWS} pairs with {X_FEATURES} + {Y_FEATURES} features, "
         f"γ = 50, {FEWER_PERMUTATIONS} permutations. A signal s adds s times the same normal variable to one "
         "feature of each view. With one signal, the second component is due to chance, and its rate should "
         "be 5 %.",
     )
+    draw_power(rates)
+
+
+def draw_power(rates: dict[tuple[float, ...], np.ndarray]) -> None:
+    """Draw rejection rates against the strength of a signal: the only one, and the second of two."""
+    figure, panels = start_figure(1, 2, size=(8.4, 3.4))
+    one = {signals[0]: own for signals, own in rates.items() if len(signals) == 1}
+    two = {signals[1]: own for signals, own in rates.items() if len(signals) == 2}
+    shown = ((one, (0, 2, 1, 3), "one signal"), (two, (1, 3), "a strong signal (4) and a second one"))
+    for axes, (lines, numbers, title) in zip(np.ravel(panels), shown, strict=True):
+        for number in numbers:
+            axes.plot(
+                list(lines),
+                [100 * own[number] for own in lines.values()],
+                color="#0072B2" if number < 2 else "#D55E00",
+                linestyle="-" if number % 2 == 0 else "--",
+                marker="o" if number < 2 else "s",
+                label=f"{NAMES[number % 2]}, {'diptych' if number < 2 else 'cca-zoo'}",
+            )
+        axes.axhline(100 * LEVEL, color="0.5", linewidth=0.8)
+        axes.set(xlabel="strength of the signal", ylim=(-3, 103), title=title)
+        axes.legend(fontsize=8, frameon=False)
+    np.ravel(panels)[0].set_ylabel("data sets with p ≤ 0.05 (%)")
+    figure.savefig(RESULTS / "permutation_power.svg", metadata={"Date": None})
 
 
 def start_pool() -> ProcessPoolExecutor:

@@ -17,7 +17,7 @@ from diptych.cca._fit import params_by_task, scale_params
 from diptych.cca._fitted import second_view
 from diptych.cca._weighting import normalize, project
 from diptych.cca.selection._grids import HoldOut, select_images
-from diptych.stats._inputs import COMPONENTS, block_codes
+from diptych.stats._inputs import COMPONENTS, block_codes, check_unweighted
 from diptych.stats._tables import format_table, import_pandas
 
 
@@ -167,6 +167,7 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
         raise InputError(
             f"a {type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
+    check_unweighted(model)
     estimator: AWCCA = clone(model)
     if verbose is not None:
         estimator.verbose = verbose

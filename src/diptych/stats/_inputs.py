@@ -75,15 +75,21 @@ def prepare(model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | 
                 "same features as in fit."
             )
     found = spectra(x, y, pairing, solver=model.solver, precision=model.precision)
+    check_unweighted(model)
     before = getattr(model, "spectra_", None)  # a model of a retriever's folder has none
-    if before is not None and before.weight is not None:
+    factor = 1.0 if before is None else found.count / before.count
+    filter_x, filter_y = (scale_filter(own, factor) for own in filters_of(model.models_)[task])
+    return Problem(x, y, pairing, found, (filter_x, filter_y), names_x, names_y)
+
+
+def check_unweighted(model: Any) -> None:
+    """Raise an error for a model that was fitted with weights of pairs, which would be ignored."""
+    spectra = getattr(model, "spectra_", None)
+    if spectra is not None and spectra.weight is not None:
         raise InputError(
             "the model was fitted with sample weights, which resampling does not take; fit it without, or "
             "give (γ_x, γ_y)."
         )
-    factor = 1.0 if before is None else found.count / before.count
-    filter_x, filter_y = (scale_filter(own, factor) for own in filters_of(model.models_)[task])
-    return Problem(x, y, pairing, found, (filter_x, filter_y), names_x, names_y)
 
 
 def scale_filter(filter: AnyFilter, factor: float) -> AnyFilter:
