@@ -1,5 +1,6 @@
 """Permutation tests: against refits on permuted pairs, enumeration, cca-zoo, and simulated data sets."""
 
+import logging
 import pickle
 from functools import reduce
 from itertools import permutations
@@ -216,6 +217,19 @@ def test_neither_engine_nor_chunks_nor_backend_change_the_result(monkeypatch):
     np.testing.assert_allclose(permutation_test(GAMMA, *tensors, **settings).null, test.null, rtol=1e-9)
     on_device = permutation_test(GAMMA, x, y, **settings, device="cpu", engine=Here())
     np.testing.assert_allclose(on_device.null, test.null, rtol=1e-9)
+
+
+def test_a_cluster_returns_the_same_result():
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    from diptych.distributed import DaskEngine
+
+    x, y = unrelated(0, signal=2.0)
+    settings = {"n_permutations": 130, "n_components": 2}
+    expected = permutation_test(GAMMA, x, y, **settings)
+    local = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    with distributed.LocalCluster(n_workers=2, **local) as cluster, distributed.Client(cluster) as client:
+        result = permutation_test(GAMMA, x, y, **settings, engine=DaskEngine(client))
+    np.testing.assert_allclose(result.null, expected.null, rtol=1e-9)
 
 
 @pytest.mark.parametrize("features", [(100, 100), (70, 300), (300, 66)])
