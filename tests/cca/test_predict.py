@@ -355,7 +355,7 @@ def test_directions_without_variance_come_back_as_their_mean():
         (lambda m, x, y: m.predict_x(x), "Y has 6 features, but is expecting 4"),
         (lambda m, x, y: m.predict(x, task="find"), "task='find' is unknown"),
         (lambda m, x, y: m.inverse_transform(), "neither X nor y"),
-        (lambda m, x, y: m.inverse_transform(x), "vectors of X has 6 features, but is expecting 4"),
+        (lambda m, x, y: m.inverse_transform(x), "vectors of X have 6 components, but those of this model 4"),
         (lambda m, x, y: m.score(x, y[:5], metric="r2"), "X has 80 rows and Y has 5"),
         (lambda m, x, y: m.score(x, x, metric="r2"), "Y has 6 features, but is expecting 4"),
         (lambda m, x, y: m.fit_transform([(x, y)]), "not blocks"),

@@ -126,6 +126,7 @@ def test_splitters_of_scikit_learn():
     ("options", "message"),
     [
         ({"cv": 1}, "cv=1; give a whole number of at least 2"),
+        ({"cv": "five"}, "cv='five'; give a whole number of at least 2"),
         ({"cv": 31}, "cv=31 folds need as many rows, but there are 30"),
         ({"cv": 4, "blocks": np.arange(30) % 3}, "cv=4 folds need as many blocks, but there are 3"),
         ({"n_components": 4}, "give 1 to 3"),

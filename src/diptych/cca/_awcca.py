@@ -375,7 +375,12 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             (y, "y", spectra.s_y, spectra.v_y, spectra.y_mean, y_map),
         ):
             if vectors is not None:
-                checked = check_view(vectors, f"the vectors of {name}", n_features=int(own.shape[1]))
+                checked = check_view(vectors, f"the array of vectors of {name}")
+                if checked.shape[1] != own.shape[1]:
+                    raise InputError(
+                        f"the vectors of {name} have {checked.shape[1]} components, but those of this model "
+                        f"{own.shape[1]}; give what transform returns."
+                    )
                 features.append(_apply(checked, reconstruction_map(s, v, own), mean))
         if y is not None and self._y_is_vector:
             features[-1] = features[-1][:, 0]

@@ -292,8 +292,8 @@ def draw_biplot(
     if most > MOST_LABELS:
         raise InputError(f"most={most} names do not fit into the figure; give at most {MOST_LABELS}.")
     titles = _check_titles(views)
-    if not isinstance(components, tuple | list) or len(components) != 2:
-        raise InputError(f"components={components!r} is not a pair; give two numbers, such as (0, 1).")
+    if not isinstance(components, tuple | list) or len(components) != 2 or components[0] == components[1]:
+        raise InputError(f"components={components!r} are not two components; give two, such as (0, 1).")
     first, second = _check_components(components, np.asarray(loadings.x).shape[1])
     figure = new_figure(WIDTH, 4.6)
     axes = figure.subplots()

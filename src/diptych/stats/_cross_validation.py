@@ -195,7 +195,7 @@ def _split(
 
     described = np.unique(to_numpy(pairing))
     groups = None if blocks is None else block_codes(blocks, pairing, n_x)[described]
-    if not hasattr(cv, "split"):
+    if isinstance(cv, str) or not hasattr(cv, "split"):
         parts, noun = (len(described), "row") if groups is None else (len(np.unique(groups)), "block")
         if check_count(cv, "cv", minimum=2) > parts:
             raise InputError(f"cv={cv} folds need as many {noun}s, but there are {parts}; give fewer folds.")
