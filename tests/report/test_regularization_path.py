@@ -72,3 +72,9 @@ def test_bad_input(path, tmp_path):
         draw_regularization_path(path, metric="r@7")
     with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         draw_regularization_path(path, tmp_path / "map.gif")
+
+
+def test_a_model_that_was_not_selected_has_no_path():
+    model = AWCCA(params=(1.0, 1.0)).fit(*make_pairs(0)[0])
+    with pytest.raises(InputError, match="no regularisation path to draw"):
+        draw_regularization_path(model.path_)

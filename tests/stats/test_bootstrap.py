@@ -363,7 +363,7 @@ def test_wrong_settings_are_refused(rng, options, message):
 
 def test_wrong_models_are_refused(rng):
     x, y = rng.normal(size=(2, 30, 3))
-    with pytest.raises(InputError, match="a str is not a model"):
+    with pytest.raises(InputError, match="str is not a model"):
         bootstrap("model", x, y)
     with pytest.raises(InputError, match="X has 3 features, but the model was fitted on 2"):
         bootstrap(AWCCA(params=(1.0, 1.0)).fit(x[:, :2], y), x, y)

@@ -140,7 +140,7 @@ def test_wrong_settings_are_refused(rng, options, message):
 
 
 def test_wrong_models_are_refused(rng):
-    with pytest.raises(InputError, match="a str is not an estimator"):
+    with pytest.raises(InputError, match="str is not an estimator"):
         cross_validated_correlations("model", *rng.normal(size=(2, 30, 3)))
 
 

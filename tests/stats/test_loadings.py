@@ -209,5 +209,5 @@ def test_a_model_without_spectra_is_refused(rng):
     bare = FittedAWCCA(**{name: value for name, value in vars(model).items() if name != "spectra_"})
     with pytest.raises(InputError, match="saved without the spectra"):
         loadings(bare)
-    with pytest.raises(InputError, match="a tuple is not a model"):
+    with pytest.raises(InputError, match="tuple is not a model"):
         loadings((1.0, 1.0))

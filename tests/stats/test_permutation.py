@@ -312,7 +312,7 @@ def test_tables_show_every_component():
         ({"n_components": 10}, "n_components=10 is not possible here; give 1 to 9"),
         ({"model": (0, 0)}, "the correlations are the same whatever the pairing"),
         ({"model": (0, 30.0)}, "the correlations are the same whatever the pairing"),
-        ({"model": "cca"}, "a str is not a model"),
+        ({"model": "cca"}, "str is not a model"),
         ({"blocks": np.arange(20)}, "no two rows of X may change places"),
         ({"blocks": np.arange(3)}, "blocks has shape"),
         ({"task": "find"}, "task='find'"),

@@ -282,8 +282,7 @@ def shrinkage(rows: Array, kind: str, weights: Array | None = None) -> tuple[flo
                                       {(n+1)(\mathrm{tr}S^2 - \mu^2 p)/p^2}\Big).
 
     These are scikit-learn's ``ledoit_wolf_shrinkage`` and ``oas``, on any backend and through the smaller of
-    XᵀX and XXᵀ: for 500 rows of 5,000 features scikit-learn takes 20 and 500 times as long. A row with a
-    weight w counts as w rows.
+    XᵀX and XXᵀ, which is far less work where features outnumber rows. A row with a weight w counts as w rows.
     """
     xp = namespace(rows)
     height, p = (int(size) for size in rows.shape)

@@ -212,6 +212,11 @@ def draw_regularization_path(
     >>> figure.axes[0].get_title().splitlines()[0]
     'search: text → images'
     """
+    if not isinstance(path, Path):
+        raise InputError(
+            "there is no regularisation path to draw: path_ is None if params were given or γ came from "
+            "theory; fit with params=None and selection='validation'."
+        )
     name, titles = path.metric if metric is None else metric, task_titles(check_view_names(views))
     if name not in path.scores["search"]:
         known = ", ".join(sorted(path.scores["search"]))

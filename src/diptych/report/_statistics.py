@@ -471,7 +471,7 @@ def draw_variates(
 def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) -> tuple[Any, Any]:
     """Return one canonical variate of each view over pairs, not weighted by its correlation."""
     if not isinstance(model, AWCCA):
-        raise InputError(f"a {type(model).__name__} has no canonical variates; give a fitted AWCCA.")
+        raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
     model._check_fitted()
     own = model.models_[check_task(task)]
     (component,) = _check_components((component,), int(own.correlations.shape[0]), "the model")

@@ -165,7 +165,7 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
         return AWCCA(params=tuple(model), verbose=verbose)
     if not isinstance(model, AWCCA):
         raise InputError(
-            f"a {type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
+            f"{type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
     check_unweighted(model)
     estimator: AWCCA = clone(model)

@@ -56,7 +56,7 @@ def prepare(model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | 
         model._check_fitted()
     elif not isinstance(model, tuple | list):
         raise InputError(
-            f"a {type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
+            f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
     names_x = feature_names(X) or names_of(model, "feature_names_in_")
     names_y = feature_names(y) or names_of(model, "y_feature_names_in_")

@@ -142,7 +142,7 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     """
     task = check_task(task)
     if not isinstance(model, FittedAWCCA):
-        raise InputError(f"a {type(model).__name__} is not a model; give a fitted AWCCA.")
+        raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA.")
     model._check_fitted()
     spectra = getattr(model, "spectra_", None)
     if spectra is None:

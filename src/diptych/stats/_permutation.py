@@ -158,11 +158,12 @@ def permutation_test(
     and Muirhead, 1978); one whose corrected p-value is at most 0.05 counts as real here. If the removed ones
     are far above, the weights are equal. Without weights, the p-values of later components are too large if
     the earlier ones are due to chance.
+
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
     keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
-    unrelated Gaussian views without regularisation; with heavy tails, p-values of later components are too
-    small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how p-values are
-    distributed.
+    unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
+    components are too small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how
+    p-values are distributed.
 
     References
     ----------
