@@ -19,6 +19,7 @@ from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import CanonicalEmbedding, FusedEmbedding, OtherWeighting, embedding_of
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._filters import Filter, Where, check_metadata_keys, parse_filter
 from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import encode_items
 from diptych.retrieval._items import (
@@ -26,18 +27,16 @@ from diptych.retrieval._items import (
     SEARCHED,
     TASK_OF,
     VIEWS,
-    Filter,
     Hit,
     Hits,
     Item,
     Pack,
     View,
-    Where,
-    check_metadata_keys,
     unknown_item,
 )
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import VectorIndex
+from diptych.retrieval.stores._memory import ItemTable
 
 T = TypeVar("T")
 Matches: TypeAlias = list[list[tuple[Item, float]]]
@@ -97,7 +96,7 @@ class Searcher:
                 reweight = partial(self._reweight, embedding, task, weighting)
                 other, items, index = self._derive((task, weighting), reweight)
                 queries = other.queries(features, task)
-                return self._hits(queries, self._search_derived(items, index, queries, k, chosen))
+                return self._hits(queries, self._search_derived(task, items, index, queries, k, chosen))
             queries = embedding.queries(features, task)
         return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
 
@@ -254,8 +253,8 @@ class Searcher:
     def _filter(self, view: View, where: Where | None) -> Filter | None:
         if where is None:
             return None
-        if isinstance(where, Mapping):
-            return Filter.by_metadata(where)
+        if isinstance(where, Mapping | str):
+            return parse_filter(where)
         if callable(where):
             return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
         ids = check_ids(where)
@@ -277,27 +276,24 @@ class Searcher:
 
     def _reweight(
         self, embedding: CanonicalEmbedding, task: Task, weighting: Any
-    ) -> tuple[CanonicalEmbedding, list[Item], VectorIndex]:
+    ) -> tuple[CanonicalEmbedding, ItemTable, VectorIndex]:
         """Return the embedding, items and vectors of a task under another weighting of the model."""
-        other, items = embedding.reweight(weighting), list[Item]()
+        other, items = embedding.reweight(weighting), ItemTable()
         index = VectorIndex(embedding.dimension(task))
         for block in self.store.vectors(task, self.version):
-            keys = np.arange(len(items), len(items) + len(block.items))
-            index.add(keys, embedding.convert(block.vectors, block.norms, task, other))
-            items.extend(block.items)
+            vectors = embedding.convert(block.vectors, block.norms, task, other)
+            index.add(items.add(block.items), vectors)
         return other, items, index
 
     def _search_derived(
-        self, items: Sequence[Item], index: VectorIndex, queries: Floats, k: int, where: Filter | None
+        self, task: Task, items: ItemTable, index: VectorIndex, queries: Floats, k: int, where: Filter | None
     ) -> Matches:
-        allowed = None
-        if where is not None:
-            allowed = np.flatnonzero([where.matches(item) for item in items])
-            if not len(allowed) and where.metadata and self.store.count():
-                check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
+        allowed = None if where is None else items.find(SEARCHED[task], where)
+        if where is not None and allowed is not None and not len(allowed) and self.store.count():
+            check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
         inner, places = index.search(queries, min(int(k), max(1, len(items))), allowed=allowed)
         return [
-            [(items[place], product) for place, product in zip(*pair, strict=True) if place >= 0]
+            [(item, product) for place, product in zip(*pair, strict=True) if (item := items.get(place))]
             for pair in zip(places.tolist(), inner.tolist(), strict=True)
         ]
 
@@ -356,12 +352,10 @@ class Searcher:
 
 
 def check_ids(where: Any) -> list[Any]:
-    """Return the ids of a filter by ids, which may be a single one."""
-    if isinstance(where, str):
-        return [where]
+    """Return the ids of a filter by ids."""
     if not hasattr(where, "__iter__"):
         raise InputError(
-            f"where={where!r} is not a filter; give values of metadata, a function of an Item, or ids."
+            f"where={where!r} is not a filter; give conditions on metadata, a function of an Item, or ids."
         )
     return list(where)
 
