@@ -269,6 +269,7 @@ class Retriever:
         k: int = 10,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits: ...
 
@@ -279,6 +280,7 @@ class Retriever:
         k: int = 10,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
@@ -289,11 +291,18 @@ class Retriever:
         k: int = 10,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits]: ...
 
     def search(
-        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: OtherWeighting | None = None
+        self,
+        text: Any,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        min_probability: float | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Any:
         """Return the ``k`` best images for a text, as ``Hits``; for several texts, a list of ``Hits``.
 
@@ -309,13 +318,17 @@ class Retriever:
         where
             Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
             only those for which this function of an ``Item`` is true, or only these ids.
+        min_probability
+            Leave out hits with a smaller ``probability``; for models that have a calibration.
         weighting
             To compare with: for an ``AWCCA``, another weighting than its own; for a ``Fusion``, one of its
             parts alone, by the name that ``info()["parts"]`` has, or ``"uncorrected"``, all without the
             hubness correction.
         """
         where = _reusable(where)
-        return self._answer("text", text, lambda s, rows: s.search("search", rows, k, where, weighting))
+        return self._answer(
+            "text", text, lambda s, rows: s.search("search", rows, k, where, weighting, min_probability)
+        )
 
     @overload
     def annotate(
@@ -324,6 +337,7 @@ class Retriever:
         k: int = 5,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits: ...
 
@@ -334,6 +348,7 @@ class Retriever:
         k: int = 5,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
@@ -350,6 +365,7 @@ class Retriever:
         k: int = 5,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         packs: bool = False,
         weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits] | list[Pack] | list[list[Pack]]: ...
@@ -360,6 +376,7 @@ class Retriever:
         k: int = 5,
         *,
         where: Where | None = None,
+        min_probability: float | None = None,
         packs: bool = False,
         weighting: OtherWeighting | None = None,
     ) -> Any:
@@ -373,16 +390,23 @@ class Retriever:
             is no image is given as its encoder takes it: a path, or a text.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
-        k, where, weighting
+        k, where, min_probability, weighting
             As ``search`` takes them.
         """
         if packs:
-            if where is not None or weighting is not None:
+            if where is not None or weighting is not None or min_probability is not None:
                 every = plural(self.views.image)
-                raise InputError(f"packs are ranked among all {every}; leave out where and weighting.")
+                raise InputError(
+                    f"packs are ranked among all {every} and have no probabilities; leave out where and "
+                    "weighting, and min_probability."
+                )
             return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
         where = _reusable(where)
-        return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
+        return self._answer(
+            "image",
+            image,
+            lambda s, rows: s.search("annotate", rows, k, where, weighting, min_probability),
+        )
 
     def similar(
         self,

@@ -84,9 +84,18 @@ class Searcher:
         k: int,
         where: Where | None = None,
         weighting: OtherWeighting | None = None,
+        min_probability: float | None = None,
     ) -> list[Hits]:
-        """Return the k best items of a task for each query, given by its features."""
+        """Return the k best items of a task for each query, given by its features.
+
+        With ``min_probability``, only those that are at least so likely to be right.
+        """
         _check_k(k)
+        if min_probability is not None:
+            _check_probability(min_probability)
+            raise InputError(
+                "min_probability needs a model with a calibration, and this one has none; leave it out."
+            )
         chosen, embedding = self._filter(SEARCHED[task], where), self.embedding
         if isinstance(embedding, FusedEmbedding):
             queries = embedding.queries(features, task, weighting)
@@ -369,6 +378,11 @@ def check_ids(where: Any) -> list[Any]:
 def _check_k(k: Any) -> None:
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
         raise InputError(f"k={k!r} is not a number of hits; give 1 or more.")
+
+
+def _check_probability(value: Any) -> None:
+    if not isinstance(value, int | float | np.floating) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InputError(f"min_probability={value!r} is not a probability; give a number from 0 to 1.")
 
 
 def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
