@@ -141,12 +141,14 @@ class Hits(list[Hit]):
     match_probability
         How likely it is that the gallery that was searched holds a right item at all, if half of all queries
         had one. None where hits have no probability.
+    more
+        Whether there are further hits after these, to be had with ``offset``.
 
     Examples
     --------
     >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.3)
-    >>> hits[0].id, hits.ignored_words, hits.no_match
-    ('7', ('qwrtz',), True)
+    >>> hits[0].id, hits.ignored_words, hits.no_match, hits.more
+    ('7', ('qwrtz',), True, False)
     """
 
     def __init__(
@@ -155,10 +157,22 @@ class Hits(list[Hit]):
         ignored_words: Iterable[str] = (),
         *,
         match_probability: float | None = None,
+        more: bool = False,
     ) -> None:
         super().__init__(hits)
         self.ignored_words = tuple(ignored_words)
         self.match_probability = match_probability
+        self.more = more
+
+    def page(self, offset: int, k: int) -> Hits:
+        """Return at most ``k`` of these hits, from ``offset`` on, as a search with that offset does."""
+        end = offset + k
+        return Hits(
+            self[offset:end],
+            self.ignored_words,
+            match_probability=self.match_probability,
+            more=self.more or len(self) > end,
+        )
 
     @property
     def no_match(self) -> bool | None:
