@@ -24,7 +24,7 @@ Floats: TypeAlias = np.ndarray[Any, Any]
 FIRST_STEP = 100
 """Hits that an approximate index is asked for at least; a search for no more is one search of it."""
 
-_GROWTH = 4
+_GROWTH = 2
 
 T = TypeVar("T")
 
@@ -93,9 +93,9 @@ def search_in_steps(
     """Return the k best of each query from an approximate index, the same whatever ``k`` is.
 
     What such an index finds depends on how many are requested of it, so pages of one result could repeat or
-    skip items. So it is only asked for certain numbers, 100, 400, 1,600 and so on, until there are enough,
+    skip items. So it is only asked for certain numbers, 100, 200, 400 and so on, until there are enough,
     and what it finds late stands behind what it found before. Up to 100 hits are one search, as ever; k hits
-    are at most 5.3 k hits of the index.
+    are fewer than 4 k hits of the index.
 
     ``search`` takes places of queries and a number of hits, and returns fewer only if there are no more.
     """
