@@ -33,6 +33,7 @@ from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout, OtherWeighting
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
+from diptych.retrieval._filters import Where
 from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._folder import (
     Base,
@@ -45,27 +46,20 @@ from diptych.retrieval._folder import (
 )
 from diptych.retrieval._inputs import (
     Metadata,
+    QueryPart,
     check_metadata,
     dataset_items,
     is_features,
     join_blocks,
+    list_parts,
     new_items,
     read_new_items,
+    read_part,
     read_queries,
     stack_blocks,
     warn_outliers,
 )
-from diptych.retrieval._items import (
-    SEARCHED,
-    VIEWS,
-    Hits,
-    Item,
-    Pack,
-    View,
-    Where,
-    check_unique,
-    unknown_item,
-)
+from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, Pack, View, check_unique, unknown_item
 from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
@@ -90,6 +84,8 @@ if TYPE_CHECKING:
     OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
     ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
     ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
+    Part: TypeAlias = ImageFile | Row | Mapping[str, Row] | QueryPart
+    Parts: TypeAlias = Part | Sequence[Part | tuple[Part, float]]
     FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
     OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
     OneTextEncoder: TypeAlias = (
@@ -268,7 +264,10 @@ class Retriever:
         text: OneText,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits: ...
@@ -279,7 +278,10 @@ class Retriever:
         text: ManyTexts,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
@@ -290,7 +292,10 @@ class Retriever:
         text: SupportsArray,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits]: ...
@@ -300,7 +305,10 @@ class Retriever:
         text: Any,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Any:
@@ -315,9 +323,16 @@ class Retriever:
             (``{"glove": …, "bert": …}``) for a model that was fitted on such.
         k
             The number of hits.
+        offset
+            Leave out this many of the best hits: the second page has ``offset=k``. Pages of one query never
+            repeat or skip an item while the items stay the same; ``hits.more`` says whether there are others.
         where
             Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
             only those for which this function of an ``Item`` is true, or only these ids.
+        plus, minus
+            What to add to a single query, and what to subtract: a list of texts, images (a path, a Pillow
+            image, bytes, or a string that ends as an image file does) and features of texts, each alone or
+            as ``(part, weight)``. The query itself has the weight 1. Such hits have no probability.
         min_probability
             Leave out hits with a smaller ``probability``; for models that have a calibration.
         weighting
@@ -327,7 +342,12 @@ class Retriever:
         """
         where = _reusable(where)
         return self._answer(
-            "text", text, lambda s, rows: s.search("search", rows, k, where, weighting, min_probability)
+            "text",
+            text,
+            lambda s, rows, parts: s.search(
+                "search", rows, k, where, weighting, min_probability, offset=offset, parts=parts
+            ),
+            list_parts(plus, minus),
         )
 
     @overload
@@ -336,7 +356,10 @@ class Retriever:
         image: OneImage,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits: ...
@@ -347,16 +370,23 @@ class Retriever:
         image: ManyImages,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
     @overload
-    def annotate(self, image: OneImage, k: int = 5, *, packs: Literal[True]) -> list[Pack]: ...
+    def annotate(
+        self, image: OneImage, k: int = 5, *, offset: int = 0, packs: Literal[True]
+    ) -> list[Pack]: ...
 
     @overload
-    def annotate(self, image: ManyImages, k: int = 5, *, packs: Literal[True]) -> list[list[Pack]]: ...
+    def annotate(
+        self, image: ManyImages, k: int = 5, *, offset: int = 0, packs: Literal[True]
+    ) -> list[list[Pack]]: ...
 
     @overload
     def annotate(
@@ -364,7 +394,10 @@ class Retriever:
         image: SupportsArray,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         packs: bool = False,
         weighting: OtherWeighting | None = None,
@@ -375,7 +408,10 @@ class Retriever:
         image: Any,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
         min_probability: float | None = None,
         packs: bool = False,
         weighting: OtherWeighting | None = None,
@@ -390,22 +426,26 @@ class Retriever:
             is no image is given as its encoder takes it: a path, or a text.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
-        k, where, min_probability, weighting
-            As ``search`` takes them.
+        k, offset, where, plus, minus, min_probability, weighting
+            As ``search`` takes them; features in ``plus`` and ``minus`` are those of images.
         """
+        given = list_parts(plus, minus)
         if packs:
-            if where is not None or weighting is not None or min_probability is not None:
+            if given or any(each is not None for each in (where, weighting, min_probability)):
                 every = plural(self.views.image)
                 raise InputError(
-                    f"packs are ranked among all {every} and have no probabilities; leave out where and "
-                    "weighting, and min_probability."
+                    f"packs are ranked among all {every}, for {with_article(self.views.image)} alone, and "
+                    "have no probabilities; leave out where, plus, minus, weighting and min_probability."
                 )
-            return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
+            return self._answer("image", image, lambda s, rows, parts: s.packs(rows, k, offset))
         where = _reusable(where)
         return self._answer(
             "image",
             image,
-            lambda s, rows: s.search("annotate", rows, k, where, weighting, min_probability),
+            lambda s, rows, parts: s.search(
+                "annotate", rows, k, where, weighting, min_probability, offset=offset, parts=parts
+            ),
+            given,
         )
 
     def similar(
@@ -414,15 +454,28 @@ class Retriever:
         text: OneText | SupportsArray | None = None,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
     ) -> Hits:
-        """Return the ``k`` images most similar to an image, or texts most similar to a text."""
+        """Return the ``k`` images most similar to an image, or texts most similar to a text.
+
+        ``offset``, ``where``, ``plus`` and ``minus`` are as ``search`` takes them: images like this one, with
+        more snow.
+        """
         if (image is None) == (text is None):
             either = " or ".join(map(with_article, self.views))
             raise InputError(f"similar takes {either}; give one of them.")
         view: View = "text" if image is None else "image"
         query, where = text if image is None else image, _reusable(where)
-        hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
+        hits: Hits = self._answer(
+            view,
+            query,
+            lambda s, rows, parts: s.similar(view, rows, k, where, offset=offset, parts=parts),
+            list_parts(plus, minus),
+            single=True,
+        )
         return hits
 
     def embed_images(
@@ -933,21 +986,31 @@ class Retriever:
         self,
         view: View,
         query: Any,
-        search: Callable[[Searcher, np.ndarray[Any, Any]], Sequence[Any]],
+        search: Callable[[Searcher, np.ndarray[Any, Any], list[QueryPart]], Sequence[Any]],
+        given: Sequence[tuple[Any, float]] = (),
         single: bool = False,
     ) -> Any:
-        """Return the result for one query, or a list of results for several."""
+        """Return the result for one query, or a list of results for several.
+
+        ``given`` are parts to add to a single query, with their weights.
+        """
 
         def answer(searcher: Searcher) -> Any:
-            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout)
+            encoders, layout = searcher.encoders, searcher.fitted.layout
+            queries = read_queries(encoders, view, query, layout)
             if single and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
-            results = search(searcher, queries.features)
-            for hits, words in zip(results, queries.ignored_words, strict=False):
-                hits.ignored_words = words
+            if given and len(queries.features) != 1:
+                raise InputError("plus and minus are for one query at a time; search for each alone.")
+            parts = [read_part(encoders, view, part, weight, layout) for part, weight in given]
+            results = search(searcher, queries.features, parts)
+            more = tuple(word for part in parts for word in part.ignored_words)
+            for hits, words in zip(results, queries.ignored_words or [()] * bool(more), strict=False):
+                hits.ignored_words = tuple(dict.fromkeys((*words, *more)))
             return results[0] if queries.single else results
 
-        return self._retry(answer, encodes=not is_features(query))
+        things = (query, *(part for part, _ in given))
+        return self._retry(answer, encodes=not any(map(is_features, things)))
 
     def _retry(self, action: Callable[[Searcher], T], *, encodes: bool) -> T:
         """Do something with the model; again if another process has put another model in the store.
@@ -1052,7 +1115,7 @@ class Retriever:
 
 def _reusable(where: Where | None) -> Where | None:
     """Return a filter that can be used again; ids may come from an iterator."""
-    return where if where is None or callable(where) or isinstance(where, Mapping) else check_ids(where)
+    return where if where is None or callable(where) or isinstance(where, Mapping | str) else check_ids(where)
 
 
 def _summarize(model: FittedAWCCA | FittedFusion) -> str:
