@@ -106,6 +106,7 @@ def test_keys_of_json_lines_may_be_missing_from_the_first_rows(tmp_path):
         (["true", "False", "TRUE"], [True, False, True]),
         (["1", "true"], ["1", "true"]),
         (["01234", "99999"], ["01234", "99999"]),
+        (["+4930123456"], ["+4930123456"]),
         (["1", "nan"], ["1", "nan"]),
         (["1", "inf"], ["1", "inf"]),
         (["1e999"], ["1e999"]),
