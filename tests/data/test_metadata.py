@@ -68,7 +68,8 @@ def test_every_kind_of_table_gives_the_same_metadata(tmp_path, kind, names):
 def test_only_named_columns_are_read(tmp_path, kind):
     path = write(tmp_path, ROWS, kind)
     assert read_pairs(path).metadata == {}
-    assert read_pairs(path, metadata=["year"]).metadata["a.jpg"] == {"year": 2010}
+    for names in (["year"], ("year",), "year"):
+        assert read_pairs(path, metadata=names).metadata["a.jpg"] == {"year": 2010}
     with pytest.raises(InputError, match=r"no column 'jahr'; it has image, caption, year, tag, rating, ok\."):
         read_pairs(path, metadata=["year", "jahr"])
     for name in ("image", "caption"):

@@ -39,7 +39,7 @@ class MetadataReader:
         self, columns: Columns, used: Container[str | None], path: Path | str, *, typed: bool
     ) -> None:
         self._path, self._used, self._typed = path, used, typed
-        self._wanted = None if columns == "all" else list(columns)
+        self._wanted = None if columns == "all" else [columns] if isinstance(columns, str) else list(columns)
         for name in self._wanted or ():
             if not isinstance(name, str) or name in used or name == SPLIT:
                 what = "is part of the pairs already" if isinstance(name, str) else "is not a name"

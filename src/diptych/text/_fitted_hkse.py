@@ -363,7 +363,8 @@ class FittedHKSE:
         return fourier_features(vectors, self.word_weights_, self.word_offsets_)
 
     def _compute_rows(self, rows: Ints) -> Array:
-        # Words that are not in the table: their features are computed for one block, and not kept.
+        # Words that are not in the table: their features are computed for one block, and not kept. The rows
+        # ascend, so those of further words come last.
         table, count = self.vectors_.matrix, len(self.vocabulary_)
         beyond = rows >= count
         vectors = table[move_like(rows[~beyond], table), :]
