@@ -43,6 +43,7 @@ from diptych.retrieval._items import (
 )
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import VectorIndex
+from diptych.retrieval.stores._memory import ItemTable
 
 T = TypeVar("T")
 Matches: TypeAlias = list[list[tuple[Item, float]]]
@@ -111,7 +112,7 @@ class Searcher:
             reweight = partial(self._reweight, embedding, task, weighting)
             other, items, index = self._derive((task, weighting), reweight)
             queries = _embed(other, task, QUERIED[task], features, parts)
-            matches = self._search_derived(items, index, queries, end, chosen)
+            matches = self._search_derived(task, items, index, queries, end, chosen)
             return [hits.page(offset, k) for hits in self._hits(queries, matches)]
         queries = _embed(embedding, task, QUERIED[task], features, parts, weighting)
         depth = end if calibration is None else max(end, BEST)
@@ -382,27 +383,24 @@ class Searcher:
 
     def _reweight(
         self, embedding: CanonicalEmbedding, task: Task, weighting: Any
-    ) -> tuple[CanonicalEmbedding, list[Item], VectorIndex]:
+    ) -> tuple[CanonicalEmbedding, ItemTable, VectorIndex]:
         """Return the embedding, items and vectors of a task under another weighting of the model."""
-        other, items = embedding.reweight(weighting), list[Item]()
+        other, items = embedding.reweight(weighting), ItemTable()
         index = VectorIndex(embedding.dimension(task))
         for block in self.store.vectors(task, self.version):
-            keys = np.arange(len(items), len(items) + len(block.items))
-            index.add(keys, embedding.convert(block.vectors, block.norms, task, other))
-            items.extend(block.items)
+            vectors = embedding.convert(block.vectors, block.norms, task, other)
+            index.add(items.add(block.items), vectors)
         return other, items, index
 
     def _search_derived(
-        self, items: Sequence[Item], index: VectorIndex, queries: Floats, k: int, where: Filter | None
+        self, task: Task, items: ItemTable, index: VectorIndex, queries: Floats, k: int, where: Filter | None
     ) -> Matches:
-        allowed = None
-        if where is not None:
-            allowed = np.flatnonzero([where.matches(item) for item in items])
-            if not len(allowed) and self.store.count():
-                check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
+        allowed = None if where is None else items.find(SEARCHED[task], where)
+        if where is not None and allowed is not None and not len(allowed) and self.store.count():
+            check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
         inner, places = index.search(queries, min(int(k), max(1, len(items))), allowed=allowed)
         return [
-            [(items[place], product) for place, product in zip(*pair, strict=True) if place >= 0]
+            [(item, product) for place, product in zip(*pair, strict=True) if (item := items.get(place))]
             for pair in zip(places.tolist(), inner.tolist(), strict=True)
         ]
 
