@@ -431,6 +431,8 @@ def _shorten(path: str) -> str:
 
 
 def _print_info(content: dict[str, Any], model: Path) -> None:
+    from diptych.report._card import describe_probabilities
+
     console, facts = make_console(), content["facts"]
     date = f"fitted on {facts['date']} with " if facts.get("date") else ""
     console.print(f"{model}: {date}diptych {content['library']}")
@@ -453,6 +455,7 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
     console.print(f"index: {content['index']['kind']}, {content['index']['dtype']}; {items}")
     if "quality" in facts:
         console.print(facts["quality"])
+    console.print(describe_probabilities(content["calibration"]))
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))
 
