@@ -99,9 +99,11 @@ class Store(Protocol):
     ) -> list[list[tuple[Item, float]]]:
         """Return the k items with the largest inner products for each query, largest first.
 
-        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other
-        view, match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``).
-        Raises ``ModelChanged`` if ``version`` is not the stored one.
+        Equal products are ordered by addition. The filter means what ``Filter.matches`` says. Its ids that
+        are of the other view match nothing, and so do those that are not stored, unless ``all_stored`` makes
+        them an ``InputError``. If nothing matches because of a metadata key that no item has, that is an
+        ``InputError`` too (``check_metadata_keys``). Raises ``ModelChanged`` if ``version`` is not the stored
+        one.
         """
 
     def add(self, blocks: Sequence[Block], version: str) -> None:
