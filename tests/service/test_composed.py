@@ -96,7 +96,7 @@ def test_a_string_is_never_a_file(client, path_of, easy):
         ({"plus": [{"weight": 2}]}, "bad-request", "give exactly one of text, id or features"),
         ({"plus": [{"text": "night", "id": "x"}]}, "bad-request", "give exactly one of"),
         ({"plus": [{"text": "night", "path": "x"}]}, "bad-request", "path"),
-        ({"plus": [3]}, "bad-request", "plus.0"),
+        ({"plus": [3]}, "bad-request", "plus.0: expected a text, or an object with text, id or features"),
         ({"plus": "night"}, "bad-request", "plus"),
         ({"plus": [" "]}, "bad-request", "it is empty"),
         ({"plus": ["night"] * (MAX_PARTS + 1)}, "bad-request", f"at most {MAX_PARTS}"),
@@ -121,6 +121,16 @@ def test_wrong_requests_say_what_is_wrong(client, body, kind, words):
     own, detail = problem(client.post("/v1/search", json={"text": "a red star"} | body))
     assert own == kind
     assert words in detail
+
+
+@pytest.mark.parametrize("depth", [20, 900, 50_000])
+@pytest.mark.parametrize("field", ["where", "plus"])
+def test_deep_requests_are_refused(client, field, depth):
+    deep = {"where": ('{"$not":', '{"split": "x"}', "}"), "plus": ("[", "", "]")}[field]
+    body = f'{{"text": "a star", "{field}": {deep[0] * depth}{deep[1]}{deep[2] * depth}}}'
+    for route in ("search", "annotate", "similar"):
+        answer = client.post(f"/v1/{route}", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 422)
 
 
 def test_a_part_that_is_no_item_is_unknown(client):
