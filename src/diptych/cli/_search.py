@@ -208,7 +208,8 @@ def similar(
         encoder = make_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, make_text_encoder(text_encoder, device), mmap=True)
         options = _make_options(offset, plus, minus, where)
-        hits = retriever.similar(**{"image" if image else "text": query}, k=k, **options)
+        image_or_text: dict[str, Any] = {"image" if image else "text": query}
+        hits = retriever.similar(**image_or_text, k=k, **options)
         _print_hits([query], [hits], quiet, as_json, options)
 
 
@@ -434,6 +435,8 @@ def _shorten(path: str) -> str:
 
 
 def _print_info(content: dict[str, Any], model: Path) -> None:
+    from diptych.report._card import describe_probabilities
+
     console, facts = make_console(), content["facts"]
     date = f"fitted on {facts['date']} with " if facts.get("date") else ""
     console.print(f"{model}: {date}diptych {content['library']}")
@@ -456,6 +459,7 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
     console.print(f"index: {content['index']['kind']}, {content['index']['dtype']}; {items}")
     if "quality" in facts:
         console.print(facts["quality"])
+    console.print(describe_probabilities(content["calibration"]))
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))
 
