@@ -298,7 +298,8 @@ class Retriever:
         k
             The number of hits.
         where
-            Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
+            Only items whose metadata fulfil these conditions, as plain data (``{"split": "test", "year":
+            {"$gte": 2010}}``) or as an expression (``'split = "test" and year >= 2010'``),
             only those for which this function of an ``Item`` is true, or only these ids.
         weighting
             To compare with: for an ``AWCCA``, another weighting than its own; for a ``Fusion``, one of its
