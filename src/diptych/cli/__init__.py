@@ -71,16 +71,20 @@ class Commands(LazyGroup):
             "fit",
             "Fit a searchable model on pairs, or on features of both views, and report its recall.",
         ),
-        "evaluate": ("diptych.cli._fit", "evaluate", "Measure the recall of a model, both ways."),
+        "evaluate": (
+            "diptych.cli._fit",
+            "evaluate",
+            "Measure how well a model retrieves known pairs, both ways.",
+        ),
         "search": (
             "diptych.cli._search",
             "search",
-            "Find images for texts. Scores are cosines, not probabilities.",
+            "Find images for texts, with scores and, where they are known, probabilities.",
         ),
         "annotate": (
             "diptych.cli._search",
             "annotate",
-            "Find texts for images. Scores are cosines, not probabilities.",
+            "Find texts for images, with scores and, where they are known, probabilities.",
         ),
         "similar": (
             "diptych.cli._search",
