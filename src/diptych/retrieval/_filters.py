@@ -35,7 +35,7 @@ MAX_CONDITIONS = 256
 MAX_VALUES = 100_000
 """Of all lists of a filter together."""
 
-MAX_CHARACTERS = 2**20
+MAX_CHARACTERS = 2**16
 """Of a filter that is written as a string."""
 
 MOST_KEYS = 20
@@ -207,7 +207,13 @@ def iso_string(value: date) -> str:
     ('2019-05-01', '2019-05-01T09:30:00')
     """
     if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        try:
+            value = value.astimezone(UTC)
+        except OverflowError:
+            raise InputError(
+                f"{value} is outside of the years 1 to 9999 in UTC; give another time."
+            ) from None
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     return value.isoformat()
 
 
@@ -434,9 +440,9 @@ def _read_json(text: str) -> Any:
 
 
 _TOKEN = re.compile(
-    r"""(?P<date> \d{4}-\d\d (?: -\d\d (?: T[\d:.]+ (?: Z | [+-]\d\d:?\d\d )? )? )? (?!\w) )
+    r"""(?P<date> \d{4}-\d\d [\w:.+-]* )
     | (?P<number> [+-]? (?: \d+\.?\d* | \.\d+ ) (?: [eE][+-]?\d+ )? )
-    | (?P<string> "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' )
+    | (?P<string> "[^"\\]*(?:\\.[^"\\]*)*" | '[^'\\]*(?:\\.[^'\\]*)*' )
     | (?P<operator> == | = | != | <> | <= | >= | < | > )
     | (?P<mark> [()\[\],] )
     | (?P<word> [^\W\d][\w.-]* )""",
@@ -605,6 +611,8 @@ def _unquote(text: str) -> str:
 
 def _read_date(text: str) -> str:
     """Return a date of an expression as Python's dates are written; a month stays as it is."""
+    if len(text) > len("2019-05-01T09:30:00.000000+00:00"):
+        raise ValueError  # Python ignores further digits of a second
     if len(text) == len("2019-05"):
         return iso_string(date.fromisoformat(text + "-01"))[: len(text)]
     return iso_string(datetime.fromisoformat(text) if "T" in text else date.fromisoformat(text))
