@@ -237,6 +237,8 @@ def test_dates_are_strings_in_the_order_of_time():
     assert written == sorted(written)
     assert written[0] == "2019-05-01T09:00:00.000000Z"
     with pytest.raises(InputError, match="outside of the years 1 to 9999"):
+        parse_filter({"t": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))})
+    with pytest.raises(FilterError, match="there is no such date"):
         parse_filter("t < 9999-12-31T23:59:59-05:00")
     local = [date(999, 5, 1), date(2019, 5, 1), datetime(2019, 5, 1), datetime(2019, 5, 1, 0, 0, 0, 1)]
     assert [iso_string(each) for each in local] == sorted(iso_string(each) for each in local)
