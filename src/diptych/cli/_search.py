@@ -386,7 +386,7 @@ def _print_hits(
     for name, hits in zip(names, results, strict=True):
         if isinstance(hits, Hits) and hits.no_match:
             likely = f"{100 * (hits.match_probability or 0):.0f} %"
-            name += f"\nno good match: the model has a right item with a probability of {likely}"
+            name += f"\nno good match: none of the items is likely to fit (probability of a match: {likely})"
         columns = {"score": [f"{hit.score:.3f}" for hit in hits]}
         known = [getattr(hit, "probability", None) for hit in hits]
         if hits and None not in known:
