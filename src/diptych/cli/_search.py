@@ -19,6 +19,7 @@ from diptych.cli._options import (
     make_image_encoder,
     make_text_encoder,
     open_data,
+    read_metadata_columns,
     refuse_unused,
 )
 from diptych.cli._output import (
@@ -242,6 +243,7 @@ def add(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
+    metadata: opt.Metadata = None,
     image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
@@ -268,13 +270,15 @@ def add(
         )
         name = retriever.views.image
         if _are_items(sources, retriever.encoders.inputs):
-            unused = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
+            table_options = ("image_column", "caption_column", "encoding", "metadata")
+            unused = ("pairs", "images", *table_options, "text_encoder")
             refuse_unused(ctx, unused, f"on {plural(name)}, which have no {plural(retriever.views.caption)}")
             if refit:
                 raise InputError(
                     f"--refit learns from pairs, and {plural(name)} alone have none; leave it out."
                 )
-        table = TableOptions(image_column, caption_column, encoding, retriever.views)
+        columns = read_metadata_columns(metadata)
+        table = TableOptions(image_column, caption_column, encoding, retriever.views, columns)
         ids, unreadable = _add(retriever, sources, pairs, images, table)
         if refit:
             retriever.refit()
@@ -525,6 +529,7 @@ def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
         "pairing": dataset.pairing,
         "ids": dataset.image_ids,
         "caption_ids": dataset.caption_ids,
+        "metadata": dataset.metadata,
     }
     if isinstance(data, PairedDataset):
         return arguments | {"images": paths or list(dataset.image_ids), "captions": dataset.captions}

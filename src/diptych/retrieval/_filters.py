@@ -187,7 +187,8 @@ def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
         return
     if not keys:
         raise FilterError(
-            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added."
+            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added, "
+            "for example columns of a table with --metadata (in Python: read_pairs(..., metadata=...))."
         )
     near = difflib.get_close_matches(unknown, keys, 1)
     listed = ", ".join(map(repr, sorted(keys)[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")

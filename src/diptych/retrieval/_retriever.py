@@ -928,9 +928,9 @@ class Retriever:
     ) -> str:
         """Publish the model in a repository of the Hugging Face Hub; return the address of the commit.
 
-        Published are the model, the vectors of all items, their ids, texts and metadata, an ``HKSE``, and the
-        model card; no image, no path of this machine, and no network. Absolute paths that serve as ids become
-        file names.
+        Published are the model, the vectors of all items, their ids, texts and metadata, an ``HKSE`` with its
+        word vectors, and the model card; no image, no path of this machine, and no network. Absolute paths
+        that serve as ids become file names.
 
         Parameters
         ----------
