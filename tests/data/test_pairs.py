@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.data import PROTOCOLS, PairedDataset, split_by_image, split_by_protocol
-from diptych.data._pairs import find_near_duplicates, normalize_split
+from diptych.data._duplicates import find_near_duplicates
+from diptych.data._pairs import normalize_split
 
 
 def pairs(n=6, captions=2, **options):

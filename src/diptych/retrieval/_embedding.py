@@ -104,6 +104,10 @@ class CanonicalEmbedding:
         queries[:, -1] = 1.0
         return queries
 
+    def coordinates(self, vectors: Floats) -> Floats:
+        """Return vectors of items without what only an inner product with a query needs."""
+        return vectors[:, :-1] if self._euclidean else vectors
+
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return cosines, or distances with a minus sign."""
         if not self._euclidean:
@@ -222,6 +226,10 @@ class FusedEmbedding:
         queries = vectors.copy()
         queries[:, -1] = 0.0
         return queries
+
+    def coordinates(self, vectors: Floats) -> Floats:
+        """Return vectors of items without the correction, which is for queries of the other view."""
+        return vectors[:, :-1]
 
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return the corrected sums of cosines."""

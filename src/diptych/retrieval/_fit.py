@@ -35,7 +35,7 @@ from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
-from diptych.data._pairs import find_near_duplicates
+from diptych.data._duplicates import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.report._card import describe_quality
 from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, split_blocks
