@@ -27,13 +27,15 @@ SAFE_SIMILARITY = 0.999
 LEAST_SIMILARITY = 0.9
 """The smallest threshold: items of a small collection that are less similar than this are only alike."""
 
+SAME_SIMILARITY = 0.9999
+"""What is as similar as this is a copy, whatever else there is."""
+
 CHANCE_PAIRS = 0.01
 """Pairs beyond the threshold that are expected in a collection without duplicates."""
 
-_SAME_COSINE = 0.9999  # of centred features
 _CHECKED, _ROWS = 2000, 8192
 _SAMPLE = 2048  # rows whose neighbours tell how close different items come
-_NEIGHBOURS = 20  # more than most groups of duplicates have members
+_NEIGHBOURS = 20  # more than most groups of duplicates have members; fewer if there are few rows
 _EDGES = 2**20  # pairs that are collected before groups are joined
 
 
@@ -53,7 +55,7 @@ def find_near_duplicates(
     for start in range(0, len(training), _ROWS):
         block = to_unit_length(np.asarray(training[start : start + _ROWS], np.float32) - mean)
         nearest = np.maximum(nearest, np.max(queries @ block.T, axis=1))
-    return rows[nearest > _SAME_COSINE]
+    return rows[nearest > SAME_SIMILARITY]
 
 
 def choose_threshold(rows: Floats, *, random_state: int = 0) -> float:
@@ -69,35 +71,36 @@ def choose_threshold(rows: Floats, *, random_state: int = 0) -> float:
     neighbour lies beyond the duplicates of an item unless it has k of them, and D is the median growth from
     neighbour k/2 to neighbour k, so duplicates hardly change either. Items with k neighbours nearer than the
     threshold that the median r would give are left out of the mean: those are duplicates. The threshold is
-    never below ``LEAST_SIMILARITY``.
+    never below ``LEAST_SIMILARITY`` nor above ``SAME_SIMILARITY``.
     """
     n = len(rows)
     if n < FEW_ROWS:
         return SAFE_SIMILARITY
     chosen = np.random.default_rng(random_state).permutation(n)[:_SAMPLE]
-    far, near = _neighbour_distances(rows, np.sort(chosen))
-    usable = near > 0
+    k = 2 * min(_NEIGHBOURS // 2, n // 24)
+    far, near = _neighbour_distances(rows, np.sort(chosen), k)
+    usable = near**2 / 2 > _rounding(rows)
     if np.count_nonzero(usable) < FEW_ROWS / 2:
         return SAFE_SIMILARITY
     far, near = far[usable], near[usable]
     growth = max(float(np.median(np.log(far / near))), np.log(2) / rows.shape[1])
     dimension = np.log(2) / growth
-    factor = (2 * CHANCE_PAIRS / (n * _NEIGHBOURS)) ** (1 / dimension)
+    factor = (2 * CHANCE_PAIRS / (n * k)) ** (1 / dimension)
     middle = float(np.median(far))
     ratios = (middle / far[far > factor * middle]) ** dimension
     distance = factor * middle * float(np.mean(ratios)) ** (-1 / dimension)
-    return max(LEAST_SIMILARITY, float(1 - distance**2 / 2))
+    return min(max(float(1 - distance**2 / 2), LEAST_SIMILARITY), SAME_SIMILARITY)
 
 
-def _neighbour_distances(rows: Floats, chosen: RowNumbers) -> tuple[Floats, Floats]:
-    """Return the distances of some rows to their 20th and their 10th nearest other row."""
+def _neighbour_distances(rows: Floats, chosen: RowNumbers, k: int) -> tuple[Floats, Floats]:
+    """Return the distances of some rows to their nearest other rows number k and k/2."""
     queries = np.asarray(rows[chosen])
-    best = np.full((len(chosen), _NEIGHBOURS + 1), -1.0, np.float32)  # each row is its own neighbour too
+    best = np.full((len(chosen), k + 1), -1.0, np.float32)  # each row is its own neighbour too
     for start in range(0, len(rows), _ROWS):
         scores = np.hstack([best, multiply(queries, np.asarray(rows[start : start + _ROWS]).T)])
-        best = -np.partition(-scores, _NEIGHBOURS, axis=1)[:, : _NEIGHBOURS + 1]
+        best = -np.partition(-scores, k, axis=1)[:, : k + 1]
     best = -np.sort(-best, axis=1)
-    far, near = (np.sqrt(np.maximum(2 - 2 * best[:, k], 0)) for k in (_NEIGHBOURS, _NEIGHBOURS // 2))
+    far, near = (np.sqrt(np.maximum(2 - 2 * best[:, number], 0)) for number in (k, k // 2))
     return far, near
 
 
