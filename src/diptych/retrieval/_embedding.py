@@ -111,6 +111,10 @@ class CanonicalEmbedding:
         """Return one query: the weighted sum of several queries' directions, as long as the first."""
         return _compose(vectors, weights, self._euclidean)
 
+    def coordinates(self, vectors: Floats) -> Floats:
+        """Return vectors of items without what only an inner product with a query needs."""
+        return vectors[:, :-1] if self._euclidean else vectors
+
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return cosines, or distances with a minus sign."""
         if not self._euclidean:
@@ -235,6 +239,10 @@ class FusedEmbedding:
     def compose(self, vectors: Floats, weights: Sequence[float]) -> Floats:
         """Return one query: the weighted sum of several queries' directions, corrected as the first is."""
         return _compose(vectors, weights, 1)
+
+    def coordinates(self, vectors: Floats) -> Floats:
+        """Return vectors of items without the correction, which is for queries of the other view."""
+        return vectors[:, :-1]
 
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return the corrected sums of cosines."""
