@@ -259,8 +259,8 @@ def test_mistakes_are_one_sentence(place, arguments, words):
 @pytest.mark.parametrize(
     "command",
     [
-        *("fit", "evaluate", "search", "annotate", "similar", "add", "remove", "info", "check", "scenes"),
-        *("encode images", "encode text", "demo"),
+        *("fit", "evaluate", "search", "annotate", "similar", "duplicates", "add", "remove"),
+        *("info", "check", "scenes", "encode images", "encode text", "demo"),
     ],
 )
 def test_help_has_an_example_and_the_common_flags(command):

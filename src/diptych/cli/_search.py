@@ -37,7 +37,7 @@ from diptych.cli._output import (
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.image._encoders import Inputs
-    from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
+    from diptych.retrieval import Duplicates, Hit, Hits, Item, Pack, Retriever
 
 MAX_NAMED_WORDS = 10
 
@@ -211,6 +211,41 @@ def similar(
         image_or_text: dict[str, Any] = {"image" if image else "text": query}
         hits = retriever.similar(**image_or_text, k=k, **options)
         _print_hits([query], [hits], quiet, as_json, options)
+
+
+def duplicates(
+    model: opt.Model,
+    view: Annotated[str, typer.Option(help="What to compare: image or text.")] = "image",
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Cosine from which two items are near-identical; by default chosen from the data."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="HTML file with small copies of the images.")
+    ] = None,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List groups of near-identical images or texts.
+
+    Example: `diptych duplicates model --out duplicates.html`
+    """
+    from diptych._threads import progress_bar
+    from diptych.retrieval import Retriever
+
+    with report_errors(), limit_threads(threads):
+        retriever = Retriever.load(model, mmap=True)
+        with progress_bar("finding duplicates", False if quiet or as_json else None):
+            groups = retriever.duplicates(view, threshold)  # type: ignore[arg-type]
+        if out is not None:
+            groups.write_sheet(out)
+        if as_json:
+            print_json(groups.to_json())
+        elif not quiet:
+            _print_duplicates(groups, chosen=threshold is None)
+            if out is not None:
+                print(f"wrote {out}")
 
 
 def info(
@@ -418,6 +453,17 @@ def _explain_none(options: dict[str, Any]) -> str:
     if options["where"] is not None:
         return "no item has such metadata"
     return "the model has no items; add some with diptych add"
+
+
+def _print_duplicates(groups: Duplicates, chosen: bool) -> None:
+    for number, group in enumerate(groups, 1):
+        print(f"{number}: {count(len(group.items), 'item')}, similarity at least {group.similarity:.4f}")
+        for item in group.items:
+            name = item.text or (item.path and _shorten(item.path))
+            print(f"  {item.id}" if name in (None, item.id) else f"  {item.id}: {name}")
+    print(groups.summary())
+    if chosen:
+        print("The threshold was chosen from the data; set another one with --threshold.")
 
 
 def _label(hit: Hit | Pack) -> str:

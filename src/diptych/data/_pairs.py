@@ -23,7 +23,6 @@ from diptych._checks import (
     is_unicode,
     plural,
 )
-from diptych.cca._weighting import to_unit_length
 from diptych.data._feature_store import Features, FeatureStore
 
 RowNumbers: TypeAlias = NDArray[np.int64]
@@ -390,29 +389,6 @@ def _draw_flickr30k(name: str, dataset: PairedDataset, random_state: int) -> Pro
         for i in range(0, held_out, _FOLD)
     )
     return ProtocolSplits(name, np.sort(order[2 * held_out :]), runs)
-
-
-_SAME_COSINE = 0.9999  # of centred features
-_SAMPLE, _BLOCK = 2000, 8192
-
-
-def find_near_duplicates(
-    training: NDArray[Any], held_out: NDArray[Any], *, random_state: int = 0
-) -> RowNumbers:
-    """Return the rows of ``held_out`` that are almost equal to a row of ``training``.
-
-    Such rows make recalls too good. Of more than 2,000 held-out rows, a seeded sample is checked.
-    """
-    rows = np.arange(len(held_out))
-    if len(rows) > _SAMPLE:
-        rows = np.sort(np.random.default_rng(random_state).choice(rows, _SAMPLE, replace=False))
-    mean = np.asarray(training[:_BLOCK], np.float32).mean(axis=0)
-    queries = to_unit_length(np.asarray(held_out[rows], np.float32) - mean)
-    nearest = np.full(len(rows), -1.0, np.float32)
-    for start in range(0, len(training), _BLOCK):
-        block = to_unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
-        nearest = np.maximum(nearest, np.max(queries @ block.T, axis=1))
-    return rows[nearest > _SAME_COSINE]
 
 
 @dataclass(frozen=True, eq=False)

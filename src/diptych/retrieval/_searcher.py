@@ -23,6 +23,7 @@ from diptych.retrieval._embedding import (
     Embedding,
     FusedEmbedding,
     OtherWeighting,
+    compose,
     embedding_of,
 )
 from diptych.retrieval._encoders import Encoders
@@ -371,7 +372,8 @@ class Searcher:
                 Hits(map(Hit, (item for item, _ in own[:most]), values))
                 for own, values in zip(matches, scores.tolist(), strict=True)
             ]
-        likely, there = calibration.probabilities(scores.astype(np.float64))
+        reference = self.embedding.scores(queries @ calibration.reference.T, queries)
+        likely, there = calibration.probabilities(scores.astype(np.float64), reference.astype(np.float64))
         rows = zip(matches, scores.tolist(), likely.tolist(), there.tolist(), strict=True)
         return [
             Hits(map(Hit, (item for item, _ in own[:most]), values, each), match_probability=any_right)
@@ -499,7 +501,7 @@ def _embed(
         vectors.append(own)
     if not parts:
         return vectors[0]
-    return embedding.compose(np.concatenate(vectors), [1.0, *(part.weight for part in parts)])
+    return compose(embedding, np.concatenate(vectors), [1.0, *(part.weight for part in parts)])
 
 
 def _check_probability(value: Any) -> None:
