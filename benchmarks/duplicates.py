@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from measuring import find_data, read_memory, record
 from PIL import Image, ImageEnhance
 
 from diptych.data import read_pairs
 from diptych.data._duplicates import choose_threshold, group_rows
 from diptych.image import OnnxEncoder, PyramidDescriptor
+from measuring import find_data, read_memory, record
 
 COPIES = 60
 ITEMS, FEATURES, CAUSES = 100_000, 384, 24
@@ -90,8 +90,8 @@ def time_many(folder: Path) -> str:
     found = int(np.count_nonzero(labels[-1000:] == labels[:1000]))
     groups = int(np.count_nonzero(np.bincount(labels) > 1))
     return (
-        f"{ITEMS:,} items of {FEATURES} features, 1,000 of them copies: {cpu:.0f} s of CPU time ({wall:.0f} s "
-        f"at a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores), {found:,} copies found, "
+        f"{ITEMS:,} items of {FEATURES} features, 1,000 of them copies: {cpu:.0f} s of CPU time ({wall:.0f} "
+        f"s at a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores), {found:,} copies found, "
         f"{groups - found} other groups, {read_memory() - before:.0f} MiB more memory, "
         f"{ITEMS * FEATURES * 4 / 2**20:.0f} MiB of which are the mapped features."
     )
