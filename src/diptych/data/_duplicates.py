@@ -111,11 +111,9 @@ def group_rows(rows: Floats, threshold: float, progress: Callable[[float], None]
     for left in range(0, n, _ROWS // 4):
         block = np.asarray(rows[left : left + _ROWS // 4])
         for right in range(left, n, _ROWS):
-            other = slice(right, right + _ROWS)
-            if np.all(labels[left : left + len(block)] == labels[left]) and np.all(
-                labels[other] == labels[left]
-            ):
-                continue
+            own, other = slice(left, left + len(block)), slice(right, right + _ROWS)
+            if np.all(labels[own] == labels[left]) and np.all(labels[other] == labels[left]):
+                continue  # they are one group already
             similar = multiply(block, np.asarray(rows[other]).T) >= limit
             for part in _cut(np.count_nonzero(similar, axis=1)):
                 first, second = np.nonzero(similar[part])
