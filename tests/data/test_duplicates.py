@@ -191,7 +191,7 @@ def test_changed_photos_are_found_among_real_ones(real_data):
 @pytest.mark.data
 @pytest.mark.slow
 def test_real_features_have_few_near_duplicates(real_data):
-    """Flickr8k has one photo twice, and series of the same scene; 1,000 test photos have neither."""
+    """A planted copy is found; among the test photos, no two of which are copies, nothing is."""
     features = np.load(real_data / "flickr8k" / "resnet50.npy").astype(np.float32)
     rows = unit(features[:3000])
     rows[1000] = unit(features[500:501] * 1.02 + 0.01)[0]
