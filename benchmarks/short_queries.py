@@ -1,10 +1,16 @@
 """Queries of one word, of two words and of keywords, with and without the hubness correction, on Flickr8k.
 
+With ``--composed``, what ``plus`` and ``minus`` do to queries of one word.
+
 The correction is measured on captions, so a query unlike a caption may lose by it. Words are the nouns of the
 captions, found without a tagger: what directly follows an article often, and often ends a phrase that an
 article began. A validation image is relevant for a word that at least two of its five captions have; for two
 words, if it is relevant for both. Keywords are the nouns of one caption, whose own image is sought. Only
 training and validation images are used.
+
+``--unseen``: words that no training caption has, but the file of word vectors. Every fourth noun is held out:
+training captions with one of them are left out, and the validation images are ranked for each of them, and
+for the validation captions with one of them.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from measuring import (
     load_flickr8k,
     pin_threads,
     read_captions,
+    read_features,
     record,
     scale_rows,
     split_flickr8k,
@@ -27,14 +34,17 @@ pin_threads(1)
 import argparse  # noqa: E402
 import re  # noqa: E402
 from collections import Counter  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from itertools import combinations  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
+from diptych import AWCCA, Retriever  # noqa: E402
 from diptych.fusion import Block, Fusion  # noqa: E402
 from diptych.fusion._hubness import Evaluator  # noqa: E402
-from diptych.text import HKSE  # noqa: E402
+from diptych.retrieval._inputs import QueryPart  # noqa: E402
+from diptych.text import HKSE, tokenize  # noqa: E402
 
 FEATURES = {
     "ResNet-50 × HKSE": ("resnet50", "hkse-rbf-rbf", Block("sqrt-unit"), Block("none")),
@@ -43,6 +53,9 @@ FEATURES = {
 ARTICLES = {"a", "an", "the"}
 CLOSED = set("and are as at by in into is near of on that through to while who with".split())  # noqa: SIM905
 """Words of a closed class, which follow the end of a noun phrase."""
+
+TOP = 10
+"""Hits of a composed query that are looked at."""
 
 OFTEN, MENTIONS, RELEVANT = 30, 2, 5
 """Occurrences of a noun in the training captions; captions that make an image relevant; relevant images."""
@@ -76,6 +89,14 @@ class Queries:
         keywords = [[word for word in own if word in known] for own in held_out]
         listed = [at for at, own in enumerate(keywords) if len(own) > 1]
         self.training = captions[: TRAIN * CAPTIONS]
+        self.pairs = [(nouns[a], nouns[b]) for a, b in pairs]
+        self.has = {nouns[at]: relevant[at] for at in kept}
+        """Whether each validation image is relevant for a word."""
+        learned = [Counter(w for own in words[at : at + CAPTIONS] for w in set(own)) for at in self._starts()]
+        self.shown = {
+            noun: np.flatnonzero([own[noun] >= MENTIONS for own in learned]).tolist() for noun in self.has
+        }
+        """The training images that are relevant for a word."""
         self.texts = {
             "one word": [nouns[at] for at in kept],
             "two words": [f"{nouns[a]} {nouns[b]}" for a, b in pairs],
@@ -91,15 +112,19 @@ class Queries:
             "captions": np.arange(len(held_out)) // CAPTIONS,
         }
 
-    def encode(self, texts: str) -> dict[str, np.ndarray]:
-        """Return the features of all texts, by kind."""
+    @staticmethod
+    def _starts() -> range:
+        return range(0, TRAIN * CAPTIONS, CAPTIONS)
+
+    def encode(self, texts: str, kinds: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """Return the features of all texts, or of those of some kinds, by kind."""
         if texts == "minilm":
             encode = load_minilm()
         else:
             _, word, sentence = texts.split("-")
             hkse = HKSE(find_word_vectors(), word=word, sentence=sentence).fit(self.training)
             encode = lambda rows: hkse.transform(rows, unknown="mean")  # noqa: E731
-        return {kind: encode(own) for kind, own in self.texts.items()}
+        return {kind: encode(self.texts[kind]) for kind in kinds or self.texts}
 
     def measure(self, kind: str, scores: np.ndarray, dimension: int) -> np.ndarray:
         """Return the average precision of each query, or the mean of r@1, r@5 and r@10, in percent."""
@@ -158,13 +183,116 @@ def measure_features(name: str, queries: Queries, polish: bool) -> list[dict]:
     return rows
 
 
+def measure_unseen(queries: Queries) -> list[dict]:
+    """Compare HKSE with words of the training captions alone, and with further words of the file."""
+    nouns = queries.texts["one word"]
+    held_out = set(nouns[::4])
+    has_one = [not held_out.isdisjoint(tokenize(caption)) for caption in queries.training]
+    kept = [at for at, has in enumerate(has_one) if not has]
+    training, pairing = [queries.training[at] for at in kept], np.array(kept) // CAPTIONS
+    images = scale_rows(np.sqrt(read_features("resnet50", TRAIN + VALIDATION)))
+    encoders = {words: HKSE(find_word_vectors(), query_words=words).fit(training) for words in (0, 50_000)}
+    features = encoders[0].transform(training, unknown="mean")
+    model = AWCCA(grid=12).fit(images[:TRAIN], features, pairing)
+    items = scale_rows(model.transform(images[TRAIN:], task="search"))
+    at = [row for row, noun in enumerate(nouns) if noun in held_out]
+    captions = [
+        (row, caption)
+        for row, caption in enumerate(queries.texts["captions"])
+        if not held_out.isdisjoint(tokenize(caption))
+    ]
+    own = np.array([row for row, _ in captions]) // CAPTIONS
+    kinds = {
+        "one word": ([nouns[row] for row in at], queries.relevant["one word"][at]),
+        "captions": ([caption for _, caption in captions], own[:, None] == np.arange(VALIDATION)),
+    }
+    rows = []
+    for kind, (texts, relevant) in kinds.items():
+        row: dict[str, object] = {"queries": kind, "number": len(texts)}
+        for words, hkse in encoders.items():
+            known = np.array([hkse.coverage([text]).known_words > 0 for text in texts])
+            understood = np.array([held_out.isdisjoint(unknown_words(hkse, text)) for text in texts])
+            vectors = scale_rows(model.transform(y=hkse.transform(texts, unknown="mean"), task="search"))
+            best = np.argsort(-(vectors @ items.T), axis=1, kind="stable")[:, :10]
+            found = np.take_along_axis(relevant, best, axis=1).any(axis=1) & known
+            name = f"{words:,} further words"
+            row[f"{name}: understood"] = f"{100 * understood.mean():.0f} %"
+            row[f"{name}: r@10"] = f"{100 * found.mean():.1f}"
+        drawn = 1 - (1 - relevant.sum(axis=1) / VALIDATION) ** 10
+        row["r@10 by chance"] = f"{100 * drawn.mean():.1f}"
+        rows.append(row)
+    return rows
+
+
+def unknown_words(hkse: HKSE, text: str) -> set[str]:
+    """Return the words of a text that the encoder does not know."""
+    return {word for word, _ in hkse.coverage([text]).most_frequent_unknown}
+
+
+def measure_composed(name: str, queries: Queries) -> list[dict]:
+    """Fit on training images, and compose queries of one word with a second word, or with an image of it."""
+    images, texts, *blocks = FEATURES[name]
+    x, y, pairing = load_flickr8k(images, texts)
+    n, rng = TRAIN + VALIDATION, np.random.default_rng(0)
+    retriever = Retriever.from_features(
+        x[:n],
+        y[: n * CAPTIONS],
+        pairing[: n * CAPTIONS],
+        splits=["train"] * TRAIN + ["val"] * VALIDATION,
+        model=Fusion(blocks=dict(zip("xy", blocks, strict=True)), polish=False, refit=False),
+        keep_features=False,
+    )
+    encoded = queries.encode(texts, ("one word", "two words"))
+    word = dict(zip(queries.texts["one word"], encoded["one word"], strict=True))
+    both = dict(zip(queries.texts["two words"], encoded["two words"], strict=True))
+    shares: dict[str, list[tuple[float, float, float]]] = {}
+    for first, second in (each for pair in queries.pairs for each in (pair, pair[::-1])):
+        at = rng.choice(queries.shown[second])
+        shown = QueryPart("image", x[at : at + 1])
+        text = both.get(f"{first} {second}", both.get(f"{second} {first}"))
+        searches = {
+            "A": (word[first], {}),
+            "the text A B": (text, {}),
+            "A plus B": (word[first], {"plus": [word[second]]}),
+            "A plus an image of B": (word[first], {"plus": [shown]}),
+            "A plus an image of B, weight 0.3": (word[first], {"plus": [(shown, 0.3)]}),
+            "A minus B": (word[first], {"minus": [word[second]]}),
+            "A minus B, weight 0.5": (word[first], {"minus": [(word[second], 0.5)]}),
+        }
+        for kind, (query, parts) in searches.items():
+            hits = retriever.search(query, k=TOP, where={"split": "val"}, **parts)
+            rows = [int(hit.id) - TRAIN for hit in hits]
+            a, b = queries.has[first][rows], queries.has[second][rows]
+            shares.setdefault(kind, []).append((a.mean(), b.mean(), (a & b).mean()))
+    table = [
+        {"features": name, "queries": kind, "number": len(own)}
+        | {
+            title: f"{100 * values.mean():.1f} ± {100 * values.std() / np.sqrt(len(own)):.1f}"
+            for title, values in zip(("with A", "with B", "with both"), np.array(own).T, strict=True)
+        }
+        for kind, own in shares.items()
+    ]
+    print(*table, sep="\n", flush=True)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(FEATURES), help="one pair of features; nothing is recorded")
     parser.add_argument("--polish", action="store_true", help="polish the models")
+    parser.add_argument("--unseen", action="store_true", help="words that no training caption has")
+    parser.add_argument("--composed", action="store_true", help="measure plus and minus instead")
     options = parser.parse_args()
     queries = Queries()
+    if options.unseen:
+        record("unseen_words", measure_unseen(queries), UNSEEN_NOTE)
+        return
     names = [options.only] if options.only else list(FEATURES)
+    if options.composed:
+        rows = [row for name in names for row in measure_composed(name, queries)]
+        if options.only is None:
+            record("composed_queries", rows, COMPOSED_NOTE)
+        return
     rows = [row for name in names for row in measure_features(name, queries, options.polish)]
     if options.only is None:
         record("short_queries_polished" if options.polish else "short_queries", rows, NOTE)
@@ -174,6 +302,18 @@ NOTE = (
     "Mean average precision of words and the mean of r@1, r@5 and r@10 of keywords and captions, in percent, "
     "among the 1,000 validation images; in brackets, the difference from not corrected with its standard "
     "error, paired over queries. Gated: as `Fusion.queries` does it."
+)
+
+UNSEEN_NOTE = (
+    "ResNet-50 × HKSE, AWCCA, and a file of 26,423 words. r@10: the share of queries with a relevant image "
+    "among the ten best of the 1,000 validation images, in percent; a query without a known word finds none. "
+    "Understood: the share of queries of which no held-out word is unknown."
+)
+
+COMPOSED_NOTE = (
+    f"Share of the {TOP} best of the 1,000 validation images that are relevant for the word A, for the word "
+    "B and for both, in percent, with the standard error over queries. Each pair of words is asked both "
+    "ways. The image of B is a random training image that is relevant for B."
 )
 
 if __name__ == "__main__":

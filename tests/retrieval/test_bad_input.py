@@ -88,7 +88,10 @@ def test_similar_takes_one_item(made):
 def test_packs_stand_alone(made):
     retriever, x, _ = made
     for options in ({"where": ["0"]}, {"weighting": "none"}, {"where": lambda item: True}):
-        refused("leave out where and weighting", lambda o=options: retriever.annotate(x[0], packs=True, **o))
+        refused(
+            "leave out where, plus, minus, weighting",
+            lambda o=options: retriever.annotate(x[0], packs=True, **o),
+        )
 
 
 def test_packs_need_captions_of_images(views):
@@ -100,7 +103,7 @@ def test_packs_need_captions_of_images(views):
     assert len(retriever.annotate(x[0])) == 3
 
 
-@pytest.mark.parametrize("where", [5, ["nobody"], "nobody", [5], [["0"]], 1.5], ids=str)
+@pytest.mark.parametrize("where", [5, ["nobody"], "nobody", {"n": {"$over": 1}}, [5], [["0"]], 1.5], ids=str)
 def test_filters_that_are_not_filters_are_refused(made, where):
     retriever, x, y = made
     for ask in (
@@ -109,7 +112,7 @@ def test_filters_that_are_not_filters_are_refused(made, where):
         lambda: retriever.similar(image=x[0], where=where),
         lambda: retriever.search(y[0], where=where, weighting="none"),
     ):
-        refused("there is no item|is not a filter", ask)
+        refused("there is no item|is not a filter|is wrong|is not an operator", ask)
 
 
 @pytest.mark.parametrize(

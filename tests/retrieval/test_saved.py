@@ -132,7 +132,7 @@ def test_additions_and_removals_before_saving_are_read_again(make_here, same_ans
     for mmap in (False, True):
         loaded = Retriever.load(tmp_path / "model", mmap=mmap)
         same_answers(loaded, made.retriever, made.x[:4], made.y[:4], k=200)
-        assert loaded.search(made.y[0], where="4")[0].metadata == {"colour": "red"}
+        assert loaded.search(made.y[0], where=["4"])[0].metadata == {"colour": "red"}
         # ... and goes on coming and going.
         loaded.remove(["0", "new 1", "one"])
         loaded.add(made.x[:1], made.y[:1], ids=["newer"])
@@ -343,8 +343,8 @@ def test_names_of_any_kind_come_back(make_here, tmp_path, name):
     )
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
-    assert loaded.search(made.y[0], where=name) == made.retriever.search(made.y[0], where=name)
-    assert loaded.annotate(made.x[0], where=f"{name}#0")[0].text == f"about {name}"
+    assert loaded.search(made.y[0], where=[name]) == made.retriever.search(made.y[0], where=[name])
+    assert loaded.annotate(made.x[0], where=[f"{name}#0"])[0].text == f"about {name}"
     assert loaded.remove(name) == 2
 
 

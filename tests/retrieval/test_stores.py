@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS, Filter
+from diptych.retrieval._filters import Filter, FilterError, parse_filter, required_keys
+from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenError
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._memory import MemoryStore
+from filtering import FILTERS, METADATA
 from tolerance import assert_same_hits, rounding
 
 DIMENSIONS = {"search": 4, "annotate": 5}
@@ -176,13 +178,13 @@ def test_a_filter_by_ids_ignores_those_that_are_unknown_or_of_the_other_view(fil
 )
 def test_a_filter_by_metadata(filled, where, fits):
     queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
-    matches = filled.store.search("search", queries, 99, Filter.by_metadata(where), filled.version)
+    matches = filled.store.search("search", queries, 99, parse_filter(where), filled.version)
     assert_matches(matches, expected("search", queries, wanted), 99)
 
 
 def test_a_filter_by_ids_and_metadata(filled):
     queries, ids = queries_of("search"), {"i3", "i4", "i6", "i7"}
-    where = Filter(frozenset(ids), {"colour": ("blue",)})
+    where = Filter(frozenset(ids), parse_filter({"colour": "blue"}).condition)
     matches = filled.store.search("search", queries, 99, where, filled.version)
     assert_matches(matches, expected("search", queries, {"i3", "i6"}), 99)
 
@@ -193,45 +195,29 @@ def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
     ((match,),) = filled.store.search("search", queries, 9, where, filled.version)
     assert match[0].id == "i3"
     with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
-        filled.store.search("search", queries, 9, Filter(metadata={"\udcff": (1,)}), filled.version)
+        filled.store.search("search", queries, 9, parse_filter({"\udcff": 1}), filled.version)
     with pytest.raises(InputError, match="there is no item"):
         filled.store.remove(["a\0"])
     assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
 
 
-KEYS = st.sampled_from(["a", "b", "c'd", '"', "%s", "{0}", "\\"])
-PLAIN = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 3),
-    st.integers(-(10**20), 10**20),
-    st.floats(allow_nan=False, allow_infinity=False, width=16),
-    st.sampled_from(["", "a", "b", "1", "true", "null", "it's", '"', "\\", "\\u0000", "%s", "{}", "猫"]),
-)
-VALUES = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab"), inner)
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=5),
-    st.dictionaries(KEYS, PLAIN | st.lists(PLAIN, max_size=3), max_size=2),
-)
-def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, where):
-    store = without_items
-    names, chosen = [f"item {i}" for i in range(len(metadata))], Filter.by_metadata(where)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(METADATA, st.lists(FILTERS, min_size=1, max_size=4))
+def test_filters_mean_the_same_in_every_store(without_items, metadata, filters):
+    store, known = without_items, {key for own in metadata for key in own}
+    names = [f"item {i}" for i in range(len(metadata))]
     block = make_block("image", names, metadata=dict(zip(names, metadata, strict=True)))
     version = store.state().version
     store.add([block], version)
     try:
-        if set(where) <= {key for own in metadata for key in own}:
-            (own,) = store.search("search", block.vectors[:1], 10, chosen, version)
-            matching = [item for item in block.items if chosen.matches(item)]
-            assert sorted((item for item, _ in own), key=block.items.index) == matching
-        else:
-            with pytest.raises(InputError, match="no item has"):
-                store.search("search", block.vectors[:1], 10, chosen, version)
+        for chosen in map(parse_filter, filters):
+            matching = {item.id for item in block.items if chosen.matches(item)}
+            if matching or known.issuperset(required_keys(chosen.condition)):
+                (own,) = store.search("search", block.vectors[:1], 10, chosen, version)
+                assert {item.id for item, _ in own} == matching
+            else:
+                with pytest.raises(FilterError, match="no item has"):
+                    store.search("search", block.vectors[:1], 10, chosen, version)
     finally:
         store.remove(names)
 
@@ -239,9 +225,9 @@ def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, wh
 def test_a_metadata_key_that_no_item_has_is_an_error(filled):
     queries = queries_of("search")
     with pytest.raises(InputError, match="'color', which no item has .* did you mean 'colour'"):
-        filled.store.search("search", queries, 3, Filter.by_metadata({"color": "red"}), filled.version)
+        filled.store.search("search", queries, 3, parse_filter({"color": "red"}), filled.version)
     texts = queries_of("annotate")
-    where = Filter.by_metadata({"colour": "red"})  # a key of the other view is known
+    where = parse_filter({"colour": "red"})  # a key of the other view is known
     assert filled.store.search("annotate", texts, 3, where, filled.version) == [[]] * len(texts)
 
 
@@ -284,7 +270,7 @@ def test_names_of_any_kind_are_stored(filled, name):
         replace(make_block("text", [name]), items=[text]),
     ]
     filled.store.add(blocks, filled.version)
-    for where in (Filter(frozenset([name])), Filter(metadata={name: (name,)})):
+    for where in (Filter(frozenset([name])), parse_filter({name: name})):
         ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
         assert match[0] == image
     assert list(filled.store.items(image=name)) == [text]
@@ -474,7 +460,7 @@ def test_a_store_may_be_filled_with_nothing_and_added_to(empty):
     version, queries = store.state().version, queries_of("search")
     assert store.count() == 0
     assert store.search("search", queries, 3, None, version) == [[]] * len(queries)
-    assert store.search("search", queries, 3, Filter.by_metadata({"any": 1}), version) == [[]] * len(queries)
+    assert store.search("search", queries, 3, parse_filter({"any": 1}), version) == [[]] * len(queries)
     store.add(BLOCKS, version)
     assert_matches(store.search("search", queries, 3, None, version), expected("search", queries), 3)
 
@@ -587,7 +573,7 @@ class TestRetrievers:
         made = make(metadata=about)
         for where in ({"colour": "red"}, {"colour": ["red", "blue"], "even": True}, {"colour": []}, {}):
             hits = made.retriever.search(made.y[0], k=100, where=where)
-            chosen = Filter.by_metadata(where)
+            chosen = parse_filter(where)
             assert {int(hit.id) for hit in hits} == {
                 i for i in range(60) if chosen.matches(Item("", "image", metadata=about[str(i)]))
             }

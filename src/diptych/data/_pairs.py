@@ -54,6 +54,8 @@ class PairedDataset:
         The words of each caption, if the file has them.
     views
         What messages call an image and a text.
+    metadata
+        For some ids of images and captions, plain values to filter searches by.
 
     Examples
     --------
@@ -72,6 +74,7 @@ class PairedDataset:
     paths: tuple[Path, ...] | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
     views: ViewNames = IMAGE_AND_TEXT
+    metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = check_view_names(self.views)
@@ -163,13 +166,16 @@ class PairedDataset:
     def select(self, image_rows: Sequence[int] | RowNumbers) -> PairedDataset:
         """Return the pairs of some images, in the order of ``image_rows``; captions keep the file's order."""
         images, captions, pairing = self.paired_rows(image_rows)
+        image_ids, own = _pick(self.image_ids, images), self._captions_at(captions)
+        kept = (*image_ids, *own["caption_ids"]) if self.metadata else ()
         return replace(
             self,
-            image_ids=_pick(self.image_ids, images),
+            image_ids=image_ids,
             splits=_pick(self.splits, images),
             paths=_pick(self.paths, images),
             pairing=pairing,
-            **self._captions_at(captions),
+            metadata={name: self.metadata[name] for name in kept if name in self.metadata},
+            **own,
         )
 
     def paired_rows(

@@ -9,7 +9,7 @@
 ``items.jsonl``            the items
 ``text-encoder/``          the HKSE, if that is the text encoder or one of several
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
-``README.md``              the model card with ``regularization.png``, written after a fit or a refit
+``README.md``              the model card with its figures, written after a fit or a refit
 =========================  ==============================================================================
 
 These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, ViewNames, check_choice, check_view_names
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_choice, check_view_names
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -57,9 +57,10 @@ from diptych._persistence import (
 from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion, FusionConfig
+from diptych.retrieval._calibration import Calibration, TaskCalibration
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
-from diptych.retrieval._fitted import Facts, Fitted
+from diptych.retrieval._fitted import NOT_CALIBRATED, Facts, Fitted
 from diptych.retrieval._items import (
     SEARCHED,
     VIEWS,
@@ -76,7 +77,7 @@ from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import KINDS, ItemTable, MemoryStore
-from diptych.text._fitted_hkse import INSIDE, FittedHKSE, read_hkse, write_hkse
+from diptych.text._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
@@ -84,7 +85,7 @@ if TYPE_CHECKING:
 KIND, STORED_KIND = "retriever", "stored-model"
 MOMENTS, INDEX, FEATURES = "moments.safetensors", "index.safetensors", "features.safetensors"
 ITEMS, TEXT = "items.jsonl", INSIDE
-TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}")
+TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}", f"{TEXT}/{WORDS}")
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -99,7 +100,8 @@ class IndexConfig(Schema, frozen=True):
 class ModelConfig(Schema, frozen=True):
     """A fitted model and its encoders; the limit of an outlier detector is None if it has none.
 
-    ``views`` are the names of the views for people, unless they are image and text.
+    ``views`` are the names of the views for people, unless they are image and text. ``calibration`` has the
+    probabilities of each task, or says why there are none; older models do not have it.
     """
 
     model: AWCCAConfig | FusionConfig
@@ -109,6 +111,7 @@ class ModelConfig(Schema, frozen=True):
     keep_features: bool
     facts: Facts
     views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
+    calibration: dict[Task, TaskCalibration] | str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def names(self) -> ViewNames:
@@ -120,6 +123,8 @@ class ModelConfig(Schema, frozen=True):
         self.names  # noqa: B018
         if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
             raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
+        if isinstance(self.calibration, dict) and set(self.calibration) != set(TASKS):
+            raise InputError(f"expected a calibration of the tasks {', '.join(TASKS)}")
 
 
 class PlacesConfig(Schema, frozen=True):
@@ -429,6 +434,7 @@ def _write_model(
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
         msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
+        fitted.calibration,
     )
 
 
@@ -470,7 +476,8 @@ def _read_model(
         load_moments = partial(_parse_moments, read, path, embedding.moment_widths())
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
-    return Fitted(model, load_moments, outliers, facts)
+    known: Calibration = NOT_CALIBRATED if config.calibration is msgspec.UNSET else config.calibration
+    return Fitted(model, load_moments, outliers, facts, known)
 
 
 def _fetch_moments(store: Store, version: str) -> bytes:

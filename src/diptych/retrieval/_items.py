@@ -1,17 +1,15 @@
-"""Items, the filters that choose among them, the hits of a search, and items as lines of a file."""
+"""Items, the hits of a search, and items as lines of a file."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import ntpath
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -35,13 +33,8 @@ QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
 
-Plain: TypeAlias = str | int | float | None
-
 MAX_LINE = 2**20
 """Characters of one item in a file; a longer line is refused."""
-
-MOST_KEYS = 20
-"""Metadata keys that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +81,21 @@ class Item:
 class Hit:
     """One item of a search result.
 
-    ``score`` is a cosine (or minus a distance, for a model with ``similarity="l2"``), not a probability. It
-    orders the hits of one query and is not comparable between queries.
+    ``score`` is a cosine (or minus a distance, for a model with ``similarity="l2"``). It orders the hits of
+    one query and is not comparable between queries. ``probability`` is comparable: how likely the item is a
+    right one, if the gallery that was searched has one; see ``docs/calibration.md``. It is None for a model
+    without calibration, and for searches that it was not measured for.
 
     Examples
     --------
-    >>> hit = Hit(Item("7", "image", path="/images/7.jpg"), 0.5)
-    >>> hit.id, hit.path, hit.score
-    ('7', '/images/7.jpg', 0.5)
+    >>> hit = Hit(Item("7", "image", path="/images/7.jpg"), 0.5, 0.8)
+    >>> hit.id, hit.path, hit.score, hit.probability
+    ('7', '/images/7.jpg', 0.5, 0.8)
     """
 
     item: Item
     score: float
+    probability: float | None = None
 
     @property
     def id(self) -> str:
@@ -122,8 +118,9 @@ class Hit:
         return self.item.metadata
 
     def to_json(self) -> dict[str, Any]:
-        """Return the hit as plain data."""
-        return {"score": round(self.score, 6), **self.item.to_json()}
+        """Return the hit as plain data, with its probability if that is known."""
+        known = {} if self.probability is None else {"probability": round(self.probability, 6)}
+        return {"score": round(self.score, 6), **known, **self.item.to_json()}
 
 
 class Hits(list[Hit]):
@@ -134,17 +131,46 @@ class Hits(list[Hit]):
     ignored_words
         Words of a text query that the text encoder does not know and left out. Empty if it knows all of them,
         for queries by features, and for encoders that cannot tell.
+    match_probability
+        How likely it is that the gallery that was searched holds a right item at all, if half of all queries
+        had one. None where hits have no probability.
+    more
+        Whether there are further hits after these, to be had with ``offset``.
 
     Examples
     --------
-    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"])
-    >>> hits[0].id, hits.ignored_words
-    ('7', ('qwrtz',))
+    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.3)
+    >>> hits[0].id, hits.ignored_words, hits.no_match, hits.more
+    ('7', ('qwrtz',), True, False)
     """
 
-    def __init__(self, hits: Iterable[Hit] = (), ignored_words: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        hits: Iterable[Hit] = (),
+        ignored_words: Iterable[str] = (),
+        *,
+        match_probability: float | None = None,
+        more: bool = False,
+    ) -> None:
         super().__init__(hits)
         self.ignored_words = tuple(ignored_words)
+        self.match_probability = match_probability
+        self.more = more
+
+    def page(self, offset: int, k: int) -> Hits:
+        """Return at most ``k`` of these hits, from ``offset`` on, as a search with that offset does."""
+        end = offset + k
+        return Hits(
+            self[offset:end],
+            self.ignored_words,
+            match_probability=self.match_probability,
+            more=self.more or len(self) > end,
+        )
+
+    @property
+    def no_match(self) -> bool | None:
+        """Whether there is probably no right item in the gallery; None if that is not known."""
+        return None if self.match_probability is None else self.match_probability < 0.5
 
 
 @dataclass(frozen=True)
@@ -180,73 +206,6 @@ class Pack:
         """Return the pack as plain data."""
         captions = [hit.to_json() for hit in self.captions]
         return {"score": round(self.score, 6), "image": self.image, "captions": captions}
-
-
-Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool] | Iterable[str]
-"""What users filter by: metadata values (of a list, any one), a function of an item, or ids."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which items a search may return, as plain data."""
-
-    ids: frozenset[str] | None = None  # only items with one of these ids
-    metadata: Mapping[str, tuple[Plain, ...]] | None = None  # only items with one of its values for every key
-
-    @classmethod
-    def by_metadata(cls, where: Mapping[str, Any]) -> Filter:
-        """Return the filter for values of metadata, each a plain value or a list of them."""
-        metadata: dict[str, tuple[Plain, ...]] = {}
-        for key, value in where.items():
-            values = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
-            if not isinstance(key, str) or not all(map(_is_plain, values)):
-                raise InputError(
-                    f"the filter {key!r}: {value!r} holds no plain values; give a string, a finite number, "
-                    "true, false or None, or a list of these."
-                )
-            metadata[key] = values
-        return cls(metadata=metadata)
-
-    def matches(self, item: Item) -> bool:
-        """Return whether an item passes the filter."""
-        if self.ids is not None and item.id not in self.ids:
-            return False
-        own = item.metadata
-        return all(
-            key in own and any(_equal(own[key], value) for value in values)
-            for key, values in (self.metadata or {}).items()
-        )
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | None) or (isinstance(value, float) and isfinite(value))
-
-
-def _equal(stored: Any, value: Plain) -> bool:
-    # True equals 1 in Python; in a filter, as in JSON, it must not.
-    return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
-
-
-def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
-    """Refuse a filter with a metadata key that no item has; ``known`` are the keys of all items.
-
-    An unknown key matches nothing, so this need only be called when nothing matched.
-    """
-    keys = set(known)
-    unknown = next((key for key in where.metadata or () if key not in keys), None)
-    if unknown is None:
-        return
-    if not keys:
-        raise InputError(
-            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added."
-        )
-    near = difflib.get_close_matches(unknown, keys, 1)
-    listed = ", ".join(map(repr, sorted(keys)[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
-    raise InputError(
-        f"where names the key {unknown!r}, which no item has in its metadata"
-        + (f"; did you mean {near[0]!r}?" if near else ".")
-        + f" The keys there are: {listed}."
-    )
 
 
 def check_unique(items: Iterable[Item | StoredItem]) -> None:

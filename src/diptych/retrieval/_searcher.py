@@ -5,39 +5,45 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError, Task, plural, with_article
+from diptych._checks import TASKS, InputError, Task, check_pairing, count, plural, with_article
 from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._embedding import CanonicalEmbedding, FusedEmbedding, OtherWeighting, embedding_of
+from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
+from diptych.retrieval._embedding import (
+    CanonicalEmbedding,
+    Embedding,
+    FusedEmbedding,
+    OtherWeighting,
+    embedding_of,
+)
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._filters import Filter, Where, check_metadata_keys, parse_filter
 from diptych.retrieval._fitted import Fitted
-from diptych.retrieval._inputs import encode_items
+from diptych.retrieval._inputs import QueryPart, encode_items
 from diptych.retrieval._items import (
     QUERIED,
     SEARCHED,
     TASK_OF,
     VIEWS,
-    Filter,
     Hit,
     Hits,
     Item,
     Pack,
     View,
-    Where,
-    check_metadata_keys,
     unknown_item,
 )
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import VectorIndex
+from diptych.retrieval.stores._memory import ItemTable
 
 T = TypeVar("T")
 Matches: TypeAlias = list[list[tuple[Item, float]]]
@@ -84,40 +90,64 @@ class Searcher:
         k: int,
         where: Where | None = None,
         weighting: OtherWeighting | None = None,
+        min_probability: float | None = None,
+        *,
+        offset: int = 0,
+        parts: Sequence[QueryPart] = (),
     ) -> list[Hits]:
-        """Return the k best items of a task for each query, given by its features."""
-        _check_k(k)
+        """Return the k best items of a task for each query, given by its features, from ``offset`` on.
+
+        With ``min_probability``, only those that are at least so likely to be right. ``parts`` are added to a
+        single query.
+        """
+        end = _check_page(k, offset)
         chosen, embedding = self._filter(SEARCHED[task], where), self.embedding
-        if isinstance(embedding, FusedEmbedding):
-            queries = embedding.queries(features, task, weighting)
-        else:
+        if isinstance(embedding, CanonicalEmbedding):
             if weighting is not None:
                 check_weighting(weighting)
-            if weighting not in (None, embedding.weighting):
-                reweight = partial(self._reweight, embedding, task, weighting)
-                other, items, index = self._derive((task, weighting), reweight)
-                queries = other.queries(features, task)
-                return self._hits(queries, self._search_derived(items, index, queries, k, chosen))
-            queries = embedding.queries(features, task)
-        return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
+            if weighting == embedding.weighting:
+                weighting = None
+        calibration = self._calibration(task, weighting is None and not parts, min_probability)
+        if isinstance(embedding, CanonicalEmbedding) and weighting is not None:
+            reweight = partial(self._reweight, embedding, task, weighting)
+            other, items, index = self._derive((task, weighting), reweight)
+            queries = _embed(other, task, QUERIED[task], features, parts)
+            matches = self._search_derived(task, items, index, queries, end, chosen)
+            return [hits.page(offset, k) for hits in self._hits(queries, matches)]
+        queries = _embed(embedding, task, QUERIED[task], features, parts, weighting)
+        depth = end if calibration is None else max(end, BEST)
+        matches = self.store.search(task, queries, depth, chosen, self.version)
+        results = self._hits(queries, matches, end, calibration)
+        if min_probability is not None:
+            for hits in results:
+                hits[:] = [hit for hit in hits if hit.probability >= min_probability]  # type: ignore[operator]
+        return [hits.page(offset, k) for hits in results]
 
-    def similar(self, view: View, features: Floats, k: int, where: Where | None = None) -> list[Hits]:
-        """Return the k items of a view that are most similar to others of that view."""
-        _check_k(k)
-        task = TASK_OF[view]
-        queries = self.embedding.as_queries(self.embedding.items(features, task)[0])
-        chosen = self._filter(view, where)
-        return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
+    def similar(
+        self,
+        view: View,
+        features: Floats,
+        k: int,
+        where: Where | None = None,
+        *,
+        offset: int = 0,
+        parts: Sequence[QueryPart] = (),
+    ) -> list[Hits]:
+        """Return the k items of a view that are most similar to others of that view, from ``offset`` on."""
+        end, task = _check_page(k, offset), TASK_OF[view]
+        queries = _embed(self.embedding, task, view, features, parts)
+        matches = self.store.search(task, queries, end, self._filter(view, where), self.version)
+        return [hits.page(offset, k) for hits in self._hits(queries, matches)]
 
-    def packs(self, features: Floats, k: int) -> list[list[Pack]]:
+    def packs(self, features: Floats, k: int, offset: int = 0) -> list[list[Pack]]:
         """Return the k images whose captions, as a whole, are best for each image query."""
-        _check_k(k)
+        end = _check_page(k, offset) - 1
         packs = self._derive("packs", self._make_packs)
         queries = self.embedding.queries(features, "annotate")
-        inner, places = packs.index.search(queries, min(k, len(packs.images)))
+        inner, places = packs.index.search(queries, min(end, len(packs.images)))
         scores = self.embedding.scores(inner, queries)
         return [
-            self._rank_captions(packs, queries[i : i + 1], own, values)
+            self._rank_captions(packs, queries[i : i + 1], own[offset:], values[offset:])
             for i, (own, values) in enumerate(zip(places.tolist(), scores.tolist(), strict=True))
         ]
 
@@ -173,7 +203,8 @@ class Searcher:
 
         def make() -> Contents:
             nonlocal fitted
-            fitted = refit_model(self.fitted, self.new_moments(), validation)
+            new_moments, held_out = self.new_moments(), self._find_held_out(validation)
+            fitted = refit_model(self.fitted, new_moments, validation, held_out, self.encoders.views)
             new = Searcher(fitted, self.store, self.encoders)
             return new._contents(
                 new._stored_blocks(), new._stored_sample, self.store.keeps_features, write_model
@@ -181,6 +212,47 @@ class Searcher:
 
         store = self.store.replace(make, self.version)
         return fitted, store
+
+    def recalibrate(self, calibration: Calibration, write_model: WriteModel) -> tuple[Fitted, Store]:
+        """Return the model with other probabilities, and the store to use."""
+        fitted = replace(self.fitted, calibration=calibration)
+        if not self.store.shared:
+            return fitted, self.store
+        new = Searcher(fitted, self.store, self.encoders)
+
+        def make() -> Contents:
+            blocks = (block for task in TASKS for block in self.store.vectors(task, self.version))
+            return new._contents(blocks, new._stored_sample, self.store.keeps_features, write_model)
+
+        return fitted, self.store.replace(make, self.version)
+
+    def _find_held_out(self, validation: tuple[Any, ...] | None) -> tuple[str, tuple[Any, Any, Any]] | None:
+        """Return pairs that a refit does not learn from, the given or the stored ones, and which they are."""
+        if validation is not None:
+            x, y, *rest = validation
+            pairing = check_pairing(rest[0] if rest else None, len(x), y)
+            return "the validation pairs that refit was given", (np.asarray(x), np.asarray(y), pairing)
+        core, known = self.fitted.core, self.fitted.facts.get("pairs", {}).get("val")
+        if known is None or (isinstance(core, FittedFusion) and core.selection_["refitted"]):
+            return None
+        new = {item.id for item in self.store.items("text", new=True)}
+        captions = [
+            item
+            for item in self.store.items("text")
+            if item.metadata.get("split") == "val" and item.image is not None and item.id not in new
+        ]
+        if not 0 < len(captions) <= known[1]:  # more: some were added later, and learned in a refit
+            return None
+        images = sorted({str(caption.image) for caption in captions})
+        rows = {image: row for row, image in enumerate(images)}
+        x = self.store.features("image", images)
+        y = self.store.features("text", [caption.id for caption in captions])
+        if x is None or y is None:
+            return None
+        pairing = np.array([rows[str(caption.image)] for caption in captions])
+        names = self.encoders.views
+        sizes = count(len(images), names.image), count(len(captions), names.caption)
+        return f"the stored val split ({', '.join(sizes)})", (x, y, pairing)
 
     @classmethod
     def fill(
@@ -254,50 +326,81 @@ class Searcher:
     def _filter(self, view: View, where: Where | None) -> Filter | None:
         if where is None:
             return None
-        if isinstance(where, Mapping):
-            return Filter.by_metadata(where)
+        if isinstance(where, Mapping | str):
+            return parse_filter(where)
         if callable(where):
             return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
         ids = check_ids(where)
-        known = {
-            item.id for item in self.store.items(ids=[item_id for item_id in ids if isinstance(item_id, str)])
-        }
         for item_id in ids:
-            if not isinstance(item_id, str) or item_id not in known:
+            if not isinstance(item_id, str):
                 raise unknown_item(item_id)
-        return Filter(frozenset(ids))
+        return Filter(frozenset(ids), all_stored=True)
 
-    def _hits(self, queries: Floats, matches: Matches) -> list[Hits]:
-        hits = []
-        for query, own in zip(queries, matches, strict=True):
-            inner = np.array([[product for _, product in own]], np.float32)
-            scores = self.embedding.scores(inner, query[None, :])[0].tolist()
-            hits.append(Hits(Hit(item, score) for (item, _), score in zip(own, scores, strict=True)))
-        return hits
+    def _calibration(
+        self, task: Task, is_measured: bool, min_probability: float | None
+    ) -> TaskCalibration | None:
+        """Return the calibration of a search; None if the model has none that was measured for it."""
+        known = self.fitted.calibration
+        if min_probability is not None:
+            _check_probability(min_probability)
+            if isinstance(known, str):
+                raise InputError(
+                    f"this model has no probabilities, because {known}; leave out min_probability."
+                )
+            if not is_measured:
+                raise InputError(
+                    "probabilities were measured for plain queries, not for composed ones or another "
+                    "weighting; leave out min_probability."
+                )
+        return known[task] if is_measured and not isinstance(known, str) else None
+
+    def _hits(
+        self,
+        queries: Floats,
+        matches: Matches,
+        most: int | None = None,
+        calibration: TaskCalibration | None = None,
+    ) -> list[Hits]:
+        """Return at most so many of the matches as hits, with probabilities if there is a calibration."""
+        inner = np.full((len(matches), max(map(len, matches), default=0)), -np.inf, np.float32)
+        for row, own in zip(inner, matches, strict=True):
+            row[: len(own)] = [product for _, product in own]
+        scores = self.embedding.scores(inner, queries)
+        if calibration is None:
+            return [
+                Hits(map(Hit, (item for item, _ in own[:most]), values))
+                for own, values in zip(matches, scores.tolist(), strict=True)
+            ]
+        likely, there = calibration.probabilities(scores.astype(np.float64))
+        rows = zip(matches, scores.tolist(), likely.tolist(), there.tolist(), strict=True)
+        return [
+            Hits(map(Hit, (item for item, _ in own[:most]), values, each), match_probability=any_right)
+            for own, values, each, any_right in rows
+        ]
 
     def _reweight(
         self, embedding: CanonicalEmbedding, task: Task, weighting: Any
-    ) -> tuple[CanonicalEmbedding, list[Item], VectorIndex]:
+    ) -> tuple[CanonicalEmbedding, ItemTable, VectorIndex]:
         """Return the embedding, items and vectors of a task under another weighting of the model."""
-        other, items = embedding.reweight(weighting), list[Item]()
+        other, items = embedding.reweight(weighting), ItemTable()
         index = VectorIndex(embedding.dimension(task))
         for block in self.store.vectors(task, self.version):
-            keys = np.arange(len(items), len(items) + len(block.items))
-            index.add(keys, embedding.convert(block.vectors, block.norms, task, other))
-            items.extend(block.items)
+            vectors = embedding.convert(block.vectors, block.norms, task, other)
+            index.add(items.add(block.items), vectors)
         return other, items, index
 
     def _search_derived(
-        self, items: Sequence[Item], index: VectorIndex, queries: Floats, k: int, where: Filter | None
+        self, task: Task, items: ItemTable, index: VectorIndex, queries: Floats, k: int, where: Filter | None
     ) -> Matches:
-        allowed = None
-        if where is not None:
-            allowed = np.flatnonzero([where.matches(item) for item in items])
-            if not len(allowed) and where.metadata and self.store.count():
-                check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
+        if where is not None and where.all_stored:  # there are items of the other view too
+            where.check_stored({item.id for item in self.store.items(ids=[*(where.ids or ())])})
+            where = replace(where, all_stored=False)
+        allowed = None if where is None else items.find(SEARCHED[task], where)
+        if where is not None and allowed is not None and not len(allowed) and self.store.count():
+            check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
         inner, places = index.search(queries, min(int(k), max(1, len(items))), allowed=allowed)
         return [
-            [(items[place], product) for place, product in zip(*pair, strict=True) if place >= 0]
+            [(item, product) for place, product in zip(*pair, strict=True) if (item := items.get(place))]
             for pair in zip(places.tolist(), inner.tolist(), strict=True)
         ]
 
@@ -356,19 +459,52 @@ class Searcher:
 
 
 def check_ids(where: Any) -> list[Any]:
-    """Return the ids of a filter by ids, which may be a single one."""
-    if isinstance(where, str):
-        return [where]
+    """Return the ids of a filter by ids."""
     if not hasattr(where, "__iter__"):
         raise InputError(
-            f"where={where!r} is not a filter; give values of metadata, a function of an Item, or ids."
+            f"where={where!r} is not a filter; give conditions on metadata, a function of an Item, or ids."
         )
     return list(where)
 
 
-def _check_k(k: Any) -> None:
+def _check_page(k: Any, offset: Any) -> int:
+    """Return how many hits to find for ``k`` of them from ``offset`` on, and for whether there are more."""
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
         raise InputError(f"k={k!r} is not a number of hits; give 1 or more.")
+    if not isinstance(offset, int | np.integer) or isinstance(offset, bool) or offset < 0:
+        raise InputError(f"offset={offset!r} is not a number of hits to leave out; give 0 or more.")
+    return int(offset) + int(k) + 1
+
+
+def _embed(
+    embedding: Embedding,
+    task: Task,
+    view: View,
+    features: Floats,
+    parts: Sequence[QueryPart],
+    weighting: OtherWeighting | None = None,
+) -> Floats:
+    """Return the vectors of queries of a view, with ``parts`` added to a single one.
+
+    What is of the searched view enters by its vector as an item, as for similar items.
+    """
+    vectors = []
+    for part in (QueryPart(view, features), *parts):
+        if part.view == QUERIED[task]:
+            own = embedding.queries(part.features, task)
+        else:
+            own = embedding.as_queries(embedding.items(part.features, task)[0])
+        if isinstance(embedding, FusedEmbedding):
+            own = embedding.restrict(own, task, weighting)
+        vectors.append(own)
+    if not parts:
+        return vectors[0]
+    return embedding.compose(np.concatenate(vectors), [1.0, *(part.weight for part in parts)])
+
+
+def _check_probability(value: Any) -> None:
+    if not isinstance(value, int | float | np.floating) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InputError(f"min_probability={value!r} is not a probability; give a number from 0 to 1.")
 
 
 def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:

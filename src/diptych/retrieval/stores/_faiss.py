@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 
 from diptych._checks import InputError, check_choice
+from diptych.retrieval.stores._base import FIRST_STEP, search_in_steps
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -30,6 +31,7 @@ _CANDIDATES = 128  # that a search through a graph keeps: more find more, and ta
 _EFFORT = 200  # candidates while a graph is built
 _MERGE_AT = 32  # results of chunks that are kept before they are merged
 _FEW = 0.1  # share of allowed items below which all of them are compared, graph or not
+_MANY = 0.3  # share of allowed items above which one query is compared with all: reading in order is faster
 
 if hasattr(os, "register_at_fork"):
     # GNU's OpenMP does not survive a fork: a child that uses its threads waits for them forever.
@@ -56,9 +58,11 @@ class Graph:
 
     def search(self, queries: Floats, k: int, allowed: Keys | None) -> tuple[Floats, Keys]:
         """Return the largest inner products it finds and their keys, only of ``allowed`` keys (None: all)."""
-        options: dict[str, Any] = {"efSearch": max(_CANDIDATES, 2 * k)}
+        options: dict[str, Any] = {"efSearch": _CANDIDATES if k <= FIRST_STEP else 2 * k}
         if allowed is not None and len(allowed) < len(self.keys):
-            bits = np.packbits(np.isin(self.keys, allowed, assume_unique=True), bitorder="little")
+            mask = np.zeros(len(self.keys), np.bool_)
+            mask[_rows_of(self.keys, allowed)] = True
+            bits = np.packbits(mask, bitorder="little")
             options["sel"] = faiss.IDSelectorBitmap(len(self.keys), faiss.swig_ptr(bits))
         scores, rows = self.index.search(queries, k, params=faiss.SearchParametersHNSW(**options))
         return scores, np.where(rows < 0, -1, self.keys[np.maximum(rows, 0)])
@@ -112,10 +116,7 @@ class Chunk:
 
     def only(self, keys: Keys) -> Chunk:
         """Return the rows with one of these keys, which ascend."""
-        first, last = np.searchsorted(keys, (self.keys[0], self.keys[-1] + 1))
-        if first == last:
-            return self.at(slice(0, 0))
-        return self.at(np.flatnonzero(np.isin(self.keys, keys[first:last], assume_unique=True)))
+        return self.at(_rows_of(self.keys, keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,18 +226,23 @@ class VectorIndex:
         graph = None if exact else state.graph
         if graph is None or (allowed is not None and len(allowed) < _FEW * len(graph.keys)):
             return _search_chunks(state.chunks, queries, k, allowed)
-        # Items that were added after the graph was built are compared exactly.
-        last = int(graph.keys[-1])
-        bounds = [int(np.searchsorted(chunk.keys, last, "right")) for chunk in state.chunks]
-        newer = tuple(c.at(slice(b, None)) for c, b in zip(state.chunks, bounds, strict=True) if b < len(c))
-        present = _join_keys(c.keys[:b] for c, b in zip(state.chunks, bounds, strict=True))
-        if allowed is not None:
-            present = np.intersect1d(present, allowed, assume_unique=True)
-        results = [graph.search(queries, k, present), _search_chunks(newer, queries, k, allowed)]
-        scores, keys = _merge(results, k)
-        short = np.flatnonzero(keys[:, k - 1] < 0)
-        if len(short):
-            scores[short], keys[short] = _search_chunks(state.chunks, queries[short], k, allowed)
+
+        if k <= FIRST_STEP:  # as below, in one step
+            scores, keys = _search_graph(state.chunks, graph, queries, FIRST_STEP, allowed)
+            return scores[:, :k], keys[:, :k]
+
+        def search(places: list[int], size: int) -> list[list[tuple[float, int]]]:
+            scores, keys = _search_graph(state.chunks, graph, queries[places], size, allowed)
+            return [
+                [(score, key) for score, key in zip(*row, strict=True) if key >= 0]
+                for row in zip(scores.tolist(), keys.tolist(), strict=True)
+            ]
+
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        keys = np.full((len(queries), k), -1, np.int64)
+        for place, row in enumerate(search_in_steps(search, lambda hit: hit[1], len(queries), k)):
+            if row:
+                scores[place, : len(row)], keys[place, : len(row)] = zip(*row, strict=True)
         return scores, keys
 
     def build_graph(self, queries: Floats | None = None, *, neighbours: int = 32) -> Graph:
@@ -304,36 +310,99 @@ def _join_keys(parts: Iterable[Keys]) -> Keys:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+def _search_graph(
+    chunks: tuple[Chunk, ...], graph: Graph, queries: Floats, k: int, allowed: Keys | None
+) -> tuple[Floats, Keys]:
+    """Return what the graph finds, and what was added after it was built; fewer than ``k`` only if all."""
+    # Items that were added after the graph was built are compared exactly.
+    last = int(graph.keys[-1])
+    bounds = [int(np.searchsorted(chunk.keys, last, "right")) for chunk in chunks]
+    newer = tuple(c.at(slice(b, None)) for c, b in zip(chunks, bounds, strict=True) if b < len(c))
+    present = _join_keys(c.keys[:b] for c, b in zip(chunks, bounds, strict=True))
+    if allowed is not None:
+        present = present[_rows_of(present, allowed)]
+    results = [graph.search(queries, k, present), _search_chunks(newer, queries, k, allowed)]
+    scores, keys = _merge(results, k)
+    short = np.flatnonzero(keys[:, k - 1] < 0)
+    if len(short):
+        scores[short], keys[short] = _search_chunks(chunks, queries[short], k, allowed)
+    return scores, keys
+
+
+def _rows_of(keys: Keys, wanted: Keys) -> Keys:
+    """Return the places among ``keys`` of those that are wanted; both ascend."""
+    if not len(keys):
+        return np.empty(0, np.int64)
+    first, last = np.searchsorted(wanted, (keys[0], keys[-1] + 1))
+    wanted = wanted[first:last]
+    if keys[-1] - keys[0] == len(keys) - 1:  # no key is missing between them
+        rows: Keys = wanted - keys[0]
+    else:
+        rows = np.searchsorted(keys, wanted)
+        rows = rows[keys[rows] == wanted]
+    return rows
+
+
 def _search_chunks(
     chunks: tuple[Chunk, ...], queries: Floats, k: int, allowed: Keys | None
 ) -> tuple[Floats, Keys]:
     results: list[tuple[Floats, Keys]] = []
     for chunk in chunks:
-        part = chunk if allowed is None else chunk.only(allowed)
-        n = min(k, len(part))
+        among = None if allowed is None else _rows_of(chunk.keys, allowed)
+        if among is not None and len(among) == len(chunk):
+            among = None
+        elif among is not None and (len(queries) != 1 or chunk.vectors.dtype != np.float32):
+            chunk, among = chunk.at(among), None  # one copy for all queries
+        n = min(k, len(chunk) if among is None else len(among))
         if n == 0:
             continue
-        scores, rows = _nearest(queries, np.ascontiguousarray(part.vectors, np.float32), n)
+        scores, rows = _nearest(queries, np.ascontiguousarray(chunk.vectors, np.float32), n, among)
         # FAISS gives −1 where a score is not a number.
-        results.append((scores, np.where(rows < 0, -1, part.keys[np.maximum(rows, 0)])))
+        results.append((scores, np.where(rows < 0, -1, chunk.keys[np.maximum(rows, 0)])))
         if len(results) == _MERGE_AT:
             results = [_merge(results, k)]
     return _merge(results, k, len(queries))
 
 
-def _nearest(queries: Floats, vectors: Floats, k: int) -> tuple[Floats, Keys]:
-    """Return the ``k`` largest inner products with rows of ``vectors``; of equal ones, the first rows."""
+def _nearest(queries: Floats, vectors: Floats, k: int, among: Keys | None) -> tuple[Floats, Keys]:
+    """Return the ``k`` largest inner products with rows of ``vectors``; of equal ones, the first rows.
+
+    Only the rows ``among`` count; None: all.
+    """
     # FAISS drops any of the equal scores at the end of its list, so more are requested until none is cut off.
-    wanted = min(k + 1, len(vectors))
-    scores, rows = _order(*faiss.knn(queries, vectors, wanted, faiss.METRIC_INNER_PRODUCT))
+    available = len(vectors) if among is None else len(among)
+    wanted = min(k + 1, available)
+    scores, rows = _order(*_compare(queries, vectors, wanted, among))
     best, places = scores[:, :k], rows[:, :k]
     tied = np.flatnonzero((rows[:, -1] >= 0) & (scores[:, -1] == scores[:, k - 1]))
-    while wanted < len(vectors) and len(tied):
-        wanted = min(4 * wanted, len(vectors))
-        scores, rows = _order(*faiss.knn(queries[tied], vectors, wanted, faiss.METRIC_INNER_PRODUCT))
+    while wanted < available and len(tied):
+        wanted = min(4 * wanted, available)
+        scores, rows = _order(*_compare(queries[tied], vectors, wanted, among))
         best[tied], places[tied] = scores[:, :k], rows[:, :k]
         tied = tied[scores[:, -1] == scores[:, k - 1]]
     return best, places
+
+
+def _compare(queries: Floats, vectors: Floats, k: int, among: Keys | None) -> tuple[Floats, Keys]:
+    if among is None:
+        scores, rows = faiss.knn(queries, vectors, k, faiss.METRIC_INNER_PRODUCT)
+        return scores, rows
+    # One query: ``faiss.knn`` computes the same products, but takes no selector.
+    n, dimension = vectors.shape
+    inputs = faiss.swig_ptr(queries), faiss.swig_ptr(vectors)
+    if len(among) > _MANY * n:
+        products = np.empty(n, np.float32)
+        faiss.fvec_inner_products_ny(faiss.swig_ptr(products), *inputs, dimension, n)
+        products = products[among]
+        products[np.isnan(products)] = -np.inf
+        places = np.argpartition(products, len(among) - k)[len(among) - k :]
+        scores, rows = products[places], np.where(np.isneginf(products[places]), -1, among[places])
+        return scores[None], rows[None]
+    scores, rows = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
+    selector = faiss.IDSelectorArray(len(among), faiss.swig_ptr(among))
+    outputs = faiss.swig_ptr(scores), faiss.swig_ptr(rows)
+    faiss.knn_inner_product(*inputs, dimension, 1, n, k, *outputs, selector)
+    return scores, rows
 
 
 def _order(scores: Floats, keys: Keys) -> tuple[Floats, Keys]:
