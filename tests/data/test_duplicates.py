@@ -133,8 +133,18 @@ def test_groups_across_blocks_and_memory(rng, monkeypatch):
     assert peak < 32 * 2**20, f"{peak / 2**20:.1f} MiB for similarities of 137 MiB"
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    assert least_similarity(chain) == pytest.approx(0, abs=1e-6)
-    assert least_similarity(chain[:1]) == 1
+    assert least_similarity(rows, np.arange(1, 6001)) == pytest.approx(0, abs=1e-6)
+    assert least_similarity(rows, np.array([5])) == 1
+
+
+def test_one_group_of_everything_takes_no_more_memory(rng):
+    rows = unit(1 + 0.01 * rng.normal(size=(20_000, 8)))
+    tracemalloc.start()
+    labels = group(rows, 0.5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (labels == labels[0]).all()
+    assert peak < 256 * 2**20, f"{peak / 2**20:.0f} MiB for 400 million similar pairs"
 
 
 def crop(image, share):
@@ -181,7 +191,7 @@ def test_changed_photos_are_found_among_real_ones(real_data):
 @pytest.mark.data
 @pytest.mark.slow
 def test_real_features_have_few_near_duplicates(real_data):
-    """Flickr8k has one photo twice, and series of the same scene; 1,000 test photos have neither."""
+    """A planted copy is found; among the test photos, no two of which are copies, nothing is."""
     features = np.load(real_data / "flickr8k" / "resnet50.npy").astype(np.float32)
     rows = unit(features[:3000])
     rows[1000] = unit(features[500:501] * 1.02 + 0.01)[0]

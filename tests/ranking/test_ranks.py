@@ -7,6 +7,8 @@ from hypothesis.extra import numpy as hnp
 from diptych import InputError, retrieval_scores
 from diptych._arrays import to_numpy
 from diptych.ranking import mean_rank, median_rank, metric, pair_ranks, ranks, recall_at_k
+from diptych.ranking._ranks import best_items
+from tolerance import assert_close
 
 
 def brute_force(x, y, pairing, task):
@@ -95,6 +97,28 @@ def test_places_of_all_pairs_in_every_backend(rng, backend, task):
     result = pair_ranks(backend(x), backend(y), backend(pairing), task=task, block_bytes=5000)
     assert type(result) is type(backend(x))
     assert to_numpy(result).tolist() == brute_force_pairs(*unit, pairing, task)
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+@pytest.mark.parametrize("similarity", ["cosine", "l2"])
+def test_best_items_are_those_of_a_sort(rng, backend, task, similarity):
+    x, y = rng.normal(size=(40, 7)), rng.normal(size=(90, 7))
+    pairing = rng.integers(0, 40, 90)
+    options = {"task": task, "similarity": similarity, "block_bytes": 5000}
+    blocks = list(best_items(backend(x), backend(y), backend(pairing), 4, **options))
+    assert len(blocks) > 1
+    assert type(blocks[0][0]) is type(blocks[0][1]) is type(backend(x))
+    rows, scores = (np.concatenate([to_numpy(block[i]) for block in blocks]) for i in (0, 1))
+    queries, items = (y, x) if task == "search" else (x[np.unique(pairing)], y)
+    if similarity == "cosine":
+        expected = (
+            queries @ items.T / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(items, axis=1)
+        )
+    else:
+        expected = -np.linalg.norm(queries[:, None] - items, axis=2)
+    order = np.argsort(-expected, axis=1)[:, :4]
+    np.testing.assert_array_equal(rows, order)
+    assert_close(scores, np.take_along_axis(expected, order, 1), 20)
 
 
 def test_a_constant_score_is_never_a_hit():

@@ -66,6 +66,7 @@ def test_without_features_the_vectors_are_compared(make, rng, shape, model):
     assert ids_of(made.retriever.duplicates()) == expected
 
 
+@pytest.mark.filterwarnings("ignore:1 of 2 new images lies far")
 def test_similarities_are_cosines_and_every_block_counts_alike(rng):
     x = {"long": 1000 * rng.normal(size=(60, 6)), "short": rng.normal(size=(60, 5))}
     y = rng.normal(size=(60, 4))

@@ -106,38 +106,41 @@ def _neighbour_distances(rows: Floats, chosen: RowNumbers, k: int) -> tuple[Floa
 
 def group_rows(rows: Floats, threshold: float, progress: Callable[[float], None]) -> RowNumbers:
     """Return a number for each row: equal for rows that similarities of at least ``threshold`` connect."""
-    n = len(rows)
-    labels, firsts, seconds, waiting = np.arange(n), list[RowNumbers](), list[RowNumbers](), 0
-    limit = threshold - _rounding(rows)
+    n, limit = len(rows), threshold - _rounding(rows)
+    labels, found = np.arange(n), list[RowNumbers]()
     for left in range(0, n, _ROWS // 4):
         block = np.asarray(rows[left : left + _ROWS // 4])
         for right in range(left, n, _ROWS):
-            scores = multiply(block, np.asarray(rows[right : right + _ROWS]).T)
-            first, second = np.nonzero(scores >= limit)
-            first, second = labels[first + left], labels[second + right]
-            new = first != second
-            if np.any(new):
-                pairs = np.unique(np.stack([first[new], second[new]]), axis=1)
-                firsts.append(pairs[0])
-                seconds.append(pairs[1])
-                waiting += len(pairs[0])
-            if waiting > _EDGES:
-                labels = _join(labels, np.concatenate(firsts), np.concatenate(seconds))
-                firsts, seconds, waiting = [], [], 0
-        done = min(left + _ROWS // 4, n)
-        progress(1 - ((n - done) / n) ** 2)
-    return _join(labels, np.concatenate(firsts), np.concatenate(seconds)) if firsts else labels
+            own, other = slice(left, left + len(block)), slice(right, right + _ROWS)
+            if np.all(labels[own] == labels[left]) and np.all(labels[other] == labels[left]):
+                continue  # they are one group already
+            similar = multiply(block, np.asarray(rows[other]).T) >= limit
+            for part in _cut(np.count_nonzero(similar, axis=1)):
+                first, second = np.nonzero(similar[part])
+                first, second = labels[first + left + part.start], labels[second + right]
+                new = first != second
+                found.append(np.unique(first[new] * n + second[new]))
+                if sum(map(len, found)) > _EDGES // 4:
+                    labels, found = _join(labels, np.concatenate(found)), []
+        progress(1 - (max(0, n - left - len(block)) / n) ** 2)
+    return _join(labels, np.concatenate(found)) if found else labels
 
 
-def least_similarity(rows: Floats) -> float:
-    """Return the smallest similarity of any two rows; 1 for one row."""
-    step = _ROWS // 4
-    smallest = (
-        float(multiply(np.asarray(rows[i : i + step]), np.asarray(rows[j : j + step]).T).min())
-        for i in range(0, len(rows), step)
-        for j in range(i, len(rows), step)
-    )
-    return min(1.0, *smallest) if len(rows) > 1 else 1.0
+def _cut(counts: RowNumbers) -> list[slice]:
+    """Return slices of rows that have about ``_EDGES`` similar pairs each, given their number in each row."""
+    _, starts = np.unique(np.cumsum(counts) // _EDGES, return_index=True)
+    return [slice(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(counts)], strict=True)]
+
+
+def least_similarity(rows: Floats, chosen: RowNumbers) -> float:
+    """Return the smallest similarity of any two of the chosen rows; 1 for one row."""
+    parts = [chosen[start : start + _ROWS // 4] for start in range(0, len(chosen), _ROWS // 4)]
+    least = 1.0
+    for number, part in enumerate(parts):
+        block = np.asarray(rows[part])
+        for other in parts[number:]:
+            least = min(least, float(multiply(block, np.asarray(rows[other]).T).min()))
+    return least if len(chosen) > 1 else 1.0
 
 
 def _rounding(rows: Floats) -> float:
@@ -145,10 +148,11 @@ def _rounding(rows: Floats) -> float:
     return float(tie_slack(np.ones(1, rows.dtype), 1.0, rows.shape[1])[0])
 
 
-def _join(labels: RowNumbers, first: RowNumbers, second: RowNumbers) -> RowNumbers:
-    """Return the labels with those of each pair made equal."""
+def _join(labels: RowNumbers, pairs: RowNumbers) -> RowNumbers:
+    """Return the labels with those of each pair made equal; a pair a, b is the number a · n + b."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    graph = coo_array((np.ones(len(first), bool), (first, second)), (len(labels), len(labels)))
+    n = len(labels)
+    graph = coo_array((np.ones(len(pairs), bool), np.divmod(pairs, n)), (n, n))
     return np.asarray(connected_components(graph, directed=False)[1][labels], np.int64)

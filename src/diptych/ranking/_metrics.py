@@ -13,7 +13,7 @@ from diptych._arrays import Array, namespace, to_numpy
 from diptych._checks import InputError, Similarity, Task, check_count, check_number, check_seed, count
 from diptych.ranking._ranks import DEFAULT_BLOCK_BYTES, number_in_group, pair_ranks
 
-Floats: TypeAlias = np.ndarray[Any, Any]
+Vector: TypeAlias = np.ndarray[Any, Any]
 
 METRICS = ("r@1", "r@5", "r@10", "median_rank", "mean_rank", "mrr", "ndcg@10", "map@r")
 """What ``retrieval_scores`` returns; all but the ranks are in percent."""
@@ -288,7 +288,7 @@ def bootstrap_intervals(
     return {name: (low, high) for name, (low, high) in limits.items()}
 
 
-def _sort_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Floats, Floats, Floats]:
+def _sort_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Vector, Vector, Vector]:
     """Return the order that sorts places by query and then by place, and with it both, in NumPy."""
     places = to_numpy(pair_ranks)
     groups = np.arange(len(places)) if queries is None else to_numpy(queries)
@@ -298,12 +298,12 @@ def _sort_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Floats, Fl
     return order, places[order], groups[order]
 
 
-def _group_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Floats, Floats]:
+def _group_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Vector, Vector]:
     """Return places and queries in NumPy, sorted by query and then by place."""
     return _sort_by_query(pair_ranks, queries)[1:]
 
 
-def _query_ndcg(places: Floats, groups: Floats, k: int) -> Floats:
+def _query_ndcg(places: Vector, groups: Vector, k: int) -> Vector:
     """Return the nDCG of each query, given places that are sorted by query."""
     check_count(k, "k")
     numbers = number_in_group(groups)
@@ -312,7 +312,7 @@ def _query_ndcg(places: Floats, groups: Floats, k: int) -> Floats:
     return np.asarray(np.bincount(query, gains) / np.bincount(query, ideal))
 
 
-def _query_precision(places: Floats, groups: Floats) -> Floats:
+def _query_precision(places: Vector, groups: Vector) -> Vector:
     """Return the average precision at R of each query, given places that are sorted by query and place."""
     numbers = number_in_group(groups)
     query = np.cumsum(numbers == 0) - 1

@@ -148,7 +148,7 @@ def find_duplicates(searcher: Searcher, view: str, threshold: float | None) -> D
         labels = group_rows(rows, limit, progress)[numbers]
         groups = []
         for members in _list_groups(labels):
-            similarity = least_similarity(rows[np.unique(numbers[members])])
+            similarity = least_similarity(rows, np.unique(numbers[members]))
             groups.append(DuplicateGroup(tuple(items[at] for at in members.tolist()), similarity))
         del rows  # the file is closed now
     groups.sort(key=lambda group: -len(group.items))
