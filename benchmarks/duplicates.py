@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from diptych.data import read_pairs
-from diptych.data._duplicates import choose_threshold, group_rows
+from diptych.data._duplicates import center_rows, choose_threshold, group_rows
 from diptych.image import OnnxEncoder, PyramidDescriptor
 from measuring import find_data, read_memory, record
 
@@ -52,6 +52,7 @@ def scale(rows: np.ndarray) -> np.ndarray:
 
 
 def group(rows: np.ndarray) -> tuple[float, np.ndarray]:
+    center_rows(rows)
     threshold = choose_threshold(rows)
     return threshold, group_rows(rows, threshold, lambda share: None)
 
@@ -60,7 +61,9 @@ def find_copies(name: str, encoder: object, rows: np.ndarray, photos: list[Image
     results = []
     for change, function in {"none: no copies": None, **CHANGES}.items():
         copies = photos[:COPIES] if function else []
-        every = np.vstack([rows, scale(encoder.encode([function(p) for p in copies]))]) if copies else rows
+        every = (
+            np.vstack([rows, scale(encoder.encode([function(p) for p in copies]))]) if copies else rows.copy()
+        )
         threshold, labels = group(every)
         found = int(np.count_nonzero(labels[len(rows) :] == labels[: len(copies)]))
         groups = int(np.count_nonzero(np.bincount(labels) > 1))

@@ -13,6 +13,7 @@ from diptych.data import read_pairs
 from diptych.data._duplicates import (
     LEAST_SIMILARITY,
     SAFE_SIMILARITY,
+    center_rows,
     choose_threshold,
     find_near_duplicates,
     group_rows,
@@ -28,6 +29,13 @@ def unit(rows):
 
 def group(rows, threshold):
     return group_rows(rows, threshold, lambda share: None)
+
+
+def centered(*parts):
+    """Rows of length 1 as they are compared."""
+    rows = np.vstack(parts)
+    center_rows(rows)
+    return rows
 
 
 def count_groups(labels):
@@ -47,6 +55,25 @@ def make_collection(rng, n, hidden, width=64):
     return cause @ rng.normal(size=(hidden, width)) / np.sqrt(hidden)
 
 
+def test_a_direction_that_all_features_share_hides_no_difference(rng):
+    """As with the sentence kernel of an HKSE, where the cosine of any two texts is nearly 1."""
+    different = make_collection(rng, 300, 20)
+    shared = unit(different + 300 * rng.normal(size=64))
+    assert (shared @ shared.T).min() > 0.999
+    copies = unit(shared[:5] + 1e-6 * rng.normal(size=(5, 64)))
+    every = centered(shared, copies)
+    labels = group(every, choose_threshold(every))
+    assert count_groups(labels) == 5
+    assert np.array_equal(labels[:5], labels[300:])
+
+
+def test_copies_of_the_mean_are_one_group(rng):
+    rows = centered(unit(np.vstack([np.ones((40, 8)), rng.normal(size=(1, 8)), np.ones((40, 8))])))
+    same = centered(unit(np.ones((60, 8))))
+    assert count_groups(group(rows, 0.99)) == 1
+    assert len(set(group(same, 0.99).tolist())) == 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
@@ -63,7 +90,7 @@ def test_planted_copies_are_found_and_different_items_are_not(seed, n, hidden, s
     originals = np.repeat(np.arange(n_groups), copies)
     size = np.linalg.norm(rows, axis=1, keepdims=True)[originals] / np.sqrt(rows.shape[1])
     planted = rows[originals] + noise * size * rng.normal(size=(len(originals), rows.shape[1]))
-    every = unit(np.vstack([rows, planted]))
+    every = centered(unit(rows), unit(planted))
     order = rng.permutation(len(every))
     threshold = choose_threshold(every[order])
     labels = np.empty(len(every), int)
@@ -177,10 +204,11 @@ def test_changed_photos_are_found_among_real_ones(real_data):
     photos = [Image.open(path).convert("RGB") for path in pairs.subset("test").paths[:300]]
     encoder = PyramidDescriptor()
     rows = unit(encoder.encode(photos))
-    assert count_groups(group(rows, choose_threshold(rows))) == 0
+    alone = centered(rows)
+    assert count_groups(group(alone, choose_threshold(alone))) == 0
     for name, change in CHANGES.items():
         # A third of the photos has a copy.
-        every = np.vstack([rows, unit(encoder.encode([change(photo) for photo in photos[:100]]))])
+        every = centered(rows, unit(encoder.encode([change(photo) for photo in photos[:100]])))
         labels = group(every, choose_threshold(every))
         recall = np.mean(labels[300:] == labels[:100])
         assert count_groups(labels) == round(100 * recall), f"{name}: different photos are in one group"
@@ -195,8 +223,9 @@ def test_real_features_have_few_near_duplicates(real_data):
     features = np.load(real_data / "flickr8k" / "resnet50.npy").astype(np.float32)
     rows = unit(features[:3000])
     rows[1000] = unit(features[500:501] * 1.02 + 0.01)[0]
+    center_rows(rows)
     labels = group(rows, choose_threshold(rows))
     assert labels[1000] == labels[500]
     assert count_groups(labels) < 15
-    thumbnails = unit(np.load(real_data / "flickr8k" / "resnet50_thumbs.npy").astype(np.float32))
+    thumbnails = centered(unit(np.load(real_data / "flickr8k" / "resnet50_thumbs.npy").astype(np.float32)))
     assert count_groups(group(thumbnails, choose_threshold(thumbnails))) == 0

@@ -11,6 +11,7 @@ from PIL import Image
 
 from commands import refused, run, run_json
 from diptych import AWCCA, Fusion, InputError, Retriever
+from diptych.data._duplicates import LEAST_SIMILARITY
 from diptych.retrieval import _duplicates
 from diptych.retrieval._duplicates import SHEET_GROUPS, SHEET_ITEMS
 
@@ -43,7 +44,7 @@ def test_copies_are_found_in_every_store(make, rng, shape):
     assert ids_of(found) == expected
     assert found.compared == "features"
     assert found.n_items == 155
-    assert 0.9 <= found.threshold <= min(group.similarity for group in found) <= 1
+    assert LEAST_SIMILARITY <= found.threshold <= min(group.similarity for group in found) <= 1
     made.retriever.remove("copy 3")
     assert ids_of(made.retriever.duplicates()) == expected[:3]
 

@@ -1,6 +1,7 @@
 """Rows of features that are almost equal: copies across splits, and groups of near-duplicates.
 
-Similarities are cosines of rows of length 1. All pairs are compared, a block at a time.
+Similarities are cosines of centred rows: all features of some encoders point in about the same direction, and
+only what differs from it tells items apart. All pairs are compared, a block at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FEW_ROWS = 50
 SAFE_SIMILARITY = 0.999
 """The threshold where there are few rows."""
 
-LEAST_SIMILARITY = 0.9
+LEAST_SIMILARITY = 0.8
 """The smallest threshold: items of a small collection that are less similar than this are only alike."""
 
 SAME_SIMILARITY = 0.9999
@@ -36,6 +37,7 @@ CHANCE_PAIRS = 0.01
 _CHECKED, _ROWS = 2000, 8192
 _SAMPLE = 2048  # rows whose neighbours tell how close different items come
 _NEIGHBOURS = 20  # more than most groups of duplicates have members; fewer if there are few rows
+_AT_MEAN = 1e-4  # distance from the mean below which a row differs from it by rounding
 _EDGES = 2**20  # pairs that are collected before groups are joined
 
 
@@ -58,8 +60,25 @@ def find_near_duplicates(
     return rows[nearest > SAME_SIMILARITY]
 
 
+def center_rows(rows: Floats) -> None:
+    """Subtract the mean of rows of length 1 from each, and scale them to length 1 again, in place.
+
+    The mean of few rows tells nothing, so these stay as they are.
+    """
+    n = len(rows)
+    if n < FEW_ROWS:
+        return
+    mean = sum(np.sum(rows[start : start + _ROWS], axis=0, dtype=np.float64) for start in range(0, n, _ROWS))
+    mean = mean / n
+    for start in range(0, n, _ROWS):
+        block = rows[start : start + _ROWS] - mean
+        at_mean = np.linalg.norm(block, axis=1) < _AT_MEAN
+        block[at_mean] = mean  # otherwise rounding would tell copies of the mean apart
+        rows[start : start + _ROWS] = to_unit_length(block)
+
+
 def choose_threshold(rows: Floats, *, random_state: int = 0) -> float:
-    r"""Return a similarity that two different items of a collection hardly reach, given rows of length 1.
+    r"""Return a similarity that two different items of a collection hardly reach, given centred rows.
 
     Around an item, the number of other items within a distance d grows as :math:`k\,(d/r)^D`, where r is the
     distance of its k-th neighbour and D the local dimension of the data. So a collection of n different items

@@ -16,7 +16,7 @@ from diptych._checks import InputError, ViewNames, check_choice, check_number, c
 from diptych._persistence import replace_file
 from diptych._threads import progress_bar
 from diptych.cca._weighting import to_unit_length
-from diptych.data._duplicates import choose_threshold, group_rows, least_similarity
+from diptych.data._duplicates import center_rows, choose_threshold, group_rows, least_similarity
 from diptych.retrieval._embedding import split_blocks
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, View
 from diptych.retrieval._searcher import BLOCK, Searcher
@@ -189,7 +189,7 @@ def _read_vectors(searcher: Searcher, view: View) -> Iterator[tuple[Sequence[Ite
 def _write_rows(
     blocks: Iterator[tuple[Sequence[Item], Floats]], file: IO[bytes]
 ) -> tuple[list[Item], np.ndarray[Any, Any], Floats]:
-    """Write rows of length 1 to a file; return all items, the number of each one's row, and the rows mapped.
+    """Write rows to compare to a file; return all items, the number of each one's row, and the rows mapped.
 
     Items with the same text have the same row.
     """
@@ -206,7 +206,8 @@ def _write_rows(
         width = features.shape[1]
         file.write(np.ascontiguousarray(to_unit_length(features[is_new]), np.float32).tobytes())
     file.flush()
-    rows = np.memmap(file, np.float32, "r", shape=(n_rows, width)) if n_rows else np.empty((0, width))
+    rows = np.memmap(file, np.float32, "r+", shape=(n_rows, width)) if n_rows else np.empty((0, width))
+    center_rows(rows)
     return items, np.array(numbers, np.int64), rows
 
 

@@ -484,9 +484,9 @@ class Retriever:
     def duplicates(self, view: View = "image", threshold: float | None = None) -> Duplicates:
         """Return groups of near-identical images or texts, the largest first.
 
-        All items are compared by the cosine of their encoder's features, as they are kept; where they are
-        not, by that of the model's vectors. Texts that are equal are always together. A group is what pairs
-        of near-identical items connect.
+        All items are compared by the cosine of their encoder's features minus their mean; where features are
+        not kept, by that of the model's vectors. Texts that are equal are always together. A group is what
+        pairs of near-identical items connect.
 
         Parameters
         ----------
