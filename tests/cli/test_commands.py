@@ -13,6 +13,7 @@ import diptych
 from commands import run
 from diptych import AWCCA, HKSE, Retriever
 from diptych.cli import Commands, Encode
+from diptych.cli._output import report_errors
 from diptych.data import PairedDataset, PairedViews
 from diptych.paper import EXPERIMENTS
 
@@ -135,3 +136,10 @@ def test_a_folder_that_is_no_model_is_named_in_plain_words(tmp_path, command):
         assert result.exit_code == 2
         assert "folder of a model" in result.output
         assert "()" not in result.output
+
+
+def test_a_reader_that_stops_early_is_no_error(capsys):
+    """As in ``diptych duplicates model | head``: the error is left to typer, which exits without a word."""
+    with pytest.raises(BrokenPipeError), report_errors():
+        raise BrokenPipeError
+    assert capsys.readouterr().err == ""

@@ -60,6 +60,8 @@ def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
     except InputError as error:
         say(f"error: {name_options(str(error))}")
         raise typer.Exit(2) from None
+    except BrokenPipeError:  # the reader of the output, such as head, has all it wants: typer exits quietly
+        raise
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         say(f"error: {reason}")
