@@ -88,7 +88,10 @@ def test_similar_takes_one_item(made):
 def test_packs_stand_alone(made):
     retriever, x, _ = made
     for options in ({"where": ["0"]}, {"weighting": "none"}, {"where": lambda item: True}):
-        refused("leave out where and weighting", lambda o=options: retriever.annotate(x[0], packs=True, **o))
+        refused(
+            "leave out where, plus, minus, weighting",
+            lambda o=options: retriever.annotate(x[0], packs=True, **o),
+        )
 
 
 def test_packs_need_captions_of_images(views):

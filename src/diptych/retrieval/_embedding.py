@@ -35,6 +35,9 @@ one of its parts, or ``"uncorrected"``."""
 
 UNCORRECTED = "uncorrected"
 
+_CANCELLED = 1e-4
+"""Length of a weighted mean of directions below which its own direction is only rounding."""
+
 
 class CanonicalEmbedding:
     """The embedding of an ``AWCCA``.
@@ -103,6 +106,10 @@ class CanonicalEmbedding:
         queries = vectors.copy()
         queries[:, -1] = 1.0
         return queries
+
+    def compose(self, vectors: Floats, weights: Sequence[float]) -> Floats:
+        """Return one query: the weighted sum of several queries' directions, as long as the first."""
+        return _compose(vectors, weights, self._euclidean)
 
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return cosines, or distances with a minus sign."""
@@ -180,10 +187,12 @@ class FusedEmbedding:
         vectors = self._embed(self._model.items, features, task, SEARCHED[task])
         return vectors, np.ones(len(vectors), np.float32)
 
-    def queries(self, features: Any, task: Task, weighting: Any = None) -> Floats:
-        """Return the vectors of queries; with a ``weighting`` of ``masks``, only what that compares."""
-        vectors = self._embed(self._model.queries, features, task, QUERIED[task])
-        return vectors if weighting is None else vectors * self._mask(task, weighting)
+    def queries(self, features: Any, task: Task) -> Floats:
+        return self._embed(self._model.queries, features, task, QUERIED[task])
+
+    def restrict(self, queries: Floats, task: Task, weighting: Any) -> Floats:
+        """Return queries that compare only what a ``weighting`` of ``masks`` does; None: everything."""
+        return queries if weighting is None else queries * self._mask(task, weighting)
 
     def masks(self, task: Task) -> dict[str, Floats]:
         """Return what can be compared with the whole, and what queries are multiplied by for that.
@@ -222,6 +231,10 @@ class FusedEmbedding:
         queries = vectors.copy()
         queries[:, -1] = 0.0
         return queries
+
+    def compose(self, vectors: Floats, weights: Sequence[float]) -> Floats:
+        """Return one query: the weighted sum of several queries' directions, corrected as the first is."""
+        return _compose(vectors, weights, 1)
 
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return the corrected sums of cosines."""
@@ -275,6 +288,26 @@ def _check_lengths(vectors: Floats, name: str) -> Floats:
             f"{name} features, those of the training pairs too, by one constant."
         )
     return vectors
+
+
+def _compose(vectors: Floats, weights: Sequence[float], rest: int) -> Floats:
+    """Add the directions of queries with weights; length and last ``rest`` columns stay those of the first.
+
+    So an item that is added scores higher than before, and a query added to itself stays as it was. Where
+    scores are inner products, the sum ranks as the weighted sum of the single scores does.
+    """
+    width = vectors.shape[1] - rest
+    directions = np.asarray(vectors[:, :width], np.float64)
+    lengths = np.linalg.norm(directions, axis=1)
+    if not np.all(lengths > 0):
+        raise InputError("a part of the query has no direction in this model; leave it out.")
+    total = (np.asarray(weights, np.float64) / lengths) @ directions
+    length = np.linalg.norm(total)
+    if length < _CANCELLED * np.sum(np.abs(weights)):
+        raise InputError("the parts of the query cancel each other; give other parts, or other weights.")
+    query = vectors[:1].copy()
+    query[0, :width] = total * (lengths[0] / length)
+    return query
 
 
 def _group_means(rows: Floats, groups: Any, n_groups: int) -> Floats:

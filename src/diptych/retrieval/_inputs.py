@@ -23,7 +23,9 @@ from diptych._checks import (
     count,
     is_unicode,
     plural,
+    with_article,
 )
+from diptych.image._decoding import EXTENSIONS, is_image
 from diptych.image._encoders import Inputs
 from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
@@ -55,6 +57,16 @@ class Queries:
     ignored_words: Sequence[tuple[str, ...]] = ()  # for each text query
 
 
+@dataclass(frozen=True, eq=False)
+class QueryPart:
+    """What is added to a query, by its features: one row, of either view. A negative weight subtracts it."""
+
+    view: View
+    features: Floats
+    weight: float = 1.0
+    ignored_words: tuple[str, ...] = ()
+
+
 def is_features(things: Any) -> bool:
     """Return whether the user passed features: an array, a table, or named blocks of these."""
     return isinstance(things, Mapping) or is_array(things)
@@ -72,6 +84,54 @@ def read_queries(encoders: Encoders, view: View, queries: Any, layout: LayoutOf)
         features, ignored = encoders.encode_queries(things)
         return Queries(features, single, ignored)
     return Queries(encoders.encode_images(things), single)
+
+
+def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
+    """Return what is to be added to a query, with its weight, negative for what is to be subtracted.
+
+    A part is a text, an image, features or a ``QueryPart``, alone or as ``(part, weight)``.
+    """
+    parts: list[tuple[Any, float]] = []
+    for name, sign, given in (("plus", 1.0, plus), ("minus", -1.0, minus)):
+        for part in given if isinstance(given, list | tuple) else [given]:
+            weight: Any = 1.0
+            if isinstance(part, tuple):
+                if len(part) != 2:
+                    raise InputError(f"{name} has a tuple of {len(part)}; give a part, or (part, weight).")
+                part, weight = part
+            number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
+            if not number or not 0 < weight < float("inf"):
+                raise InputError(f"{name} has the weight {weight!r}; give a positive number.")
+            parts.append((part, sign * float(weight)))
+    return parts
+
+
+def read_part(encoders: Encoders, view: View, part: Any, weight: float, layout: LayoutOf) -> QueryPart:
+    """Encode a part of a query of a view: features are of that view, a text or image of its own."""
+    if isinstance(part, QueryPart):
+        return part
+    own = view if is_features(part) else _find_view(encoders, view, part)
+    queries = read_queries(encoders, own, part, layout)
+    if len(queries.features) != 1:
+        raise InputError(f"a part of the query has {len(queries.features)} rows of features; give one row.")
+    return QueryPart(own, queries.features, weight, *queries.ignored_words)
+
+
+def _find_view(encoders: Encoders, view: View, part: Any) -> View:
+    """Return the view of a text or image in a query of a view.
+
+    A string is an image file if it ends as one; for encoders that read files themselves, if there is such a
+    file. For a first view of texts, it is of the query's view.
+    """
+    if isinstance(part, str):
+        if encoders.inputs == "texts":
+            return view
+        is_file = os.path.splitext(part)[1].lower() in EXTENSIONS
+        return "image" if (is_file if encoders.inputs == "images" else os.path.isfile(part)) else "text"
+    if isinstance(part, bytes | os.PathLike) or is_image(part):
+        return "image"
+    kinds = ", ".join(map(with_article, encoders.views))
+    raise InputError(f"{part!r} is no part of a query; give {kinds}, features, or (part, weight).")
 
 
 def read_new_items(

@@ -88,18 +88,21 @@ class Item:
 class Hit:
     """One item of a search result.
 
-    ``score`` is a cosine (or minus a distance, for a model with ``similarity="l2"``), not a probability. It
-    orders the hits of one query and is not comparable between queries.
+    ``score`` is a cosine (or minus a distance, for a model with ``similarity="l2"``). It orders the hits of
+    one query and is not comparable between queries. ``probability`` is comparable: how likely the item is a
+    right one, if the gallery that was searched has one; see ``docs/calibration.md``. It is None for a model
+    without calibration, and for searches that it was not measured for.
 
     Examples
     --------
-    >>> hit = Hit(Item("7", "image", path="/images/7.jpg"), 0.5)
-    >>> hit.id, hit.path, hit.score
-    ('7', '/images/7.jpg', 0.5)
+    >>> hit = Hit(Item("7", "image", path="/images/7.jpg"), 0.5, 0.8)
+    >>> hit.id, hit.path, hit.score, hit.probability
+    ('7', '/images/7.jpg', 0.5, 0.8)
     """
 
     item: Item
     score: float
+    probability: float | None = None
 
     @property
     def id(self) -> str:
@@ -122,8 +125,9 @@ class Hit:
         return self.item.metadata
 
     def to_json(self) -> dict[str, Any]:
-        """Return the hit as plain data."""
-        return {"score": round(self.score, 6), **self.item.to_json()}
+        """Return the hit as plain data, with its probability if that is known."""
+        known = {} if self.probability is None else {"probability": round(self.probability, 6)}
+        return {"score": round(self.score, 6), **known, **self.item.to_json()}
 
 
 class Hits(list[Hit]):
@@ -134,17 +138,46 @@ class Hits(list[Hit]):
     ignored_words
         Words of a text query that the text encoder does not know and left out. Empty if it knows all of them,
         for queries by features, and for encoders that cannot tell.
+    match_probability
+        How likely it is that the gallery that was searched holds a right item at all, if half of all queries
+        had one. None where hits have no probability.
+    more
+        Whether there are further hits after these, to be had with ``offset``.
 
     Examples
     --------
-    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"])
-    >>> hits[0].id, hits.ignored_words
-    ('7', ('qwrtz',))
+    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.3)
+    >>> hits[0].id, hits.ignored_words, hits.no_match, hits.more
+    ('7', ('qwrtz',), True, False)
     """
 
-    def __init__(self, hits: Iterable[Hit] = (), ignored_words: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        hits: Iterable[Hit] = (),
+        ignored_words: Iterable[str] = (),
+        *,
+        match_probability: float | None = None,
+        more: bool = False,
+    ) -> None:
         super().__init__(hits)
         self.ignored_words = tuple(ignored_words)
+        self.match_probability = match_probability
+        self.more = more
+
+    def page(self, offset: int, k: int) -> Hits:
+        """Return at most ``k`` of these hits, from ``offset`` on, as a search with that offset does."""
+        end = offset + k
+        return Hits(
+            self[offset:end],
+            self.ignored_words,
+            match_probability=self.match_probability,
+            more=self.more or len(self) > end,
+        )
+
+    @property
+    def no_match(self) -> bool | None:
+        """Whether there is probably no right item in the gallery; None if that is not known."""
+        return None if self.match_probability is None else self.match_probability < 0.5
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,15 @@ from diptych.retrieval._folder import (
 )
 from diptych.retrieval._inputs import (
     Metadata,
+    QueryPart,
     check_metadata,
     dataset_items,
     is_features,
     join_blocks,
+    list_parts,
     new_items,
     read_new_items,
+    read_part,
     read_queries,
     stack_blocks,
     warn_outliers,
@@ -90,6 +93,8 @@ if TYPE_CHECKING:
     OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
     ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
     ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
+    Part: TypeAlias = ImageFile | Row | Mapping[str, Row] | QueryPart
+    Parts: TypeAlias = Part | Sequence[Part | tuple[Part, float]]
     FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
     OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
     OneTextEncoder: TypeAlias = (
@@ -268,7 +273,11 @@ class Retriever:
         text: OneText,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits: ...
 
@@ -278,7 +287,11 @@ class Retriever:
         text: ManyTexts,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
@@ -288,12 +301,25 @@ class Retriever:
         text: SupportsArray,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits]: ...
 
     def search(
-        self, text: Any, k: int = 10, *, where: Where | None = None, weighting: OtherWeighting | None = None
+        self,
+        text: Any,
+        k: int = 10,
+        *,
+        offset: int = 0,
+        where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
+        weighting: OtherWeighting | None = None,
     ) -> Any:
         """Return the ``k`` best images for a text, as ``Hits``; for several texts, a list of ``Hits``.
 
@@ -306,16 +332,32 @@ class Retriever:
             (``{"glove": …, "bert": …}``) for a model that was fitted on such.
         k
             The number of hits.
+        offset
+            Leave out this many of the best hits: the second page has ``offset=k``. Pages of one query never
+            repeat or skip an item while the items stay the same; ``hits.more`` says whether there are others.
         where
             Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
             only those for which this function of an ``Item`` is true, or only these ids.
+        plus, minus
+            What to add to a single query, and what to subtract: a list of texts, images (a path, a Pillow
+            image, bytes, or a string that ends as an image file does) and features of texts, each alone or
+            as ``(part, weight)``. The query itself has the weight 1. Such hits have no probability.
+        min_probability
+            Leave out hits with a smaller ``probability``; for models that have a calibration.
         weighting
             To compare with: for an ``AWCCA``, another weighting than its own; for a ``Fusion``, one of its
             parts alone, by the name that ``info()["parts"]`` has, or ``"uncorrected"``, all without the
             hubness correction.
         """
         where = _reusable(where)
-        return self._answer("text", text, lambda s, rows: s.search("search", rows, k, where, weighting))
+        return self._answer(
+            "text",
+            text,
+            lambda s, rows, parts: s.search(
+                "search", rows, k, where, weighting, min_probability, offset=offset, parts=parts
+            ),
+            list_parts(plus, minus),
+        )
 
     @overload
     def annotate(
@@ -323,7 +365,11 @@ class Retriever:
         image: OneImage,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> Hits: ...
 
@@ -333,15 +379,23 @@ class Retriever:
         image: ManyImages,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         weighting: OtherWeighting | None = None,
     ) -> list[Hits]: ...
 
     @overload
-    def annotate(self, image: OneImage, k: int = 5, *, packs: Literal[True]) -> list[Pack]: ...
+    def annotate(
+        self, image: OneImage, k: int = 5, *, offset: int = 0, packs: Literal[True]
+    ) -> list[Pack]: ...
 
     @overload
-    def annotate(self, image: ManyImages, k: int = 5, *, packs: Literal[True]) -> list[list[Pack]]: ...
+    def annotate(
+        self, image: ManyImages, k: int = 5, *, offset: int = 0, packs: Literal[True]
+    ) -> list[list[Pack]]: ...
 
     @overload
     def annotate(
@@ -349,7 +403,11 @@ class Retriever:
         image: SupportsArray,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         packs: bool = False,
         weighting: OtherWeighting | None = None,
     ) -> Hits | list[Hits] | list[Pack] | list[list[Pack]]: ...
@@ -359,7 +417,11 @@ class Retriever:
         image: Any,
         k: int = 5,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
+        min_probability: float | None = None,
         packs: bool = False,
         weighting: OtherWeighting | None = None,
     ) -> Any:
@@ -373,16 +435,27 @@ class Retriever:
             is no image is given as its encoder takes it: a path, or a text.
         packs
             Rank images by all of their captions together instead: return ``Pack`` objects.
-        k, where, weighting
-            As ``search`` takes them.
+        k, offset, where, plus, minus, min_probability, weighting
+            As ``search`` takes them; features in ``plus`` and ``minus`` are those of images.
         """
+        given = list_parts(plus, minus)
         if packs:
-            if where is not None or weighting is not None:
+            if given or any(each is not None for each in (where, weighting, min_probability)):
                 every = plural(self.views.image)
-                raise InputError(f"packs are ranked among all {every}; leave out where and weighting.")
-            return self._answer("image", image, lambda searcher, rows: searcher.packs(rows, k))
+                raise InputError(
+                    f"packs are ranked among all {every}, for {with_article(self.views.image)} alone, and "
+                    "have no probabilities; leave out where, plus, minus, weighting and min_probability."
+                )
+            return self._answer("image", image, lambda s, rows, parts: s.packs(rows, k, offset))
         where = _reusable(where)
-        return self._answer("image", image, lambda s, rows: s.search("annotate", rows, k, where, weighting))
+        return self._answer(
+            "image",
+            image,
+            lambda s, rows, parts: s.search(
+                "annotate", rows, k, where, weighting, min_probability, offset=offset, parts=parts
+            ),
+            given,
+        )
 
     def similar(
         self,
@@ -390,15 +463,28 @@ class Retriever:
         text: OneText | SupportsArray | None = None,
         k: int = 10,
         *,
+        offset: int = 0,
         where: Where | None = None,
+        plus: Parts = (),
+        minus: Parts = (),
     ) -> Hits:
-        """Return the ``k`` images most similar to an image, or texts most similar to a text."""
+        """Return the ``k`` images most similar to an image, or texts most similar to a text.
+
+        ``offset``, ``where``, ``plus`` and ``minus`` are as ``search`` takes them: images like this one, with
+        more snow.
+        """
         if (image is None) == (text is None):
             either = " or ".join(map(with_article, self.views))
             raise InputError(f"similar takes {either}; give one of them.")
         view: View = "text" if image is None else "image"
         query, where = text if image is None else image, _reusable(where)
-        hits: Hits = self._answer(view, query, lambda s, rows: s.similar(view, rows, k, where), single=True)
+        hits: Hits = self._answer(
+            view,
+            query,
+            lambda s, rows, parts: s.similar(view, rows, k, where, offset=offset, parts=parts),
+            list_parts(plus, minus),
+            single=True,
+        )
         return hits
 
     def embed_images(
@@ -909,21 +995,31 @@ class Retriever:
         self,
         view: View,
         query: Any,
-        search: Callable[[Searcher, np.ndarray[Any, Any]], Sequence[Any]],
+        search: Callable[[Searcher, np.ndarray[Any, Any], list[QueryPart]], Sequence[Any]],
+        given: Sequence[tuple[Any, float]] = (),
         single: bool = False,
     ) -> Any:
-        """Return the result for one query, or a list of results for several."""
+        """Return the result for one query, or a list of results for several.
+
+        ``given`` are parts to add to a single query, with their weights.
+        """
 
         def answer(searcher: Searcher) -> Any:
-            queries = read_queries(searcher.encoders, view, query, searcher.fitted.layout)
+            encoders, layout = searcher.encoders, searcher.fitted.layout
+            queries = read_queries(encoders, view, query, layout)
             if single and not queries.single:
                 raise InputError("similar takes one item at a time; call it for each.")
-            results = search(searcher, queries.features)
-            for hits, words in zip(results, queries.ignored_words, strict=False):
-                hits.ignored_words = words
+            if given and len(queries.features) != 1:
+                raise InputError("plus and minus are for one query at a time; search for each alone.")
+            parts = [read_part(encoders, view, part, weight, layout) for part, weight in given]
+            results = search(searcher, queries.features, parts)
+            more = tuple(word for part in parts for word in part.ignored_words)
+            for hits, words in zip(results, queries.ignored_words or [()] * bool(more), strict=False):
+                hits.ignored_words = tuple(dict.fromkeys((*words, *more)))
             return results[0] if queries.single else results
 
-        return self._retry(answer, encodes=not is_features(query))
+        things = (query, *(part for part, _ in given))
+        return self._retry(answer, encodes=not any(map(is_features, things)))
 
     def _retry(self, action: Callable[[Searcher], T], *, encodes: bool) -> T:
         """Do something with the model; again if another process has put another model in the store.

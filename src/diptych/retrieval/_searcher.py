@@ -17,10 +17,16 @@ from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._embedding import CanonicalEmbedding, FusedEmbedding, OtherWeighting, embedding_of
+from diptych.retrieval._embedding import (
+    CanonicalEmbedding,
+    Embedding,
+    FusedEmbedding,
+    OtherWeighting,
+    embedding_of,
+)
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._fitted import Fitted
-from diptych.retrieval._inputs import encode_items
+from diptych.retrieval._inputs import QueryPart, encode_items
 from diptych.retrieval._items import (
     QUERIED,
     SEARCHED,
@@ -84,40 +90,61 @@ class Searcher:
         k: int,
         where: Where | None = None,
         weighting: OtherWeighting | None = None,
+        min_probability: float | None = None,
+        *,
+        offset: int = 0,
+        parts: Sequence[QueryPart] = (),
     ) -> list[Hits]:
-        """Return the k best items of a task for each query, given by its features."""
-        _check_k(k)
+        """Return the k best items of a task for each query, given by its features, from ``offset`` on.
+
+        With ``min_probability``, only those that are at least so likely to be right. ``parts`` are added to a
+        single query.
+        """
+        end = _check_page(k, offset)
+        if min_probability is not None:
+            _check_probability(min_probability)
+            raise InputError(
+                "min_probability needs a model with a calibration, and this one has none; leave it out."
+            )
         chosen, embedding = self._filter(SEARCHED[task], where), self.embedding
-        if isinstance(embedding, FusedEmbedding):
-            queries = embedding.queries(features, task, weighting)
-        else:
+        if isinstance(embedding, CanonicalEmbedding):
             if weighting is not None:
                 check_weighting(weighting)
             if weighting not in (None, embedding.weighting):
                 reweight = partial(self._reweight, embedding, task, weighting)
                 other, items, index = self._derive((task, weighting), reweight)
-                queries = other.queries(features, task)
-                return self._hits(queries, self._search_derived(items, index, queries, k, chosen))
-            queries = embedding.queries(features, task)
-        return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
+                queries = _embed(other, task, QUERIED[task], features, parts)
+                matches = self._search_derived(items, index, queries, end, chosen)
+                return [hits.page(offset, k) for hits in self._hits(queries, matches)]
+        queries = _embed(embedding, task, QUERIED[task], features, parts, weighting)
+        matches = self.store.search(task, queries, end, chosen, self.version)
+        return [hits.page(offset, k) for hits in self._hits(queries, matches)]
 
-    def similar(self, view: View, features: Floats, k: int, where: Where | None = None) -> list[Hits]:
-        """Return the k items of a view that are most similar to others of that view."""
-        _check_k(k)
-        task = TASK_OF[view]
-        queries = self.embedding.as_queries(self.embedding.items(features, task)[0])
-        chosen = self._filter(view, where)
-        return self._hits(queries, self.store.search(task, queries, k, chosen, self.version))
+    def similar(
+        self,
+        view: View,
+        features: Floats,
+        k: int,
+        where: Where | None = None,
+        *,
+        offset: int = 0,
+        parts: Sequence[QueryPart] = (),
+    ) -> list[Hits]:
+        """Return the k items of a view that are most similar to others of that view, from ``offset`` on."""
+        end, task = _check_page(k, offset), TASK_OF[view]
+        queries = _embed(self.embedding, task, view, features, parts)
+        matches = self.store.search(task, queries, end, self._filter(view, where), self.version)
+        return [hits.page(offset, k) for hits in self._hits(queries, matches)]
 
-    def packs(self, features: Floats, k: int) -> list[list[Pack]]:
+    def packs(self, features: Floats, k: int, offset: int = 0) -> list[list[Pack]]:
         """Return the k images whose captions, as a whole, are best for each image query."""
-        _check_k(k)
+        end = _check_page(k, offset) - 1
         packs = self._derive("packs", self._make_packs)
         queries = self.embedding.queries(features, "annotate")
-        inner, places = packs.index.search(queries, min(k, len(packs.images)))
+        inner, places = packs.index.search(queries, min(end, len(packs.images)))
         scores = self.embedding.scores(inner, queries)
         return [
-            self._rank_captions(packs, queries[i : i + 1], own, values)
+            self._rank_captions(packs, queries[i : i + 1], own[offset:], values[offset:])
             for i, (own, values) in enumerate(zip(places.tolist(), scores.tolist(), strict=True))
         ]
 
@@ -366,9 +393,44 @@ def check_ids(where: Any) -> list[Any]:
     return list(where)
 
 
-def _check_k(k: Any) -> None:
+def _check_page(k: Any, offset: Any) -> int:
+    """Return how many hits to find for ``k`` of them from ``offset`` on, and for whether there are more."""
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
         raise InputError(f"k={k!r} is not a number of hits; give 1 or more.")
+    if not isinstance(offset, int | np.integer) or isinstance(offset, bool) or offset < 0:
+        raise InputError(f"offset={offset!r} is not a number of hits to leave out; give 0 or more.")
+    return int(offset) + int(k) + 1
+
+
+def _embed(
+    embedding: Embedding,
+    task: Task,
+    view: View,
+    features: Floats,
+    parts: Sequence[QueryPart],
+    weighting: OtherWeighting | None = None,
+) -> Floats:
+    """Return the vectors of queries of a view, with ``parts`` added to a single one.
+
+    What is of the searched view enters by its vector as an item, as for similar items.
+    """
+    vectors = []
+    for part in (QueryPart(view, features), *parts):
+        if part.view == QUERIED[task]:
+            own = embedding.queries(part.features, task)
+        else:
+            own = embedding.as_queries(embedding.items(part.features, task)[0])
+        if isinstance(embedding, FusedEmbedding):
+            own = embedding.restrict(own, task, weighting)
+        vectors.append(own)
+    if not parts:
+        return vectors[0]
+    return embedding.compose(np.concatenate(vectors), [1.0, *(part.weight for part in parts)])
+
+
+def _check_probability(value: Any) -> None:
+    if not isinstance(value, int | float | np.floating) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InputError(f"min_probability={value!r} is not a probability; give a number from 0 to 1.")
 
 
 def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
