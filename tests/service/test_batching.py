@@ -26,7 +26,7 @@ def test_batched_queries_get_the_same_hits_as_alone(model, retriever):
 
     async def search_all():
         batcher = Batcher(Limits(batch=16, concurrency=2), threads=1, on_batch=sizes.append)
-        searches = [batcher.search(model, "search", [text], 1 + i % 5, None) for i, text in enumerate(texts)]
+        searches = [batcher.search(model, "search", [text], 1 + i % 5) for i, text in enumerate(texts)]
         answers = await asyncio.gather(*searches)
         batcher.close()
         return answers
@@ -48,7 +48,7 @@ def test_a_refused_text_does_not_fail_the_others(model, retriever):
         batcher = Batcher(Limits(), threads=1)
         requests = [[good[0]], ["zzyzx"], good, ["qwrtp zzyzx"]]
         answers = await asyncio.gather(
-            *(batcher.search(model, "search", queries, 2, None) for queries in requests),
+            *(batcher.search(model, "search", queries, 2) for queries in requests),
             return_exceptions=True,
         )
         batcher.close()
@@ -68,7 +68,7 @@ def test_features_and_texts_share_one_batch(model, retriever):
     async def search_all():
         batcher = Batcher(Limits(), threads=1)
         answers = await asyncio.gather(
-            *(batcher.search(model, "search", queries, 3, None) for queries in ([text], row, [text, text]))
+            *(batcher.search(model, "search", queries, 3) for queries in ([text], row, [text, text]))
         )
         batcher.close()
         return [[hit.id for hit in hits] for part in answers for hits in part]
@@ -84,7 +84,7 @@ def test_each_request_gets_its_own_ignored_words(model, retriever):
         batcher = Batcher(Limits(), threads=1)
         requests = (["a star"], ["a quokka", "a boat"], row, ["a wombat"])
         answers = await asyncio.gather(
-            *(batcher.search(model, "search", queries, 3, None) for queries in requests)
+            *(batcher.search(model, "search", queries, 3) for queries in requests)
         )
         batcher.close()
         return [[hits.ignored_words for hits in part] for part in answers]
@@ -98,7 +98,7 @@ def test_too_many_waiting_requests_get_503(model, retriever):
     async def search_all():
         batcher = Batcher(Limits(concurrency=1, waiting=3), threads=1)
         answers = await asyncio.gather(
-            *(batcher.search(model, "search", text, 1, None) for _ in range(9)), return_exceptions=True
+            *(batcher.search(model, "search", text, 1) for _ in range(9)), return_exceptions=True
         )
         assert batcher.slots.used == 0
         batcher.close()

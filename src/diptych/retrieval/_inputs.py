@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -109,7 +109,7 @@ def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
 def read_part(encoders: Encoders, view: View, part: Any, weight: float, layout: LayoutOf) -> QueryPart:
     """Encode a part of a query of a view: features are of that view, a text or image of its own."""
     if isinstance(part, QueryPart):
-        return part
+        return replace(part, weight=weight)
     own = view if is_features(part) else _find_view(encoders, view, part)
     queries = read_queries(encoders, own, part, layout)
     if len(queries.features) != 1:

@@ -28,7 +28,9 @@ from diptych._checks import InputError, with_article
 from diptych._persistence import library_version
 from diptych.image import UnreadableImage
 from diptych.retrieval import Retriever
+from diptych.retrieval._inputs import QueryPart
 from diptych.retrieval._items import Item, View
+from diptych.service import _schemas as schemas
 from diptych.service._batching import Batcher
 from diptych.service._files import SentFile, check_file, encode_first_view
 from diptych.service._images import Images, WebpImage
@@ -298,6 +300,29 @@ class Service:
                 raise _unreadable_file(model, item_id) from None
         return np.concatenate(blocks)
 
+    async def read_options(self, model: LoadedModel, view: View, body: schemas.PageOptions) -> dict[str, Any]:
+        """Return the options of a search in the library's terms; ``view`` is that of the query."""
+        options = body.model_dump(include={"offset", "where", "weighting", "min_probability"})
+        for name, parts in (("plus", body.plus), ("minus", body.minus)):
+            options[name] = [(await self._read_part(model, view, part), part.weight) for part in parts]
+        return options
+
+    async def _read_part(self, model: LoadedModel, view: View, part: schemas.Part) -> QueryPart:
+        """Encode a part of a query of a view."""
+        if part.features is not None:
+            return QueryPart(view, await self.look_up(model.join_features, view, part.features))
+        if part.id is not None:
+            item = await self.look_up(model.retriever.item, part.id)
+            own = "image" if item is None else item.view
+            return QueryPart(own, await self.item_features(model, own, [part.id]))
+        texts = [str(part.text)]
+        if view == "image" and model.inputs == "texts":
+            return QueryPart(view, await self.encode_first_texts(model, texts))
+        if (reason := model.why_not_encoded("text")) is not None:
+            raise Problem(422, "no-encoder", reason)
+        features, ignored = await self.batcher.run(model.encode_queries, texts)
+        return QueryPart("text", features, ignored_words=ignored[0])
+
     async def stored_image(self, item_id: str, side: int) -> WebpImage:
         """Return a stored image for a browser."""
         model = self.model
@@ -468,8 +493,8 @@ def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
         description = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        schemas = description["components"]["schemas"]
-        schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
+        known = description["components"]["schemas"]
+        known["ProblemDetails"] = ProblemDetails.model_json_schema()
         bodies = [
             content["schema"]
             for path in description["paths"].values()
@@ -477,8 +502,8 @@ def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
             for content in operation.get("requestBody", {}).get("content", {}).values()
         ]
         for schema in bodies:
-            schemas.update(schema.pop("$defs", {}))
-        requests = [schema for name, schema in schemas.items() if name.endswith("Request")]
+            known.update(schema.pop("$defs", {}))
+        requests = [schema for name, schema in known.items() if name.endswith(("Request", "Part"))]
         for schema in (*requests, *bodies):
             _add_limits(schema.get("properties", {}), limits)
         app.openapi_schema = description
@@ -488,6 +513,8 @@ def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
 def _add_limits(properties: dict[str, Any], limits: Limits) -> None:
     if "k" in properties:
         properties["k"]["maximum"] = limits.k
+    if "offset" in properties:
+        properties["offset"]["maximum"] = limits.k - 1
     for name in ("text", "id", "captions"):
         for kind in (properties.get(name, {}), *properties.get(name, {}).get("anyOf", ())):
             if kind.get("type") == "array":

@@ -8,6 +8,7 @@ query that arrives alone does not wait for others.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,12 @@ import numpy as np
 import threadpoolctl
 
 from diptych._checks import InputError, Task
-from diptych.retrieval import Hit, Hits
+from diptych.retrieval import Hits
 from diptych.service._limits import Limits, Slots
 from diptych.service._model import EncodedQueries, LoadedModel, Queries
 
-Key: TypeAlias = tuple[LoadedModel, Task, str | None]
-"""What queries must have in common to be searched in one pass."""
+Key: TypeAlias = tuple[LoadedModel, Task, str]
+"""What queries must have in common to be searched in one pass: also their options, as JSON."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -33,7 +34,9 @@ P = ParamSpec("P")
 class _Request:
     queries: Queries
     k: int
-    hits: asyncio.Future[list[list[Hit]]]
+    offset: int
+    options: dict[str, Any]  # those that its batch has in common
+    hits: asyncio.Future[list[Hits]]
 
 
 class Batcher:
@@ -63,15 +66,22 @@ class Batcher:
         task: Task,
         queries: Queries,
         k: int,
-        weighting: str | None = None,
-        where: dict[str, Any] | None = None,
-    ) -> list[list[Hit]]:
-        """Return the k best items for each query; queries without a filter share passes."""
+        *,
+        offset: int = 0,
+        plus: list[Any] | None = None,
+        minus: list[Any] | None = None,
+        **options: Any,
+    ) -> list[Hits]:
+        """Return the k best items for each query, as ``Retriever.search`` does with these options.
+
+        Queries with the same options share passes, whatever their ``k`` and ``offset``; composed ones do not.
+        """
         with self.slots:
-            request = _Request(queries, k, asyncio.get_running_loop().create_future())
-            key = (model, task, weighting)
-            if where is not None:
-                (answer,) = await self._run(lambda: _search_batch(key, [request], where))
+            request = _Request(queries, k, offset, options, asyncio.get_running_loop().create_future())
+            key = (model, task, json.dumps(options, sort_keys=True))
+            if plus or minus:
+                request.options.update(plus=plus or (), minus=minus or ())
+                (answer,) = await self._run(lambda: _search_batch(key, [request]))
                 if isinstance(answer, Exception):
                     raise answer
                 return answer
@@ -99,7 +109,7 @@ class Batcher:
                 batch.append(waiting.popleft())
                 size += len(batch[-1].queries)
             self._on_batch(size)
-            answers: list[list[list[Hit]] | Exception]
+            answers: list[list[Hits] | Exception]
             try:
                 answers = await self._run(lambda batch=batch: _search_batch(key, batch))  # type: ignore[misc]
             except Exception as error:  # every request of the batch gets it
@@ -114,22 +124,26 @@ class Batcher:
         del self._waiting[key]
 
 
-def _search_batch(
-    key: Key, batch: list[_Request], where: dict[str, Any] | None = None
-) -> list[list[list[Hit]] | Exception]:
-    model, task, weighting = key
+def _search_batch(key: Key, batch: list[_Request]) -> list[list[Hits] | Exception]:
+    model, task, _ = key
     search = model.retriever.search if task == "search" else model.retriever.annotate
     encoded = _encode_batch(model, batch)
     features = [each[0] for each in encoded if not isinstance(each, Exception)]
     if not features:
         return [each for each in encoded if isinstance(each, Exception)]
-    # The largest k serves all: a shorter list of hits is the beginning of a longer one.
-    k = max(r.k for r, each in zip(batch, encoded, strict=True) if not isinstance(each, Exception))
-    hits = iter(search(np.concatenate(features), k, where=where, weighting=weighting))
-    return [
-        each if isinstance(each, Exception) else [Hits(next(hits)[: r.k], words) for words in each[1]]
-        for r, each in zip(batch, encoded, strict=True)
-    ]
+    # The longest list serves all: a shorter one is its beginning.
+    ends = [r.offset + r.k for r, each in zip(batch, encoded, strict=True) if not isinstance(each, Exception)]
+    results = iter(search(np.concatenate(features), max(ends), **batch[0].options))
+    answers: list[list[Hits] | Exception] = []
+    for request, each in zip(batch, encoded, strict=True):
+        if isinstance(each, Exception):
+            answers.append(each)
+            continue
+        pages = [next(results).page(request.offset, request.k) for _ in each[1]]
+        for hits, words in zip(pages, each[1], strict=True):
+            hits.ignored_words = tuple(dict.fromkeys((*words, *hits.ignored_words)))
+        answers.append(pages)
+    return answers
 
 
 def _encode_batch(model: LoadedModel, batch: list[_Request]) -> list[EncodedQueries | Exception]:

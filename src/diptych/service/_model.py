@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from diptych._persistence import JOURNAL, ChangedError, find_current, real_folde
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._weighting import NAMES
 from diptych.report._card import FIGURE_FILE, describe_correction
-from diptych.retrieval import Hit, Item, Pack, Retriever
+from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
 from diptych.retrieval._embedding import FusedEmbedding
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
@@ -44,6 +45,9 @@ EXAMPLES = 8
 FACET_VALUES, FACETS = 12, 6
 MAX_CARD_BYTES = 2**20
 MAX_SPECTRUM = 512
+
+_KEYS = 50  # metadata keys that clients are told
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
 
 # Facets and examples are taken from the first items only, so that loading stays fast and memory bounded.
 _FACET_ITEMS, _EXAMPLE_ITEMS = 20_000, 1_000_000
@@ -169,7 +173,18 @@ class LoadedModel:
 
     def describe_hit(self, hit: Hit) -> dict[str, Any]:
         """Return a hit for clients."""
-        return {"score": _round(hit.score), **self.describe_item(hit.item)}
+        probability = None if hit.probability is None else _round(hit.probability)
+        return {"score": _round(hit.score), "probability": probability, **self.describe_item(hit.item)}
+
+    def describe_hits(self, hits: Hits) -> dict[str, Any]:
+        """Return what a result says of all of its hits together."""
+        known = hits.match_probability
+        return {
+            "ignored_words": list(hits.ignored_words),
+            "more": hits.more,
+            "no_match": hits.no_match,
+            "match_probability": None if known is None else _round(known),
+        }
 
     def describe_pack(self, pack: Pack) -> dict[str, Any]:
         """Return a pack for clients."""
@@ -256,6 +271,9 @@ class LoadedModel:
                 for view, own in _choose_examples(items).items()
             },
             "facets": _collect_facets(items[:_FACET_ITEMS]),
+            "ranges": _collect_ranges(items[:_FACET_ITEMS]),
+            "keys": sorted({key for item in items[:_FACET_ITEMS] for key in item.metadata})[:_KEYS],
+            "calibration": info.get("calibration", {"absent": "this model has no calibration."}),
             "features": {view: self._feature_widths(view) for view in VIEWS},
             "can": {"text": self.why_not_encoded("text"), "image": self.why_not_encoded("image")},
             "card": self.card.replace(f"]({FIGURE_FILE})", "]()"),
@@ -434,6 +452,25 @@ def _choose_examples(items: list[Item]) -> dict[View, list[Item]]:
         # The offset avoids that only first captions are chosen.
         examples[view] = short[step // 3 :: step][:EXAMPLES]
     return examples
+
+
+def _collect_ranges(items: list[Item]) -> dict[str, list[Any]]:
+    """Return the metadata keys whose values are all numbers, or all ISO dates, with least and greatest."""
+    kinds: dict[str, set[str]] = {}
+    ranges: dict[str, list[Any]] = {}
+    for item in items:
+        for key, value in item.metadata.items():
+            for each in value if isinstance(value, list) else [value]:
+                if each is None:
+                    continue
+                number = isinstance(each, int | float) and not isinstance(each, bool)
+                date = isinstance(each, str) and _ISO_DATE.match(each) is not None
+                kinds.setdefault(key, set()).add("number" if number else "date" if date else "other")
+                if kinds[key] in ({"number"}, {"date"}):
+                    least, most = ranges.get(key, (each, each))
+                    ranges[key] = [min(least, each), max(most, each)]
+    own = {key: ends for key, ends in ranges.items() if len(kinds[key]) == 1 and ends[0] != ends[1]}
+    return dict(sorted(own.items())[:FACETS])
 
 
 def _collect_facets(items: list[Item]) -> dict[str, list[Any]]:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=BaseModel)
 
+_JSON_FIELDS = ("where", "plus", "minus", "metadata")
+"""Fields of a form that hold lists or objects."""
+
 _PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 503)
 _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The image.", "content": {"image/webp": {"schema": {"type": "string"}}}},
@@ -82,7 +85,8 @@ def search_routes(service: Service) -> APIRouter:
         """Find images for texts, for stored captions, or for text features."""
         start, model = time.perf_counter(), service.model
         names = _query_names(body.features, body.text if body.text is not None else body.id)
-        schemas.check_sizes(service.limits, k=body.k, queries=len(names), texts=names if body.text else None)
+        schemas.check_sizes(service.limits, queries=len(names), texts=names if body.text else None)
+        schemas.check_page(service.limits, body, len(names))
         request.state.queries = names
         queries: Queries
         if body.features is not None:
@@ -93,7 +97,8 @@ def search_routes(service: Service) -> APIRouter:
             raise Problem(422, "no-encoder", reason)
         else:
             queries = names
-        hits = await service.batcher.search(model, "search", queries, body.k, body.weighting, body.where)
+        options = await service.read_options(model, "text", body)
+        hits = await service.batcher.search(model, "search", queries, body.k, **options)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
     @router.post(
@@ -113,7 +118,7 @@ def search_routes(service: Service) -> APIRouter:
                 names: list[Any] = [file.filename or "" for file in files]
                 if not files:
                     raise Problem(422, "bad-request", "the form has no file; send one in the field 'image'.")
-                schemas.check_sizes(service.limits, k=body.k, queries=len(files))
+                schemas.check_page(service.limits, body, len(files))
                 blocks = [
                     await service.encode_image(model, content=await file.read(), name=file.filename or "")
                     for file in files
@@ -123,7 +128,8 @@ def search_routes(service: Service) -> APIRouter:
             body = _validate(schemas.AnnotateRequest, await _read_json(request))
             names = _query_names(body.features, body.text if body.text is not None else body.id)
             texts = names if body.text is not None else None
-            schemas.check_sizes(service.limits, k=body.k, queries=len(names), texts=texts)
+            schemas.check_sizes(service.limits, queries=len(names), texts=texts)
+            schemas.check_page(service.limits, body, len(names))
             if body.features is not None:
                 features = await service.look_up(model.join_features, "image", body.features)
             elif texts is not None:
@@ -132,9 +138,13 @@ def search_routes(service: Service) -> APIRouter:
                 features = await service.item_features(model, "image", names)
         request.state.queries = names
         if body.packs:
-            packs = await service.batcher.run(model.retriever.annotate, features, body.k, packs=True)
-            return await service.look_up(_respond, model, names, packs, None, start, packs=True)
-        hits = await service.batcher.search(model, "annotate", features, body.k, body.weighting, body.where)
+            # One more tells whether there are further packs.
+            found = await service.batcher.run(
+                model.retriever.annotate, features, body.k + 1, offset=body.offset, packs=True
+            )
+            return await service.look_up(_respond, model, names, found, None, start, packs=body.k)
+        options = await service.read_options(model, "image", body)
+        hits = await service.batcher.search(model, "annotate", features, body.k, **options)
         return await service.look_up(_respond, model, names, hits, body.weighting, start)
 
     @router.post("/similar", response_model=schemas.SearchResponse, responses=_PROBLEMS)
@@ -142,7 +152,7 @@ def search_routes(service: Service) -> APIRouter:
         """Find images similar to an image, or captions similar to a caption, by id or by features."""
         start, model = time.perf_counter(), service.model
         names = _query_names(body.features, body.id)
-        schemas.check_sizes(service.limits, k=body.k)
+        schemas.check_page(service.limits, body, len(names))
         request.state.queries = names
         if body.view is not None and body.features is not None:
             view = body.view
@@ -151,8 +161,8 @@ def search_routes(service: Service) -> APIRouter:
             item = await service.look_up(model.retriever.item, *names)
             view = item.view if item is not None else "image"
             features = await service.item_features(model, view, names)
-        query = {str(view): features[0]}
-        hits = await service.batcher.run(model.retriever.similar, **query, k=body.k, where=body.where)
+        options = {str(view): features[0]} | await service.read_options(model, view, body)
+        hits = await service.batcher.run(model.retriever.similar, k=body.k, **options)
         return await service.look_up(_respond, model, names, [hits], None, start)
 
     return router
@@ -344,7 +354,7 @@ def _describe_body(
     template = "#/components/schemas/{model}"
     form = form_kind.model_json_schema(ref_template=template)
     form["title"] = form_kind.__name__
-    for name in ("where", "metadata"):  # objects are JSON in a field of a form
+    for name in _JSON_FIELDS:
         if name in form["properties"]:
             about = form["properties"][name].get("description", name)
             form["properties"][name] = {"type": "string", "description": f"{about} As JSON."}
@@ -387,12 +397,13 @@ def _form_images(form: FormData) -> list[UploadFile]:
 
 
 def _form_fields(form: FormData, lists: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a form without its images; ``where`` and ``metadata`` are parsed as JSON."""
+    """Return the fields of a form without its images; lists and objects are parsed as JSON."""
     fields: dict[str, Any] = {}
     for name in set(form) - {"image"}:
         values = [part for part in form.getlist(name) if isinstance(part, str)]
         fields[name] = values if name in lists else (values[-1] if values else None)
-        if name in ("where", "metadata"):
+        expression = name == "where" and not str(fields[name]).lstrip().startswith("{")
+        if name in _JSON_FIELDS and not expression:
             try:
                 fields[name] = json.loads(fields[name])
             except (ValueError, TypeError, RecursionError):
@@ -416,16 +427,17 @@ def _respond(
     weighting: str | None,
     start: float,
     *,
-    packs: bool = False,
+    packs: int = 0,
 ) -> JsonResponse:
-    """Return the hits, or packs, of each query."""
+    """Return the hits of each query, or at most so many ``packs``."""
     results: list[dict[str, Any]] = [{"query": name} for name in names]
     for result, answer in zip(results, answers, strict=True):
         if packs:
-            result["packs"] = [model.describe_pack(pack) for pack in answer]
+            result["packs"] = [model.describe_pack(pack) for pack in answer[:packs]]
+            result["more"] = len(answer) > packs
         else:
             result["hits"] = [model.describe_hit(hit) for hit in answer]
-            result["ignored_words"] = list(getattr(answer, "ignored_words", ()))
+            result |= model.describe_hits(answer)
     seconds = round(time.perf_counter() - start, 6)
     weighting = weighting or model.weighting
     return JsonResponse(

@@ -25,7 +25,8 @@ from diptych.service._limits import Limits
 MAX_ID = 512
 MAX_METADATA = 16_384
 MAX_WEIGHTING = 1024
-MAX_FILTER_KEYS, MAX_FILTER_VALUES = 16, 64
+MAX_FILTER = 16_384
+MAX_PARTS = 16
 
 Matrix: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -72,6 +73,18 @@ def _parse_features(value: Any) -> Matrix | dict[str, Matrix] | None:
     return blocks
 
 
+def _check_where(where: Any) -> Any:
+    if not isinstance(where, dict | str):
+        raise ValueError("expected an object, or an expression")
+    try:
+        size = len(where if isinstance(where, str) else json.dumps(where, allow_nan=False))
+    except (ValueError, RecursionError):
+        raise ValueError("it is not plain JSON values") from None
+    if size > MAX_FILTER:
+        raise ValueError(f"it has {size} characters; at most {MAX_FILTER} are accepted")
+    return where
+
+
 _ROW = {"type": "array", "items": {"type": "number"}, "minItems": 1}
 _ROWS = {"type": "array", "items": _ROW, "minItems": 1}
 _BLOCKS = {"type": "object", "additionalProperties": {"anyOf": [_ROW, _ROWS]}, "minProperties": 1}
@@ -94,14 +107,18 @@ ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_
 ItemPath = Annotated[str, AfterValidator(unquote)]
 """An item id in the path of a request, still percent-encoded."""
 
-Plain = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None
 Where = Annotated[
-    dict[
-        Annotated[str, Field(max_length=MAX_ID)],
-        Plain | Annotated[list[Plain], Field(max_length=MAX_FILTER_VALUES)],
-    ],
-    Field(max_length=MAX_FILTER_KEYS),
+    SkipValidation[dict[str, Any] | str],
+    AfterValidator(_check_where),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "maxLength": MAX_FILTER}]}),
 ]
+"""A filter, whose meaning ``diptych.retrieval`` checks."""
+
+ABOUT_WHERE = (
+    "Only items with this metadata: a value, or a list of accepted values, per key; an object of the "
+    "operators $eq $ne $gt $gte $lt $lte $in $nin $exists per key, joined by $and $or $not; or an expression "
+    'such as year >= 2010 and tag = "beach".'
+)
 
 
 def _examples(*examples: dict[str, Any]) -> ConfigDict:
@@ -114,12 +131,64 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
-class SearchOptions(RequestBody):
-    """Options of ``search`` and ``annotate``."""
+class Part(RequestBody):
+    """What is added to a query, or subtracted: a text, a stored item of either view, or features."""
+
+    model_config = _examples({"text": "snow", "weight": 0.5}, {"id": "images/scene-000007.png"})
+    text: Text | None = Field(None, description="A text.")
+    id: ItemId | None = Field(None, description="The id of a stored item, of either view.")
+    features: Features = Field(None, description="Of the view of the query, one row. " + ABOUT_FEATURES)
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="Its weight; the query itself has the weight 1."
+    )
+
+    @model_validator(mode="after")
+    def _check_part(self) -> Self:
+        _check_one(text=self.text, id=self.id, features=self.features)
+        if self.features is not None and count_rows(self.features) != 1:
+            raise ValueError("give one row of features")
+        return self
+
+
+def _as_part(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str) else value
+
+
+Parts = Annotated[
+    list[
+        Annotated[
+            Part,
+            BeforeValidator(_as_part, json_schema_input_type=Text | Part),
+        ]
+    ],
+    Field(max_length=MAX_PARTS),
+]
+
+
+class PageOptions(RequestBody):
+    """Options of all searches."""
 
     k: Annotated[int, Field(ge=1, description="Hits per query.")] = 12
-    where: Where | None = Field(
-        None, description="Only items with this metadata: a value, or a list of accepted values, per key."
+    offset: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Leave out this many of the best hits, for pages: offset 0, k, 2k, … never repeat or "
+            "skip an item while the items stay the same. offset and k together are limited as k is.",
+        ),
+    ] = 0
+    where: Where | None = Field(None, description=ABOUT_WHERE)
+    plus: Parts = Field(
+        default_factory=list, description="What to add to a single query; a string is a text, never a file."
+    )
+    minus: Parts = Field(default_factory=list, description="What to subtract from a single query.")
+
+
+class SearchOptions(PageOptions):
+    """Options of ``search`` and ``annotate``."""
+
+    min_probability: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+        None, description="Leave out hits that are less likely to be right; for a model with a calibration."
     )
     weighting: Annotated[str, Field(max_length=MAX_WEIGHTING)] | None = Field(
         None,
@@ -136,6 +205,8 @@ class SearchRequest(SearchOptions):
         {"text": "a red star at night", "k": 5},
         {"text": ["two boats on the sea", "three blue umbrellas"], "where": {"split": "test"}},
         {"id": "images/scene-000007.png#2", "weighting": "none"},
+        {"text": "a boat", "plus": ["night", {"id": "images/scene-000007.png"}], "minus": ["a star"]},
+        {"text": "a boat", "where": 'split = "test"', "k": 12, "offset": 12},
         {"features": [0.12, -1.5, 0.7], "k": 5},
         {"features": {"words": [0.12, -1.5], "tones": [0.7, 0.1, -0.3]}},
     )
@@ -156,8 +227,12 @@ class AnnotateForm(SearchOptions):
 
     @model_validator(mode="after")
     def _check_packs(self) -> Self:
-        if self.packs and (self.where is not None or self.weighting is not None):
-            raise ValueError("packs cannot be combined with where or weighting; leave those out")
+        others = (self.where, self.weighting, self.min_probability, *self.plus, *self.minus)
+        if self.packs and any(each is not None for each in others):
+            raise ValueError(
+                "packs cannot be combined with where, plus, minus, weighting or min_probability; leave those "
+                "out"
+            )
         return self
 
 
@@ -181,7 +256,7 @@ class AnnotateRequest(AnnotateForm):
         return self
 
 
-class SimilarRequest(RequestBody):
+class SimilarRequest(PageOptions):
     """Search images similar to an image, or captions similar to a caption."""
 
     model_config = _examples(
@@ -190,8 +265,6 @@ class SimilarRequest(RequestBody):
     id: ItemId | None = Field(None, description="The id of a stored item.")
     features: Features = Field(None, description=ABOUT_FEATURES)
     view: Literal["image", "text"] | None = Field(None, description="The view of the features.")
-    k: Annotated[int, Field(ge=1)] = 12
-    where: Where | None = None
 
     @model_validator(mode="after")
     def _check_query(self) -> Self:
@@ -287,9 +360,12 @@ class ItemOut(BaseModel):
 
 
 class HitOut(ItemOut):
-    """A hit. Scores order the hits of one query; they are not probabilities."""
+    """A hit. Scores order the hits of one query; probabilities are comparable between queries."""
 
     score: float | None
+    probability: float | None = Field(
+        None, description="How likely it is right; null if the model or the search has no calibration."
+    )
 
 
 class PackOut(BaseModel):
@@ -308,6 +384,13 @@ class QueryResult(BaseModel):
     packs: list[PackOut] | None = None
     ignored_words: list[str] | None = Field(
         None, description="Words of the query that the model does not know and ignored."
+    )
+    more: bool = Field(False, description="Whether there are further hits after these, at a larger offset.")
+    no_match: bool | None = Field(
+        None, description="Whether there is probably no right item at all; null if that is not known."
+    )
+    match_probability: float | None = Field(
+        None, description="How likely there is a right item, if half of all queries have one."
     )
 
 
@@ -379,6 +462,14 @@ class ModelOut(BaseModel):
     spectrum: dict[str, Any] = Field(description="Canonical correlations of each task's regularised model.")
     examples: dict[str, list[dict[str, Any]]]
     facets: dict[str, list[Any]] = Field(description="Metadata keys to filter by, with their values.")
+    ranges: dict[str, list[float | str]] = Field(
+        description="Metadata keys whose values are numbers or dates, with the least and the greatest."
+    )
+    keys: list[str] = Field(description="Metadata keys of the items, for filters.")
+    calibration: dict[str, Any] = Field(
+        description="For each task how probabilities were measured, and how good they are; or why there are "
+        "none, as absent."
+    )
     features: dict[str, int | dict[str, int]] = Field(
         description="Length of the features of each view; for named blocks, of each block."
     )
@@ -401,14 +492,27 @@ def _check_one(**queries: object) -> None:
         raise ValueError(f"give exactly one of {', '.join(names)} or {last}")
 
 
-def check_sizes(limits: Limits, *, k: int = 1, queries: int = 1, texts: list[str] | None = None) -> None:
+def check_page(limits: Limits, body: PageOptions, queries: int) -> None:
+    """Refuse a search that exceeds the limits of this server."""
+    if body.k > limits.k:
+        raise InputError(f"k={body.k} exceeds the limit of this server; ask for at most {limits.k} hits.")
+    if body.offset + body.k > limits.k:
+        raise InputError(
+            f"offset={body.offset} and k={body.k} reach beyond the first {limits.k} hits, the limit of this "
+            "server; ask for fewer."
+        )
+    parts = (*body.plus, *body.minus)
+    if parts and queries != 1:
+        raise InputError("plus and minus are for one query at a time; send a request for each.")
+    check_sizes(limits, queries=queries, texts=[part.text for part in parts if part.text is not None])
+
+
+def check_sizes(limits: Limits, *, queries: int = 1, texts: list[str] | None = None) -> None:
     """Refuse a request that exceeds the limits of this server."""
-    if k > limits.k:
-        raise InputError(f"k={k} exceeds the limit of this server; ask for at most {limits.k} hits.")
     if queries > limits.batch:
         raise InputError(f"the request has {count(queries, 'query')}; at most {limits.batch} are accepted.")
     if queries < 1:
         raise InputError("the request has no query; give at least one.")
-    longest = max(map(len, texts or [""]))
+    longest = max(map(len, texts or ()), default=0)
     if longest > limits.text_characters:
         raise InputError(f"a text has {longest} characters; at most {limits.text_characters} are accepted.")
