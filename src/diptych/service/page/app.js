@@ -113,6 +113,8 @@ async function showMore(pressed, place, mode, found) {
   if (hadFocus) place.querySelectorAll(".tile, .line")[before]?.focus({ preventScroll: true });
 }
 
+const shorten = (text) => (text.length > 40 ? `${text.slice(0, 39).trimEnd()}…` : text);
+
 /** Say what is shown for what, on the page and to screen readers. */
 function announce(mode, { item, parts, responses }) {
   const hits = hitsOf(responses[0].results[0]);
@@ -120,7 +122,7 @@ function announce(mode, { item, parts, responses }) {
   const isText = viewOf(state) === "text";
   const text = isText ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
   const words = [text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"],
-    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, labelOf(part, parts))])].flat(3);
+    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, shorten(labelOf(part, parts)))])].flat(3);
   const seconds = Math.max(...responses.map((each) => each.seconds));
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
   const spoken = words.map((word) => (typeof word === "string" ? word : isolated(word.textContent))).join("");

@@ -31,6 +31,14 @@ function range(name, limits, change) {
     field("from", "from", limits[0]), h("span", { "aria-hidden": "true" }, "–"), field("to", "to", limits[1]));
 }
 
+/** A condition that this model's metadata may meet, as an example. */
+function example(model) {
+  const [[least] = []] = Object.entries(model.ranges);
+  const [[facet, values] = []] = Object.entries(model.facets);
+  return [least && `${least} >= ${JSON.stringify(model.ranges[least][0])}`, facet && `${facet} = ${JSON.stringify(values[0])}`]
+    .filter(Boolean).join(" and ");
+}
+
 /** Make the controls for the metadata of a model; ``change`` takes a function of the state. */
 export function offerFilters(model, change) {
   const set = (side, key, text) => change((state) => ({ [side]: changed(state[side], key, text) }));
@@ -41,10 +49,11 @@ export function offerFilters(model, change) {
       controls.where.set(key, made.querySelector("select"));
       return made;
     }),
-    select("least", "probability", [["", "any"], ...LEAST.map((value) => [String(value), `at least ${percent(value)}`])],
+    select("least", "probability", [["", "any"], ...LEAST.map((value) => [String(value), `≥ ${percent(value)}`])],
       (value) => change(() => ({ least: Number(value) || null }))));
   show(by("ranges"), Object.entries(model.ranges).map(([key, limits]) => range(key, limits, set)));
   by("open-filter").hidden = !model.keys.length;
+  by("filter").placeholder = example(model);
   by("filter-hint").append(...model.keys.flatMap((key, at) => [at ? ", " : "", h("bdi", {}, key)]));
   by("open-filter").addEventListener("click", () => openFilters(by("filter-panel").hidden));
   by("filter-panel").addEventListener("submit", (event) => {
