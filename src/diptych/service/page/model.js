@@ -32,9 +32,9 @@ function calibration(measured) {
       : [h("td", { class: "left" }, method), h("td", {}, number(pairs)), h("td", { class: "strong" }, decimal(ece)), h("td", {}, decimal(auroc))]);
   });
   return [
-    h("p", { class: "note" }, "Calibration error: how far the stated probabilities are from the share of hits that are right, on average. Area under the curve: how well a query whose match is stored is told from one whose match is not; 0.5 is chance, 1 is perfect."),
+    h("p", { class: "note" }, "ECE, the expected calibration error, is how far the stated probabilities are from the share of hits that are right, on average. AUROC says how well queries without a match among the items are recognised; 0.5 is chance, 1 is perfect."),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Probabilities" }, h("table", {},
-      h("thead", {}, h("tr", {}, ["task", "method", "pairs", "calibration error", "area under the curve"].map((name, i) =>
+      h("thead", {}, h("tr", {}, ["task", "method", "pairs", "ECE", "AUROC"].map((name, i) =>
         h("th", { scope: "col", class: i === 1 ? "left" : "" }, name)))),
       h("tbody", {}, rows))),
   ];
