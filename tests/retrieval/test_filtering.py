@@ -5,7 +5,7 @@ import pytest
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._items import Filter
+from diptych.retrieval._filters import parse_filter
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from diptych.retrieval._items import Filter
 )
 def test_filters(where, fits):
     item = Item("a", "image", metadata={"split": "test", "n": 1, "flag": True})
-    assert Filter.by_metadata(where).matches(item) is fits
+    assert parse_filter(where).matches(item) is fits
 
 
 def test_a_filter_that_was_asked_before_sees_what_changed(views):

@@ -10,7 +10,8 @@ import pytest
 from psycopg import sql
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych.retrieval._items import Filter, Item
+from diptych.retrieval._filters import Filter, parse_filter
+from diptych.retrieval._items import Item
 from diptych.retrieval.stores._base import Block, ModelChanged
 from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _rows as vectors_module
@@ -322,7 +323,7 @@ class TestHostile:
         with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
             retriever.search(y[0], where={"\udcff": 1})
         with pytest.raises(InputError, match="there is no item"):
-            retriever.search(y[0], where="a\0")
+            retriever.search(y[0], where=["a\0"])
         assert list(PostgresStore(address).items(ids=["a\0"])) == []
 
     @pytest.mark.parametrize(
@@ -419,14 +420,14 @@ class TestGraphs:
         statement = "SELECT indexdef FROM pg_indexes WHERE indexname = %s AND schemaname = %s"
         ((definition,),) = database.ask(statement, graph, schema_of(address))
         assert "USING hnsw" in definition
-        rare, half = Filter(metadata={"rare": (True,)}), Filter(metadata={"half": (True,)})
+        rare, half = parse_filter({"rare": True}), parse_filter({"half": True})
         assert used_graph(store, rows[0], half) is not None
         assert used_graph(store, rows[0], rare) is not None
         assert used_graph(store, rows[0], None, graph=False) is None
         chosen = [i for i in range(3000) if about[i]["rare"]]
         expected = [str(chosen[i]) for i in np.argsort(-(rows[chosen] @ rows[0]))]
         some_ids = Filter(ids=frozenset(map(str, chosen)))
-        for where in (rare, some_ids, Filter(metadata={"half": (True,), "rare": (True,)})):
+        for where in (rare, some_ids, parse_filter({"half": True, "rare": True})):
             (results,) = store.search("search", rows[:1], 10, where, "1")
             assert [item.id for item, _ in results] == expected
         assert len(store.search("search", rows[:1], 3000, None, "1")[0]) == 3000

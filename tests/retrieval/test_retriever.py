@@ -218,10 +218,10 @@ def test_metadata_is_as_it_will_be_after_saving(make, tmp_path):
     given = {"3": {"tags": ("a", "b"), 5: "five", "deep": {"x": [1, None, 2.5]}}}
     made = make(metadata=given)
     expected = {"tags": ["a", "b"], "5": "five", "deep": {"x": [1, None, 2.5]}}
-    assert made.retriever.search(made.y[0], k=60, where="3")[0].metadata == expected
+    assert made.retriever.search(made.y[0], k=60, where=["3"])[0].metadata == expected
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
-    assert loaded.search(made.y[0], k=60, where="3")[0].metadata == expected
+    assert loaded.search(made.y[0], k=60, where=["3"])[0].metadata == expected
 
 
 def test_few_weightings_are_held_at_a_time(make_here):

@@ -132,7 +132,7 @@ def test_additions_and_removals_before_saving_are_read_again(make_here, same_ans
     for mmap in (False, True):
         loaded = Retriever.load(tmp_path / "model", mmap=mmap)
         same_answers(loaded, made.retriever, made.x[:4], made.y[:4], k=200)
-        assert loaded.search(made.y[0], where="4")[0].metadata == {"colour": "red"}
+        assert loaded.search(made.y[0], where=["4"])[0].metadata == {"colour": "red"}
         # ... and goes on coming and going.
         loaded.remove(["0", "new 1", "one"])
         loaded.add(made.x[:1], made.y[:1], ids=["newer"])

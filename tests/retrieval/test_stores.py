@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS, Filter
+from diptych.retrieval._filters import Filter, parse_filter
+from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenError
 from diptych.retrieval.stores._faiss import VectorIndex
@@ -176,13 +177,13 @@ def test_a_filter_by_ids_ignores_those_that_are_unknown_or_of_the_other_view(fil
 )
 def test_a_filter_by_metadata(filled, where, fits):
     queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
-    matches = filled.store.search("search", queries, 99, Filter.by_metadata(where), filled.version)
+    matches = filled.store.search("search", queries, 99, parse_filter(where), filled.version)
     assert_matches(matches, expected("search", queries, wanted), 99)
 
 
 def test_a_filter_by_ids_and_metadata(filled):
     queries, ids = queries_of("search"), {"i3", "i4", "i6", "i7"}
-    where = Filter(frozenset(ids), {"colour": ("blue",)})
+    where = Filter(frozenset(ids), parse_filter({"colour": "blue"}).condition)
     matches = filled.store.search("search", queries, 99, where, filled.version)
     assert_matches(matches, expected("search", queries, {"i3", "i6"}), 99)
 
@@ -193,7 +194,7 @@ def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
     ((match,),) = filled.store.search("search", queries, 9, where, filled.version)
     assert match[0].id == "i3"
     with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
-        filled.store.search("search", queries, 9, Filter(metadata={"\udcff": (1,)}), filled.version)
+        filled.store.search("search", queries, 9, parse_filter({"\udcff": 1}), filled.version)
     with pytest.raises(InputError, match="there is no item"):
         filled.store.remove(["a\0"])
     assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
@@ -220,7 +221,7 @@ VALUES = st.recursive(
 )
 def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, where):
     store = without_items
-    names, chosen = [f"item {i}" for i in range(len(metadata))], Filter.by_metadata(where)
+    names, chosen = [f"item {i}" for i in range(len(metadata))], parse_filter(where)
     block = make_block("image", names, metadata=dict(zip(names, metadata, strict=True)))
     version = store.state().version
     store.add([block], version)
@@ -239,9 +240,9 @@ def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, wh
 def test_a_metadata_key_that_no_item_has_is_an_error(filled):
     queries = queries_of("search")
     with pytest.raises(InputError, match="'color', which no item has .* did you mean 'colour'"):
-        filled.store.search("search", queries, 3, Filter.by_metadata({"color": "red"}), filled.version)
+        filled.store.search("search", queries, 3, parse_filter({"color": "red"}), filled.version)
     texts = queries_of("annotate")
-    where = Filter.by_metadata({"colour": "red"})  # a key of the other view is known
+    where = parse_filter({"colour": "red"})  # a key of the other view is known
     assert filled.store.search("annotate", texts, 3, where, filled.version) == [[]] * len(texts)
 
 
@@ -284,7 +285,7 @@ def test_names_of_any_kind_are_stored(filled, name):
         replace(make_block("text", [name]), items=[text]),
     ]
     filled.store.add(blocks, filled.version)
-    for where in (Filter(frozenset([name])), Filter(metadata={name: (name,)})):
+    for where in (Filter(frozenset([name])), parse_filter({name: name})):
         ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
         assert match[0] == image
     assert list(filled.store.items(image=name)) == [text]
@@ -474,7 +475,7 @@ def test_a_store_may_be_filled_with_nothing_and_added_to(empty):
     version, queries = store.state().version, queries_of("search")
     assert store.count() == 0
     assert store.search("search", queries, 3, None, version) == [[]] * len(queries)
-    assert store.search("search", queries, 3, Filter.by_metadata({"any": 1}), version) == [[]] * len(queries)
+    assert store.search("search", queries, 3, parse_filter({"any": 1}), version) == [[]] * len(queries)
     store.add(BLOCKS, version)
     assert_matches(store.search("search", queries, 3, None, version), expected("search", queries), 3)
 
@@ -587,7 +588,7 @@ class TestRetrievers:
         made = make(metadata=about)
         for where in ({"colour": "red"}, {"colour": ["red", "blue"], "even": True}, {"colour": []}, {}):
             hits = made.retriever.search(made.y[0], k=100, where=where)
-            chosen = Filter.by_metadata(where)
+            chosen = parse_filter(where)
             assert {int(hit.id) for hit in hits} == {
                 i for i in range(60) if chosen.matches(Item("", "image", metadata=about[str(i)]))
             }

@@ -83,9 +83,7 @@ def test_each_request_gets_its_own_ignored_words(model, retriever):
     async def search_all():
         batcher = Batcher(Limits(), threads=1)
         requests = (["a star"], ["a quokka", "a boat"], row, ["a wombat"])
-        answers = await asyncio.gather(
-            *(batcher.search(model, "search", queries, 3) for queries in requests)
-        )
+        answers = await asyncio.gather(*(batcher.search(model, "search", queries, 3) for queries in requests))
         batcher.close()
         return [[hits.ignored_words for hits in part] for part in answers]
 

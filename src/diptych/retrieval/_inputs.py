@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ from diptych.image._decoding import EXTENSIONS, is_image
 from diptych.image._encoders import Inputs
 from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
+from diptych.retrieval._filters import iso_string
 from diptych.retrieval._items import Item, View
 
 if TYPE_CHECKING:
@@ -334,12 +336,18 @@ def _check_length(n: int, values: Sequence[Any], name: str) -> None:
         raise InputError(f"{name} has {len(values)} entries; expected {n}, one for each item.")
 
 
+def _plain_date(value: Any) -> str:
+    if not isinstance(value, date):
+        raise TypeError(f"a value is of type {type(value).__name__}")
+    return iso_string(value)
+
+
 def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
     """Return metadata as it will be once it is written as JSON and read again."""
     if isinstance(metadata, dict) and not metadata:  # most items have none
         return {}
     try:
-        plain = json.loads(json.dumps(metadata, allow_nan=False))
+        plain = json.loads(json.dumps(metadata, allow_nan=False, default=_plain_date))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"the metadata of {name!r} cannot be stored ({error}); give strings, numbers, lists and dicts."

@@ -1,17 +1,15 @@
-"""Items, the filters that choose among them, the hits of a search, and items as lines of a file."""
+"""Items, the hits of a search, and items as lines of a file."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import ntpath
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -35,13 +33,8 @@ QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
 
-Plain: TypeAlias = str | int | float | None
-
 MAX_LINE = 2**20
 """Characters of one item in a file; a longer line is refused."""
-
-MOST_KEYS = 20
-"""Metadata keys that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -213,73 +206,6 @@ class Pack:
         """Return the pack as plain data."""
         captions = [hit.to_json() for hit in self.captions]
         return {"score": round(self.score, 6), "image": self.image, "captions": captions}
-
-
-Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool] | Iterable[str]
-"""What users filter by: metadata values (of a list, any one), a function of an item, or ids."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which items a search may return, as plain data."""
-
-    ids: frozenset[str] | None = None  # only items with one of these ids
-    metadata: Mapping[str, tuple[Plain, ...]] | None = None  # only items with one of its values for every key
-
-    @classmethod
-    def by_metadata(cls, where: Mapping[str, Any]) -> Filter:
-        """Return the filter for values of metadata, each a plain value or a list of them."""
-        metadata: dict[str, tuple[Plain, ...]] = {}
-        for key, value in where.items():
-            values = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
-            if not isinstance(key, str) or not all(map(_is_plain, values)):
-                raise InputError(
-                    f"the filter {key!r}: {value!r} holds no plain values; give a string, a finite number, "
-                    "true, false or None, or a list of these."
-                )
-            metadata[key] = values
-        return cls(metadata=metadata)
-
-    def matches(self, item: Item) -> bool:
-        """Return whether an item passes the filter."""
-        if self.ids is not None and item.id not in self.ids:
-            return False
-        own = item.metadata
-        return all(
-            key in own and any(_equal(own[key], value) for value in values)
-            for key, values in (self.metadata or {}).items()
-        )
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | None) or (isinstance(value, float) and isfinite(value))
-
-
-def _equal(stored: Any, value: Plain) -> bool:
-    # True equals 1 in Python; in a filter, as in JSON, it must not.
-    return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
-
-
-def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
-    """Refuse a filter with a metadata key that no item has; ``known`` are the keys of all items.
-
-    An unknown key matches nothing, so this need only be called when nothing matched.
-    """
-    keys = set(known)
-    unknown = next((key for key in where.metadata or () if key not in keys), None)
-    if unknown is None:
-        return
-    if not keys:
-        raise InputError(
-            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added."
-        )
-    near = difflib.get_close_matches(unknown, keys, 1)
-    listed = ", ".join(map(repr, sorted(keys)[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
-    raise InputError(
-        f"where names the key {unknown!r}, which no item has in its metadata"
-        + (f"; did you mean {near[0]!r}?" if near else ".")
-        + f" The keys there are: {listed}."
-    )
 
 
 def check_unique(items: Iterable[Item | StoredItem]) -> None:

@@ -33,6 +33,7 @@ from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout, OtherWeighting
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
+from diptych.retrieval._filters import Where
 from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._folder import (
     Base,
@@ -58,17 +59,7 @@ from diptych.retrieval._inputs import (
     stack_blocks,
     warn_outliers,
 )
-from diptych.retrieval._items import (
-    SEARCHED,
-    VIEWS,
-    Hits,
-    Item,
-    Pack,
-    View,
-    Where,
-    check_unique,
-    unknown_item,
-)
+from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, Pack, View, check_unique, unknown_item
 from diptych.retrieval._searcher import Searcher, check_ids
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
@@ -1124,7 +1115,7 @@ class Retriever:
 
 def _reusable(where: Where | None) -> Where | None:
     """Return a filter that can be used again; ids may come from an iterator."""
-    return where if where is None or callable(where) or isinstance(where, Mapping) else check_ids(where)
+    return where if where is None or callable(where) or isinstance(where, Mapping | str) else check_ids(where)
 
 
 def _summarize(model: FittedAWCCA | FittedFusion) -> str:

@@ -25,6 +25,7 @@ from diptych.retrieval._embedding import (
     embedding_of,
 )
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._filters import Filter, Where, check_metadata_keys, parse_filter
 from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import QueryPart, encode_items
 from diptych.retrieval._items import (
@@ -32,14 +33,11 @@ from diptych.retrieval._items import (
     SEARCHED,
     TASK_OF,
     VIEWS,
-    Filter,
     Hit,
     Hits,
     Item,
     Pack,
     View,
-    Where,
-    check_metadata_keys,
     unknown_item,
 )
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store
@@ -281,8 +279,8 @@ class Searcher:
     def _filter(self, view: View, where: Where | None) -> Filter | None:
         if where is None:
             return None
-        if isinstance(where, Mapping):
-            return Filter.by_metadata(where)
+        if isinstance(where, Mapping | str):
+            return parse_filter(where)
         if callable(where):
             return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
         ids = check_ids(where)
@@ -320,7 +318,7 @@ class Searcher:
         allowed = None
         if where is not None:
             allowed = np.flatnonzero([where.matches(item) for item in items])
-            if not len(allowed) and where.metadata and self.store.count():
+            if not len(allowed) and self.store.count():
                 check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
         inner, places = index.search(queries, min(int(k), max(1, len(items))), allowed=allowed)
         return [
@@ -383,12 +381,10 @@ class Searcher:
 
 
 def check_ids(where: Any) -> list[Any]:
-    """Return the ids of a filter by ids, which may be a single one."""
-    if isinstance(where, str):
-        return [where]
+    """Return the ids of a filter by ids."""
     if not hasattr(where, "__iter__"):
         raise InputError(
-            f"where={where!r} is not a filter; give values of metadata, a function of an Item, or ids."
+            f"where={where!r} is not a filter; give conditions on metadata, a function of an Item, or ids."
         )
     return list(where)
 

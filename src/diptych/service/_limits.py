@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from diptych._checks import InputError
 from diptych.image import UnreadableImage
+from diptych.retrieval._filters import FilterError
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 
 log = logging.getLogger("diptych.service")
@@ -168,6 +169,8 @@ def as_problem(error: Exception) -> Problem:
     if isinstance(error, RefusedError):
         log.warning("%s", error)
         return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
+    if isinstance(error, FilterError):
+        return Problem(422, "bad-filter", str(error)[:MAX_DETAIL])
     if isinstance(error, InputError):
         return Problem(422, "bad-input", str(error)[:MAX_DETAIL])
     if isinstance(error, RequestValidationError):
@@ -180,7 +183,8 @@ def as_problem(error: Exception) -> Problem:
         ]
         first = errors[0] if errors else {"field": "", "detail": "the request does not match its schema"}
         field = f"{first['field']}: " if first["field"] else ""
-        return Problem(422, "bad-request", f"{field}{first['detail']}.", errors=errors)
+        kind = "bad-filter" if first["field"] == "where" else "bad-request"
+        return Problem(422, kind, f"{field}{first['detail']}.", errors=errors)
     if isinstance(error, HTTPException):
         return Problem(error.status_code, "http", str(error.detail), error.headers)
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:

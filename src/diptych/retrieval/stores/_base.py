@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError, Task
-from diptych.retrieval._items import Filter, Item, View
+from diptych.retrieval._filters import Filter
+from diptych.retrieval._items import Item, View
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 

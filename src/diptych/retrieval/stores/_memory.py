@@ -12,16 +12,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import TASKS, Task, check_choice
+from diptych.retrieval._filters import Filter, check_metadata_keys, to_json
 from diptych.retrieval._items import (
     SEARCHED,
     TASK_OF,
     VIEWS,
-    Filter,
     Item,
     Places,
     StoredItem,
     View,
-    check_metadata_keys,
     check_unique,
     unknown_item,
 )
@@ -271,12 +270,12 @@ class MemoryStore:
     def _allowed(self, task: Task, where: Filter) -> Keys:
         if where.ids is not None:
             keys = self.table.keys_of(where.ids)
-            if not where.metadata:
+            if where.condition is None:
                 return keys
             pairs = ((key, item) for key in keys.tolist() if (item := self.table.get(key)) is not None)
             return self._matching(task, where, pairs)
         # Looking at every item takes longer than a search, and the same filter is often used again.
-        name, changes = (task, json.dumps(where.metadata, sort_keys=True)), self.table.changes
+        name, changes = (task, json.dumps(to_json(where.condition))), self.table.changes
         with self._writing:
             cached = self._matches.get(name)
             if cached is None or cached[0] != changes:
@@ -288,6 +287,6 @@ class MemoryStore:
     def _matching(self, task: Task, where: Filter, pairs: Iterable[tuple[int, Item]]) -> Keys:
         view = SEARCHED[task]
         keys = [key for key, item in pairs if item.view == view and where.matches(item)]
-        if not keys and where.metadata and len(self.table):
+        if not keys and len(self.table):
             check_metadata_keys(where, (key for _, item in self.table for key in item.metadata))
         return np.array(keys, np.int64)

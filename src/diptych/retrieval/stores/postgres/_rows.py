@@ -13,20 +13,46 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from diptych._checks import TASKS, InputError, Task
-from diptych.retrieval._items import VIEWS, Filter, Item, Plain, View, check_metadata_keys, unknown_item
+from diptych.retrieval._filters import (
+    And,
+    Condition,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Or,
+    check_metadata_keys,
+    required_keys,
+)
+from diptych.retrieval._items import VIEWS, Item, View, unknown_item
 from diptych.retrieval.stores._base import Floats, TakenError
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Tables, cast_for_graph
 
 Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Row: TypeAlias = tuple[Any, ...]
-Condition: TypeAlias = tuple[sql.Composable, dict[str, Any]]
+Choice: TypeAlias = tuple[sql.Composable, dict[str, Any]]
 """A condition on rows in SQL, and the values of its placeholders."""
 
 COLUMNS = sql.SQL("i.key, i.id, i.view, i.path, i.text, i.image, i.metadata")
 
 MAX_ID_BYTES = 2600
 """Longest value in an index of PostgreSQL."""
+
+_INDEXED_VALUES = 16  # of a condition, which are looked up in the index one by one; more are compared
+
+_SIGNS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
+
+# A path in strict mode looks no deeper than it says. It compares numbers with numbers and strings with
+# strings, by code point; anything else is not true.
+_COMPARE = """coalesce(
+    jsonb_path_exists(i.metadata -> {key}, {single}, {value}, true)
+    OR jsonb_path_exists(i.metadata -> {key}, {each}, {value}, true), FALSE)"""
+
+_IN_MANY = """CASE jsonb_typeof(i.metadata -> {key})
+    WHEN 'array' THEN EXISTS (SELECT FROM jsonb_array_elements(i.metadata -> {key}) e
+        WHERE e = ANY({values}::jsonb[]))
+    ELSE coalesce(i.metadata -> {key} = ANY({values}::jsonb[]), FALSE) END"""
 
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
@@ -142,7 +168,7 @@ def read_items(
     return [(row[0], make_item(row)) for row in connection.execute(statement, values).fetchall()]
 
 
-def filter_condition(connection: Connection, tables: Tables, where: Filter | None) -> Condition:
+def filter_condition(connection: Connection, tables: Tables, where: Filter | None) -> Choice:
     """Return a filter as a condition on ``key``."""
     conditions: list[sql.Composable] = [sql.SQL("TRUE")]
     values: dict[str, Any] = {}
@@ -150,26 +176,53 @@ def filter_condition(connection: Connection, tables: Tables, where: Filter | Non
         # Many ids are looked up once here, rather than once for each query.
         conditions.append(sql.SQL("key = ANY(%(keys)s)"))
         values["keys"] = list(find_keys(connection, tables, where.ids).values())
-    if where is not None and where.metadata:
-        metadata, values_of_metadata = metadata_condition(where.metadata)
+    if where is not None and where.condition is not None:
+        metadata = metadata_condition(where.condition, values)
         conditions.append(sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(tables.items, metadata))
-        values |= values_of_metadata
     return sql.SQL(" AND ").join(conditions), values
 
 
-def metadata_condition(metadata: Mapping[str, Sequence[Plain]]) -> Condition:
-    """Return a condition on ``i.metadata``: one of the values of every key."""
-    values: dict[str, Any] = {}
-    conditions: list[sql.Composable] = []
-    for name, options in metadata.items():
-        either: list[sql.Composable] = [sql.SQL("FALSE")]
-        for option in options:
-            if all(map(_is_storable, _all_strings([name, option]))):
-                placeholder = f"value_{len(values)}"
-                either.append(sql.SQL("i.metadata @> {}").format(sql.Placeholder(placeholder)))
-                values[placeholder] = Jsonb({name: option})
-        conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(either)))
-    return sql.SQL(" AND ").join(conditions), values
+def metadata_condition(condition: Condition, values: dict[str, Any]) -> sql.Composable:
+    """Return a condition on ``i.metadata``, never NULL; adds to the values of its placeholders."""
+
+    def bind(value: Any) -> sql.Placeholder:
+        values[name := f"value_{len(values)}"] = value
+        return sql.Placeholder(name)
+
+    def write(condition: Condition) -> sql.Composable:
+        match condition:
+            case And(parts):
+                return _join(" AND ", "TRUE", map(write, parts))
+            case Or(parts):
+                return _join(" OR ", "FALSE", map(write, parts))
+            case Not(part):
+                return sql.SQL("NOT {}").format(write(part))
+        if not _is_storable(condition.key):
+            return sql.SQL("FALSE")
+        if isinstance(condition, Exists):
+            return sql.SQL("i.metadata ? {}").format(bind(condition.key))
+        if isinstance(condition, In):
+            options = [value for value in condition.values if all(map(_is_storable, _all_strings(value)))]
+            if len(options) <= _INDEXED_VALUES:
+                contained = [{condition.key: each} for value in options for each in (value, [value])]
+                contains = sql.SQL("i.metadata @> {}")
+                return _join(" OR ", "FALSE", (contains.format(bind(Jsonb(each))) for each in contained))
+            return sql.SQL(_IN_MANY).format(key=bind(condition.key), values=bind([*map(Jsonb, options)]))
+        compares = f"? (@ {_SIGNS[condition.operator]} $value)"
+        return sql.SQL(_COMPARE).format(
+            key=bind(condition.key),
+            value=bind(Jsonb({"value": condition.value})),
+            single=sql.Literal(f"strict $ {compares}"),
+            each=sql.Literal(f"strict $[*] {compares}"),
+        )
+
+    return write(condition)
+
+
+def _join(operator: str, nothing: str, parts: Iterable[sql.Composable]) -> sql.Composable:
+    return sql.SQL("({})").format(
+        sql.SQL(operator).join(parts) if (parts := list(parts)) else sql.SQL(nothing)
+    )
 
 
 def check_filter_keys(connection: Connection, tables: Tables, where: Filter) -> None:
@@ -183,7 +236,7 @@ def check_filter_keys(connection: Connection, tables: Tables, where: Filter) -> 
         return row is not None and bool(row[0])
 
     # Listing the keys of all items takes a while, so that is done only where one is missing.
-    if all(_is_storable(name) and exists("metadata ? %s", name) for name in where.metadata or ()):
+    if all(_is_storable(name) and exists("metadata ? %s", name) for name in required_keys(where.condition)):
         return
     if exists("TRUE"):
         keys = sql.SQL("SELECT DISTINCT jsonb_object_keys(metadata) FROM {}").format(tables.items)
@@ -297,7 +350,7 @@ def search_vectors(
     task: Task,
     queries: Floats,
     k: int,
-    condition: Condition,
+    condition: Choice,
     dtype: str,
     *,
     graph: bool,

@@ -14,7 +14,8 @@ from psycopg import sql
 from psycopg.errors import UndefinedTable
 
 from diptych._checks import InputError, Task, check_choice
-from diptych.retrieval._items import SEARCHED, Filter, Item, View, check_unique
+from diptych.retrieval._filters import Filter
+from diptych.retrieval._items import SEARCHED, Item, View, check_unique
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
@@ -107,7 +108,7 @@ class PostgresStore:
             results = search_vectors(
                 connection, tables, task, queries, k, condition, current.dtype, graph=current.graph
             )
-            if where is not None and where.metadata and not any(results):
+            if where is not None and not any(results):
                 check_filter_keys(connection, tables, where)
             return [[(make_item(row[:-1]), row[-1]) for row in rows] for rows in results]
 
