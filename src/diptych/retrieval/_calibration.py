@@ -1,0 +1,381 @@
+r"""From scores to probabilities: how likely a hit is right, and whether there is anything right to find.
+
+Scores order the items of one query, but another query has another level: some texts are near many images.
+So an item is compared with the rest of what its own query found. With the scores
+:math:`s_1 \ge s_2 \ge \dots` of the ``BEST`` best items, and :math:`m` right items for a query on average,
+the *evidence* for item :math:`i` is
+
+.. math:: e_i = \beta s_i - \log\Bigl(e^{\beta b} + \sum_{j \in C_i} e^{\beta s_j}\Bigr),
+
+where :math:`C_i` are all others except the :math:`m - 1` best of them, which may be right as well, and
+:math:`b` is the score that one in twenty wrong items exceeds, so that no item is compared with nothing. For
+:math:`m = 1` this is the log-odds of a softmax. The sum grows with the gallery, so that a map from evidence
+to probability that was fitted on one gallery holds on others. Evidence increases with the score within a
+query, and the map does with evidence, so probabilities never change the order.
+
+The map and :math:`\beta` are fitted on held-out pairs, in galleries of all of them, of a fifth, and of a
+twenty-fifth. scikit-learn is used for that only: what is stored and applied are plain numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, count, plural
+from diptych._persistence import Schema
+from diptych.retrieval._embedding import Embedding
+from diptych.retrieval._items import QUERIED, SEARCHED, View
+
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+
+BEST = 100
+"""The best scores of a query, from which its probabilities are computed."""
+
+JUDGED = 10
+"""The hits of a query on which calibration is measured."""
+
+BINS = 15
+"""Bins of equal width for the expected calibration error."""
+
+FEWEST_IMAGES = 100
+"""Held-out images with texts; from fewer, probabilities were off by more than 0.1 in larger galleries."""
+
+_FITTED = 30  # best items of a query that the map is fitted on
+_PARTS = (1, 5, 25)  # galleries: everything that is held out, parts of a fifth and of a twenty-fifth
+_SMALLEST = 10  # images in a gallery
+_IMAGES, _QUERIES, _TRIED = 4000, 2000, 500  # most images and queries, and queries to choose β with
+_FOLDS = 5
+_BLOCK = 256
+
+_Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Above: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Measured(Schema, frozen=True):
+    """How good the probabilities are, by cross-validation over the held-out images.
+
+    ``ece`` is the expected calibration error of the ten best hits of each query, in 15 bins of equal width;
+    ``bins`` has the mean probability, the share of right hits and the number of hits in each. ``auroc`` is
+    the area under the curve for "is there a right item in the gallery at all?".
+    """
+
+    pairs: int
+    queries: int
+    gallery: int
+    ece: _Share
+    auroc: _Share
+    bins: list[tuple[_Share, _Share, int]]
+
+
+class ScoreMap(Schema, frozen=True):
+    """A map from evidence to probability that never falls: isotonic if it has knots, else Platt's.
+
+    ``knots`` have evidence and probability; the map is linear between. Otherwise the log-odds are
+    ``slope`` · evidence + ``intercept``.
+    """
+
+    slope: float = 0.0
+    intercept: float = 0.0
+    knots: tuple[tuple[float, _Share], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a map that could change the order of hits."""
+        evidence, values = np.array(self.knots).reshape(-1, 2).T
+        if self.slope < 0 or np.any(np.diff(evidence) < 0) or np.any(np.diff(values) < 0):
+            raise InputError("a calibration falls with the score; expected one that increases")
+
+    def __call__(self, evidence: Floats) -> Floats:
+        """Return the probabilities for some evidence."""
+        if not self.knots:
+            return _sigmoid(self.slope * evidence + self.intercept)
+        knots = np.array(self.knots)
+        return np.asarray(np.interp(evidence, knots[:, 0], knots[:, 1]), np.float64)
+
+
+class TaskCalibration(Schema, frozen=True):
+    """The probabilities of one task, as plain numbers; the module has their meaning."""
+
+    right: _Positive  # right items of a query, m
+    sharpness: _Above  # β
+    background: float  # b
+    map: ScoreMap
+    match: tuple[float, float, float]  # weights of the two features of ``_level``, and the intercept
+    measured: Measured
+
+    def probabilities(self, scores: Any) -> Floats:
+        """Return the probability of each hit of a query, from all its scores, best first.
+
+        The first ``BEST`` of them count; with fewer, there must be no more items.
+        """
+        rows = np.asarray(scores, np.float64)[None, :]
+        found: Floats = self.map(_evidence(rows, self.sharpness, self.right, self.background))[0]
+        return found
+
+    def match_probability(self, scores: Any) -> float:
+        """Return how likely there is a right item in the gallery, if half of all queries had one."""
+        if len(scores) == 0:
+            return 0.0
+        rows = np.asarray(scores, np.float64)[None, :BEST]
+        features = _level(rows, self.sharpness, self.right, self.background)
+        return float(_sigmoid(features @ self.match[:2] + self.match[2])[0])
+
+    def describe(self) -> dict[str, Any]:
+        """Return what people want to know of it, as plain data."""
+        method = "isotonic" if self.map.knots else "platt"
+        return {"method": method, **msgspec.to_builtins(self.measured)}
+
+
+Calibration: TypeAlias = dict[Task, TaskCalibration] | str
+"""The calibration of both tasks; or why there is none, in words."""
+
+
+def describe_calibration(calibration: Calibration) -> dict[str, Any]:
+    """Return what people want to know of a calibration, as plain data."""
+    if isinstance(calibration, str):
+        return {"absent": calibration}
+    return {task: calibration[task].describe() for task in TASKS}
+
+
+def fit_calibration(
+    embedding: Embedding, x: Any, y: Any, pairing: Any, names: ViewNames = IMAGE_AND_TEXT
+) -> Calibration:
+    """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on."""
+    owners = np.asarray(pairing)
+    images = np.unique(owners)
+    if len(images) < FEWEST_IMAGES:
+        few = count(len(images), f"held-out {names.image}")
+        are = "was" if len(images) == 1 else "were"
+        return f"there {are} {few} with {plural(names.caption)}; probabilities need {FEWEST_IMAGES}"
+    rng = np.random.default_rng(0)
+    images = rng.permutation(images)[:_IMAGES]
+    place = np.full(len(x), -1)
+    place[images] = np.arange(len(images))
+    captions = np.flatnonzero(place[owners] >= 0)
+    features: dict[View, Any] = {"image": np.asarray(x)[images], "text": np.asarray(y)[captions]}
+    owner: dict[View, Any] = {"image": np.arange(len(images)), "text": place[owners[captions]]}
+    fitted: dict[Task, TaskCalibration] = {}
+    for task in TASKS:
+        queried, searched = QUERIED[task], SEARCHED[task]
+        rows = np.sort(rng.permutation(len(owner[queried]))[:_QUERIES])
+        queries = embedding.queries(features[queried][rows], task)
+        items = embedding.items(features[searched], task)[0]
+        galleries, background = _score(embedding, queries, items, owner[queried][rows], owner[searched])
+        right, sizes = max(1, round(len(items) / len(images))), (len(captions), len(items))
+        try:
+            fitted[task] = _fit_task(galleries, owner[queried][rows], right, background, sizes)
+        except InputError as error:
+            return str(error).rstrip(".")
+    return fitted
+
+
+@dataclass(frozen=True, eq=False)
+class _Gallery:
+    """Each query's best scores in galleries of one size, which are right, and the best without those."""
+
+    scores: Floats
+    right: Bools
+    without: Floats
+
+
+def _score(
+    embedding: Embedding, queries: Any, items: Any, query_owner: Any, item_owner: Any
+) -> tuple[list[_Gallery], float]:
+    """Score every query in a gallery of everything, and in parts of it that have its own right items.
+
+    Return the galleries, and the score that one in twenty wrong items exceeds.
+    """
+    right_items, limits = np.bincount(item_owner), list[float]()
+    most, width = len(right_items) // _SMALLEST, min(BEST + int(right_items.max()), len(items))
+    best: dict[int, list[tuple[Floats, Bools]]] = {parts: [] for parts in _PARTS if parts <= most}
+    for start in range(0, len(queries), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        scores = np.asarray(embedding.scores(queries[some] @ items.T, queries[some]), np.float64)
+        right = query_owner[some, None] == item_owner[None, :]
+        limits.append(float(np.quantile(scores[~right], 0.95)))
+        for parts, found in best.items():
+            # Images are in random order, so that their places make random parts.
+            near = query_owner[some, None] % parts == item_owner[None, :] % parts
+            values = np.where(near, scores, -np.inf)
+            first = np.argpartition(-values, width - 1, axis=1)[:, :width]
+            order = np.argsort(-np.take_along_axis(values, first, 1), axis=1, kind="stable")
+            first = np.take_along_axis(first, order, 1)
+            found.append((np.take_along_axis(values, first, 1), np.take_along_axis(right, first, 1)))
+    galleries = []
+    for found in best.values():
+        scores, right = (np.concatenate(each) for each in zip(*found, strict=True))
+        without = -np.sort(-np.where(right, -np.inf, scores), axis=1)
+        galleries.append(_Gallery(scores[:, :BEST], right[:, :BEST], without[:, :BEST]))
+    return galleries, float(np.mean(limits))
+
+
+def _fit_task(
+    galleries: Sequence[_Gallery], owner: Any, right: int, background: float, sizes: tuple[int, int]
+) -> TaskCalibration:
+    """Fit on the best scores of queries of some images; ``sizes`` are the numbers of pairs and of items."""
+    sharpness = _choose_sharpness(galleries, right, background)
+    evidence = [_evidence(own.scores, sharpness, right, background) for own in galleries]
+    levels = [
+        [_level(scores, sharpness, right, background) for scores in (own.scores, own.without)]
+        for own in galleries
+    ]
+    # Probabilities of 0 and 1 would claim more than so many queries can show.
+    least, folds = 1 / (len(owner) + 2), owner % _FOLDS  # all queries of an image are in one fold
+    judged = {method: np.empty((len(owner), JUDGED)) for method in _METHODS}
+    present, absent = np.empty(len(owner)), np.empty(len(owner))
+    for fold in range(_FOLDS):
+        test, train = folds == fold, folds != fold
+        hits = _training_hits(evidence, galleries, train)
+        for method, fit in _METHODS.items():
+            judged[method][test] = fit(*hits, least)(evidence[0][test, :JUDGED])
+        weights = _fit_match(levels, train)
+        for values, own in zip((present, absent), levels[0], strict=True):
+            values[test] = own[test] @ weights[:2] + weights[2]
+    truth = galleries[0].right[:, :JUDGED]
+    method = min(_METHODS, key=lambda each: _log_loss(judged[each], truth))
+    bins = reliability(judged[method].ravel(), truth.ravel())
+    every = np.ones(len(owner), bool)
+    return TaskCalibration(
+        right,
+        sharpness,
+        background,
+        _METHODS[method](*_training_hits(evidence, galleries, every), least),
+        _fit_match(levels, every),
+        Measured(sizes[0], len(owner), sizes[1], calibration_error(bins), _area(present, absent), bins),
+    )
+
+
+def reliability(probabilities: Floats, right: Bools, bins: int = BINS) -> list[tuple[float, float, int]]:
+    """Return mean probability, share of right hits and number of hits of each bin that has any."""
+    which = np.minimum((probabilities * bins).astype(int), bins - 1)
+    return [
+        (float(probabilities[own].mean()), float(right[own].mean()), int(own.sum()))
+        for each in range(bins)
+        if (own := which == each).any()
+    ]
+
+
+def calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
+    """Return the expected calibration error: the mean difference in bins, weighted by their hits."""
+    return sum(abs(p - share) * n for p, share, n in bins) / sum(n for _, _, n in bins)
+
+
+def _evidence(scores: Floats, sharpness: float, right: int, background: float) -> Floats:
+    """Return the evidence for each item; ``scores`` are sorted, with −∞ where there are no more items."""
+    best = scores[:, :1]
+    own = sharpness * (scores - best)
+    mass = np.exp(own)
+    mass[:, BEST:] = 0
+    rest = _rest(mass, best, sharpness, right, background)
+    others = np.repeat(rest, scores.shape[1], axis=1)
+    # Beyond the first m, the m-th is a competitor too, and the item itself is none.
+    others[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
+    return own - np.log(others)
+
+
+def _rest(mass: Floats, best: Floats, sharpness: float, right: int, background: float) -> Floats:
+    floor = np.exp(np.clip(sharpness * (background - best), -600, 600))
+    rest: Floats = mass[:, right:].sum(axis=1, keepdims=True) + floor
+    return rest
+
+
+def _level(scores: Floats, sharpness: float, right: int, background: float) -> Floats:
+    """Return the mean of each query's best scores, as many as are right, and the level of the others."""
+    best = scores[:, :1]
+    mass = np.exp(sharpness * (scores - best))
+    level = best + np.log(_rest(mass, best, sharpness, right, background)) / sharpness
+    top = scores[:, :right]
+    mean = np.where(np.isfinite(top), top, 0).sum(axis=1) / np.isfinite(top).sum(axis=1)
+    return np.stack([mean, level[:, 0]], axis=1)
+
+
+def _sigmoid(values: Floats) -> Floats:
+    return 1 / (1 + np.exp(-np.clip(values, -600, 600)))
+
+
+def _training_hits(
+    evidence: Sequence[Floats], galleries: Sequence[_Gallery], queries: Bools
+) -> tuple[Floats, Bools]:
+    """Return evidence and truth of the best hits of some queries in all galleries."""
+    usable = [np.isfinite(own.scores[queries, :_FITTED]) for own in galleries]
+    found = [values[queries, :_FITTED][some] for values, some in zip(evidence, usable, strict=True)]
+    truth = [own.right[queries, :_FITTED][some] for own, some in zip(galleries, usable, strict=True)]
+    return np.concatenate(found), np.concatenate(truth)
+
+
+def _fit_platt(evidence: Floats, truth: Bools, least: float = 0.0) -> ScoreMap:
+    slope, intercept = _regress(evidence[:, None], truth)
+    if slope > 0:
+        return ScoreMap(slope, intercept)
+    rate = float(truth.mean())
+    return ScoreMap(0.0, float(np.log(rate / (1 - rate))))
+
+
+def _fit_isotonic(evidence: Floats, truth: Bools, least: float) -> ScoreMap:
+    from sklearn.isotonic import IsotonicRegression
+
+    steps = IsotonicRegression(y_min=least, y_max=1 - least).fit(evidence, truth)
+    return ScoreMap(knots=tuple(zip(steps.X_thresholds_.tolist(), steps.y_thresholds_.tolist(), strict=True)))
+
+
+_METHODS: dict[str, Callable[[Floats, Bools, float], ScoreMap]] = {
+    "platt": _fit_platt,
+    "isotonic": _fit_isotonic,
+}
+
+
+def _choose_sharpness(galleries: Sequence[_Gallery], right: int, background: float) -> float:
+    """Return the β with the smallest log loss of Platt's map, over multiples of the spread of scores."""
+    whole = galleries[0].scores
+    last = np.isfinite(whole).sum(axis=1) - 1
+    spread = float(np.median(whole[:, 0] - whole[np.arange(len(whole)), last])) or 1.0
+    some = np.zeros(len(whole), bool)
+    some[np.linspace(0, len(whole) - 1, min(_TRIED, len(whole))).astype(int)] = True
+
+    def loss(sharpness: float) -> float:
+        evidence = [_evidence(own.scores, sharpness, right, background) for own in galleries]
+        found, truth = _training_hits(evidence, galleries, some)
+        return _log_loss(_fit_platt(found, truth)(found), truth)
+
+    return float(min(np.geomspace(1.0, 100.0, 14) / spread, key=loss))
+
+
+def _fit_match(levels: Sequence[Sequence[Floats]], queries: Bools) -> tuple[float, float, float]:
+    """Return the weights of ``_level``'s features, and the intercept, for a right item in the gallery."""
+    rows = np.concatenate([own[queries] for both in levels for own in both])
+    truth = np.concatenate(
+        [np.full(int(queries.sum()), at == 0) for both in levels for at in range(len(both))]
+    )
+    first, second, intercept = _regress(rows, truth)
+    return first, second, intercept
+
+
+def _regress(rows: Floats, truth: Bools) -> tuple[float, ...]:
+    """Return the weights and the intercept of a logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+
+    if truth.all() or not truth.any():
+        raise InputError("the held-out pairs have no wrong item, or no right one, among the best.")
+    mean, scale = rows.mean(axis=0), np.maximum(rows.std(axis=0), 1e-12)
+    model = LogisticRegression(C=1e4, max_iter=1000).fit((rows - mean) / scale, truth)
+    weights = model.coef_[0] / scale
+    return (*weights.tolist(), float(model.intercept_[0] - weights @ mean))
+
+
+def _log_loss(probabilities: Floats, truth: Bools) -> float:
+    p = np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)
+    return float(-np.log(p).mean())
+
+
+def _area(present: Floats, absent: Floats) -> float:
+    """Return the area under the curve: the share of pairs in which the first is greater."""
+    from sklearn.metrics import roc_auc_score
+
+    truth = np.repeat([1, 0], [len(present), len(absent)])
+    return float(roc_auc_score(truth, np.concatenate([present, absent])))
