@@ -839,7 +839,7 @@ def test_more_like_this_finds_images_and_captions(visit_dated, dated, width):
     page.wait_for_url("**/?image=*&similar=1")
     page.locator("#status", has_text="12 images like this image").wait_for()
     assert shown_ids(page) == ids(dated.similar(image=dated.item(image).path, k=13))[1:]
-    assert page.locator(".chosen img").is_visible()
+    page.locator(".chosen img").evaluate("image => image.decode()")
     assert page.locator("#compare").is_hidden()
     check_width(page, width)
     page.go_back()
@@ -885,10 +885,7 @@ def test_ranges_and_conditions_filter(visit_dated, dated, width):
     condition.fill("year >> 3")
     condition.press("Enter")
     wait_for_notice(page, "This filter is not possible")
-    assert (
-        "year >> 3" in page.locator("#filter-error").inner_text()
-        or ">>" in page.locator("#filter-error").inner_text()
-    )
+    assert ">>" in page.locator("#filter-error").inner_text()
     assert condition.get_attribute("aria-invalid") == "true"
     check_width(page, width)
     page.get_by_role("button", name="Remove the filter").click()
@@ -929,11 +926,11 @@ def test_show_more_appends_the_next_results(visit_dated, dated, width):
 
 def test_show_more_starts_again_if_items_were_removed(visit, serve_in_thread):
     retriever = fit_molecules()
-    page = visit("/?q=an amine with four carbon atoms", base=serve_in_thread(retriever))
+    page = visit("/?input=CCCCN", base=serve_in_thread(retriever))
     gone, *_ = shown_ids(page)
     retriever.remove([gone])
     page.get_by_role("button", name="Show more").click()
-    assert shown_ids(page, 24) == ids(retriever.search("an amine with four carbon atoms", k=24))
+    assert shown_ids(page, 24) == ids(retriever.annotate("CCCCN", k=24))
 
 
 @WINDOWS

@@ -50,8 +50,8 @@ function layOut(mode) {
   panels.classList.toggle("comparing", state.compare && mode !== "empty");
   // The query comes before the results, for screen readers and on narrow screens. The panel that may have
   // the cursor stays where it is: moving it would lose the cursor.
-  if (mode === "annotate" && !state.similar) panels.prepend(by("images"));
-  else panels.append(by("images"));
+  const isFirst = mode === "annotate" && !state.similar;
+  if (isFirst !== (panels.firstElementChild === by("images"))) panels[isFirst ? "prepend" : "append"](by("images"));
   by("toolbar").hidden = mode === "empty";
   by("compare").setAttribute("aria-pressed", String(state.compare));
   by("compare").hidden = compared(mode).length === 0;
