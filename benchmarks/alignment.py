@@ -49,7 +49,8 @@ from diptych import AWCCA, Fusion  # noqa: E402
 from diptych.cca import Tikhonov, bjorck_golub, regularized_cca, spectra  # noqa: E402
 from diptych.cca.selection._textbook import dimensions_up_to  # noqa: E402
 from diptych.fusion import Block  # noqa: E402
-from diptych.ranking import Truth, annotate_ranks, ranks, search_ranks, summary, tie_slack  # noqa: E402
+from diptych.ranking import ranks, summary  # noqa: E402
+from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
 TASKS = ("search", "annotate")

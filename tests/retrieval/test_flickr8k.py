@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, Retriever, retrieval_scores
-from diptych.data import open_features, read_pairs
+from diptych.data import PairedViews, open_features, read_pairs
 from diptych.retrieval.stores._faiss import VectorIndex
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
@@ -150,3 +150,25 @@ def test_postgresql_finds_the_ten_best(first_captions, model, here, fresh, kind,
                 # Sums of float32 in another order may turn a hair's breadth around.
                 assert kind == "hnsw" or one.id == other.id or abs(one.score - other.score) < 1e-6
         assert same / (10 * len(queries)) >= share
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_a_run_gives_the_same_metrics_elsewhere(retriever, flickr, task, tmp_path):
+    measures = pytest.importorskip("ir_measures", reason="ir-measures is not installed")
+    pairs, x, y = flickr
+    result = retriever.evaluate(PairedViews(pairs, x, y))
+    result.write_run(tmp_path / "run.trec", task=task)
+    result.write_qrels(tmp_path / "qrels.trec", task=task)
+    files = [
+        list(measures.read_trec_qrels(str(tmp_path / "qrels.trec"))),
+        list(measures.read_trec_run(str(tmp_path / "run.trec"))),
+    ]
+    asked = {"r@1": measures.Success @ 1, "r@10": measures.Success @ 10, "ndcg@10": measures.nDCG @ 10}
+    computed = measures.calc_aggregate([*asked.values(), measures.RR], *files)
+    # Captions that occur twice are ties, which count against the model here and are ordered by id there.
+    for name, own in asked.items():
+        assert result[task][name] == pytest.approx(100 * computed[own], abs=0.5)
+        low, high = result.intervals()[task][name]
+        assert low < result[task][name] < high
+    # Beyond the 100 items of the run, a reciprocal rank is below 1 / 100.
+    assert result[task]["mrr"] == pytest.approx(100 * computed[measures.RR], abs=0.5)

@@ -71,7 +71,11 @@ class Commands(LazyGroup):
             "fit",
             "Fit a searchable model on pairs, or on features of both views, and report its recall.",
         ),
-        "evaluate": ("diptych.cli._fit", "evaluate", "Measure the recall of a model, both ways."),
+        "evaluate": (
+            "diptych.cli._fit",
+            "evaluate",
+            "Measure how well a model retrieves known pairs, both ways.",
+        ),
         "search": (
             "diptych.cli._search",
             "search",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych._checks import InputError, check_choice, count
+from diptych._checks import InputError, check_choice, check_task, count
 from diptych.cli import _options as opt
 from diptych.cli._options import (
     INDEX,
@@ -35,6 +35,7 @@ from diptych.cli._output import (
     hide_library_bars,
     limit_threads,
     make_console,
+    metrics_table,
     print_json,
     recall_table,
     report_errors,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from diptych.fusion import Fusion
 
 Settings = dict[str, dict[str, Any]]
+
+FILES = "Files"
 
 
 def fit(
@@ -198,12 +201,33 @@ def evaluate(
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
     text_encoder: opt.TextEncoderNames = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", rich_help_panel=FILES, help="CSV file of the metrics.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option("--latex", rich_help_panel=FILES, help="LaTeX table of the metrics.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", rich_help_panel=FILES, help="TREC run: the best items of each query."),
+    ] = None,
+    qrels: Annotated[
+        Path | None, typer.Option("--qrels", rich_help_panel=FILES, help="TREC qrels: which items are right.")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(rich_help_panel=FILES, help="Of --run and --qrels: search or annotate.")
+    ] = "search",
+    depth: Annotated[
+        int, typer.Option(min=1, rich_help_panel=FILES, help="Items of each query in --run.")
+    ] = 100,
     threads: opt.Threads = None,
     device: opt.Device = "cpu",
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the recall of a model, both ways.
+    """Measure how well a model retrieves known pairs, both ways.
+
+    Recalls, MRR, nDCG and mAP are in percent. Intervals are of 95 %, by bootstrap over images.
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
@@ -212,6 +236,11 @@ def evaluate(
 
     with report_errors(), limit_threads(threads):
         check_choice(split, ("train", "val", "test", "all"), "split")
+        check_task(task)
+        if run is None:
+            refuse_unused(ctx, ("depth",), "without --run")
+        if run is None and qrels is None:
+            refuse_unused(ctx, ("task",), "without --run or --qrels")
         retriever = Retriever.load(
             model,
             make_image_encoder(image_encoder, recipe, weights),
@@ -229,11 +258,22 @@ def evaluate(
             refuse_unused(ctx, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
         name = "all" if dataset.splits is None else split
         with show_progress("encoding", quiet or as_json or not is_raw) as bar:
-            scores = retriever.evaluate(data, None if name == "all" else name, watch=EncodingBars(*bar))
+            result = retriever.evaluate(data, None if name == "all" else name, watch=EncodingBars(*bar))
+        if csv is not None:
+            result.write_csv(csv)
+        if latex is not None:
+            result.write_latex(latex)
+        if run is not None:
+            result.write_run(run, task=task, depth=depth)
+        if qrels is not None:
+            result.write_qrels(qrels, task=task)
         if as_json:
-            print_json({name: scores})
+            print_json({name: result, "intervals": result.intervals()})
         elif not quiet:
-            make_console().print(recall_table(name, scores))
+            console = make_console()
+            console.print(metrics_table(name, result))
+            for file in filter(None, (csv, latex, run, qrels)):
+                console.print(f"wrote {file}")
 
 
 def _refuse_unused(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from diptych.data import Progress
+    from diptych.retrieval import Evaluation
     from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
@@ -174,6 +175,21 @@ def recall_table(title: str, scores: dict[str, dict[str, float]]) -> Table:
         table.add_column(name, justify="right")
     for task, values in scores.items():
         table.add_row(task, *(f"{values[key]:.1f}" for key in COLUMNS))
+    return table
+
+
+def metrics_table(title: str, result: Evaluation) -> Table:
+    """Return a table of all metrics of both tasks, with their intervals."""
+    from rich.table import Table
+
+    from diptych.retrieval._evaluation import TITLES
+
+    table, limits = Table(title=title, title_justify="left"), result.intervals()
+    table.add_column("metric")
+    for task in result:
+        table.add_column(task, justify="right")
+    for name, shown in TITLES.items():
+        table.add_row(shown, *result.cells(name, limits))
     return table
 
 

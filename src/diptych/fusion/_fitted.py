@@ -253,9 +253,15 @@ class FittedFusion:
     def ranks(self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str = "search") -> Array:
         """Return the rank of the true item of every query, as ``diptych.ranking`` counts it."""
         name = check_task(task)
-        of_x, of_y = self.transform(X, y, task=name)
-        pair = _to_cosines(of_x, of_y) if name == "search" else _to_cosines(of_y, of_x)[::-1]
-        return ranks(*pair, pairing, task=name)
+        return ranks(*self.transform_to_cosines(X, y, name), pairing, task=name)
+
+    def transform_to_cosines(self, X: Views, y: Views, task: Task) -> tuple[Floats, Floats]:
+        """Return vectors of both views whose cosines rank the items of ``task`` as the model does."""
+        of_x, of_y = self.transform(X, y, task=task)
+        if task == "search":
+            return _to_cosines(of_x, of_y)
+        of_y, of_x = _to_cosines(of_y, of_x)
+        return of_x, of_y
 
     def score(
         self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str | None = None

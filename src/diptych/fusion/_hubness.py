@@ -25,7 +25,8 @@ from diptych._persistence import Schema
 from diptych._threads import multiply
 from diptych.cca._weighting import to_unit_length
 from diptych.fusion._blocks import Floats
-from diptych.ranking import Truth, annotate_ranks, mean_recall, recall_at_k, search_ranks, tie_slack
+from diptych.ranking import mean_recall, recall_at_k
+from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
 
 Kind: TypeAlias = Literal["none", "csls"]
 KINDS: tuple[Kind, ...] = ("none", "csls")

@@ -26,7 +26,7 @@ from diptych.paper._features import (
     StoredFeatures,
     digest,
 )
-from diptych.ranking import Truth
+from diptych.ranking._ranks import Truth
 
 VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
     "HKSE(lin, lin)": (("lin", "lin"),),

@@ -22,7 +22,8 @@ from diptych.paper._features import Features, Floats, Result, Rows, digest
 from diptych.paper._figures import draw_generation_curve
 from diptych.paper._setting import Setting
 from diptych.paper._tables import head_row, published, published_row, recall_cells, recall_table
-from diptych.ranking import Truth, mean_recall, recall_at_k, summary, tie_slack
+from diptych.ranking import mean_recall, recall_at_k, summary
+from diptych.ranking._ranks import Truth, tie_slack
 from diptych.report._page import Row, figure
 
 Powers: TypeAlias = tuple[float, float]

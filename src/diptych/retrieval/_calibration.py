@@ -109,22 +109,19 @@ class TaskCalibration(Schema, frozen=True):
     match: tuple[float, float, float]  # weights of the two features of ``_level``, and the intercept
     measured: Measured
 
-    def probabilities(self, scores: Any) -> Floats:
-        """Return the probability of each hit of a query, from all its scores, best first.
+    def probabilities(self, scores: Floats) -> tuple[Floats, Floats]:
+        """Return the probability of every hit, and for each query that there is a right item at all.
 
-        The first ``BEST`` of them count; with fewer, there must be no more items.
+        ``scores`` has a row for each query, best first, with −∞ where there are no more items. The first
+        ``BEST`` count; with fewer columns, there must be no more items. That there is a right item is likely
+        as it would be if half of all queries had one.
         """
-        rows = np.asarray(scores, np.float64)[None, :]
-        found: Floats = self.map(_evidence(rows, self.sharpness, self.right, self.background))[0]
-        return found
-
-    def match_probability(self, scores: Any) -> float:
-        """Return how likely there is a right item in the gallery, if half of all queries had one."""
-        if len(scores) == 0:
-            return 0.0
-        rows = np.asarray(scores, np.float64)[None, :BEST]
-        features = _level(rows, self.sharpness, self.right, self.background)
-        return float(_sigmoid(features @ self.match[:2] + self.match[2])[0])
+        if scores.shape[1] == 0:
+            return np.empty(scores.shape), np.zeros(len(scores))
+        rows = np.where(np.isfinite(scores[:, :1]), scores, self.background)  # of queries that found nothing
+        settings = self.sharpness, self.right, self.background
+        there = _sigmoid(_level(rows[:, :BEST], *settings) @ self.match[:2] + self.match[2])
+        return self.map(_evidence(rows, *settings)), np.where(np.isfinite(scores[:, 0]), there, 0.0)
 
     def describe(self) -> dict[str, Any]:
         """Return what people want to know of it, as plain data."""

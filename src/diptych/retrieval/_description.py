@@ -27,6 +27,7 @@ from diptych.report._card import (
     describe_correction,
     describe_polish,
 )
+from diptych.retrieval._calibration import describe_calibration
 from diptych.retrieval._embedding import name_members
 from diptych.retrieval._items import VIEWS
 
@@ -68,6 +69,7 @@ def describe(retriever: Retriever) -> dict[str, Any]:
         "keep_features": bool(retriever.keep_features),
         "items": {view: store.count(view) for view in VIEWS},
         "facts": fitted.facts,
+        "calibration": describe_calibration(fitted.calibration),
     }
 
 

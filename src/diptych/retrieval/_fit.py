@@ -31,19 +31,16 @@ from diptych._checks import (
     count,
     plural,
 )
-from diptych._devices import copy_to_device
 from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
-from diptych.cca._fitted import FittedAWCCA
 from diptych.cca.selection import holdout_size
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
-from diptych.fusion._fitted import FittedFusion
-from diptych.ranking import retrieval_scores, summary
 from diptych.report._card import describe_quality
-from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
+from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, split_blocks
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._evaluation import Part, measure_metrics
 from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
@@ -51,8 +48,6 @@ from diptych.retrieval._items import VIEWS, View
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
 
-Part: TypeAlias = tuple[Any, Any, Any]
-Recalls: TypeAlias = dict[str, dict[str, float]]
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
 
@@ -179,7 +174,7 @@ def fit_model(
     measured = {"test": test} if uses_validation else {"validation": validation, "test": test}
     with progress_bar("measuring recall"):
         facts["metrics"] = {
-            name: measure_recalls(model, part, device) for name, part in measured.items() if part is not None
+            name: measure_metrics(model, part, device) for name, part in measured.items() if part is not None
         }
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
@@ -247,21 +242,6 @@ def adopt_model(
             detector = OutlierDetector.fit(to_numpy(rows), normalize[i])
         fitted.outliers[view] = detector
     return fitted
-
-
-def measure_recalls(model: FittedAWCCA | FittedFusion, part: Part, device: str = "cpu") -> Recalls:
-    """Return the recalls of a fitted model for both tasks on some pairs, computed on a device."""
-    if device != "cpu" and isinstance(model, FittedAWCCA):
-        part = tuple(copy_to_device(np.asarray(array), device) for array in part)
-    x, y, pairing = part
-    if isinstance(model, FittedFusion):
-        x, y = split_blocks(x, fusion_layout(model, "image")), split_blocks(y, fusion_layout(model, "text"))
-        return {str(task): summary(model.ranks(x, y, pairing, task=task)) for task in TASKS}
-    recalls: Recalls = {}
-    for task in TASKS:
-        ex, ey = model.transform(x, y, task=task)
-        recalls[task] = retrieval_scores(ex, ey, pairing, task=task, similarity=model.similarity)
-    return recalls
 
 
 def training_sample(views: PairedViews, splits: tuple[str, ...]) -> str:

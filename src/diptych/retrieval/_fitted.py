@@ -10,12 +10,17 @@ from diptych._checks import Task
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion
+from diptych.retrieval._calibration import Calibration
 from diptych.retrieval._embedding import Layout, OutlierDetector, fusion_layout
 from diptych.retrieval._items import View
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
     from diptych.fusion import Fusion
+
+
+NOT_CALIBRATED = "it was fitted without; Retriever.calibrate measures them on held-out pairs"
+"""Why a model has no probabilities that was fitted elsewhere, or saved before there were any."""
 
 
 class Selection(TypedDict):
@@ -59,13 +64,15 @@ class Fitted:
 
     ``core`` is the model, of a loaded one without the estimator, because a search needs no scikit-learn.
     ``load_moments`` returns the moments of the training pairs, of the features as the model takes them, which
-    only a refit needs; it is None if they are not known. ``facts`` are as in ``Facts``.
+    only a refit needs; it is None if they are not known. ``facts`` are as in ``Facts``. ``calibration`` has
+    the probabilities of both tasks, or says why there are none.
     """
 
     core: FittedAWCCA | FittedFusion
     load_moments: Callable[[], Moments] | None
     outliers: dict[View, OutlierDetector]
     facts: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration = NOT_CALIBRATED
 
     @property
     def model(self) -> AWCCA | Fusion:

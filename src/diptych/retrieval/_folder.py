@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, ViewNames, check_choice, check_view_names
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_choice, check_view_names
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -57,9 +57,10 @@ from diptych._persistence import (
 from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion, FusionConfig
+from diptych.retrieval._calibration import Calibration, TaskCalibration
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
-from diptych.retrieval._fitted import Facts, Fitted
+from diptych.retrieval._fitted import NOT_CALIBRATED, Facts, Fitted
 from diptych.retrieval._items import (
     SEARCHED,
     VIEWS,
@@ -99,7 +100,8 @@ class IndexConfig(Schema, frozen=True):
 class ModelConfig(Schema, frozen=True):
     """A fitted model and its encoders; the limit of an outlier detector is None if it has none.
 
-    ``views`` are the names of the views for people, unless they are image and text.
+    ``views`` are the names of the views for people, unless they are image and text. ``calibration`` has the
+    probabilities of each task, or says why there are none; older models do not have it.
     """
 
     model: AWCCAConfig | FusionConfig
@@ -109,6 +111,7 @@ class ModelConfig(Schema, frozen=True):
     keep_features: bool
     facts: Facts
     views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
+    calibration: dict[Task, TaskCalibration] | str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def names(self) -> ViewNames:
@@ -120,6 +123,8 @@ class ModelConfig(Schema, frozen=True):
         self.names  # noqa: B018
         if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
             raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
+        if isinstance(self.calibration, dict) and set(self.calibration) != set(TASKS):
+            raise InputError(f"expected a calibration of the tasks {', '.join(TASKS)}")
 
 
 class PlacesConfig(Schema, frozen=True):
@@ -429,6 +434,7 @@ def _write_model(
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
         msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
+        fitted.calibration,
     )
 
 
@@ -470,7 +476,8 @@ def _read_model(
         load_moments = partial(_parse_moments, read, path, embedding.moment_widths())
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
-    return Fitted(model, load_moments, outliers, facts)
+    known: Calibration = NOT_CALIBRATED if config.calibration is msgspec.UNSET else config.calibration
+    return Fitted(model, load_moments, outliers, facts, known)
 
 
 def _fetch_moments(store: Store, version: str) -> bytes:

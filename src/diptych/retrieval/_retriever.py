@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.fusion import Fusion
     from diptych.image import ImageEncoder
-    from diptych.retrieval._fit import Recalls, Watch
+    from diptych.retrieval._evaluation import Evaluation
+    from diptych.retrieval._fit import Watch
     from diptych.text import SentenceEncoder
     from diptych.text._fitted_hkse import FittedHKSE
 
@@ -786,10 +787,14 @@ class Retriever:
 
     def evaluate(
         self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None
-    ) -> Recalls:
-        """Return the recalls of both tasks on one ``split`` of pairs; on all of them if it is None."""
+    ) -> Evaluation:
+        """Return the recalls and other metrics of both tasks on one ``split`` of pairs; None: on all of them.
+
+        The result is a dict, ``result["search"]["r@1"]``; it also has intervals, and writes files.
+        """
         from diptych.data import PairedDataset
-        from diptych.retrieval._fit import encode_views, measure_recalls, warn_if_training
+        from diptych.retrieval._evaluation import Evaluation, rank_pairs
+        from diptych.retrieval._fit import encode_views, warn_if_training
 
         searcher = self.searcher
         dataset = data if isinstance(data, PairedDataset) else data.dataset
@@ -802,7 +807,8 @@ class Retriever:
             views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))
         warn_if_training(searcher.fitted.facts, views, rows)
-        return measure_recalls(searcher.fitted.core, views.of(rows), self.device)
+        rankings = rank_pairs(searcher.fitted.core, views.of(rows), self.device)
+        return Evaluation(rankings, views.dataset.select(rows))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything as a new version of a model folder, atomically.

@@ -17,6 +17,7 @@ from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
+from diptych.retrieval._calibration import BEST, TaskCalibration
 from diptych.retrieval._embedding import (
     CanonicalEmbedding,
     Embedding,
@@ -99,24 +100,27 @@ class Searcher:
         single query.
         """
         end = _check_page(k, offset)
-        if min_probability is not None:
-            _check_probability(min_probability)
-            raise InputError(
-                "min_probability needs a model with a calibration, and this one has none; leave it out."
-            )
         chosen, embedding = self._filter(SEARCHED[task], where), self.embedding
         if isinstance(embedding, CanonicalEmbedding):
             if weighting is not None:
                 check_weighting(weighting)
-            if weighting not in (None, embedding.weighting):
-                reweight = partial(self._reweight, embedding, task, weighting)
-                other, items, index = self._derive((task, weighting), reweight)
-                queries = _embed(other, task, QUERIED[task], features, parts)
-                matches = self._search_derived(items, index, queries, end, chosen)
-                return [hits.page(offset, k) for hits in self._hits(queries, matches)]
+            if weighting == embedding.weighting:
+                weighting = None
+        calibration = self._calibration(task, weighting is None and not parts, min_probability)
+        if isinstance(embedding, CanonicalEmbedding) and weighting is not None:
+            reweight = partial(self._reweight, embedding, task, weighting)
+            other, items, index = self._derive((task, weighting), reweight)
+            queries = _embed(other, task, QUERIED[task], features, parts)
+            matches = self._search_derived(items, index, queries, end, chosen)
+            return [hits.page(offset, k) for hits in self._hits(queries, matches)]
         queries = _embed(embedding, task, QUERIED[task], features, parts, weighting)
-        matches = self.store.search(task, queries, end, chosen, self.version)
-        return [hits.page(offset, k) for hits in self._hits(queries, matches)]
+        depth = end if calibration is None else max(end, BEST)
+        matches = self.store.search(task, queries, depth, chosen, self.version)
+        results = self._hits(queries, matches, end, calibration)
+        if min_probability is not None:
+            for hits in results:
+                hits[:] = [hit for hit in hits if hit.probability >= min_probability]  # type: ignore[operator]
+        return [hits.page(offset, k) for hits in results]
 
     def similar(
         self,
@@ -292,13 +296,47 @@ class Searcher:
                 raise unknown_item(item_id)
         return Filter(frozenset(ids))
 
-    def _hits(self, queries: Floats, matches: Matches) -> list[Hits]:
-        hits = []
-        for query, own in zip(queries, matches, strict=True):
-            inner = np.array([[product for _, product in own]], np.float32)
-            scores = self.embedding.scores(inner, query[None, :])[0].tolist()
-            hits.append(Hits(Hit(item, score) for (item, _), score in zip(own, scores, strict=True)))
-        return hits
+    def _calibration(
+        self, task: Task, is_measured: bool, min_probability: float | None
+    ) -> TaskCalibration | None:
+        """Return the calibration of a search; None if the model has none that was measured for it."""
+        known = self.fitted.calibration
+        if min_probability is not None:
+            _check_probability(min_probability)
+            if isinstance(known, str):
+                raise InputError(
+                    f"this model has no probabilities, because {known}; leave out min_probability."
+                )
+            if not is_measured:
+                raise InputError(
+                    "probabilities were measured for plain queries, not for composed ones or another "
+                    "weighting; leave out min_probability."
+                )
+        return known[task] if is_measured and not isinstance(known, str) else None
+
+    def _hits(
+        self,
+        queries: Floats,
+        matches: Matches,
+        most: int | None = None,
+        calibration: TaskCalibration | None = None,
+    ) -> list[Hits]:
+        """Return at most so many of the matches as hits, with probabilities if there is a calibration."""
+        inner = np.full((len(matches), max(map(len, matches), default=0)), -np.inf, np.float32)
+        for row, own in zip(inner, matches, strict=True):
+            row[: len(own)] = [product for _, product in own]
+        scores = self.embedding.scores(inner, queries)
+        if calibration is None:
+            return [
+                Hits(map(Hit, (item for item, _ in own[:most]), values))
+                for own, values in zip(matches, scores.tolist(), strict=True)
+            ]
+        likely, there = calibration.probabilities(scores.astype(np.float64))
+        rows = zip(matches, scores.tolist(), likely.tolist(), there.tolist(), strict=True)
+        return [
+            Hits(map(Hit, (item for item, _ in own[:most]), values, each), match_probability=any_right)
+            for own, values, each, any_right in rows
+        ]
 
     def _reweight(
         self, embedding: CanonicalEmbedding, task: Task, weighting: Any

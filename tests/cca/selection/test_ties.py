@@ -6,7 +6,8 @@ import pytest
 from diptych.cca import spectra
 from diptych.cca.selection import make_grid, make_problem, regularization_path
 from diptych.cca.selection._textbook import components_path
-from diptych.ranking import metric, ranks, search_ranks, tie_slack
+from diptych.ranking import metric, ranks
+from diptych.ranking._ranks import search_ranks, tie_slack
 from generated_pairs import make_pairs
 
 TASKS = ("search", "annotate")

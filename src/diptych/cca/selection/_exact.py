@@ -15,7 +15,7 @@ from array_api_compat import device, is_numpy_array
 from diptych._arrays import Array, count_true, group_max, namespace
 from diptych._threads import map_parallel
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
-from diptych.ranking import tie_slack
+from diptych.ranking._ranks import tie_slack
 
 CPU_TILE_BYTES = 2**19
 DEVICE_TILE_BYTES = 2**29

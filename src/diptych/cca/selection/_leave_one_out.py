@@ -42,7 +42,7 @@ from diptych._threads import multiply
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Grid, select_images
 from diptych.cca.selection._problem import Problem, make_problem, make_weights
-from diptych.ranking import annotate_ranks, search_ranks, tie_slack
+from diptych.ranking._ranks import annotate_ranks, search_ranks, tie_slack
 
 SAMPLE = 500
 """Images that are left out in turn; as queries and items they cost about as much as validation pairs."""

@@ -27,7 +27,8 @@ from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import Screen, screen, screen_bytes
 from diptych.cca.selection._textbook import textbook_path
-from diptych.ranking import Metric, Truth, mean_recall, median_rank, recall_at_k
+from diptych.ranking import Metric, mean_recall, median_rank, recall_at_k
+from diptych.ranking._ranks import Truth
 
 Ranks: TypeAlias = np.ndarray[Any, Any]
 Point: TypeAlias = tuple[int, int, dict[Task, Ranks]]

@@ -38,7 +38,7 @@ from diptych._threads import map_parallel, multiply
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import project
 from diptych.cca.selection._grids import Grid
-from diptych.ranking import Truth
+from diptych.ranking._ranks import Truth
 
 CPU_BLOCK_BYTES = 2**22
 DEVICE_BLOCK_BYTES = 2**28

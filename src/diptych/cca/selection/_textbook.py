@@ -19,7 +19,8 @@ from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
 from diptych.cca.selection._grids import Floats
 from diptych.cca.selection._problem import Problem, Weights, products
-from diptych.ranking import Metric, Truth, annotate_ranks, ranks, search_ranks, tie_slack
+from diptych.ranking import Metric, ranks
+from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
 
 BLOCK_BYTES = 2**26
 

@@ -1,4 +1,4 @@
-"""Ranks of the true items, recall and the other retrieval metrics.
+"""Ranks of the true items.
 
 The protocol is that of the paper's appendix (``eval_rank`` of skip-thoughts), for any number of captions per
 image. The rank of the truth is 1 plus the number of *other* items that score at least as high: ties count
@@ -9,79 +9,16 @@ are counted, never sorted.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 from array_api_compat import device
 
-from diptych._arrays import Array, count_groups, count_true, group_max, group_sum, namespace, to_numpy
+from diptych._arrays import Array, count_groups, count_true, group_max, group_sum, largest_columns, namespace
 from diptych._checks import InputError, Similarity, Task, check_pair_of_views, check_similarity, check_task
 from diptych._threads import multiply
 
-__all__ = [
-    "Metric",
-    "mean_rank",
-    "mean_recall",
-    "median_rank",
-    "metric",
-    "ranks",
-    "recall_at_k",
-    "retrieval_scores",
-    "summary",
-]
-
 DEFAULT_BLOCK_BYTES = 64 * 2**20
-
-_RECALL = re.compile(r"r@([1-9][0-9]*)")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A function of ranks, called as ``metric(ranks)``; ``cutoff`` is the k of recall at k, else None."""
-
-    name: str
-    function: Callable[[Array], float]
-    greater_is_better: bool = True
-    cutoff: int | None = None
-
-    def __call__(self, ranks: Array) -> float:
-        """Return the metric of ``ranks``."""
-        return self.function(ranks)
-
-    def signed(self, value: float) -> float:
-        """Return ``value`` with the sign that makes greater better."""
-        return value if self.greater_is_better else -value
-
-
-def metric(name: str | Callable[[Array], float]) -> Metric:
-    """Return the metric of this name.
-
-    Parameters
-    ----------
-    name
-        ``"r@k"`` for any k, ``"mean_recall"`` (of r@1, r@5 and r@10), ``"median_rank"``, ``"mean_rank"``, or
-        a function of ranks for which greater is better.
-
-    >>> import numpy as np
-    >>> metric("r@3")(np.array([1, 3, 7, 9]))
-    50.0
-    """
-    if callable(name):
-        return Metric(getattr(name, "__name__", "callable"), name)
-    if isinstance(name, str):
-        if match := _RECALL.fullmatch(name):
-            k = int(match[1])
-            return Metric(name, lambda ranks: recall_at_k(ranks, k), cutoff=k)
-        if name == "mean_recall":
-            return Metric(name, mean_recall)
-        if name in ("median_rank", "mean_rank"):
-            return Metric(name, median_rank if name == "median_rank" else mean_rank, False)
-    raise InputError(
-        f"metric={name!r} is unknown; choose 'r@1' (any number after @), 'mean_recall', 'median_rank', "
-        "'mean_rank', or give a function of ranks for which greater is better."
-    )
 
 
 @dataclass(frozen=True)
@@ -133,6 +70,89 @@ def ranks(
     >>> ranks(images, captions, pairing=[0, 0, 1], task="search")
     array([1, 1, 2])
     """
+    truth, blocks = _score_blocks(x, y, pairing, task, similarity, block_bytes)
+    parts = []
+    for at, scores, slack in blocks:
+        if task == "search":
+            parts.append(search_ranks(scores, truth.pairing[at], slack))
+        else:
+            parts.append(annotate_ranks(scores, truth, truth.described[at], slack))
+    return namespace(truth.pairing).concat(parts)
+
+
+def pair_ranks(
+    x: Array,
+    y: Array,
+    pairing: Array | None = None,
+    *,
+    task: Task = "search",
+    similarity: Similarity = "cosine",
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+) -> Array:
+    """Return for every pair the place of its item in the list of its query; one for each row of ``y``.
+
+    For ``"search"`` these are the ``ranks``. For ``"annotate"``, all captions of an image have their places
+    in its list, and ``ranks`` has the first of them. A caption of another image with an equal score comes
+    first.
+
+    Parameters
+    ----------
+    x, y, pairing, task, similarity, block_bytes
+        As ``ranks`` takes them.
+
+    >>> import numpy as np
+    >>> images = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> captions = np.array([[0.9, 0.1], [0.5, 0.5], [0.6, 0.4]])
+    >>> pair_ranks(images, captions, pairing=[0, 0, 1], task="annotate")
+    array([1, 3, 2])
+    """
+    truth, blocks = _score_blocks(x, y, pairing, task, similarity, block_bytes)
+    if task == "search":
+        parts = [search_ranks(scores, truth.pairing[at], slack) for at, scores, slack in blocks]
+        return namespace(truth.pairing).concat(parts)
+    result = namespace(truth.pairing).zeros_like(truth.pairing)
+    for at, scores, slack in blocks:
+        captions, places = _rank_captions(scores, truth, truth.described[at], slack)
+        result[captions] = places
+    return result
+
+
+def best_items(
+    x: Array,
+    y: Array,
+    pairing: Array,
+    depth: int,
+    *,
+    task: Task,
+    similarity: Similarity,
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+) -> Iterator[tuple[Array, Array]]:
+    """Iterate over blocks of queries: the rows of their ``depth`` best items, best first, and the scores.
+
+    Scores are cosines, or distances with a minus sign. The rest is as in ``ranks``; the queries of
+    ``"annotate"`` are the images that have captions.
+    """
+    truth, blocks = _score_blocks(x, y, pairing, task, similarity, block_bytes)
+    queries = y if task == "search" else x[truth.described, :]
+    for at, scores, _ in blocks:
+        xp = namespace(scores)
+        columns = xp.sort(largest_columns(scores, min(depth, scores.shape[1])), axis=1)
+        best = xp.take_along_axis(scores, columns, axis=1)
+        order = xp.argsort(-best, axis=1, stable=True)
+        best, columns = xp.take_along_axis(best, order, axis=1), xp.take_along_axis(columns, order, axis=1)
+        norms = xp.linalg.vector_norm(xp.astype(queries[at, :], best.dtype, copy=False), axis=1)[:, None]
+        if similarity == "cosine":
+            best = best / xp.where(norms > 0, norms, 1.0)
+        else:
+            squares = norms * norms - 2.0 * best
+            best = -xp.sqrt(xp.where(squares > 0, squares, 0.0))
+        yield columns, best
+
+
+def _score_blocks(
+    x: Array, y: Array, pairing: Array | None, task: Task, similarity: Similarity, block_bytes: int
+) -> tuple[Truth, Iterator[tuple[slice, Array, Array]]]:
+    """Return the truth, and an iterator over blocks of queries: which they are, their scores and slack."""
     task, similarity = check_task(task), check_similarity(similarity)
     x, y, pairing = check_pair_of_views(x, y, pairing)
     if x.shape[1] != y.shape[1]:
@@ -158,17 +178,14 @@ def ranks(
     items, offset = _scale_items(items, norms, similarity)
     # Each score also needs one byte for its comparison.
     rows = max(1, block_bytes // (items.shape[0] * (items.dtype.itemsize + 1)))
-    parts = []
-    for start in range(0, queries.shape[0], rows):
-        scores = multiply(queries[start : start + rows, :], items.T)
-        scores = scores if offset is None else scores + offset
-        if task == "search":
-            own = truth.pairing[start : start + rows]
-            parts.append(search_ranks(scores, own, slack[start : start + rows]))
-        else:
-            images = truth.described[start : start + rows]
-            parts.append(annotate_ranks(scores, truth, images, slack[start : start + rows]))
-    return xp.concat(parts)
+
+    def score() -> Iterator[tuple[slice, Array, Array]]:
+        for start in range(0, queries.shape[0], rows):
+            at = slice(start, start + rows)
+            scores = multiply(queries[at, :], items.T)
+            yield at, scores if offset is None else scores + offset, slack[at]
+
+    return truth, score()
 
 
 def _scale_items(items: Array, norms: Array, similarity: str) -> tuple[Array, Array | None]:
@@ -217,16 +234,53 @@ def annotate_ranks(scores: Array, truth: Truth, images: Array, slack: Array) -> 
     The rank of an image is that of its best own caption; ``slack`` is the ``tie_slack`` of each image.
     """
     xp = namespace(scores)
-    row_of = xp.full((truth.n_images,), -1, dtype=xp.int64, device=device(scores))
-    row_of[images] = xp.arange(images.shape[0], dtype=xp.int64, device=device(scores))
-    captions = xp.nonzero(row_of[truth.pairing] >= 0)[0]
-    rows = row_of[truth.pairing[captions]]
+    rows, captions = _own_captions(truth, images)
     own = scores[rows, captions]
     best = group_max(own, rows, images.shape[0]) - slack
     reached = xp.astype(own >= best[rows], scores.dtype)
     own_reached = group_sum(reached[:, None], rows, images.shape[0])[:, 0]
     everyone = count_true(scores >= best[:, None], axis=1)
     return 1 + everyone - xp.astype(own_reached, everyone.dtype)
+
+
+def _rank_captions(scores: Array, truth: Truth, images: Array, slack: Array) -> tuple[Array, Array]:
+    """Return the captions of ``images`` and their places, given a block of ``scores``, which is changed.
+
+    An own caption comes after the captions of other images that score at least as high, and after the better
+    captions of its own image. One caption of each image is compared at a time, to bound the memory.
+    """
+    xp = namespace(scores)
+    rows, captions = _own_captions(truth, images)
+    own = scores[rows, captions]
+    scores[rows, captions] = -xp.inf
+    order = xp.argsort(-own, stable=True)
+    order = order[xp.argsort(rows[order], stable=True)]  # by image, the best caption first
+    rows, captions, own = rows[order], captions[order], own[order]
+    number = number_in_group(rows)
+    places = xp.zeros_like(captions)
+    for step in range(int(xp.max(number)) + 1):
+        at = xp.nonzero(number == step)[0]
+        # Where all images have as many captions as this, the rows need not be copied.
+        compared = scores if at.shape[0] == scores.shape[0] else scores[rows[at], :]
+        others = count_true(compared >= (own[at] - slack[rows[at]])[:, None], axis=1)
+        places[at] = xp.astype(others, places.dtype) + (step + 1)
+    return captions, places
+
+
+def number_in_group(groups: Array) -> Array:
+    """Number the members of each group from 0, given ``groups`` in ascending order."""
+    xp = namespace(groups)
+    at = xp.arange(groups.shape[0], dtype=xp.int64, device=device(groups))
+    return at - xp.searchsorted(groups, groups)
+
+
+def _own_captions(truth: Truth, images: Array) -> tuple[Array, Array]:
+    """Return the captions of ``images``, after the place of each caption's image among these."""
+    xp = namespace(images)
+    row_of = xp.full((truth.n_images,), -1, dtype=xp.int64, device=device(images))
+    row_of[images] = xp.arange(images.shape[0], dtype=xp.int64, device=device(images))
+    captions = xp.nonzero(row_of[truth.pairing] >= 0)[0]
+    return row_of[truth.pairing[captions]], captions
 
 
 def _check_range(queries: Array, items: Array) -> None:
@@ -238,95 +292,3 @@ def _check_range(queries: Array, items: Array) -> None:
             f"vectors with entries as large as {largest:.3g} give scores beyond the range of {items.dtype}; "
             "scale them down, or give float64."
         )
-
-
-def recall_at_k(ranks: Array, k: int) -> float:
-    """Return the percentage of queries whose truth is among the first ``k`` items.
-
-    >>> import numpy as np
-    >>> recall_at_k(np.array([1, 3, 12, 2]), 2)
-    50.0
-    """
-    if k < 1:
-        raise InputError(f"k={k} is below 1; recall at k counts the true items among the first k.")
-    xp = namespace(ranks)
-    return 100.0 * float(xp.count_nonzero(ranks <= k)) / _count(ranks)
-
-
-def mean_recall(ranks: Array) -> float:
-    """Return the mean of recall at 1, 5 and 10.
-
-    >>> import numpy as np
-    >>> mean_recall(np.array([1, 7, 20, 4]))
-    50.0
-    """
-    return (recall_at_k(ranks, 1) + recall_at_k(ranks, 5) + recall_at_k(ranks, 10)) / 3.0
-
-
-def median_rank(ranks: Array) -> float:
-    """Return the median rank as in the reference protocol: floor of the median zero-based rank, plus 1.
-
-    >>> import numpy as np
-    >>> median_rank(np.array([1, 2, 5, 9]))
-    3.0
-    """
-    _count(ranks)
-    return float(int(np.median(to_numpy(ranks) - 1)) + 1)
-
-
-def mean_rank(ranks: Array) -> float:
-    """Return the mean rank; 1 is the best.
-
-    >>> import numpy as np
-    >>> mean_rank(np.array([1, 2, 6]))
-    3.0
-    """
-    return float(to_numpy(ranks).sum()) / _count(ranks)
-
-
-def summary(ranks: Array) -> dict[str, float]:
-    """Return recall at 1, 5 and 10 (percent), median and mean rank, as the paper's tables report them.
-
-    >>> import numpy as np
-    >>> summary(np.array([1, 2, 6, 30]))
-    {'r@1': 25.0, 'r@5': 50.0, 'r@10': 75.0, 'median_rank': 4.0, 'mean_rank': 9.75}
-    """
-    return {
-        "r@1": recall_at_k(ranks, 1),
-        "r@5": recall_at_k(ranks, 5),
-        "r@10": recall_at_k(ranks, 10),
-        "median_rank": median_rank(ranks),
-        "mean_rank": mean_rank(ranks),
-    }
-
-
-def retrieval_scores(
-    x: Array,
-    y: Array,
-    pairing: Array | None = None,
-    *,
-    task: Task = "search",
-    similarity: Similarity = "cosine",
-    block_bytes: int = DEFAULT_BLOCK_BYTES,
-) -> dict[str, float]:
-    """Return recall at 1, 5 and 10 (percent), median and mean rank of one task.
-
-    Parameters
-    ----------
-    x, y, pairing, task, similarity, block_bytes
-        See ``ranks``.
-
-    >>> import numpy as np
-    >>> images = np.eye(3)
-    >>> captions = np.repeat(images, 2, axis=0)
-    >>> retrieval_scores(images, captions, pairing=[0, 0, 1, 1, 2, 2], task="annotate")["r@1"]
-    100.0
-    """
-    return summary(ranks(x, y, pairing, task=task, similarity=similarity, block_bytes=block_bytes))
-
-
-def _count(ranks: Array) -> int:
-    count = int(ranks.shape[0])
-    if count == 0:
-        raise InputError("there are no ranks; give at least one query.")
-    return count

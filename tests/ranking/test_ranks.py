@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from diptych import InputError, retrieval_scores
 from diptych._arrays import to_numpy
-from diptych.ranking import mean_rank, median_rank, metric, ranks, recall_at_k
+from diptych.ranking import mean_rank, median_rank, metric, pair_ranks, ranks, recall_at_k
 
 
 def brute_force(x, y, pairing, task):
@@ -59,6 +59,44 @@ def test_cosine_ranks_equal_a_sort(rng, backend, task):
     assert to_numpy(result).tolist() == brute_force(*unit, pairing, task)
 
 
+def brute_force_pairs(x, y, pairing, task):
+    """Sort every list with the captions of other images before own ones of the same score."""
+    if task == "search":
+        return brute_force(x, y, pairing, task)
+    result = [0] * len(y)
+    for i in set(pairing.tolist()):
+        scores = y @ x[i]
+        order = sorted(range(len(y)), key=lambda j: (-scores[j], pairing[j] == i, j))
+        for place, j in enumerate(order, 1):
+            if pairing[j] == i:
+                result[j] = place
+    return result
+
+
+@settings(max_examples=300)
+@given(problems(), st.sampled_from(["search", "annotate"]), st.sampled_from([1, 40, 10**6]))
+def test_places_of_all_pairs_equal_a_sort_with_the_tie_rule(problem, task, block_bytes):
+    x, y, pairing = problem
+    ax = np.hstack([2 * x, -np.sum(x * x, 1, keepdims=True), np.ones((len(x), 1))])
+    ay = np.hstack([y, np.ones((len(y), 1)), -np.sum(y * y, 1, keepdims=True)])
+    options = {"task": task, "similarity": "l2", "block_bytes": block_bytes}
+    places = pair_ranks(x, y, pairing, **options)
+    assert places.tolist() == brute_force_pairs(ax, ay, pairing, task)
+    queries = pairing if task == "annotate" else np.arange(len(y))
+    first = [places[queries == query].min() for query in np.unique(queries)]
+    assert ranks(x, y, pairing, **options).tolist() == first
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_places_of_all_pairs_in_every_backend(rng, backend, task):
+    x, y = rng.normal(size=(40, 7)), rng.normal(size=(90, 7))
+    pairing = rng.integers(0, 40, 90)
+    unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y)]
+    result = pair_ranks(backend(x), backend(y), backend(pairing), task=task, block_bytes=5000)
+    assert type(result) is type(backend(x))
+    assert to_numpy(result).tolist() == brute_force_pairs(*unit, pairing, task)
+
+
 def test_a_constant_score_is_never_a_hit():
     x = np.ones((5, 2))
     assert ranks(x, x, task="search").tolist() == [5] * 5
@@ -100,11 +138,12 @@ def test_blocks_stay_within_memory():
     x, y = rng.normal(size=(5000, 8)).astype(np.float32), rng.normal(size=(25000, 8)).astype(np.float32)
     pairing = np.repeat(np.arange(5000), 5)
     for task in ("search", "annotate"):
-        tracemalloc.start()
-        ranks(x, y, pairing, task=task, block_bytes=8 * 2**20)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 14 * 2**20, f"{task} took {peak / 2**20:.1f} MiB for scores of 477 MiB"
+        for count in (ranks, pair_ranks):
+            tracemalloc.start()
+            count(x, y, pairing, task=task, block_bytes=8 * 2**20)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 14 * 2**20, f"{task} took {peak / 2**20:.1f} MiB for scores of 477 MiB"
 
 
 def test_recall_median_and_mean_rank():
@@ -115,9 +154,10 @@ def test_recall_median_and_mean_rank():
     assert mean_rank(given_ranks) == 21.5
 
 
-def test_retrieval_scores_returns_the_five_metrics():
+def test_retrieval_scores_returns_all_metrics():
     result = retrieval_scores(np.eye(12), np.eye(12))
-    assert result == {"r@1": 100.0, "r@5": 100.0, "r@10": 100.0, "median_rank": 1.0, "mean_rank": 1.0}
+    shares = dict.fromkeys(("r@1", "r@5", "r@10", "mrr", "ndcg@10", "map@r"), 100.0)
+    assert result == {**shares, "median_rank": 1.0, "mean_rank": 1.0}
 
 
 def test_a_random_model_is_at_chance(rng):
