@@ -74,7 +74,7 @@ const hitsOf = (result) => result.hits.filter((hit) => !state.similar || hit.id 
 function more(place, mode, found) {
   const isMore = found.responses.some(({ results: [result] }) => result.more);
   if (!isMore) return h("p", { class: "more note" }, `No more ${many(kindOf(mode))}.`);
-  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, `Only the first ${number(state.k)} are shown.`);
+  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, `Only the first ${number(mostHits(state, model))} are shown.`);
   return h("p", { class: "more" }, button("Show more", (event) => showMore(event.currentTarget, place, mode, found)));
 }
 
@@ -191,8 +191,8 @@ async function render({ focus = true, restored = false } = {}) {
     if (focus) {
       by("status").focus({ preventScroll: true });
       scrollTo({ top: 0 });
-    } else if (history.state?.top) {
-      scrollTo({ top: history.state.top });
+    } else if (restored || history.state?.top) {
+      scrollTo({ top: history.state?.top ?? 0 });
     }
   } catch (problem) {
     if (control.signal.aborted) return;
@@ -272,7 +272,9 @@ async function start() {
 }
 
 listenToParts((part) => go(withPart(state, part), { focus: false }));
-addEventListener("pagehide", keepPlace);
+// The browser would scroll before there are results.
+history.scrollRestoration = "manual";
+addEventListener("scrollend", keepPlace);
 
 listen({
   typed: (q, done) => {
