@@ -64,7 +64,7 @@ CONFIG, TENSORS = "config.json", "model.safetensors"
 POINTER, VERSIONS = "current.json", "versions"
 UPLOADS, JOURNAL = "uploads", "journal.jsonl"
 LOCK, SERVER_LOCK = ".lock", ".server.lock"
-FOR_PEOPLE = ("README.md", "regularization.png")
+FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
 """Files of the current version that are shown in the model folder itself."""
 
 READ_ERRORS = (

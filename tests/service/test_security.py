@@ -188,7 +188,7 @@ def test_a_malformed_origin_is_refused(client, easy):
 
 def test_an_internal_error_has_the_security_headers(make_client, easy, monkeypatch, caplog):
     client = make_client()
-    monkeypatch.setattr(client.service.batcher, "search", lambda *args: 1 / 0)
+    monkeypatch.setattr(client.service.batcher, "search", lambda *args, **options: 1 / 0)
     answer = client.post("/v1/search", json={"text": easy.text})
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     for name, value in HEADERS.items():

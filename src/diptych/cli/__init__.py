@@ -79,12 +79,12 @@ class Commands(LazyGroup):
         "search": (
             "diptych.cli._search",
             "search",
-            "Find images for texts. Scores are cosines, not probabilities.",
+            "Find images for texts, with scores and, where they are known, probabilities.",
         ),
         "annotate": (
             "diptych.cli._search",
             "annotate",
-            "Find texts for images. Scores are cosines, not probabilities.",
+            "Find texts for images, with scores and, where they are known, probabilities.",
         ),
         "similar": (
             "diptych.cli._search",

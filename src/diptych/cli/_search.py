@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from diptych.cli._output import (
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.image._encoders import Inputs
-    from diptych.retrieval import Hit, Item, Pack, Retriever
+    from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
 
 MAX_NAMED_WORDS = 10
 
@@ -47,6 +48,28 @@ Weighting = Annotated[
         "a part that diptych info names, or uncorrected."
     ),
 ]
+Plus = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PART",
+        help="A text or an image file to add to the query; PART:0.5 gives it a weight. May be repeated.",
+    ),
+]
+Minus = Annotated[
+    list[str] | None, typer.Option(metavar="PART", help="What to subtract from the query, as --plus.")
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILTER",
+        help="Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.",
+    ),
+]
+Offset = Annotated[int, typer.Option(min=0, help="Leave out this many of the best, for the next page.")]
+MinProbability = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Leave out what is less likely to be right.")
+]
+_WEIGHT = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
 
 
 def search(
@@ -56,26 +79,41 @@ def search(
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to search for.")
     ] = None,
     k: K = 10,
+    offset: Offset = 0,
+    plus: Plus = None,
+    minus: Minus = None,
+    where: Where = None,
+    min_probability: MinProbability = None,
     features: Features = None,
     weighting: Weighting = None,
     text_encoder: opt.TextEncoderNames = None,
+    image_encoder: opt.ImageEncoderNames = None,
     threads: opt.Threads = None,
     device: opt.Device = "cpu",
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find images for texts. Scores are cosines, not probabilities.
+    """Find images for texts, with scores and, where they are known, probabilities.
 
     Example: `diptych search model "a dog in the snow" -k 5`
+
+    Example: `diptych search model "a dog" --plus snow --plus photo.jpg --minus people:0.5`
+
+    Example: `diptych search model "a dog" --where 'year >= 2010' --offset 10 --min-probability 0.2`
     """
     from diptych.retrieval import Retriever
 
     with report_errors(), limit_threads(threads):
-        if features is not None:
+        if features is not None and not (plus or minus):
             refuse_unused(ctx, ("text_encoder", "device"), "on features")
-        retriever = Retriever.load(model, None, make_text_encoder(text_encoder, device), mmap=True)
+        if not (plus or minus):
+            refuse_unused(ctx, ("image_encoder",), "without --plus or --minus")
+        encoders = make_image_encoder(image_encoder), make_text_encoder(text_encoder, device)
+        retriever = Retriever.load(model, *encoders, mmap=True)
         inputs = _read_queries(queries, features, with_article(retriever.views.text))
-        _print_hits(queries, retriever.search(inputs, k, weighting=weighting), quiet, as_json)
+        options = _make_options(offset, plus, minus, where, min_probability=min_probability)
+        hits = retriever.search(inputs, k, weighting=weighting, **options)
+        _print_hits(queries, hits, quiet, as_json, options)
 
 
 def annotate(
@@ -89,27 +127,37 @@ def annotate(
     packs: Annotated[
         bool, typer.Option("--packs", help="Rank all captions of an image as one result.")
     ] = False,
+    offset: Offset = 0,
+    plus: Plus = None,
+    minus: Minus = None,
+    where: Where = None,
+    min_probability: MinProbability = None,
     features: Features = None,
     weighting: Weighting = None,
     image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
+    text_encoder: opt.TextEncoderNames = None,
     threads: opt.Threads = None,
     device: opt.Device = "cpu",
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find texts for images. Scores are cosines, not probabilities.
+    """Find texts for images, with scores and, where they are known, probabilities.
 
     Example: `diptych annotate model photo.jpg -k 3`
+
+    Example: `diptych annotate model photo.jpg --plus "at night" --minus other.jpg:0.5`
     """
     from diptych.retrieval import Retriever
 
     with report_errors(), limit_threads(threads):
-        if features is not None:
+        if features is not None and not (plus or minus):
             refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "on features")
-        encoder = make_image_encoder(image_encoder, recipe, weights)
-        retriever = Retriever.load(model, encoder, mmap=True, device=device)
+        if not (plus or minus):
+            refuse_unused(ctx, ("text_encoder",), "without --plus or --minus")
+        encoders = make_image_encoder(image_encoder, recipe, weights), make_text_encoder(text_encoder, device)
+        retriever = Retriever.load(model, *encoders, mmap=True, device=device)
         inputs = _read_queries(images, features, with_article(retriever.views.image))
         unreadable: dict[str, str] = {}
         if features is None and len(inputs) > 1:
@@ -117,8 +165,9 @@ def annotate(
             if not inputs:
                 raise InputError(" ".join(unreadable.values()))
             images = inputs
-        hits = retriever.annotate(inputs, k, packs=packs, weighting=weighting)
-        _print_hits(images, hits, quiet, as_json)
+        options = _make_options(offset, plus, minus, where, min_probability=min_probability)
+        hits = retriever.annotate(inputs, k, packs=packs, weighting=weighting, **options)
+        _print_hits(images, hits, quiet, as_json, options)
         exit_if_unreadable(unreadable)
 
 
@@ -128,6 +177,10 @@ def similar(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A text, or an image file with --image.")],
     image: Annotated[bool, typer.Option("--image", help="QUERY is an image file.")] = False,
     k: K = 10,
+    offset: Offset = 0,
+    plus: Plus = None,
+    minus: Minus = None,
+    where: Where = None,
     image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
@@ -140,18 +193,22 @@ def similar(
     """Find images similar to an image, or texts similar to a text.
 
     Example: `diptych similar model photo.jpg --image`
+
+    Example: `diptych similar model photo.jpg --image --plus snow`
     """
     from diptych.retrieval import Retriever
 
     with report_errors(), limit_threads(threads):
-        if image:
-            refuse_unused(ctx, ("text_encoder",), "with --image")
-        else:
-            refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --image")
+        if not (plus or minus):
+            if image:
+                refuse_unused(ctx, ("text_encoder",), "with --image")
+            else:
+                refuse_unused(ctx, ("image_encoder", "recipe", "weights"), "without --image")
         encoder = make_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, make_text_encoder(text_encoder, device), mmap=True)
-        hits = retriever.similar(image=query, k=k) if image else retriever.similar(text=query, k=k)
-        _print_hits([query], [hits], quiet, as_json)
+        options = _make_options(offset, plus, minus, where)
+        hits = retriever.similar(**{"image" if image else "text": query}, k=k, **options)
+        _print_hits([query], [hits], quiet, as_json, options)
 
 
 def info(
@@ -281,7 +338,26 @@ def _read_queries(inputs: Sequence[Any] | None, features: Path | None, what: str
     return open_features(features) if features is not None else list(inputs or ())
 
 
-def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: bool, as_json: bool) -> None:
+def _make_options(
+    offset: int, plus: list[str] | None, minus: list[str] | None, where: str | None, **more: Any
+) -> dict[str, Any]:
+    """Return the options of a search as the library takes them: parts with the weights written behind."""
+
+    def read(part: str) -> Any:
+        match = _WEIGHT.fullmatch(part)
+        return part if match is None else (match[1], float(match[2]))
+
+    parts = {"plus": list(map(read, plus or ())), "minus": list(map(read, minus or ()))}
+    return {"offset": offset, **parts, "where": where, **more}
+
+
+def _print_hits(
+    inputs: Sequence[Any] | None,
+    results: Sequence[Any],
+    quiet: bool,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
     from diptych.retrieval import Hits
 
     names = [str(name) for name in inputs] if inputs else [f"row {i}" for i in range(len(results))]
@@ -295,7 +371,7 @@ def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: boo
     if as_json:
         answers = [
             {"query": name, "hits": [hit.to_json() for hit in hits]}
-            | ({"ignored_words": list(hits.ignored_words)} if isinstance(hits, Hits) else {})
+            | (_describe_hits(hits) if isinstance(hits, Hits) else {})
             for name, hits in zip(names, results, strict=True)
         ]
         print_json({"answers": answers})
@@ -303,14 +379,40 @@ def _print_hits(inputs: Sequence[Any] | None, results: Sequence[Any], quiet: boo
     if quiet:
         return
     for name, hits in zip(names, results, strict=True):
-        scores = [f"{hit.score:.3f}" for hit in hits]
-        width = max(map(len, ["score", *scores]))
+        if isinstance(hits, Hits) and hits.no_match:
+            likely = f"{100 * (hits.match_probability or 0):.0f} %"
+            name += f"\nno good match: the model has a right item with a probability of {likely}"
+        columns = {"score": [f"{hit.score:.3f}" for hit in hits]}
+        known = [getattr(hit, "probability", None) for hit in hits]
+        if hits and None not in known:
+            columns["probability"] = [f"{probability:.3f}" for probability in known]
+        cells = [[title, *own] for title, own in columns.items()]
+        cells = [[f"{cell:>{max(map(len, own))}}" for cell in own] for own in cells]
         # By hand: a search should not wait for the import of rich.
-        print(name, f"{'score':>{width}}  item", sep="\n")
-        for score, hit in zip(scores, hits, strict=True):
-            print(f"{score:>{width}}  {_label(hit)}")
+        print(name)
+        for *row, label in zip(*cells, ["item", *map(_label, hits)], strict=True):
+            print("  ".join([*row, label]))
         if not hits:
-            print("the model has no items; add some with diptych add")
+            print(_explain_none(options))
+
+
+def _describe_hits(hits: Hits) -> dict[str, Any]:
+    """Return what is known of a result as a whole, for JSON."""
+    about: dict[str, Any] = {"ignored_words": list(hits.ignored_words), "more": hits.more}
+    if hits.match_probability is not None:
+        about |= {"no_match": hits.no_match, "match_probability": round(hits.match_probability, 6)}
+    return about
+
+
+def _explain_none(options: dict[str, Any]) -> str:
+    """Return why there are no hits."""
+    if options["offset"]:
+        return f"there are no more than {options['offset']} hits"
+    if options.get("min_probability") is not None:
+        return f"nothing is right with a probability of {options['min_probability']:g} or more"
+    if options["where"] is not None:
+        return "no item has such metadata"
+    return "the model has no items; add some with diptych add"
 
 
 def _label(hit: Hit | Pack) -> str:
@@ -328,6 +430,8 @@ def _shorten(path: str) -> str:
 
 
 def _print_info(content: dict[str, Any], model: Path) -> None:
+    from diptych.report._card import describe_probabilities
+
     console, facts = make_console(), content["facts"]
     date = f"fitted on {facts['date']} with " if facts.get("date") else ""
     console.print(f"{model}: {date}diptych {content['library']}")
@@ -350,6 +454,7 @@ def _print_info(content: dict[str, Any], model: Path) -> None:
     console.print(f"index: {content['index']['kind']}, {content['index']['dtype']}; {items}")
     if "quality" in facts:
         console.print(facts["quality"])
+    console.print(describe_probabilities(content["calibration"]))
     for part, scores in facts.get("metrics", {}).items():
         console.print(recall_table(part, scores))
 

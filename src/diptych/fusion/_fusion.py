@@ -251,6 +251,26 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
         return self
 
+    @one_blas_thread()
+    def fit_unseen(
+        self,
+        pairs: tuple[Any, ...],
+        validation: tuple[Any, ...] | None,
+        *,
+        engine: Engine | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> tuple[FittedFusion, Pairs]:
+        """Fit as ``fit`` does; return a model that has not seen the validation pairs, and those pairs.
+
+        Where the chosen models are fitted again on all pairs, it is what they were before.
+        """
+        self.check_parameters()
+        with progress_bar("fitting", self.verbose):
+            unseen = self._fit(as_pairs(*pairs), validation, engine, device, checkpoint, keep=True)
+        assert unseen is not None
+        return unseen
+
     def _fit(
         self,
         given: Pairs,
@@ -258,9 +278,11 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         engine: Engine | None,
         device: str | None,
         checkpoint: str | os.PathLike[str] | None,
-    ) -> None:
+        keep: bool = False,
+    ) -> tuple[FittedFusion, Pairs] | None:
         start, settings = time.perf_counter(), self._settings()
         training, held_out, description = self._split(given, validation)
+        unseen = held_out
         parts = self._make_parts(settings["parts"], training)
         where = partial(sum_pairs, precision=self.precision, engine=engine, device=device)
         with progress_bar("choosing normalisations"):
@@ -274,41 +296,25 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             for part in self._show("fitting parts", parts)
         ]
         sample = sample_images(held_out, self.random_state)
-        members: dict[Task, list[Member]] = {}
-        corrections: dict[Task, Correction] = {}
-        gates: dict[Task, Gate | None] = {}
+        choices: dict[Task, tuple[list[Use], TaskChoice]] = {}
         reports: dict[Task, TaskReport] = {}
-        refits = self.refits(validation)
-        if refits:
-            joint += where(held_out)[0]
-        final: dict[int, AnyPart] = {}
         for task in TASKS:
             uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings, device)
-            members[task], corrections[task] = [], choice.correction
-            for at, (one, use, weight) in enumerate(zip(fitted, uses, choice.weights, strict=True)):
-                if weight == 0.0:
-                    continue
-                if at not in final:
-                    final[at] = one.refit(joint) if refits else one
-                most = settings["n_components"] or (COMPONENTS if use.epochs else None)
-                _, linear = next(final[at].make_maps(task, [use], most))
-                params, polish = final[at].params(task, use), None
-                if use.epochs:
-                    linear = linear.keep(COMPONENTS)
-                    pairs = [training, held_out] if refits else [training]
-                    vectors = project_pairs(one.part, linear, pairs, device)
-                    polish = fields_to_numpy(polish_for(*vectors, use.epochs, self.random_state))
-                    linear = linear.multiply(polish)
-                members[task].append(Member(one.part, use, weight, linear, params, polish))
-            gates[task] = (
-                None
-                if choice.correction.kind == "none"
-                else make_gate(members[task], QUERY_VIEW[task], joint, choice.limits)
-            )
+            choices[task] = uses, choice
+        make = partial(self._make_models, geometry, choices, training, settings, device)
+        refits = self.refits(validation)
+        before = make(fitted, [training], joint) if keep and refits else None
+        if refits:
+            joint += where(held_out)[0]
+            used = {
+                at for _, choice in choices.values() for at, weight in enumerate(choice.weights) if weight
+            }
+            final = [one.refit(joint) if at in used else one for at, one in enumerate(fitted)]
+            made = make(final, [training, held_out], joint)
+        else:
+            made = make(fitted, [training], joint)
         # Set together at the end, so that an interrupted fit leaves no half-fitted model.
-        banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
-        self.geometry_, self.members_, self.corrections_, self.banks_ = geometry, members, corrections, banks
-        self.gates_ = gates
+        self.__dict__.update(made)
         widths = self._moment_widths()
         kept = [(tuple(own), (1.0,) * len(own)) for own in widths]
         self.moments_ = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*kept))
@@ -323,6 +329,54 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         }
         if checkpoint is not None:
             Path(checkpoint).unlink(missing_ok=True)
+        if not keep:
+            return None
+        model = FittedFusion(self.preset, grid=self.grid)
+        model.__dict__.update(made if before is None else before)
+        return model, unseen
+
+    def _make_models(
+        self,
+        geometry: dict[str, Side],
+        choices: Mapping[Task, tuple[list[Use], TaskChoice]],
+        training: Pairs,
+        settings: dict[str, Any],
+        device: str | None,
+        parts: Sequence[AnyPart],
+        pairs: list[Pairs],
+        joint: JointMoments,
+    ) -> dict[str, Any]:
+        """Return the attributes of the chosen models, of fitted parts; they are polished on ``pairs``."""
+        members: dict[Task, list[Member]] = {}
+        gates: dict[Task, Gate | None] = {}
+        for task, (uses, choice) in choices.items():
+            members[task] = []
+            for one, use, weight in zip(parts, uses, choice.weights, strict=True):
+                if weight == 0.0:
+                    continue
+                most = settings["n_components"] or (COMPONENTS if use.epochs else None)
+                _, linear = next(one.make_maps(task, [use], most))
+                params, polish = one.params(task, use), None
+                if use.epochs:
+                    linear = linear.keep(COMPONENTS)
+                    vectors = project_pairs(one.part, linear, pairs, device)
+                    polish = fields_to_numpy(polish_for(*vectors, use.epochs, self.random_state))
+                    linear = linear.multiply(polish)
+                members[task].append(Member(one.part, use, weight, linear, params, polish))
+            gates[task] = (
+                None
+                if choice.correction.kind == "none"
+                else make_gate(members[task], QUERY_VIEW[task], joint, choice.limits)
+            )
+        corrections = {task: choice.correction for task, (_, choice) in choices.items()}
+        banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
+        return {
+            "geometry_": geometry,
+            "members_": members,
+            "corrections_": corrections,
+            "banks_": banks,
+            "gates_": gates,
+        }
 
     def refit_moments(self, moments: Moments, count: int) -> Fusion:
         """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.

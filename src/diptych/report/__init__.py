@@ -6,7 +6,7 @@ from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych.report._card import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
-    from diptych.report._figures import draw_recall_curves, draw_regularization_path
+    from diptych.report._figures import draw_recall_curves, draw_regularization_path, draw_reliability
     from diptych.report._statistics import draw_biplot, draw_correlations, draw_loadings, draw_variates
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "draw_loadings",
     "draw_recall_curves",
     "draw_regularization_path",
+    "draw_reliability",
     "draw_variates",
     "model_card",
 ]
@@ -28,7 +29,7 @@ __getattr__, __dir__ = export_lazily(
     __name__,
     {
         "_card": ["Card", "EncoderFacts", "FusedTaskFacts", "IndexFacts", "TaskFacts", "model_card"],
-        "_figures": ["draw_recall_curves", "draw_regularization_path"],
+        "_figures": ["draw_recall_curves", "draw_regularization_path", "draw_reliability"],
         "_statistics": ["draw_biplot", "draw_correlations", "draw_loadings", "draw_variates"],
     },
 )

@@ -18,6 +18,7 @@ from diptych._checks import FEW_PAIRS, IMAGE_AND_TEXT, TASKS, Task, ViewNames, c
 from diptych.report._page import one_line, task_titles
 
 FIGURE_FILE = "regularization.png"
+RELIABILITY_FILE = "reliability.png"
 SHOWN_CORRELATIONS = 5
 CORRELATIONS = {
     "correlations": "of the regularised model (Σ)",
@@ -118,8 +119,10 @@ class Card:
         None if nothing is indexed.
     files
         Names and descriptions of the other files of the folder.
-    has_figure
-        Whether ``regularization.png`` is in the folder.
+    has_figure, has_reliability
+        Whether ``regularization.png`` and ``reliability.png`` are in the folder.
+    calibration
+        What is known of the probabilities, as ``Retriever.info`` has it.
     repo
         The repository of the Hugging Face Hub that the model is published in.
     views
@@ -148,6 +151,8 @@ class Card:
     has_figure: bool = False
     repo: str = ""
     views: ViewNames = IMAGE_AND_TEXT
+    calibration: Mapping[str, Any] | None = None
+    has_reliability: bool = False
 
 
 def model_card(facts: Card) -> str:
@@ -222,6 +227,21 @@ def describe_polish(epochs: int) -> str:
     'polished for 3 epochs'
     """
     return f"polished for {epochs} epoch{'s' if epochs != 1 else ''}"
+
+
+def describe_probabilities(calibration: Mapping[str, Any]) -> str:
+    """Describe the probabilities of hits, given as plain data, in one line, as the command line shows them.
+
+    >>> describe_probabilities({"absent": "there was 1 held-out image with texts; probabilities need 100"})
+    'probabilities: none, because there was 1 held-out image with texts; probabilities need 100'
+    """
+    if "absent" in calibration:
+        return f"probabilities: none, because {calibration['absent']}"
+    own = [
+        f"{task} error {calibration[task]['ece']:.3f}, AUROC of a match {calibration[task]['auroc']:.2f}"
+        for task in TASKS
+    ]
+    return f"probabilities: {'; '.join(own)} (cross-validated on {calibration['search']['on']})"
 
 
 def escape_markdown(text: object, longest: int = 200) -> str:
@@ -383,12 +403,8 @@ def _filters(tasks: Sequence[tuple[str, TaskFacts]], facts: Card) -> Iterator[st
 def _scores(facts: Card) -> Iterator[str]:
     yield "## How to read its scores"
     if facts.params.get("similarity", "cosine") == "l2":
-        yield (
-            "Hits are ordered by the distance between vectors, the nearest first. Distances are not "
-            "probabilities. Compare them within one query only, not across queries, tasks or models."
-        )
-        return
-    if "preset" in facts.params:
+        meaning = "minus the distance between two vectors"
+    elif "preset" in facts.params:
         meaning = "a weighted sum of cosines, minus a correction for items that are near every query"
     else:
         meaning = "the cosine of two vectors, from -1 to 1"
@@ -396,6 +412,50 @@ def _scores(facts: Card) -> Iterator[str]:
         f"A score is {meaning}. It is not a probability. Compare scores within one query only, not across "
         "queries, tasks or models. There is always a best hit, even if nothing fits the query."
     )
+    known = facts.calibration
+    if known is None:
+        return
+    yield "## How to read its probabilities"
+    if "absent" in known:
+        yield f"Hits have none, because {escape_markdown(known['absent'], longest=500)}."
+        return
+    titles = task_titles(facts.views)
+    yield (
+        "The probability of a hit is how likely it is right, if the gallery that was searched has a right "
+        "item at all. It takes the size of the gallery into account, never changes the order, and can be "
+        "compared between queries. Each query also has a probability that there is a right item; below one "
+        "half, `no_match` is true."
+    )
+    yield _table(
+        (
+            "task",
+            "pairs",
+            "gallery",
+            "method",
+            "expected calibration error",
+            "is there a right item? (AUROC)",
+        ),
+        (
+            (
+                titles[task],
+                f"{own['pairs']:,}",
+                f"{own['gallery']:,}",
+                own["method"],
+                f"{own['ece']:.3f}",
+                f"{own['auroc']:.2f}",
+            )
+            for task in TASKS
+            if (own := known.get(task)) is not None
+        ),
+    )
+    on = escape_markdown(known["search"]["on"], longest=300)
+    yield (
+        f"Measured by cross-validation on {on}. The error is the mean difference between probability and "
+        "share of right hits, of the ten best hits of each query in 15 bins. AUROC 0.5 is chance, 1 perfect: "
+        "where a right item is missing, others that are nearly right remain, so this is hard to tell."
+    )
+    if facts.has_reliability:
+        yield f"![The share of right hits against their probability, for both tasks]({RELIABILITY_FILE})"
 
 
 def _limits(facts: Card) -> Iterator[str]:
@@ -418,7 +478,9 @@ def _limits(facts: Card) -> Iterator[str]:
 def _files(facts: Card) -> Iterator[str]:
     listed = {"README.md": "this card", **facts.files}
     if facts.has_figure:
-        listed.setdefault(FIGURE_FILE, "the figure above")
+        listed.setdefault(FIGURE_FILE, "the scores of the regularisation path")
+    if facts.has_reliability:
+        listed.setdefault(RELIABILITY_FILE, "probabilities and shares of right hits")
     yield "## Files"
     yield _table(("file", "content"), listed.items())
     yield "Loading the model executes no code from these files: they are arrays, JSON, text and figures."

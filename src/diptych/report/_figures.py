@@ -247,6 +247,55 @@ def draw_regularization_path(
     return figure
 
 
+def draw_reliability(
+    calibration: Mapping[str, Any],
+    file: str | os.PathLike[str] | None = None,
+    *,
+    views: tuple[str, str] = IMAGE_AND_TEXT,
+) -> Figure:
+    """Draw how often hits are right against their probability, for both tasks; write it if a file is named.
+
+    On the diagonal, of all hits with the probability 0.3 three in ten are right. Bars show the number of hits
+    in each bin, on a logarithmic scale.
+
+    Parameters
+    ----------
+    calibration
+        ``retriever.info()["calibration"]``.
+    file
+        ``.png``, ``.svg`` or ``.pdf``.
+    views
+        What the titles call an item of each view.
+
+    Examples
+    --------
+    >>> own = {"bins": [(0.1, 0.12, 900), (0.8, 0.75, 100)], "ece": 0.02, "auroc": 0.6}
+    >>> figure = draw_reliability({"search": own, "annotate": own})
+    >>> figure.axes[0].get_title().splitlines()[1]
+    'expected calibration error 0.020'
+    """
+    if "absent" in calibration:
+        raise InputError(f"there are no probabilities to draw, because {calibration['absent']}.")
+    titles, figure = task_titles(check_view_names(views)), new_figure(7.6, 4.4)
+    upper, lower = figure.subplots(2, 2, sharex=True, sharey="row", height_ratios=(3, 1))
+    for task, axes, below in zip(TASKS, upper, lower, strict=True):
+        own = calibration[task]
+        means, shares, hits = (np.array(each) for each in zip(*own["bins"], strict=True))
+        errors = np.sqrt(np.maximum(shares * (1 - shares), 1e-9) / hits)
+        axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=STYLES[1])
+        axes.errorbar(means, shares, errors, color=BLUE, marker="o", markersize=4, linewidth=1.2, capsize=2)
+        axes.set_title(f"{titles[task]}\nexpected calibration error {own['ece']:.3f}", fontsize=TEXT_SIZE)
+        below.bar(means, hits, width=0.04, color=BLUE)
+        below.set(yscale="log", xlim=(-0.02, 1.02), xlabel="probability of a hit")
+        for each in (axes, below):
+            each.spines[["top", "right"]].set_visible(False)
+    upper[0].set(ylabel="share that is right", ylim=(-0.02, 1.02))
+    lower[0].set_ylabel("hits")
+    if file is not None:
+        write_figure(figure, file)
+    return figure
+
+
 def draw_heat_map(axes: Any, scores: Any, low: float | None = None) -> Any:
     """Draw scores over x × y; ``low`` is the score of the darkest colour."""
     return axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low)

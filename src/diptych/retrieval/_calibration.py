@@ -63,9 +63,11 @@ class Measured(Schema, frozen=True):
 
     ``ece`` is the expected calibration error of the ten best hits of each query, in 15 bins of equal width;
     ``bins`` has the mean probability, the share of right hits and the number of hits in each. ``auroc`` is
-    the area under the curve for "is there a right item in the gallery at all?".
+    the area under the curve for "is there a right item in the gallery at all?". ``on`` says which pairs they
+    were, and ``gallery`` how many items.
     """
 
+    on: str
     pairs: int
     queries: int
     gallery: int
@@ -141,9 +143,12 @@ def describe_calibration(calibration: Calibration) -> dict[str, Any]:
 
 
 def fit_calibration(
-    embedding: Embedding, x: Any, y: Any, pairing: Any, names: ViewNames = IMAGE_AND_TEXT
+    embedding: Embedding, x: Any, y: Any, pairing: Any, on: str, names: ViewNames = IMAGE_AND_TEXT
 ) -> Calibration:
-    """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on."""
+    """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on.
+
+    ``on`` says which pairs they are.
+    """
     owners = np.asarray(pairing)
     images = np.unique(owners)
     if len(images) < FEWEST_IMAGES:
@@ -164,9 +169,9 @@ def fit_calibration(
         queries = embedding.queries(features[queried][rows], task)
         items = embedding.items(features[searched], task)[0]
         galleries, background = _score(embedding, queries, items, owner[queried][rows], owner[searched])
-        right, sizes = max(1, round(len(items) / len(images))), (len(captions), len(items))
+        right, about = max(1, round(len(items) / len(images))), (on, len(captions), len(rows), len(items))
         try:
-            fitted[task] = _fit_task(galleries, owner[queried][rows], right, background, sizes)
+            fitted[task] = _fit_task(galleries, owner[queried][rows], right, background, about)
         except InputError as error:
             return str(error).rstrip(".")
     return fitted
@@ -213,9 +218,9 @@ def _score(
 
 
 def _fit_task(
-    galleries: Sequence[_Gallery], owner: Any, right: int, background: float, sizes: tuple[int, int]
+    galleries: Sequence[_Gallery], owner: Any, right: int, background: float, about: tuple[str, int, int, int]
 ) -> TaskCalibration:
-    """Fit on the best scores of queries of some images; ``sizes`` are the numbers of pairs and of items."""
+    """Fit on the best scores of queries of some images; ``about`` are the first fields of ``Measured``."""
     sharpness = _choose_sharpness(galleries, right, background)
     evidence = [_evidence(own.scores, sharpness, right, background) for own in galleries]
     levels = [
@@ -244,7 +249,7 @@ def _fit_task(
         background,
         _METHODS[method](*_training_hits(evidence, galleries, every), least),
         _fit_match(levels, every),
-        Measured(sizes[0], len(owner), sizes[1], calibration_error(bins), _area(present, absent), bins),
+        Measured(*about, calibration_error(bins), _area(present, absent), bins),
     )
 
 

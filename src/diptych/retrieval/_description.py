@@ -14,10 +14,11 @@ from diptych._persistence import FOR_PEOPLE, library_version
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.fusion._members import Member, Use
-from diptych.report import draw_regularization_path, model_card
+from diptych.report import draw_regularization_path, draw_reliability, model_card
 from diptych.report._card import (
     CORRELATIONS,
     FIGURE_FILE,
+    RELIABILITY_FILE,
     SHOWN_CORRELATIONS,
     Card,
     EncoderFacts,
@@ -116,7 +117,7 @@ def _describe_use(use: Use) -> str:
 
 
 def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
-    """Write the model card, with a figure of the regularisation path if matplotlib is installed.
+    """Write the model card, with figures if matplotlib is installed.
 
     ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
     """
@@ -125,6 +126,8 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
     if isinstance(model, FittedAWCCA) and model.path_ is not None:
         with suppress(InputError):
             draw_regularization_path(model.path_, folder / FIGURE_FILE, views=retriever.views)
+    with suppress(InputError):  # without matplotlib, and without probabilities
+        draw_reliability(facts["calibration"], folder / RELIABILITY_FILE, views=retriever.views)
     encoders = [
         EncoderFacts(**own, kept=searcher.encoders.can_reopen(view, published=bool(repo)))
         if (own := facts["encoders"][view])["name"]
@@ -156,6 +159,8 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
         files={each: meaning for each, meaning in _FILES.items() if (folder / each).exists()},
         has_figure=(folder / FIGURE_FILE).is_file(),
         views=retriever.views,
+        calibration=facts["calibration"],
+        has_reliability=(folder / RELIABILITY_FILE).is_file(),
     )
     (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
 

@@ -126,16 +126,19 @@ def parse_filter(where: Mapping[str, Any] | str) -> Filter:
     >>> parse_filter("year >= 2010").condition == parse_filter({"year": {"$gte": 2010}}).condition
     True
     """
-    return Filter(condition=_Parser().parse(where, 0))
+    condition = _Parser().parse(where, 0)
+    return Filter(condition=None if condition == And(()) else condition)
 
 
-def to_json(condition: Condition) -> dict[str, Any]:
+def to_json(condition: Condition | None) -> dict[str, Any]:
     """Return a condition as the plain data that ``parse_filter`` reads.
 
     >>> to_json(parse_filter('year >= 2010 and not tag = "beach"').condition)
     {'$and': [{'year': {'$gte': 2010}}, {'$not': {'tag': {'$in': ['beach']}}}]}
     """
     match condition:
+        case None:
+            return {}
         case In(key, values):
             return {key: {"$in": list(values)}}
         case Compare(key, operator, value):
@@ -204,7 +207,7 @@ def iso_string(value: date) -> str:
 def exact_number(value: int | float) -> int | float:
     """Return a number as it is compared: large floats are the integers that JSON writes for them."""
     # 1e23 is written so in JSON, and a database reads 10²³; the float next to it is another integer.
-    if isinstance(value, float) and abs(value) >= EXACT_FLOATS:
+    if isinstance(value, float) and isfinite(value) and abs(value) >= EXACT_FLOATS:
         return int(Decimal(repr(float(value))))
     return value
 

@@ -31,22 +31,38 @@ from diptych._checks import (
     count,
     plural,
 )
-from diptych._threads import progress_bar
+from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
+from diptych.cca._fitted import FittedAWCCA
+from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks
 from diptych.cca.selection import holdout_size
+from diptych.cca.selection._grids import hold_out
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._pairs import find_near_duplicates
 from diptych.fusion import Fusion
+from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality
-from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, split_blocks
+from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
+from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
 from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 
+_HELD_OUT = 0.2
+"""Share of the training images that probabilities are measured on, where there is no validation split."""
+
+NO_HELD_OUT = (
+    "it was refitted without held-out pairs to measure them on; Retriever.calibrate takes such pairs"
+)
+"""Why a refitted model has no probabilities."""
+
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
+
+Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part]
+"""A model, and pairs that it was not fitted on."""
 
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
@@ -160,12 +176,19 @@ def fit_model(
     load_moments: Callable[[], Moments] | None = None
     normalize = ("none", "none")
     where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
+    names, share = views.dataset.views, _HELD_OUT
+    unseen: Unseen | None = None
     if isinstance(model, Fusion):
-        _fit_fusion(model, training, validation, layout, facts, views.dataset.views, where)
+        unseen, share = (
+            _fit_fusion(model, training, validation, layout, facts, names, where),
+            model.validation_fraction,
+        )
         model, load_moments = _take_moments(model)
     else:
-        moments = _fit_awcca(model, training, validation, facts, views.dataset.views, where)
+        moments = _fit_awcca(model, training, validation, facts, names, where)
         model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
+        if validation is not None:
+            unseen = model, validation
     outliers = {
         view: OutlierDetector.fit(rows, how)
         for view, rows, how in zip(VIEWS, training[:2], normalize, strict=True)
@@ -177,16 +200,30 @@ def fit_model(
             name: measure_metrics(model, part, device) for name, part in measured.items() if part is not None
         }
     facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
+    begun = time.perf_counter()
+    with progress_bar("measuring probabilities"):
+        if unseen is None:
+            assert isinstance(model, AWCCA)
+            unseen = _fit_without(model, moments.total, training, where)
+        on = _describe_held_out(training, validation, share, names)
+        calibration = fit_calibration(embedding_of(unseen[0]), *unseen[1], on, names)
+    facts["seconds"]["probabilities"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
     facts["quality"] = describe_quality(facts)
-    return Fitted(model, load_moments, outliers, facts)
+    return Fitted(model, load_moments, outliers, facts, calibration)
 
 
-def refit_model(fitted: Fitted, new: Moments, validation: tuple[Any, ...] | None) -> Fitted:
+def refit_model(
+    fitted: Fitted,
+    new: Moments,
+    validation: tuple[Any, ...] | None,
+    held_out: tuple[str, Part] | None,
+    names: ViewNames,
+) -> Fitted:
     """Return a model fitted on the training pairs of another and on new pairs, both by their moments.
 
     The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
-    pairs to select on again.
+    pairs to select on again. Probabilities are measured on the pairs ``held_out``, which are described first.
     """
     assert fitted.load_moments is not None
     before = fitted.load_moments()
@@ -207,7 +244,11 @@ def refit_model(fitted: Fitted, new: Moments, validation: tuple[Any, ...] | None
             **{task: model.path_.best(task) for task in TASKS},
         }
     facts["quality"] = describe_quality(facts)
-    return Fitted(model, lambda: moments, fitted.outliers, facts)
+    calibration: Calibration = NO_HELD_OUT
+    if held_out is not None:
+        on, pairs = held_out
+        calibration = fit_calibration(embedding_of(model), *pairs, on, names)
+    return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
 
 
 def adopt_model(
@@ -331,14 +372,18 @@ def _fit_fusion(
     facts: dict[str, Any],
     names: ViewNames,
     where: dict[str, Any],
-) -> None:
+) -> Unseen:
+    """Fit a fusion; return it as it was before it was fitted on held-out pairs too, and those pairs."""
+
     def blocks(part: Part) -> Part:
         x, y, pairing = part
         layouts = layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]})
         return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
 
     start = time.perf_counter()
-    model.fit(*blocks(training), validation=None if validation is None else blocks(validation), **where)
+    unseen, (x, y, pairing) = model.fit_unseen(
+        blocks(training), None if validation is None else blocks(validation), **where
+    )
     facts["seconds"]["selection and models"] = round(time.perf_counter() - start, 3)
     selected: Any = model.selection_["tasks"]
     facts["selection"] = {
@@ -346,6 +391,28 @@ def _fit_fusion(
         "metric": "r@1",
         **{task: float(selected[task]["recall"]["r@1"]) for task in TASKS},
     }
+    joined = (
+        np.concatenate([np.asarray(own[name]) for name in fusion_layout(unseen, view)], axis=1)
+        for view, own in zip(VIEWS, (x, y), strict=True)
+    )
+    return unseen, (next(joined), next(joined), pairing)
+
+
+def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, Any]) -> Unseen:
+    """Hold out a share of the training images; return the model fitted on the others, and those pairs.
+
+    It has the parameters of ``model``, which was fitted on pairs of ``total`` weight.
+    """
+    x, y, pairing = training
+    rest, held_out = hold_out(pairing, len(x), _HELD_OUT, 0)
+    pairs = x[held_out.images], y[held_out.captions], held_out.pairing
+    if len(held_out.images) < FEWEST_IMAGES:
+        return model, pairs  # too few to measure probabilities on
+    prepare = Preparation(model.normalize, model.precision, where["device"])
+    moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.captions), prepare, engine=where["engine"])
+    with one_blas_thread():
+        unseen = _copy_model(model).refit_moments(moments, total)
+    return _copy_model(unseen), pairs
 
 
 def _copy_model(model: AWCCA) -> AWCCA:

@@ -9,7 +9,7 @@
 ``items.jsonl``            the items
 ``text-encoder/``          the HKSE, if that is the text encoder or one of several
 ``search.hnsw`` …          graphs, which are read only from a folder that is trusted
-``README.md``              the model card with ``regularization.png``, written after a fit or a refit
+``README.md``              the model card with its figures, written after a fit or a refit
 =========================  ==============================================================================
 
 These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A

@@ -707,6 +707,43 @@ class Retriever:
             self._refits = [validation]
         return self
 
+    def calibrate(
+        self,
+        images: ManyImages | SupportsArray,
+        texts: ManyTexts | SupportsArray,
+        pairing: ArrayLike | None = None,
+    ) -> Retriever:
+        """Measure the probabilities of hits on held-out pairs, which this model was not fitted on.
+
+        ``fit`` does so by itself; this is for models that were fitted elsewhere, saved before there were
+        probabilities, or refitted.
+
+        Parameters
+        ----------
+        images, texts
+            As ``add`` takes them; at least 100 images with texts.
+        pairing
+            Text j belongs to image ``pairing[j]``; None: one text for each image.
+        """
+        from diptych.retrieval._calibration import fit_calibration
+
+        def measure(searcher: Searcher) -> tuple[Fitted, Store]:
+            x, y = (
+                read_queries(searcher.encoders, view, own, searcher.fitted.layout).features
+                for view, own in zip(VIEWS, (images, texts), strict=True)
+            )
+            rows = np.asarray(check_pairing(pairing, len(x), y))
+            calibration = fit_calibration(
+                searcher.embedding, x, y, rows, "the pairs that calibrate was given", self.views
+            )
+            if isinstance(calibration, str):
+                raise InputError(f"{calibration}.")
+            return searcher.recalibrate(calibration, self._write_model)
+
+        with self._writing:
+            self._use(*self._retry(measure, encodes=not (is_features(images) or is_features(texts))))
+        return self
+
     def add(
         self,
         images: OneImage | ManyImages | SupportsArray | None = None,
@@ -1113,6 +1150,10 @@ class Retriever:
         items = {view: [item for item in added if item.view == view] for view in VIEWS}
         features = {view: mine.features_of(view, own) for view, own in items.items() if own}
         theirs.add({view: items[view] for view in features}, features, loaded.keep_features)
+        if (
+            mine.fitted.facts == theirs.fitted.facts
+        ):  # they have the same model: a calibration made here holds
+            theirs = Searcher(*theirs.recalibrate(mine.fitted.calibration, self._write_model), mine.encoders)
         for validation in self._refits:
             theirs = Searcher(*theirs.refit(validation, self._write_model), mine.encoders)
         self.store, self._searcher, self.base = theirs.store, theirs, replace(base, hkse=mine.encoders.hkse)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError, Task, plural, with_article
+from diptych._checks import TASKS, InputError, Task, check_pairing, count, plural, with_article
 from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._calibration import BEST, TaskCalibration
+from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
 from diptych.retrieval._embedding import (
     CanonicalEmbedding,
     Embedding,
@@ -43,6 +43,7 @@ from diptych.retrieval._items import (
 )
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import VectorIndex
+from diptych.retrieval.stores._memory import ItemTable
 
 T = TypeVar("T")
 Matches: TypeAlias = list[list[tuple[Item, float]]]
@@ -111,7 +112,7 @@ class Searcher:
             reweight = partial(self._reweight, embedding, task, weighting)
             other, items, index = self._derive((task, weighting), reweight)
             queries = _embed(other, task, QUERIED[task], features, parts)
-            matches = self._search_derived(items, index, queries, end, chosen)
+            matches = self._search_derived(task, items, index, queries, end, chosen)
             return [hits.page(offset, k) for hits in self._hits(queries, matches)]
         queries = _embed(embedding, task, QUERIED[task], features, parts, weighting)
         depth = end if calibration is None else max(end, BEST)
@@ -202,7 +203,8 @@ class Searcher:
 
         def make() -> Contents:
             nonlocal fitted
-            fitted = refit_model(self.fitted, self.new_moments(), validation)
+            new_moments, held_out = self.new_moments(), self._find_held_out(validation)
+            fitted = refit_model(self.fitted, new_moments, validation, held_out, self.encoders.views)
             new = Searcher(fitted, self.store, self.encoders)
             return new._contents(
                 new._stored_blocks(), new._stored_sample, self.store.keeps_features, write_model
@@ -210,6 +212,47 @@ class Searcher:
 
         store = self.store.replace(make, self.version)
         return fitted, store
+
+    def recalibrate(self, calibration: Calibration, write_model: WriteModel) -> tuple[Fitted, Store]:
+        """Return the model with other probabilities, and the store to use."""
+        fitted = replace(self.fitted, calibration=calibration)
+        if not self.store.shared:
+            return fitted, self.store
+        new = Searcher(fitted, self.store, self.encoders)
+
+        def make() -> Contents:
+            blocks = (block for task in TASKS for block in self.store.vectors(task, self.version))
+            return new._contents(blocks, new._stored_sample, self.store.keeps_features, write_model)
+
+        return fitted, self.store.replace(make, self.version)
+
+    def _find_held_out(self, validation: tuple[Any, ...] | None) -> tuple[str, tuple[Any, Any, Any]] | None:
+        """Return pairs that a refit does not learn from, the given or the stored ones, and which they are."""
+        if validation is not None:
+            x, y, *rest = validation
+            pairing = check_pairing(rest[0] if rest else None, len(x), y)
+            return "the validation pairs that refit was given", (np.asarray(x), np.asarray(y), pairing)
+        core, known = self.fitted.core, self.fitted.facts.get("pairs", {}).get("val")
+        if known is None or (isinstance(core, FittedFusion) and core.selection_["refitted"]):
+            return None
+        new = {item.id for item in self.store.items("text", new=True)}
+        captions = [
+            item
+            for item in self.store.items("text")
+            if item.metadata.get("split") == "val" and item.image is not None and item.id not in new
+        ]
+        if not 0 < len(captions) <= known[1]:  # more: some were added later, and learned in a refit
+            return None
+        images = sorted({str(caption.image) for caption in captions})
+        rows = {image: row for row, image in enumerate(images)}
+        x = self.store.features("image", images)
+        y = self.store.features("text", [caption.id for caption in captions])
+        if x is None or y is None:
+            return None
+        pairing = np.array([rows[str(caption.image)] for caption in captions])
+        names = self.encoders.views
+        sizes = count(len(images), names.image), count(len(captions), names.caption)
+        return f"the stored val split ({', '.join(sizes)})", (x, y, pairing)
 
     @classmethod
     def fill(
@@ -340,27 +383,24 @@ class Searcher:
 
     def _reweight(
         self, embedding: CanonicalEmbedding, task: Task, weighting: Any
-    ) -> tuple[CanonicalEmbedding, list[Item], VectorIndex]:
+    ) -> tuple[CanonicalEmbedding, ItemTable, VectorIndex]:
         """Return the embedding, items and vectors of a task under another weighting of the model."""
-        other, items = embedding.reweight(weighting), list[Item]()
+        other, items = embedding.reweight(weighting), ItemTable()
         index = VectorIndex(embedding.dimension(task))
         for block in self.store.vectors(task, self.version):
-            keys = np.arange(len(items), len(items) + len(block.items))
-            index.add(keys, embedding.convert(block.vectors, block.norms, task, other))
-            items.extend(block.items)
+            vectors = embedding.convert(block.vectors, block.norms, task, other)
+            index.add(items.add(block.items), vectors)
         return other, items, index
 
     def _search_derived(
-        self, items: Sequence[Item], index: VectorIndex, queries: Floats, k: int, where: Filter | None
+        self, task: Task, items: ItemTable, index: VectorIndex, queries: Floats, k: int, where: Filter | None
     ) -> Matches:
-        allowed = None
-        if where is not None:
-            allowed = np.flatnonzero([where.matches(item) for item in items])
-            if not len(allowed) and self.store.count():
-                check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
+        allowed = None if where is None else items.find(SEARCHED[task], where)
+        if where is not None and allowed is not None and not len(allowed) and self.store.count():
+            check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))
         inner, places = index.search(queries, min(int(k), max(1, len(items))), allowed=allowed)
         return [
-            [(items[place], product) for place, product in zip(*pair, strict=True) if place >= 0]
+            [(item, product) for place, product in zip(*pair, strict=True) if (item := items.get(place))]
             for pair in zip(places.tolist(), inner.tolist(), strict=True)
         ]
 

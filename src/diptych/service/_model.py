@@ -22,7 +22,7 @@ from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._weighting import NAMES
-from diptych.report._card import FIGURE_FILE, describe_correction
+from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
 from diptych.retrieval._embedding import FusedEmbedding
 from diptych.retrieval._inputs import join_blocks
@@ -276,7 +276,7 @@ class LoadedModel:
             "calibration": info.get("calibration", {"absent": "this model has no calibration."}),
             "features": {view: self._feature_widths(view) for view in VIEWS},
             "can": {"text": self.why_not_encoded("text"), "image": self.why_not_encoded("image")},
-            "card": self.card.replace(f"]({FIGURE_FILE})", "]()"),
+            "card": self.card.replace(f"]({FIGURE_FILE})", "]()").replace(f"]({RELIABILITY_FILE})", "]()"),
         }
 
 

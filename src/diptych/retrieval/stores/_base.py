@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import Item, View
 
 Floats: TypeAlias = np.ndarray[Any, Any]
+
+
+FIRST_STEP = 100
+"""Hits that an approximate index is asked for at least; a search for no more is one search of it."""
+
+_GROWTH = 2
+
+T = TypeVar("T")
 
 
 class UnavailableError(InputError):
@@ -79,6 +87,33 @@ class Contents:
     write_model: Callable[[Path], None]
 
 
+def search_in_steps(
+    search: Callable[[list[int], int], list[list[T]]], key: Callable[[T], int], n_queries: int, k: int
+) -> list[list[T]]:
+    """Return the k best of each query from an approximate index, the same whatever ``k`` is.
+
+    What such an index finds depends on how many are requested of it, so pages of one result could repeat or
+    skip items. So it is only asked for certain numbers, 100, 200, 400 and so on, until there are enough,
+    and what it finds late stands behind what it found before. Up to 100 hits are one search, as ever; k hits
+    are fewer than 4 k hits of the index.
+
+    ``search`` takes places of queries and a number of hits, and returns fewer only if there are no more.
+    """
+    results: list[list[T]] = [[] for _ in range(n_queries)]
+    seen: list[set[int]] = [set() for _ in range(n_queries)]
+    size, places = FIRST_STEP, list(range(n_queries))
+    while places:
+        unfinished = []
+        for place, hits in zip(places, search(places, size), strict=True):
+            own = seen[place]
+            results[place] += [hit for hit in hits if key(hit) not in own]
+            own.update(map(key, hits))
+            if len(hits) == size and len(results[place]) < k:
+                unfinished.append(place)
+        size, places = _GROWTH * size, unfinished
+    return [own[:k] for own in results]
+
+
 class Store(Protocol):
     """Items and their vectors, read by any number of threads while one at a time writes."""
 
@@ -99,8 +134,10 @@ class Store(Protocol):
     ) -> list[list[tuple[Item, float]]]:
         """Return the k items with the largest inner products for each query, largest first.
 
-        Equal products are ordered by addition. Ids in the filter that are not stored, or are of the other
-        view, match nothing. A metadata key that no item has is an ``InputError`` (``check_metadata_keys``).
+        Equal products are ordered by addition. The result for a smaller k is the beginning of that for a
+        larger one (for an approximate index, see ``search_in_steps``). Ids in the filter that are not stored,
+        or are of the other view, match nothing. A metadata key that no item has is an ``InputError``
+        (``check_metadata_keys``).
         Raises ``ModelChanged`` if ``version`` is not the stored one.
         """
 

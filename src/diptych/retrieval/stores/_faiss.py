@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 
 from diptych._checks import InputError, check_choice
+from diptych.retrieval.stores._base import FIRST_STEP, search_in_steps
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -56,7 +57,7 @@ class Graph:
 
     def search(self, queries: Floats, k: int, allowed: Keys | None) -> tuple[Floats, Keys]:
         """Return the largest inner products it finds and their keys, only of ``allowed`` keys (None: all)."""
-        options: dict[str, Any] = {"efSearch": max(_CANDIDATES, 2 * k)}
+        options: dict[str, Any] = {"efSearch": _CANDIDATES if k <= FIRST_STEP else 2 * k}
         if allowed is not None and len(allowed) < len(self.keys):
             bits = np.packbits(np.isin(self.keys, allowed, assume_unique=True), bitorder="little")
             options["sel"] = faiss.IDSelectorBitmap(len(self.keys), faiss.swig_ptr(bits))
@@ -225,18 +226,23 @@ class VectorIndex:
         graph = None if exact else state.graph
         if graph is None or (allowed is not None and len(allowed) < _FEW * len(graph.keys)):
             return _search_chunks(state.chunks, queries, k, allowed)
-        # Items that were added after the graph was built are compared exactly.
-        last = int(graph.keys[-1])
-        bounds = [int(np.searchsorted(chunk.keys, last, "right")) for chunk in state.chunks]
-        newer = tuple(c.at(slice(b, None)) for c, b in zip(state.chunks, bounds, strict=True) if b < len(c))
-        present = _join_keys(c.keys[:b] for c, b in zip(state.chunks, bounds, strict=True))
-        if allowed is not None:
-            present = np.intersect1d(present, allowed, assume_unique=True)
-        results = [graph.search(queries, k, present), _search_chunks(newer, queries, k, allowed)]
-        scores, keys = _merge(results, k)
-        short = np.flatnonzero(keys[:, k - 1] < 0)
-        if len(short):
-            scores[short], keys[short] = _search_chunks(state.chunks, queries[short], k, allowed)
+
+        if k <= FIRST_STEP:  # as below, in one step
+            scores, keys = _search_graph(state.chunks, graph, queries, FIRST_STEP, allowed)
+            return scores[:, :k], keys[:, :k]
+
+        def search(places: list[int], size: int) -> list[list[tuple[float, int]]]:
+            scores, keys = _search_graph(state.chunks, graph, queries[places], size, allowed)
+            return [
+                [(score, key) for score, key in zip(*row, strict=True) if key >= 0]
+                for row in zip(scores.tolist(), keys.tolist(), strict=True)
+            ]
+
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        keys = np.full((len(queries), k), -1, np.int64)
+        for place, row in enumerate(search_in_steps(search, lambda hit: hit[1], len(queries), k)):
+            if row:
+                scores[place, : len(row)], keys[place, : len(row)] = zip(*row, strict=True)
         return scores, keys
 
     def build_graph(self, queries: Floats | None = None, *, neighbours: int = 32) -> Graph:
@@ -302,6 +308,25 @@ def _join(first: Chunk, second: Chunk) -> Chunk:
 
 def _join_keys(parts: Iterable[Keys]) -> Keys:
     return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _search_graph(
+    chunks: tuple[Chunk, ...], graph: Graph, queries: Floats, k: int, allowed: Keys | None
+) -> tuple[Floats, Keys]:
+    """Return what the graph finds, and what was added after it was built; fewer than ``k`` only if all."""
+    # Items that were added after the graph was built are compared exactly.
+    last = int(graph.keys[-1])
+    bounds = [int(np.searchsorted(chunk.keys, last, "right")) for chunk in chunks]
+    newer = tuple(c.at(slice(b, None)) for c, b in zip(chunks, bounds, strict=True) if b < len(c))
+    present = _join_keys(c.keys[:b] for c, b in zip(chunks, bounds, strict=True))
+    if allowed is not None:
+        present = np.intersect1d(present, allowed, assume_unique=True)
+    results = [graph.search(queries, k, present), _search_chunks(newer, queries, k, allowed)]
+    scores, keys = _merge(results, k)
+    short = np.flatnonzero(keys[:, k - 1] < 0)
+    if len(short):
+        scores[short], keys[short] = _search_chunks(chunks, queries[short], k, allowed)
+    return scores, keys
 
 
 def _search_chunks(

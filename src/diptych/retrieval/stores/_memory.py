@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import TASKS, Task, check_choice
-from diptych.retrieval._filters import Filter, check_metadata_keys, to_json
+from diptych.retrieval._filters import Filter, check_metadata_keys, required_keys
 from diptych.retrieval._items import (
     SEARCHED,
     TASK_OF,
@@ -25,13 +24,13 @@ from diptych.retrieval._items import (
     unknown_item,
 )
 from diptych.retrieval.stores._base import Block, Contents, Floats, State, TakenError
+from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
 
 Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 KINDS = ("flat", "hnsw")
 
-_REMEMBERED = 8  # filters whose items are remembered
 _SAMPLE = 500  # queries by which the recall of a graph is measured
 
 
@@ -46,6 +45,7 @@ class ItemTable:
         self._places = places
         self._keys: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
+        self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
         self.changes = 0  # additions and removals, counted once the vectors have changed too
         self.removed: list[tuple[int, str]] = []  # keys and ids, until the items are saved without them
@@ -71,7 +71,25 @@ class ItemTable:
 
     def keys_of(self, ids: Iterable[str]) -> Keys:
         """Return the keys of those ids that are stored, ascending."""
-        return np.unique(np.array([key for i in ids if (key := self.key(i)) is not None], np.int64))
+        keys = map(self._keys.get, ids)
+        return np.unique(np.array([key for key in keys if key is not None], np.int64))
+
+    def find(self, view: View, where: Filter) -> Keys | None:
+        """Return the keys of a view's items that pass a filter, ascending; None if all do."""
+        if where.condition is None:
+            return None if where.ids is None else self.keys_of(where.ids)
+        keys = self._columns[view].find(where.condition, self.next_key)
+        return keys if where.ids is None else np.intersect1d(keys, self.keys_of(where.ids), True)
+
+    def check_keys(self, where: Filter) -> None:
+        """Refuse a filter with a metadata key that no item has; see ``check_metadata_keys``."""
+
+        def is_known(name: str) -> bool:
+            return any(columns.has(name, self.next_key) for columns in self._columns.values())
+
+        # Listing the keys of all items takes a while, so that is done only where one is missing.
+        if len(self) and not all(map(is_known, required_keys(where.condition))):
+            check_metadata_keys(where, (name for _, item in self._list() for name in item.metadata))
 
     def caption_keys(self, image_id: str) -> list[int]:
         return list(self._captions.get(image_id, ()))
@@ -96,7 +114,7 @@ class ItemTable:
         self.next_key += len(items)
         return keys
 
-    def remove(self, keys: Iterable[int]) -> None:
+    def remove(self, keys: Sequence[int]) -> None:
         for key in keys:
             item = self._items.pop(key)
             del self._keys[item.id]
@@ -106,6 +124,8 @@ class ItemTable:
                 own.remove(key)
                 if not own:
                     del self._captions[item.image]
+        for columns in self._columns.values():
+            columns.remove(np.array(keys, np.int64))
 
     def _list(self) -> Iterable[tuple[int, Item | StoredItem]]:
         while True:
@@ -146,7 +166,6 @@ class MemoryStore:
         self.table = ItemTable() if table is None else table
         self.indexes, self.kept, self.learned = dict(indexes or {}), dict(kept or {}), learned
         self._writing = threading.RLock()
-        self._matches: dict[tuple[Task, str], tuple[int, Keys]] = {}
 
     @property
     def keeps_features(self) -> bool:
@@ -159,7 +178,9 @@ class MemoryStore:
         self, task: Task, queries: Floats, k: int, where: Filter | None, version: str = ""
     ) -> list[list[tuple[Item, float]]]:
         index = self.indexes[task]
-        allowed = None if where is None else self._allowed(task, where)
+        allowed = None if where is None else self.table.find(SEARCHED[task], where)
+        if where is not None and allowed is not None and not len(allowed):
+            self.table.check_keys(where)
         while True:
             scores, keys = index.search(queries, min(int(k), max(1, len(index))), allowed=allowed)
             items = {key: self.table.get(key) for key in set(keys[keys >= 0].tolist())}
@@ -266,27 +287,3 @@ class MemoryStore:
         """Return the ids removed and the items added since the next key was ``first_key``."""
         removed = [item_id for key, item_id in self.table.removed if key < first_key]
         return removed, [item for key, item in self.table if key >= first_key]
-
-    def _allowed(self, task: Task, where: Filter) -> Keys:
-        if where.ids is not None:
-            keys = self.table.keys_of(where.ids)
-            if where.condition is None:
-                return keys
-            pairs = ((key, item) for key in keys.tolist() if (item := self.table.get(key)) is not None)
-            return self._matching(task, where, pairs)
-        # Looking at every item takes longer than a search, and the same filter is often used again.
-        name, changes = (task, json.dumps(to_json(where.condition))), self.table.changes
-        with self._writing:
-            cached = self._matches.get(name)
-            if cached is None or cached[0] != changes:
-                cached = self._matches[name] = changes, self._matching(task, where, self.table)
-                if len(self._matches) > _REMEMBERED:
-                    del self._matches[next(iter(self._matches))]
-            return cached[1]
-
-    def _matching(self, task: Task, where: Filter, pairs: Iterable[tuple[int, Item]]) -> Keys:
-        view = SEARCHED[task]
-        keys = [key for key, item in pairs if item.view == view and where.matches(item)]
-        if not keys and len(self.table):
-            check_metadata_keys(where, (key for _, item in self.table for key in item.metadata))
-        return np.array(keys, np.int64)

@@ -25,7 +25,7 @@ from diptych.retrieval._filters import (
     required_keys,
 )
 from diptych.retrieval._items import VIEWS, Item, View, unknown_item
-from diptych.retrieval.stores._base import Floats, TakenError
+from diptych.retrieval.stores._base import Floats, TakenError, search_in_steps
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Tables, cast_for_graph
 
@@ -358,21 +358,23 @@ def search_vectors(
     """Return the rows of the k nearest items for each query: ``COLUMNS`` and the inner product."""
     where, values = condition
     vector = Vector if dtype == "float32" else HalfVector
-    parameters = [
-        values | {"query": vector(query), "k": min(k, 2**31), "candidates": RERANKED * min(k, 2**28)}
-        for query in queries
-    ]
-    statement = search_statement(tables, task, where, queries.shape[1], dtype, graph=graph)
-    results = _execute_many(connection, statement, parameters)
-    if graph:
-        # A graph may end before it has returned all items that match; those queries are searched exactly.
-        short = [i for i, rows in enumerate(results) if len(rows) < k]
-        exact = search_statement(tables, task, where, queries.shape[1], dtype, graph=False)
-        for i, rows in zip(
-            short, _execute_many(connection, exact, [parameters[i] for i in short]), strict=True
-        ):
-            results[i] = rows
-    return results
+    vectors = [vector(query) for query in queries]
+
+    def search(places: list[int], size: int, *, graph: bool = graph) -> list[list[Row]]:
+        limits = {"k": min(size, 2**31), "candidates": RERANKED * min(size, 2**28)}
+        statement = search_statement(tables, task, where, queries.shape[1], dtype, graph=graph)
+        parameters = [values | limits | {"query": vectors[place]} for place in places]
+        results = _execute_many(connection, statement, parameters)
+        if graph:
+            # A graph may end before it has returned all items that match; those queries are searched exactly.
+            short = [at for at, rows in enumerate(results) if len(rows) < size]
+            for at, rows in zip(short, search([places[at] for at in short], size, graph=False), strict=True):
+                results[at] = rows
+        return results
+
+    if not graph:
+        return search(list(range(len(queries))), k)
+    return search_in_steps(search, lambda row: int(row[0]), len(queries), k)
 
 
 def search_statement(
