@@ -68,6 +68,7 @@ def test_a_search_loads_no_package_that_it_does_not_need(tmp_path):
         ("search", model, "a dog in the snow", "a red cat"),
         ("annotate", model, "--features", tmp_path / "x.npy"),
         ("similar", model, "a dog in the snow"),
+        ("search", model, "a dog", "--plus", "snow:2", "--where", 'not split = "x"', "--offset", "3"),
     ):
         shown, loaded = loaded_packages(*arguments)
         assert "snow" in shown or "jpg" in shown or "row 0" in shown

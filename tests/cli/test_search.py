@@ -340,3 +340,124 @@ def test_export_says_what_is_wrong(place):
     assert "Is a directory" in refused("export", "model", "-o", "model")
     assert "folder of a model" in refused("export", "nowhere", "-o", "p.onnx")
     assert not (place / "p.onnx").exists()
+
+
+def test_queries_are_composed_filtered_and_paged(place):
+    retriever = Retriever.load("model")
+    composed = run_json(
+        *(
+            "search",
+            "model",
+            "a red star",
+            "--plus",
+            "night",
+            "--plus",
+            "new.png:2",
+            "--minus",
+            "two boats:0.5",
+        ),
+        *("--minus", "two boats:0.5", "-k", 150),
+    )
+    expected = retriever.search(
+        "a red star", 150, plus=["night", ("new.png", 2.0)], minus=[("two boats", 0.5)]
+    )
+    assert hits(composed) == [hit.id for hit in expected]
+    assert hits(composed) != hits(run_json("search", "model", "a red star", "-k", 150))
+    page = run_json("search", "model", "a red star", "-k", 10, "--offset", 10)
+    assert hits(page) == hits(run_json("search", "model", "a red star", "-k", 20))[10:]
+    assert page["answers"][0]["more"] is True
+    assert run_json("search", "model", "a red star", "-k", 10, "--offset", 145)["answers"][0]["more"] is False
+    for where in ('split = "test"', '{"split": {"$eq": "test"}}'):
+        found = run_json("search", "model", "a red star", "-k", 150, "--where", where)
+        assert {hit["metadata"]["split"] for hit in found["answers"][0]["hits"]} == {"test"}
+    annotated = run_json("annotate", "model", "new.png", "--plus", "night", "--minus", "new.png:0.5", "-k", 9)
+    assert hits(annotated) == [
+        hit.id for hit in retriever.annotate("new.png", 9, plus=["night"], minus=[("new.png", 0.5)])
+    ]
+    similar = run_json("similar", "model", "new.png", "--image", "--plus", "night:3", "--offset", 2, "-k", 4)
+    assert hits(similar) == [
+        hit.id for hit in retriever.similar(image="new.png", plus=[("night", 3.0)], offset=2, k=4)
+    ]
+
+
+def test_why_there_are_no_hits_is_said(place):
+    shown = run("search", "model", "a red star", "--offset", 150)
+    assert (shown.exit_code, shown.stdout) == (
+        0,
+        "a red star\nscore  item\nthere are no more than 150 hits\n",
+    )
+    shown = run("search", "model", "a red star", "--where", 'split = "none such"').stdout
+    assert shown.endswith("no item has such metadata\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plus", "night:0"], "plus has the weight 0.0; give a positive number"),
+        (["--minus", "night:-1"], "minus has the weight -1.0"),
+        (["--plus", "nowhere.jpg"], "nowhere.jpg"),
+        (["--plus", "quokka"], "quokka"),
+        (["--minus", "a red star"], "cancel each other"),
+        (["two boats", "--plus", "night"], "one query at a time"),
+        (["--where", "split >"], "split >"),
+        (["--where", "spilt = 1"], "did you mean 'split'?"),
+        (["--image-encoder", "pyramid"], "--image-encoder has no effect without --plus or --minus"),
+    ],
+)
+def test_wrong_parts_and_filters_are_one_sentence(place, arguments, words):
+    assert words in refused("search", "model", "a red star", *arguments)
+
+
+def test_a_colon_without_a_number_is_part_of_the_text(place):
+    found = run_json("search", "model", "a star", "--plus", "night: a red boat", "-k", 5)
+    expected = Retriever.load("model").search("a star", 5, plus=["night: a red boat"])
+    assert hits(found) == [hit.id for hit in expected]
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """A folder with a model that has probabilities, and features of its test split."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(900, 8))
+    x, y = (hidden @ rng.normal(size=(8, m)) + 0.8 * rng.normal(size=(900, m)) for m in (20, 16))
+    splits = ["train"] * 500 + ["val"] * 300 + ["test"] * 100
+    Retriever.from_features(x, y, splits=splits, model=AWCCA(params=(1.0, 1.0))).save(folder / "m")
+    np.save(folder / "y.npy", np.vstack([y[-1:], 5 * rng.normal(size=(1, 16))]).astype(np.float32))
+    return folder
+
+
+def test_probabilities_are_shown_where_they_are_known(calibrated, monkeypatch):
+    monkeypatch.chdir(calibrated)
+    retriever = Retriever.load("m")
+    good, bad = retriever.search(np.load("y.npy"), 5)
+    assert good.no_match is False
+    assert bad.no_match is True
+    answers = run_json("search", "m", "--features", "y.npy", "-k", 5)["answers"]
+    for answer, hits_ in zip(answers, (good, bad), strict=True):
+        assert [hit["probability"] for hit in answer["hits"]] == pytest.approx(
+            [hit.probability for hit in hits_], abs=1e-5
+        )
+        assert answer["no_match"] == hits_.no_match
+        assert answer["match_probability"] == pytest.approx(hits_.match_probability, abs=1e-5)
+    shown = run("search", "m", "--features", "y.npy", "-k", 5)
+    assert shown.exit_code == 0
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "row 0"
+    assert lines[1].split() == ["score", "probability", "item"]
+    assert lines[2].split() == [f"{good[0].score:.3f}", f"{good[0].probability:.3f}", good[0].id]
+    assert lines[8].startswith("no good match: the model has a right item with a probability of ")
+    limit = f"{good[0].probability / 2:.6f}"
+    likely = run_json("search", "m", "--features", "y.npy", "-k", 5, "--min-probability", limit)["answers"]
+    kept = [hit for hit in good if hit.probability >= float(limit)]
+    assert [hit["id"] for hit in likely[0]["hits"]] == [hit.id for hit in kept]
+    none = run("search", "m", "--features", "y.npy", "--min-probability", "1").stdout
+    assert "nothing is right with a probability of 1 or more" in none
+    message = refused("search", "m", "--features", "y.npy", "--min-probability", 0.2, "--weighting", "none")
+    assert "--min-probability" in message
+
+
+def test_a_model_without_calibration_says_so(place):
+    retriever = Retriever.load("model")
+    if "absent" in str(retriever.info().get("calibration")):
+        assert "--min-probability" in refused("search", "model", "a star", "--min-probability", 0.2)

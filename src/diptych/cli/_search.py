@@ -207,7 +207,8 @@ def similar(
         encoder = make_image_encoder(image_encoder, recipe, weights)
         retriever = Retriever.load(model, encoder, make_text_encoder(text_encoder, device), mmap=True)
         options = _make_options(offset, plus, minus, where)
-        hits = retriever.similar(**{"image" if image else "text": query}, k=k, **options)
+        image_or_text: dict[str, Any] = {"image" if image else "text": query}
+        hits = retriever.similar(**image_or_text, k=k, **options)
         _print_hits([query], [hits], quiet, as_json, options)
 
 

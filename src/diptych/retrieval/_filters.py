@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from diptych._checks import InputError
-from diptych.retrieval._items import Item
+from diptych.retrieval._items import Item, unknown_item
 
 Plain: TypeAlias = str | int | float | None
 Ordering: TypeAlias = Literal["$gt", "$gte", "$lt", "$lte"]
@@ -112,12 +112,19 @@ class Filter:
 
     ids: frozenset[str] | None = None  # only items with one of these ids
     condition: Condition | None = None  # and only items whose metadata fulfil this
+    all_stored: bool = False  # whether an id that no item has is an error
 
     def matches(self, item: Item) -> bool:
         """Return whether an item passes the filter."""
         if self.ids is not None and item.id not in self.ids:
             return False
         return self.condition is None or _holds(self.condition, item.metadata)
+
+    def check_stored(self, stored: Container[str]) -> None:
+        """Refuse an id that no item has, if all must be stored."""
+        unknown = (each for each in self.ids or () if each not in stored) if self.all_stored else ()
+        for item_id in unknown:
+            raise unknown_item(item_id)
 
 
 def parse_filter(where: Mapping[str, Any] | str) -> Filter:

@@ -331,13 +331,10 @@ class Searcher:
         if callable(where):
             return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
         ids = check_ids(where)
-        known = {
-            item.id for item in self.store.items(ids=[item_id for item_id in ids if isinstance(item_id, str)])
-        }
         for item_id in ids:
-            if not isinstance(item_id, str) or item_id not in known:
+            if not isinstance(item_id, str):
                 raise unknown_item(item_id)
-        return Filter(frozenset(ids))
+        return Filter(frozenset(ids), all_stored=True)
 
     def _calibration(
         self, task: Task, is_measured: bool, min_probability: float | None
@@ -395,6 +392,9 @@ class Searcher:
     def _search_derived(
         self, task: Task, items: ItemTable, index: VectorIndex, queries: Floats, k: int, where: Filter | None
     ) -> Matches:
+        if where is not None and where.all_stored:  # there are items of the other view too
+            where.check_stored({item.id for item in self.store.items(ids=[*(where.ids or ())])})
+            where = replace(where, all_stored=False)
         allowed = None if where is None else items.find(SEARCHED[task], where)
         if where is not None and allowed is not None and not len(allowed) and self.store.count():
             check_metadata_keys(where, (key for item in self.store.items() for key in item.metadata))

@@ -135,10 +135,11 @@ class Store(Protocol):
         """Return the k items with the largest inner products for each query, largest first.
 
         Equal products are ordered by addition. The result for a smaller k is the beginning of that for a
-        larger one (for an approximate index, see ``search_in_steps``). Ids in the filter that are not stored,
-        or are of the other view, match nothing. A metadata key that no item has is an ``InputError``
-        (``check_metadata_keys``).
-        Raises ``ModelChanged`` if ``version`` is not the stored one.
+        larger one (for an approximate index, see ``search_in_steps``). The filter means what
+        ``Filter.matches`` says. Its ids that are of the other view match nothing, and so do those that are
+        not stored, unless ``all_stored`` makes them an ``InputError``. If nothing matches because of a
+        metadata key that no item has, that is an ``InputError`` too (``check_metadata_keys``). Raises
+        ``ModelChanged`` if ``version`` is not the stored one.
         """
 
     def add(self, blocks: Sequence[Block], version: str) -> None:

@@ -31,6 +31,7 @@ _CANDIDATES = 128  # that a search through a graph keeps: more find more, and ta
 _EFFORT = 200  # candidates while a graph is built
 _MERGE_AT = 32  # results of chunks that are kept before they are merged
 _FEW = 0.1  # share of allowed items below which all of them are compared, graph or not
+_FEW_QUERIES = 4  # up to so many, comparing allowed vectors where they lie is faster than copying them
 
 if hasattr(os, "register_at_fork"):
     # GNU's OpenMP does not survive a fork: a child that uses its threads waits for them forever.
@@ -59,7 +60,9 @@ class Graph:
         """Return the largest inner products it finds and their keys, only of ``allowed`` keys (None: all)."""
         options: dict[str, Any] = {"efSearch": _CANDIDATES if k <= FIRST_STEP else 2 * k}
         if allowed is not None and len(allowed) < len(self.keys):
-            bits = np.packbits(np.isin(self.keys, allowed, assume_unique=True), bitorder="little")
+            mask = np.zeros(len(self.keys), np.bool_)
+            mask[_rows_of(self.keys, allowed)] = True
+            bits = np.packbits(mask, bitorder="little")
             options["sel"] = faiss.IDSelectorBitmap(len(self.keys), faiss.swig_ptr(bits))
         scores, rows = self.index.search(queries, k, params=faiss.SearchParametersHNSW(**options))
         return scores, np.where(rows < 0, -1, self.keys[np.maximum(rows, 0)])
@@ -113,10 +116,7 @@ class Chunk:
 
     def only(self, keys: Keys) -> Chunk:
         """Return the rows with one of these keys, which ascend."""
-        first, last = np.searchsorted(keys, (self.keys[0], self.keys[-1] + 1))
-        if first == last:
-            return self.at(slice(0, 0))
-        return self.at(np.flatnonzero(np.isin(self.keys, keys[first:last], assume_unique=True)))
+        return self.at(_rows_of(self.keys, keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +320,7 @@ def _search_graph(
     newer = tuple(c.at(slice(b, None)) for c, b in zip(chunks, bounds, strict=True) if b < len(c))
     present = _join_keys(c.keys[:b] for c, b in zip(chunks, bounds, strict=True))
     if allowed is not None:
-        present = np.intersect1d(present, allowed, assume_unique=True)
+        present = present[_rows_of(present, allowed)]
     results = [graph.search(queries, k, present), _search_chunks(newer, queries, k, allowed)]
     scores, keys = _merge(results, k)
     short = np.flatnonzero(keys[:, k - 1] < 0)
@@ -329,36 +329,71 @@ def _search_graph(
     return scores, keys
 
 
+def _rows_of(keys: Keys, wanted: Keys) -> Keys:
+    """Return the places among ``keys`` of those that are wanted; both ascend."""
+    if not len(keys):
+        return np.empty(0, np.int64)
+    first, last = np.searchsorted(wanted, (keys[0], keys[-1] + 1))
+    wanted = wanted[first:last]
+    if keys[-1] - keys[0] == len(keys) - 1:  # no key is missing between them
+        rows: Keys = wanted - keys[0]
+    else:
+        rows = np.searchsorted(keys, wanted)
+        rows = rows[keys[rows] == wanted]
+    return rows
+
+
 def _search_chunks(
     chunks: tuple[Chunk, ...], queries: Floats, k: int, allowed: Keys | None
 ) -> tuple[Floats, Keys]:
     results: list[tuple[Floats, Keys]] = []
     for chunk in chunks:
-        part = chunk if allowed is None else chunk.only(allowed)
-        n = min(k, len(part))
+        among = None if allowed is None else _rows_of(chunk.keys, allowed)
+        if among is not None and len(among) == len(chunk):
+            among = None
+        elif among is not None and (len(queries) > _FEW_QUERIES or chunk.vectors.dtype != np.float32):
+            chunk, among = chunk.at(among), None
+        n = min(k, len(chunk) if among is None else len(among))
         if n == 0:
             continue
-        scores, rows = _nearest(queries, np.ascontiguousarray(part.vectors, np.float32), n)
+        scores, rows = _nearest(queries, np.ascontiguousarray(chunk.vectors, np.float32), n, among)
         # FAISS gives −1 where a score is not a number.
-        results.append((scores, np.where(rows < 0, -1, part.keys[np.maximum(rows, 0)])))
+        results.append((scores, np.where(rows < 0, -1, chunk.keys[np.maximum(rows, 0)])))
         if len(results) == _MERGE_AT:
             results = [_merge(results, k)]
     return _merge(results, k, len(queries))
 
 
-def _nearest(queries: Floats, vectors: Floats, k: int) -> tuple[Floats, Keys]:
-    """Return the ``k`` largest inner products with rows of ``vectors``; of equal ones, the first rows."""
+def _nearest(queries: Floats, vectors: Floats, k: int, among: Keys | None) -> tuple[Floats, Keys]:
+    """Return the ``k`` largest inner products with rows of ``vectors``; of equal ones, the first rows.
+
+    Only the rows ``among`` count; None: all.
+    """
     # FAISS drops any of the equal scores at the end of its list, so more are requested until none is cut off.
-    wanted = min(k + 1, len(vectors))
-    scores, rows = _order(*faiss.knn(queries, vectors, wanted, faiss.METRIC_INNER_PRODUCT))
+    available = len(vectors) if among is None else len(among)
+    wanted = min(k + 1, available)
+    scores, rows = _order(*_compare(queries, vectors, wanted, among))
     best, places = scores[:, :k], rows[:, :k]
     tied = np.flatnonzero((rows[:, -1] >= 0) & (scores[:, -1] == scores[:, k - 1]))
-    while wanted < len(vectors) and len(tied):
-        wanted = min(4 * wanted, len(vectors))
-        scores, rows = _order(*faiss.knn(queries[tied], vectors, wanted, faiss.METRIC_INNER_PRODUCT))
+    while wanted < available and len(tied):
+        wanted = min(4 * wanted, available)
+        scores, rows = _order(*_compare(queries[tied], vectors, wanted, among))
         best[tied], places[tied] = scores[:, :k], rows[:, :k]
         tied = tied[scores[:, -1] == scores[:, k - 1]]
     return best, places
+
+
+def _compare(queries: Floats, vectors: Floats, k: int, among: Keys | None) -> tuple[Floats, Keys]:
+    if among is None:
+        scores, rows = faiss.knn(queries, vectors, k, faiss.METRIC_INNER_PRODUCT)
+        return scores, rows
+    # What ``faiss.knn`` calls, with a selector.
+    scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+    sizes = vectors.shape[1], len(queries), len(vectors), k
+    inputs, outputs = map(faiss.swig_ptr, (queries, vectors)), map(faiss.swig_ptr, (scores, rows))
+    selector = faiss.IDSelectorArray(len(among), faiss.swig_ptr(among))
+    faiss.knn_inner_product(*inputs, *sizes, *outputs, selector)
+    return scores, rows
 
 
 def _order(scores: Floats, keys: Keys) -> tuple[Floats, Keys]:

@@ -76,6 +76,7 @@ class ItemTable:
 
     def find(self, view: View, where: Filter) -> Keys | None:
         """Return the keys of a view's items that pass a filter, ascending; None if all do."""
+        where.check_stored(self._keys)
         if where.condition is None:
             return None if where.ids is None else self.keys_of(where.ids)
         keys = self._columns[view].find(where.condition, self.next_key)

@@ -175,7 +175,9 @@ def filter_condition(connection: Connection, tables: Tables, where: Filter | Non
     if where is not None and where.ids is not None:
         # Many ids are looked up once here, rather than once for each query.
         conditions.append(sql.SQL("key = ANY(%(keys)s)"))
-        values["keys"] = list(find_keys(connection, tables, where.ids).values())
+        keys = find_keys(connection, tables, where.ids)
+        where.check_stored(keys)
+        values["keys"] = list(keys.values())
     if where is not None and where.condition is not None:
         metadata = metadata_condition(where.condition, values)
         conditions.append(sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(tables.items, metadata))
