@@ -46,9 +46,9 @@ export function noResults(state, clear) {
 /** Say that probably no item fits the query; null: one may, or it is not known. */
 export function noMatch(result, kind) {
   if (!result.no_match) return null;
-  const chance = typeof result.match_probability === "number" ? ` (probability that one does: ${percent(result.match_probability)})` : "";
+  const chance = typeof result.match_probability === "number" ? ` (probability of a match: ${percent(result.match_probability)})` : "";
   return h("p", { class: "no-match" }, h("strong", {}, "No good match: "),
-    `probably none of the ${many(kind)} fits${chance}. The nearest are below.`);
+    `none of the ${many(kind)} is likely to fit${chance}. The nearest are below.`);
 }
 
 /** Name the words of a query that the model does not know and ignored; null: none. */
