@@ -133,7 +133,7 @@ function announce(mode, { item, parts, responses }) {
 function showResults(place, mode, found) {
   const [result] = found.responses[0].results;
   const hits = hitsOf(result);
-  const notes = [ignored(result.ignored_words), state.compare ? null : noMatch(result, kindOf(mode))].filter(Boolean);
+  const notes = [ignored(result.ignored_words), state.compare || !hits.length ? null : noMatch(result, kindOf(mode))].filter(Boolean);
   place.dataset.for = mode;
   if (!hits.length) {
     show(place, notes, noResults(state, unfiltered));

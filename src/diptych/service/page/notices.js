@@ -38,7 +38,7 @@ export function errorNotice(problem, again, state, clear) {
 const filterButton = (state, clear) => (isFiltered(state) ? [button("Remove the filter", clear)] : []);
 
 export function noResults(state, clear) {
-  const why = state.least ? "No item matches the filter and is that likely." : isFiltered(state) ? "No item matches the filter."
+  const why = state.least ? "No item is that likely to be a match." : isFiltered(state) ? "No item matches the filter."
     : "There are no items to search.";
   return notice("No results", why, ...filterButton(state, clear));
 }
