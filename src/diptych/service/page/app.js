@@ -2,7 +2,7 @@
 
 import { api, Problem } from "./api.js";
 import { NO_FILTER, read, STEP, toCaption, toImage, toInput, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
-import { extendResults, modeOf, mostHits, runSearch, viewOf } from "./search.js";
+import { extendResults, hasProbabilities, modeOf, mostHits, runSearch, viewOf } from "./search.js";
 import { choices, columns } from "./compare.js";
 import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
@@ -17,6 +17,8 @@ import { counted, many, name, useNames } from "./words.js";
 const TYPING = 180;
 const PATIENCE = 140;
 const TOKEN = "#token=";
+const SCORES = "Scores are cosines, not probabilities: they order the hits of one query.";
+const PROBABILITIES = "Percentages are probabilities that a hit is a right one, measured on pairs that were not used for training (see Model).";
 
 let state = { ...read(location), upload: null };
 let model = null;
@@ -54,6 +56,7 @@ function layOut(mode) {
   if (isFirst !== (panels.firstElementChild === by("images"))) panels[isFirst ? "prepend" : "append"](by("images"));
   by("toolbar").hidden = mode === "empty";
   by("compare").setAttribute("aria-pressed", String(state.compare));
+  by("about-scores").textContent = hasProbabilities(state, model) ? PROBABILITIES : SCORES;
   by("compare").hidden = compared(mode).length === 0;
   show(by("message"));
   by("search").hidden = state.model;
@@ -63,9 +66,6 @@ function layOut(mode) {
   by("to-search").href = write({ ...state, model: false });
   by("to-model").href = write({ ...state, model: true });
 }
-
-const SCORES = "Scores are cosines, not probabilities: they order the hits of one query.";
-const PROBABILITIES = "Percentages are probabilities that a hit is a right one, measured on pairs that were not used for training (see Model).";
 
 /** What the server found, without the item whose similar items are shown. */
 const hitsOf = (result) => result.hits.filter((hit) => !state.similar || hit.id !== (state.image ?? state.caption));
@@ -144,7 +144,6 @@ function showResults(place, mode, found) {
     list.classList.toggle("unlikely", Boolean(result.no_match));
     show(place, notes, list, more(place, mode, found));
   }
-  by("about-scores").textContent = !state.compare && hits.some((hit) => typeof hit.probability === "number") ? PROBABILITIES : SCORES;
   announce(mode, found);
   for (const note of notes) by("announcement").append(` ${note.textContent}`);
 }
