@@ -6,7 +6,7 @@ import { extendResults, hasProbabilities, modeOf, mostHits, runSearch, viewOf } 
 import { choices, columns } from "./compare.js";
 import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
-import { offerFilters, showFilterError, showFilters } from "./filters.js";
+import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
 import { describe } from "./model.js";
 import { button, errorNotice, exampleImages, exampleTexts, ignored, noMatch, noResults, notice, tokenForm } from "./notices.js";
 import { offerInput, showQuery } from "./query.js";
@@ -83,7 +83,6 @@ async function showMore(pressed, place, mode, found) {
   const control = new AbortController();
   running = control;
   const next = { ...state, k: Math.min(state.k + STEP, mostHits(state, model)) };
-  const before = place.querySelectorAll(".tile, .line").length;
   const [result] = found.responses[0].results;
   const shown = hitsOf(result).length;
   pressed.setAttribute("aria-busy", "true");
@@ -110,7 +109,7 @@ async function showMore(pressed, place, mode, found) {
     pressed.parentElement.replaceWith(more(place, mode, found));
     announce(mode, found);
   }
-  if (hadFocus) place.querySelectorAll(".tile, .line")[before]?.focus({ preventScroll: true });
+  if (hadFocus) place.querySelector("ol").querySelectorAll(".tile, .line")[shown]?.focus({ preventScroll: true });
 }
 
 const shorten = (text) => (text.length > 40 ? `${text.slice(0, 39).trimEnd()}…` : text);
@@ -263,13 +262,20 @@ async function start() {
   }
   useNames(model);
   offerInput(model);
-  offerFilters(model, (change) => go({ ...state, k: STEP, ...change(state) }, { focus: false }));
+  offerFilters(model, filter);
   if (model.weighting === "fusion") by("compared").textContent = " parts";
   show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
 
+/** Search with other filters; Enter in a field tells of the same change twice. */
+function filter(change) {
+  const next = { ...state, k: STEP, ...change(state) };
+  if (write(next) !== write(state)) go(next, { focus: false });
+}
+
+listenToFilters(filter);
 listenToParts((part) => go(withPart(state, part), { focus: false }));
 // The browser would scroll before there are results.
 history.scrollRestoration = "manual";

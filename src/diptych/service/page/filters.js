@@ -54,13 +54,17 @@ export function offerFilters(model, change) {
   show(by("ranges"), Object.entries(model.ranges).map(([key, limits]) => range(key, limits, set)));
   by("open-filter").hidden = !model.keys.length;
   by("filter").placeholder = example(model);
-  by("filter-hint").append(...model.keys.flatMap((key, at) => [at ? ", " : "", h("bdi", {}, key)]));
+  show(by("filter-hint"), "Keys of the metadata: ", model.keys.flatMap((key, at) => [at ? ", " : "", h("bdi", {}, key)]));
+}
+
+export function listenToFilters(change) {
+  const apply = () => change(() => ({ filter: by("filter").value.trim() }));
   by("open-filter").addEventListener("click", () => openFilters(by("filter-panel").hidden));
+  by("filter").addEventListener("change", apply);
   by("filter-panel").addEventListener("submit", (event) => {
     event.preventDefault();
-    change(() => ({ filter: by("filter").value.trim() }));
+    apply();
   });
-  by("filter").addEventListener("change", () => change(() => ({ filter: by("filter").value.trim() })));
 }
 
 function openFilters(isOpen) {
