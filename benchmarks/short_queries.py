@@ -1,5 +1,7 @@
 """Queries of one word, of two words and of keywords, with and without the hubness correction, on Flickr8k.
 
+With ``--composed``, what ``plus`` and ``minus`` do to queries of one word.
+
 The correction is measured on captions, so a query unlike a caption may lose by it. Words are the nouns of the
 captions, found without a tagger: what directly follows an article often, and often ends a phrase that an
 article began. A validation image is relevant for a word that at least two of its five captions have; for two
@@ -27,13 +29,16 @@ pin_threads(1)
 import argparse  # noqa: E402
 import re  # noqa: E402
 from collections import Counter  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from itertools import combinations  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
+from diptych import Retriever  # noqa: E402
 from diptych.fusion import Block, Fusion  # noqa: E402
 from diptych.fusion._hubness import Evaluator  # noqa: E402
+from diptych.retrieval._inputs import QueryPart  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
 
 FEATURES = {
@@ -43,6 +48,9 @@ FEATURES = {
 ARTICLES = {"a", "an", "the"}
 CLOSED = set("and are as at by in into is near of on that through to while who with".split())  # noqa: SIM905
 """Words of a closed class, which follow the end of a noun phrase."""
+
+TOP = 10
+"""Hits of a composed query that are looked at."""
 
 OFTEN, MENTIONS, RELEVANT = 30, 2, 5
 """Occurrences of a noun in the training captions; captions that make an image relevant; relevant images."""
@@ -76,6 +84,14 @@ class Queries:
         keywords = [[word for word in own if word in known] for own in held_out]
         listed = [at for at, own in enumerate(keywords) if len(own) > 1]
         self.training = captions[: TRAIN * CAPTIONS]
+        self.pairs = [(nouns[a], nouns[b]) for a, b in pairs]
+        self.has = {nouns[at]: relevant[at] for at in kept}
+        """Whether each validation image is relevant for a word."""
+        learned = [Counter(w for own in words[at : at + CAPTIONS] for w in set(own)) for at in self._starts()]
+        self.shown = {
+            noun: np.flatnonzero([own[noun] >= MENTIONS for own in learned]).tolist() for noun in self.has
+        }
+        """The training images that are relevant for a word."""
         self.texts = {
             "one word": [nouns[at] for at in kept],
             "two words": [f"{nouns[a]} {nouns[b]}" for a, b in pairs],
@@ -91,15 +107,19 @@ class Queries:
             "captions": np.arange(len(held_out)) // CAPTIONS,
         }
 
-    def encode(self, texts: str) -> dict[str, np.ndarray]:
-        """Return the features of all texts, by kind."""
+    @staticmethod
+    def _starts() -> range:
+        return range(0, TRAIN * CAPTIONS, CAPTIONS)
+
+    def encode(self, texts: str, kinds: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """Return the features of all texts, or of those of some kinds, by kind."""
         if texts == "minilm":
             encode = load_minilm()
         else:
             _, word, sentence = texts.split("-")
             hkse = HKSE(find_word_vectors(), word=word, sentence=sentence).fit(self.training)
             encode = lambda rows: hkse.transform(rows, unknown="mean")  # noqa: E731
-        return {kind: encode(own) for kind, own in self.texts.items()}
+        return {kind: encode(self.texts[kind]) for kind in kinds or self.texts}
 
     def measure(self, kind: str, scores: np.ndarray, dimension: int) -> np.ndarray:
         """Return the average precision of each query, or the mean of r@1, r@5 and r@10, in percent."""
@@ -158,13 +178,66 @@ def measure_features(name: str, queries: Queries, polish: bool) -> list[dict]:
     return rows
 
 
+def measure_composed(name: str, queries: Queries) -> list[dict]:
+    """Fit on training images, and compose queries of one word with a second word, or with an image of it."""
+    images, texts, *blocks = FEATURES[name]
+    x, y, pairing = load_flickr8k(images, texts)
+    n, rng = TRAIN + VALIDATION, np.random.default_rng(0)
+    retriever = Retriever.from_features(
+        x[:n],
+        y[: n * CAPTIONS],
+        pairing[: n * CAPTIONS],
+        splits=["train"] * TRAIN + ["val"] * VALIDATION,
+        model=Fusion(blocks=dict(zip("xy", blocks, strict=True)), polish=False, refit=False),
+        keep_features=False,
+    )
+    encoded = queries.encode(texts, ("one word", "two words"))
+    word = dict(zip(queries.texts["one word"], encoded["one word"], strict=True))
+    both = dict(zip(queries.texts["two words"], encoded["two words"], strict=True))
+    shares: dict[str, list[tuple[float, float, float]]] = {}
+    for first, second in (each for pair in queries.pairs for each in (pair, pair[::-1])):
+        at = rng.choice(queries.shown[second])
+        shown = QueryPart("image", x[at : at + 1])
+        text = both.get(f"{first} {second}", both.get(f"{second} {first}"))
+        searches = {
+            "A": (word[first], {}),
+            "the text A B": (text, {}),
+            "A plus B": (word[first], {"plus": [word[second]]}),
+            "A plus an image of B": (word[first], {"plus": [shown]}),
+            "A plus an image of B, weight 0.3": (word[first], {"plus": [(shown, 0.3)]}),
+            "A minus B": (word[first], {"minus": [word[second]]}),
+            "A minus B, weight 0.5": (word[first], {"minus": [(word[second], 0.5)]}),
+        }
+        for kind, (query, parts) in searches.items():
+            hits = retriever.search(query, k=TOP, where={"split": "val"}, **parts)
+            rows = [int(hit.id) - TRAIN for hit in hits]
+            a, b = queries.has[first][rows], queries.has[second][rows]
+            shares.setdefault(kind, []).append((a.mean(), b.mean(), (a & b).mean()))
+    table = [
+        {"features": name, "queries": kind, "number": len(own)}
+        | {
+            title: f"{100 * values.mean():.1f} ± {100 * values.std() / np.sqrt(len(own)):.1f}"
+            for title, values in zip(("with A", "with B", "with both"), np.array(own).T, strict=True)
+        }
+        for kind, own in shares.items()
+    ]
+    print(*table, sep="\n", flush=True)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(FEATURES), help="one pair of features; nothing is recorded")
     parser.add_argument("--polish", action="store_true", help="polish the models")
+    parser.add_argument("--composed", action="store_true", help="measure plus and minus instead")
     options = parser.parse_args()
     queries = Queries()
     names = [options.only] if options.only else list(FEATURES)
+    if options.composed:
+        rows = [row for name in names for row in measure_composed(name, queries)]
+        if options.only is None:
+            record("composed_queries", rows, COMPOSED_NOTE)
+        return
     rows = [row for name in names for row in measure_features(name, queries, options.polish)]
     if options.only is None:
         record("short_queries_polished" if options.polish else "short_queries", rows, NOTE)
@@ -174,6 +247,12 @@ NOTE = (
     "Mean average precision of words and the mean of r@1, r@5 and r@10 of keywords and captions, in percent, "
     "among the 1,000 validation images; in brackets, the difference from not corrected with its standard "
     "error, paired over queries. Gated: as `Fusion.queries` does it."
+)
+
+COMPOSED_NOTE = (
+    f"Share of the {TOP} best of the 1,000 validation images that are relevant for the word A, for the word "
+    "B and for both, in percent, with the standard error over queries. Each pair of words is asked both "
+    "ways. The image of B is a random training image that is relevant for B."
 )
 
 if __name__ == "__main__":

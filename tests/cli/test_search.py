@@ -344,20 +344,8 @@ def test_export_says_what_is_wrong(place):
 
 def test_queries_are_composed_filtered_and_paged(place):
     retriever = Retriever.load("model")
-    composed = run_json(
-        *(
-            "search",
-            "model",
-            "a red star",
-            "--plus",
-            "night",
-            "--plus",
-            "new.png:2",
-            "--minus",
-            "two boats:0.5",
-        ),
-        *("--minus", "two boats:0.5", "-k", 150),
-    )
+    parts = ["--plus", "night", "--plus", "new.png:2", "--minus", "two boats:0.5"]
+    composed = run_json("search", "model", "a red star", *parts, "-k", 150)
     expected = retriever.search(
         "a red star", 150, plus=["night", ("new.png", 2.0)], minus=[("two boats", 0.5)]
     )
@@ -419,11 +407,11 @@ def calibrated(tmp_path_factory):
     """A folder with a model that has probabilities, and features of its test split."""
     folder = tmp_path_factory.mktemp("calibrated")
     rng = np.random.default_rng(0)
-    hidden = rng.normal(size=(900, 8))
-    x, y = (hidden @ rng.normal(size=(8, m)) + 0.8 * rng.normal(size=(900, m)) for m in (20, 16))
+    hidden = rng.normal(size=(900, 30))
+    x, y = (hidden @ rng.normal(size=(30, m)) + rng.normal(size=(900, m)) for m in (40, 36))
     splits = ["train"] * 500 + ["val"] * 300 + ["test"] * 100
     Retriever.from_features(x, y, splits=splits, model=AWCCA(params=(1.0, 1.0))).save(folder / "m")
-    np.save(folder / "y.npy", np.vstack([y[-1:], 5 * rng.normal(size=(1, 16))]).astype(np.float32))
+    np.save(folder / "y.npy", np.vstack([y[-1:], 5 * rng.normal(size=(1, 36))]).astype(np.float32))
     return folder
 
 
@@ -457,7 +445,15 @@ def test_probabilities_are_shown_where_they_are_known(calibrated, monkeypatch):
     assert "--min-probability" in message
 
 
-def test_a_model_without_calibration_says_so(place):
-    retriever = Retriever.load("model")
-    if "absent" in str(retriever.info().get("calibration")):
-        assert "--min-probability" in refused("search", "model", "a star", "--min-probability", 0.2)
+def test_a_model_without_calibration_says_so(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    x = rng.normal(size=(60, 4))
+    retriever = Retriever.from_features(x, x, model=AWCCA(params=(1.0, 1.0)))
+    retriever.save("m")
+    np.save("y.npy", x[:1].astype(np.float32))
+    message = refused("search", "m", "--features", "y.npy", "--min-probability", 0.2)
+    assert "this model has no probabilities, because" in message
+    assert message.endswith("leave out --min-probability.")
+    shown = run("search", "m", "--features", "y.npy", "-k", 1).stdout.splitlines()
+    assert shown[1].split() == ["score", "item"]
+    assert "no_match" not in run_json("search", "m", "--features", "y.npy")["answers"][0]

@@ -103,7 +103,7 @@ def test_packs_need_captions_of_images(views):
     assert len(retriever.annotate(x[0])) == 3
 
 
-@pytest.mark.parametrize("where", [5, ["nobody"], "nobody", [5], [["0"]], 1.5], ids=str)
+@pytest.mark.parametrize("where", [5, ["nobody"], "nobody", {"n": {"$over": 1}}, [5], [["0"]], 1.5], ids=str)
 def test_filters_that_are_not_filters_are_refused(made, where):
     retriever, x, y = made
     for ask in (
@@ -112,7 +112,7 @@ def test_filters_that_are_not_filters_are_refused(made, where):
         lambda: retriever.similar(image=x[0], where=where),
         lambda: retriever.search(y[0], where=where, weighting="none"),
     ):
-        refused("there is no item|is not a filter", ask)
+        refused("there is no item|is not a filter|is wrong|is not an operator", ask)
 
 
 @pytest.mark.parametrize(

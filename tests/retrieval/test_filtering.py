@@ -1,31 +1,378 @@
-"""Filters by metadata: which items have these values."""
+"""Filters: how they are written, what they mean, and the columns that answer them in memory."""
+
+import json
+import threading
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._filters import parse_filter
+from diptych.retrieval._filters import FilterError, iso_string, parse_filter, to_json
+from diptych.retrieval.stores import _columns
+from diptych.retrieval.stores._memory import ItemTable
+from filtering import FILTERS, METADATA
+
+ITEM = Item(
+    "a",
+    "image",
+    metadata={
+        "split": "test",
+        "n": 1,
+        "flag": True,
+        "nothing": None,
+        "tags": ["beach", 7, None],
+        "empty": [],
+        "nested": [[5]],
+        "about": {"n": 1},
+        "large": 2**53 + 1,
+        "float": 1e23,
+        "taken": "2019-05-01T10:00:00",
+        "wide": "\U00010000",
+    },
+)
 
 
 @pytest.mark.parametrize(
     ("where", "fits"),
     [
+        ({}, True),
         ({"split": "test"}, True),
         ({"split": ["val", "test"]}, True),
         ({"split": "val"}, False),
-        ({"n": 1}, True),
-        ({"n": True}, False),
-        ({"flag": True}, True),
-        ({"flag": 1}, False),
+        ({"split": []}, False),
         ({"split": "test", "n": 2}, False),
         ({"absent": "x"}, False),
-        ({}, True),
+        # true is not 1, and numbers are equal whatever their type
+        ({"n": 1.0}, True),
+        ({"n": True}, False),
+        ({"n": "1"}, False),
+        ({"flag": True}, True),
+        ({"flag": 1}, False),
+        # complements also match items without the key
+        ({"split": {"$ne": "test"}}, False),
+        ({"absent": {"$ne": "x"}}, True),
+        ({"split": {"$nin": ["val"]}}, True),
+        ({"absent": {"$nin": []}}, True),
+        ({"split": {"$not": {"$eq": "test"}}}, False),
+        ({"absent": {"$not": {"$gt": 3}}}, True),
+        ({"$not": {"split": "val"}}, True),
+        # order: numbers with numbers, strings with strings by code point
+        ({"n": {"$gt": 0, "$lte": 1}}, True),
+        ({"n": {"$gt": 0.5}}, True),
+        ({"n": {"$lt": 1}}, False),
+        ({"n": {"$lt": "2"}}, False),
+        ({"flag": {"$gte": 0}}, False),
+        ({"nothing": {"$gte": 0}}, False),
+        ({"split": {"$gt": "tes", "$lt": "tesu"}}, True),
+        ({"wide": {"$gt": "\uffff"}}, True),
+        ({"large": {"$gt": 2**53}}, True),
+        ({"large": {"$gt": 2.0**53}}, True),
+        ({"large": 2**53}, False),
+        ({"float": 10**23}, True),
+        ({"float": {"$gt": 10**23}}, False),
+        # a list matches if one of its elements does
+        ({"tags": "beach"}, True),
+        ({"tags": 7}, True),
+        ({"tags": None}, True),
+        ({"tags": {"$gt": 6}}, True),
+        ({"tags": {"$lt": "c"}}, True),
+        ({"tags": {"$ne": "beach"}}, False),
+        ({"empty": {"$lt": 3}}, False),
+        ({"empty": {"$ne": 3}}, True),
+        ({"nested": 5}, False),
+        ({"nested": {"$gt": 3}}, False),
+        ({"about": {"$gt": 0}}, False),
+        # null is a value, and presence is another thing
+        ({"nothing": None}, True),
+        ({"absent": None}, False),
+        ({"nothing": {"$exists": True}}, True),
+        ({"empty": {"$exists": True}}, True),
+        ({"absent": {"$exists": False}}, True),
+        ({"absent": {"$exists": True}}, False),
+        # groups
+        ({"$or": [{"n": 2}, {"split": "test"}]}, True),
+        ({"$or": []}, False),
+        ({"$and": []}, True),
+        ({"$and": [{"n": 1}, {"split": "val"}]}, False),
+        ({"$and": [{"n": 1}, "split = 'test' and exists tags"]}, True),
+        # dates
+        ({"taken": {"$gte": date(2019, 5, 1), "$lt": date(2019, 5, 2)}}, True),
+        ({"taken": datetime(2019, 5, 1, 10)}, True),
+        ({"n": np.int64(1)}, True),
+        ({"n": {"$lt": np.float32(1.5)}}, True),
+    ],
+    ids=str,
+)
+def test_what_filters_mean(where, fits):
+    assert parse_filter(where).matches(ITEM) is fits
+    table = ItemTable([ITEM])
+    keys = table.find("image", parse_filter(where))
+    assert (keys is None or keys.tolist() == [0]) is fits
+
+
+@pytest.mark.parametrize(
+    ("expression", "where"),
+    [
+        ("year >= 2010 and tag = 'beach'", {"year": {"$gte": 2010}, "tag": "beach"}),
+        ('tag == "beach"', {"tag": {"$eq": "beach"}}),
+        ("a != 1", {"a": {"$ne": 1}}),
+        ("a <> -1.5e3", {"a": {"$ne": -1500.0}}),
+        ("a<1 or b>2", {"$or": [{"a": {"$lt": 1}}, {"b": {"$gt": 2}}]}),
+        ("a = 1 or b = 2 and c = 3", {"$or": [{"a": 1}, {"$and": [{"b": 2}, {"c": 3}]}]}),
+        ("(a = 1 or b = 2) and c = 3", {"$and": [{"$or": [{"a": 1}, {"b": 2}]}, {"c": 3}]}),
+        ("not a = 1 and b = 2", {"$and": [{"$not": {"a": 1}}, {"b": 2}]}),
+        ("not (a = 1 and b = 2)", {"$not": {"a": 1, "b": 2}}),
+        ("a in [1, 'x', null, true]", {"a": {"$in": [1, "x", None, True]}}),
+        ("a NOT IN (1)", {"a": {"$nin": [1]}}),
+        ("a in []", {"a": []}),
+        ("exists a and not exists b", {"a": {"$exists": True}, "b": {"$exists": False}}),
+        ("'odd key' = \"it's\" and 'it\\'s' = 2", {"odd key": "it's", "it's": 2}),
+        ("taken >= 2019-05-01", {"taken": {"$gte": date(2019, 5, 1)}}),
+        ("taken < 2019-05", {"taken": {"$lt": "2019-05"}}),
+        ("taken < 2019-05-01T09:30:00", {"taken": {"$lt": datetime(2019, 5, 1, 9, 30)}}),
+        ("t < 2019-05-01T09:30:00+02:00", {"t": {"$lt": datetime(2019, 5, 1, 7, 30, tzinfo=UTC)}}),
+        ("t < 2019-05-01T07:30:00Z", {"t": {"$lt": datetime(2019, 5, 1, 7, 30, tzinfo=UTC)}}),
+        ("größe.breite-cm > 3", {"größe.breite-cm": {"$gt": 3}}),
+        (r"path = 'C:\\photos\new'", {"path": r"C:\photos\new"}),
+        ('{"year": {"$gte": 2010}}', {"year": {"$gte": 2010}}),
+        (' {"$or": ["a = 1", {"b": 2}]}', {"$or": [{"a": 1}, {"b": 2}]}),
     ],
 )
-def test_filters(where, fits):
-    item = Item("a", "image", metadata={"split": "test", "n": 1, "flag": True})
-    assert parse_filter(where).matches(item) is fits
+def test_expressions_are_another_way_to_write_plain_data(expression, where):
+    assert parse_filter(expression) == parse_filter(where)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FILTERS)
+def test_a_filter_is_plain_data_again(where):
+    chosen = parse_filter(where)
+    plain = json.dumps(to_json(chosen.condition))
+    assert parse_filter(plain) == chosen
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from("ab=<>!()[],.'\"\\ 12-e\n{}$") | st.characters(), max_size=20) | st.text())
+def test_any_text_is_a_filter_or_an_error(text):
+    with suppress(FilterError):
+        parse_filter(text)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            {"a": {"$gtt": 1}},
+            r"'\$gtt' of the key 'a' is not an operator; did you mean \$gt\? The operators are",
+        ),
+        ({"a": {"n": 1}}, r"'n' of the key 'a' is not an operator. The operators are \$eq, \$ne, \$gt"),
+        ({"a": {}}, "there is no operator for the key 'a'"),
+        ({"$gte": 3}, r"\$gte belongs to a metadata key"),
+        ({"$nor": []}, r"'\$nor' is not an operator between conditions; did you mean \$or"),
+        ({"$and": {"a": 1}}, r"\$and takes a list of filters; got {'a': 1}"),
+        ({"$or": [3]}, "3 is not a filter"),
+        ({"$not": [{"a": 1}]}, r"\[{'a': 1}\] is not a filter"),
+        ({1: 2}, "1 is not a metadata key"),
+        ({"a": {"$in": 3}}, r"\$in of the key 'a' takes a list; got 3"),
+        ({"a": {"$exists": 1}}, r"\$exists of the key 'a' takes true or false; got 1"),
+        ({"a": {"$gt": None}}, r"\$gt of the key 'a' compares numbers, strings and dates; got None"),
+        ({"a": {"$gt": True}}, "got True"),
+        ({"a": {"$gt": "x\0"}}, "NUL character"),
+        ({"a": {"$eq": [1]}}, r"\[1\] of the key 'a' is not a plain value"),
+        ({"a": [[1]]}, "is not a plain value"),
+        ({"a": float("nan")}, "is not a plain value"),
+        ({"a": 10**400}, "more than 400 digits"),
+        ({"a": b"x"}, "is not a plain value"),
+        ({"a": list(range(100_001))}, "more than 100000 values"),
+        ({"$and": [{"a": 1}] * 257}, "more than 256 conditions"),
+        ("not " * 17 + "a = 1", "more than 16 deep"),
+        ("(" * 17 + "a = 1", "more than 16 deep"),
+        ('{"$not": ' * 17 + '{"a": 1}' + "}" * 17, "more than 16 deep"),
+        ('{"a": ' + "[" * 10**5, "cannot be read|not JSON"),
+        ("x" * (2**20 + 1), "characters"),
+        (
+            "tag = beach",
+            "is wrong at character 7 \\('beach'\\): expected a value; put text into quotes: \"beach\"",
+        ),
+        ("tag = 'beach", "at character 7 .* the quote does not end"),
+        ("year >=", "wrong at its end: expected a number, a date"),
+        ("year", "wrong at its end: expected =, !=, <, <=, >, >=, 'in' or 'not in'"),
+        ("2010 <= year", "at character 1 .* expected a metadata key"),
+        ("year > 3 tag = 4", "at character 10 .* expected 'and', 'or', or the end"),
+        ("(year > 3", "at its end: expected '\\)'"),
+        ("a in 3", "at character 6 .* expected a list"),
+        ("a in [3", "at its end: expected ','"),
+        ("a not = 3", "at character 7 .* expected 'in'"),
+        ("and = 3", "expected a metadata key"),
+        ("'$gt' = 3", "expected a metadata key"),
+        ("taken > 2019-13-01", "at character 9 .* there is no such date"),
+        ("a ~ 3", "at character 3 .* this character has no meaning"),
+        ("a = 1e999", "inf of the key 'a' is not a plain value"),
+        ("photos/7.jpg", "To choose items by their ids, give a list of ids"),
+        ('{"a": 1', "not JSON: .* at character 8"),
+        ('{"a": NaN}', "is not a plain value"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_filter_is_explained(where, message):
+    with pytest.raises(FilterError, match=message):
+        parse_filter(where)
+
+
+def test_dates_are_strings_in_the_order_of_time():
+    rome = timezone(timedelta(hours=2))
+    times = [
+        datetime(2019, 5, 1, 11, tzinfo=rome),
+        datetime(2019, 5, 1, 9, 30, tzinfo=UTC),
+        datetime(2019, 5, 1, 9, 30, 0, 500_000, tzinfo=UTC),
+        datetime(2019, 5, 1, 9, 30, 1, tzinfo=UTC),
+    ]
+    written = [iso_string(each) for each in times]
+    assert written == sorted(written)
+    assert written[0] == "2019-05-01T09:00:00.000000Z"
+    local = [date(999, 5, 1), date(2019, 5, 1), datetime(2019, 5, 1), datetime(2019, 5, 1, 0, 0, 0, 1)]
+    assert [iso_string(each) for each in local] == sorted(iso_string(each) for each in local)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(METADATA, st.lists(st.integers(0, 30), max_size=4), FILTERS), max_size=6))
+def test_columns_follow_additions_and_removals(steps):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_columns, "_TAIL", 1)
+        patch.setattr(_columns, "_REMOVED", 2)
+        table, chosen = ItemTable(), []
+        for number, (metadata, removed, where) in enumerate(steps):
+            table.add(
+                [
+                    Item(f"{number} {i}", "image" if i % 3 else "text", metadata=own)
+                    for i, own in enumerate(metadata)
+                ]
+            )
+            table.remove([key for key in set(removed) if table.get(key) is not None])
+            chosen.append(parse_filter(where))
+            for each in chosen:
+                for view in ("image", "text"):
+                    matching = [key for key, item in table if item.view == view and each.matches(item)]
+                    keys = table.find(view, each)
+                    assert (table.keys(view) if keys is None else keys).tolist() == matching
+
+
+def test_few_new_items_do_not_cost_a_look_at_all():
+    class Counted(dict):
+        asked = 0
+
+        def get(self, key):
+            self.asked += 1
+            return super().get(key)
+
+    table = ItemTable([Item(str(i), "image", metadata={"n": i, "name": f"{i:05}"}) for i in range(3000)])
+    counted = Counted(table._items)
+    columns = _columns.Columns("image", counted)
+    numbers, names = (parse_filter(where).condition for where in ("n >= 2990", 'name >= "02990"'))
+    for condition in (numbers, names):
+        assert columns.find(condition, 3000).tolist() == list(range(2990, 3000))
+    counted.asked = 0
+    counted[3000] = Item("new", "image", metadata={"n": 2995, "name": "02995"})
+    for condition in (numbers, names):
+        assert columns.find(condition, 3001).tolist() == list(range(2990, 3001))
+    columns.remove(np.array([2991]))
+    assert columns.find(numbers, 3001).tolist() == [2990, *range(2992, 3001)]
+    assert counted.asked < 10
+
+
+def test_threads_filter_while_one_adds_and_removes(make_here):
+    made = make_here(metadata={str(i): {"n": i} for i in range(60)})
+    retriever, stop, errors = made.retriever, threading.Event(), []
+
+    def repeat():
+        try:
+            while not stop.is_set():
+                hits = retriever.search(made.y[0], k=1000, where="n >= 30 and not n in [31, 32]")
+                assert {int(hit.metadata["n"]) for hit in hits} >= {30, *range(33, 60)}
+                assert min(hit.metadata["n"] for hit in hits) == 30
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(30):
+        retriever.add(
+            made.x[:2], ids=[f"{i} a", f"{i} b"], metadata={f"{i} a": {"n": 100}, f"{i} b": {"n": 3}}
+        )
+        if i % 2:
+            retriever.remove([f"{i} a", f"{i} b"])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(retriever.search(made.y[0], k=1000, where="n = 100")) == 15
+
+
+OPERATORS = [
+    ("year >= 1990 and not tags = 'sea'", lambda n: n >= 40 and n % 3 != 0),
+    ({"taken": {"$lt": date(2001, 1, 1)}}, lambda n: n <= 50),
+    ({"$or": [{"year": {"$lt": 1953}}, {"tags": {"$in": ["sea"]}, "year": {"$gte": 2008}}]}, None),
+    ("exists odd", lambda n: n % 2 == 1),
+    ({"odd": {"$ne": True}}, lambda n: n % 2 == 0),
+]
+
+
+def described(n):
+    about = {"year": 1950 + n, "taken": date(1950 + n, 6, 1), "tags": ["sea" if n % 3 == 0 else "snow", n]}
+    return about | ({"odd": True} if n % 2 else {})
+
+
+@pytest.mark.parametrize(("where", "fits"), OPERATORS, ids=lambda value: str(value)[:20])
+def test_operators_in_every_kind_of_search(make, where, fits):
+    made = make(metadata={str(n): described(n) for n in range(60)})
+    fits = fits or (lambda n: n < 3 or (n % 3 == 0 and n >= 58))
+    expected = {str(n) for n in range(60) if fits(n)}
+    retriever = made.retriever
+    for search in (
+        lambda where: retriever.search(made.y[0], k=100, where=where),
+        lambda where: retriever.search(made.y[:30], k=100, where=where)[7],
+        lambda where: retriever.search(made.y[0], k=100, where=where, weighting="none"),
+        lambda where: retriever.similar(image=made.x[0], k=100, where=where),
+    ):
+        assert {hit.id for hit in search(where)} == expected
+        assert {hit.id for hit in search(parse_filter(where).matches)} == expected
+        assert {hit.id for hit in search(sorted(expected))} == expected
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
+@pytest.mark.parametrize("mmap", [False, True])
+def test_operators_after_saving_and_loading(make_here, tmp_path, index, mmap):
+    made = make_here(metadata={str(n): described(n) for n in range(60)}, index=index)
+    made.retriever.save(tmp_path / "model")
+    retriever = Retriever.load(tmp_path / "model", mmap=mmap)
+    where = "taken >= 2001-01-01 and tags = 'snow'"
+    found = {hit.id for hit in retriever.search(made.y[0], k=100, where=where)}
+    assert found == {str(n) for n in range(51, 60) if n % 3}
+    retriever.remove(["52"])
+    retriever.add(made.x[:1], ids=["new"], metadata={"new": {"taken": "2030", "tags": "snow"}})
+    found = {hit.id for hit in retriever.search(made.y[0], k=100, where=where)}
+    assert found == {"new", *(str(n) for n in range(53, 60) if n % 3)}
+    retriever.refit()
+    assert {hit.id for hit in retriever.search(made.y[0], k=100, where=where)} == found
+
+
+def test_ids_and_functions(make):
+    made = make()
+    retriever = made.retriever
+    assert {hit.id for hit in retriever.search(made.y[0], where=iter(["3", "4"]))} == {"3", "4"}
+    assert {hit.id for hit in retriever.search(made.y[0], where=lambda item: item.id < "2")} >= {"1", "10"}
+    for weighting in (None, "none"):
+        assert retriever.search(made.y[0], where=["3#0"], weighting=weighting) == []  # of the other view
+        for ids in (["3", "nobody"], [3], ["3", ["4"]]):
+            with pytest.raises(InputError, match="there is no item"):
+                retriever.search(made.y[0], where=ids, weighting=weighting)
+    with pytest.raises(InputError, match="give conditions on metadata, a function of an Item, or ids"):
+        retriever.search(made.y[0], where=3)
 
 
 def test_a_filter_that_was_asked_before_sees_what_changed(views):

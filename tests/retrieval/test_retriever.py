@@ -181,7 +181,7 @@ def test_packs_follow_what_is_added_and_removed(make):
 
 
 @pytest.mark.parametrize("task", ["search", "annotate"])
-def test_filters_by_function_by_ids_and_by_one_id(make, task):
+def test_filters_by_function_and_by_ids(make, task):
     made = make(metadata={str(i): {"odd": bool(i % 2)} for i in range(60)})
     ask = made.retriever.search if task == "search" else made.retriever.annotate
     query = made.y[0] if task == "search" else made.x[0]
@@ -198,7 +198,7 @@ def test_filters_by_function_by_ids_and_by_one_id(make, task):
     assert_same_hits(ask(query, k=1000, where=ids), expected, COSINE)
     assert_same_hits(ask(query, k=1000, where=(name for name in reversed(ids))), expected, COSINE)
     assert_same_hits(ask(query, k=1000, where={*ids, ids[0]}), expected, COSINE)
-    assert_same_hits(ask(query, k=5, where=ids[3]), [expected[3]], COSINE)
+    assert_same_hits(ask(query, k=5, where=[ids[3]]), [expected[3]], COSINE)
     assert ask(query, where=[]) == []
     assert ask(query, where=lambda item: False) == []
     # Items of the other view pass no filter of this one.

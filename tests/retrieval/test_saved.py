@@ -343,8 +343,8 @@ def test_names_of_any_kind_come_back(make_here, tmp_path, name):
     )
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
-    assert loaded.search(made.y[0], where=name) == made.retriever.search(made.y[0], where=name)
-    assert loaded.annotate(made.x[0], where=f"{name}#0")[0].text == f"about {name}"
+    assert loaded.search(made.y[0], where=[name]) == made.retriever.search(made.y[0], where=[name])
+    assert loaded.annotate(made.x[0], where=[f"{name}#0"])[0].text == f"about {name}"
     assert loaded.remove(name) == 2
 
 

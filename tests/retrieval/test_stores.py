@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._filters import Filter, parse_filter
+from diptych.retrieval._filters import Filter, FilterError, parse_filter, required_keys
 from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenError
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._memory import MemoryStore
+from filtering import FILTERS, METADATA
 from tolerance import assert_same_hits, rounding
 
 DIMENSIONS = {"search": 4, "annotate": 5}
@@ -200,39 +201,23 @@ def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
     assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
 
 
-KEYS = st.sampled_from(["a", "b", "c'd", '"', "%s", "{0}", "\\"])
-PLAIN = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 3),
-    st.integers(-(10**20), 10**20),
-    st.floats(allow_nan=False, allow_infinity=False, width=16),
-    st.sampled_from(["", "a", "b", "1", "true", "null", "it's", '"', "\\", "\\u0000", "%s", "{}", "猫"]),
-)
-VALUES = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab"), inner)
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=5),
-    st.dictionaries(KEYS, PLAIN | st.lists(PLAIN, max_size=3), max_size=2),
-)
-def test_metadata_is_compared_as_filter_matches_does(without_items, metadata, where):
-    store = without_items
-    names, chosen = [f"item {i}" for i in range(len(metadata))], parse_filter(where)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(METADATA, st.lists(FILTERS, min_size=1, max_size=4))
+def test_filters_mean_the_same_in_every_store(without_items, metadata, filters):
+    store, known = without_items, {key for own in metadata for key in own}
+    names = [f"item {i}" for i in range(len(metadata))]
     block = make_block("image", names, metadata=dict(zip(names, metadata, strict=True)))
     version = store.state().version
     store.add([block], version)
     try:
-        if set(where) <= {key for own in metadata for key in own}:
-            (own,) = store.search("search", block.vectors[:1], 10, chosen, version)
-            matching = [item for item in block.items if chosen.matches(item)]
-            assert sorted((item for item, _ in own), key=block.items.index) == matching
-        else:
-            with pytest.raises(InputError, match="no item has"):
-                store.search("search", block.vectors[:1], 10, chosen, version)
+        for chosen in map(parse_filter, filters):
+            matching = {item.id for item in block.items if chosen.matches(item)}
+            if matching or known.issuperset(required_keys(chosen.condition)):
+                (own,) = store.search("search", block.vectors[:1], 10, chosen, version)
+                assert {item.id for item, _ in own} == matching
+            else:
+                with pytest.raises(FilterError, match="no item has"):
+                    store.search("search", block.vectors[:1], 10, chosen, version)
     finally:
         store.remove(names)
 

@@ -151,6 +151,8 @@ class Part(RequestBody):
 
 
 def _as_part(value: Any) -> Any:
+    if not isinstance(value, str | dict | Part):
+        raise ValueError("expected a text, or an object with text, id or features")
     return {"text": value} if isinstance(value, str) else value
 
 

@@ -31,7 +31,7 @@ _CANDIDATES = 128  # that a search through a graph keeps: more find more, and ta
 _EFFORT = 200  # candidates while a graph is built
 _MERGE_AT = 32  # results of chunks that are kept before they are merged
 _FEW = 0.1  # share of allowed items below which all of them are compared, graph or not
-_FEW_QUERIES = 4  # up to so many, comparing allowed vectors where they lie is faster than copying them
+_MANY = 0.3  # share of allowed items above which one query is compared with all: reading in order is faster
 
 if hasattr(os, "register_at_fork"):
     # GNU's OpenMP does not survive a fork: a child that uses its threads waits for them forever.
@@ -351,8 +351,8 @@ def _search_chunks(
         among = None if allowed is None else _rows_of(chunk.keys, allowed)
         if among is not None and len(among) == len(chunk):
             among = None
-        elif among is not None and (len(queries) > _FEW_QUERIES or chunk.vectors.dtype != np.float32):
-            chunk, among = chunk.at(among), None
+        elif among is not None and (len(queries) > 1 or chunk.vectors.dtype != np.float32):
+            chunk, among = chunk.at(among), None  # one copy for all queries
         n = min(k, len(chunk) if among is None else len(among))
         if n == 0:
             continue
@@ -387,12 +387,21 @@ def _compare(queries: Floats, vectors: Floats, k: int, among: Keys | None) -> tu
     if among is None:
         scores, rows = faiss.knn(queries, vectors, k, faiss.METRIC_INNER_PRODUCT)
         return scores, rows
-    # What ``faiss.knn`` calls, with a selector.
-    scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-    sizes = vectors.shape[1], len(queries), len(vectors), k
-    inputs, outputs = map(faiss.swig_ptr, (queries, vectors)), map(faiss.swig_ptr, (scores, rows))
+    # One query: ``faiss.knn`` computes the same products, but takes no selector.
+    n, dimension = vectors.shape
+    inputs = faiss.swig_ptr(queries), faiss.swig_ptr(vectors)
+    if len(among) > _MANY * n:
+        products = np.empty(n, np.float32)
+        faiss.fvec_inner_products_ny(faiss.swig_ptr(products), *inputs, dimension, n)
+        products = products[among]
+        products[np.isnan(products)] = -np.inf
+        places = np.argpartition(products, len(among) - k)[len(among) - k :]
+        scores, rows = products[places], np.where(np.isneginf(products[places]), -1, among[places])
+        return scores[None], rows[None]
+    scores, rows = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
     selector = faiss.IDSelectorArray(len(among), faiss.swig_ptr(among))
-    faiss.knn_inner_product(*inputs, *sizes, *outputs, selector)
+    outputs = faiss.swig_ptr(scores), faiss.swig_ptr(rows)
+    faiss.knn_inner_product(*inputs, dimension, 1, n, k, *outputs, selector)
     return scores, rows
 
 

@@ -1,0 +1,264 @@
+"""How far probabilities can be trusted on Flickr8k: of hits, and that there is a right item at all.
+
+Models are fitted on the training split, their probabilities on the validation split, as ``Retriever.fit``
+does it; everything here is measured on the test split, which is read once. With ``--validation`` the last
+thousand training images take the place of the validation split, that of the test split is taken by
+validation, and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+from measuring import (
+    CAPTIONS,
+    TRAIN,
+    VALIDATION,
+    check_committed,
+    find_word_vectors,
+    load_flickr8k,
+    log_test_run,
+    pin_threads,
+    read_captions,
+    record,
+    start_figure,
+)
+
+pin_threads(1)
+
+import argparse  # noqa: E402
+import re  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+from scipy.special import logsumexp  # noqa: E402
+from scipy.stats import rankdata  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
+
+from diptych import Retriever  # noqa: E402
+from diptych.retrieval._calibration import BEST, JUDGED, calibration_error, reliability  # noqa: E402
+from diptych.text import HKSE  # noqa: E402
+from short_queries import find_nouns, load_minilm  # noqa: E402
+
+FEATURES = {
+    "ResNet-50 × HKSE": ("resnet50-sqrt", "hkse-rbf-rbf"),
+    "DINOv2-S × MiniLM": ("dinov2s-halves", "minilm"),
+}
+PRESETS = {"AW-CCA": None, 'preset="best"': "best"}
+RESAMPLES, FIRST = 1000, 5
+"""Bootstrap samples of images; relevant images of a word."""
+
+
+class Scores:
+    """The best scores of queries in a gallery, which of the hits are right, and the image of each query."""
+
+    def __init__(self, scores: np.ndarray, right: np.ndarray, image: np.ndarray) -> None:
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :BEST]
+        self.best = np.take_along_axis(scores, order, 1).astype(np.float64)
+        self.right, self.image = np.take_along_axis(right, order, 1), image
+
+
+def resample(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return queries of a bootstrap sample of images."""
+    order = np.argsort(image, kind="stable")
+    starts, counts = np.unique(image[order], return_index=True, return_counts=True)[1:]
+    drawn = rng.integers(len(starts), size=len(starts))
+    return np.concatenate([order[starts[i] : starts[i] + counts[i]] for i in drawn])
+
+
+def interval(measure, image: np.ndarray) -> str:
+    """Return a measure of all queries with a 95 % bootstrap interval over images."""
+    rng = np.random.default_rng(0)
+    values = [measure(resample(image, rng)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(values, (0.025, 0.975))
+    return f"{measure(np.arange(len(image))):.3f} ({low:.3f} to {high:.3f})"
+
+
+def area(present: np.ndarray, absent: np.ndarray) -> float:
+    """Return the area under the curve."""
+    ranks = rankdata(np.concatenate([present, absent]))[: len(present)]
+    return (ranks.sum() - len(present) * (len(present) + 1) / 2) / (len(present) * len(absent))
+
+
+def error(probabilities: np.ndarray, scores: Scores, rows: np.ndarray) -> float:
+    """Return the expected calibration error of the ten best hits."""
+    return calibration_error(reliability(probabilities[rows].ravel(), scores.right[rows, :JUDGED].ravel()))
+
+
+class Measured:
+    """A fitted retriever and the scores of its task on some pairs."""
+
+    def __init__(self, retriever: Retriever, task: str) -> None:
+        self.embedding, self.task = retriever.searcher.embedding, task
+        self.calibration = retriever.fitted.calibration[task]
+
+    def score(self, x: np.ndarray, y: np.ndarray, without: bool = False) -> Scores:
+        """Return the scores of all pairs; ``without`` their right items."""
+        owner = np.arange(len(y)) // CAPTIONS
+        queries, items, of_query, of_item = (y, x, owner, np.arange(len(x)))
+        if self.task == "annotate":
+            queries, items, of_query, of_item = x, y, np.arange(len(x)), owner
+        scores, right = self.compare(queries, items), of_query[:, None] == of_item
+        return Scores(np.where(right, -np.inf, scores) if without else scores, right, of_query)
+
+    def compare(self, queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+        vectors = self.embedding.queries(queries, self.task)
+        return self.embedding.scores(vectors @ self.embedding.items(items, self.task)[0].T, vectors)
+
+    def softmax(self, best: np.ndarray) -> np.ndarray:
+        """Return the softmax over the best scores, as sharp as the calibration has it."""
+        sharp = self.calibration.sharpness * best
+        return np.exp(sharp - logsumexp(sharp, axis=1, keepdims=True))
+
+    def match(self, best: np.ndarray) -> dict[str, np.ndarray]:
+        """Return how sure each method is that there is a right item."""
+        return {
+            "match_probability": self.calibration.probabilities(best)[1],
+            "best score": best[:, 0],
+            "largest softmax": self.softmax(best)[:, 0],
+        }
+
+
+def platt_of_scores(scores: Scores):
+    """Return a flat map from the score alone to a probability."""
+    model = LogisticRegression(C=1e6).fit(
+        scores.best[:, :JUDGED].reshape(-1, 1), scores.right[:, :JUDGED].ravel()
+    )
+    return lambda best: model.predict_proba(best[:, :JUDGED].reshape(-1, 1))[:, 1].reshape(-1, JUDGED)
+
+
+def make_words(train: int, first: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return nouns, for each the images from ``first`` on that two captions describe by it, and any does."""
+    words = [set(re.findall("[a-z]+", caption.lower())) for caption in read_captions()]
+    split = [re.findall("[a-z]+", caption.lower()) for caption in read_captions()[: train * CAPTIONS]]
+    nouns = find_nouns(split)
+    held = words[first * CAPTIONS : (first + VALIDATION) * CAPTIONS]
+    mentions = np.array([[noun in own for own in held] for noun in nouns])
+    mentions = mentions.reshape(len(nouns), VALIDATION, CAPTIONS).sum(axis=2)
+    kept = np.flatnonzero((mentions >= 2).sum(axis=1) >= FIRST)
+    return [nouns[at] for at in kept], mentions[kept] >= 2, mentions[kept] > 0
+
+
+def encode(texts: str, words: list[str]) -> np.ndarray:
+    if texts == "minilm":
+        return load_minilm()(words)
+    _, word, sentence = texts.split("-")
+    encoder = HKSE(find_word_vectors(), word=word, sentence=sentence)
+    return encoder.fit(read_captions()[: TRAIN * CAPTIONS]).transform(words, unknown="mean")
+
+
+def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
+    """Fit one model, and measure its probabilities on the images after its validation split."""
+    images, texts = FEATURES[name]
+    x, y, pairing = load_flickr8k(images, texts)
+    held = train + VALIDATION
+    splits = ["train"] * train + ["val"] * VALIDATION
+    retriever = Retriever.from_features(
+        x[:held], y[: held * CAPTIONS], pairing[: held * CAPTIONS], splits=splits, preset=PRESETS[preset]
+    )
+    test = x[held : held + VALIDATION], y[held * CAPTIONS : (held + VALIDATION) * CAPTIONS]
+    validation = x[train:held], y[train * CAPTIONS : held * CAPTIONS]
+    words, relevant, mentioned = make_words(train, held)
+    rows = []
+    for task in ("search", "annotate"):
+        own = Measured(retriever, task)
+        scores = own.score(*test)
+        probabilities = own.calibration.probabilities(scores.best)[0][:, :JUDGED]
+        flat = platt_of_scores(own.score(*validation))(scores.best)
+        row = {
+            "features": name,
+            "model": preset,
+            "task": task,
+            "method": "isotonic" if own.calibration.map.knots else "platt",
+            "ECE": interval(lambda r: error(probabilities, scores, r), scores.image),  # noqa: B023
+            "ECE, 200 images": measure_smaller(own, *test),
+        }
+        others = {"a map of the score": flat, "softmax": own.softmax(scores.best)[:, :JUDGED]}
+        for method, values in others.items():
+            row[f"ECE of {method}"] = f"{error(values, scores, np.arange(len(values))):.3f}"
+        present, absent = own.match(scores.best), own.match(own.score(*test, without=True).best)
+        for method in present:
+            row[f"own removed: AUROC of {method}"] = interval(
+                lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), scores.image
+            )
+        sure = present["match_probability"], absent["match_probability"]
+        row["own removed: no_match with, without"] = " / ".join(f"{np.mean(each < 0.5):.2f}" for each in sure)
+        if task == "search":
+            raw = own.compare(encode(texts, words), test[0])
+            with_all = Scores(raw, relevant, np.arange(len(words)))
+            without = Scores(np.where(mentioned, -np.inf, raw), relevant, np.arange(len(words)))
+            present, absent = own.match(with_all.best), own.match(without.best)
+            for method in present:
+                row[f"one word: AUROC of {method}"] = interval(
+                    lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), with_all.image
+                )
+            sure = present["match_probability"], absent["match_probability"]
+            row["one word: no_match with, without"] = " / ".join(
+                f"{np.mean(each < 0.5):.2f}" for each in sure
+            )
+            row["words"] = len(words)
+        panels[f"{name}, {preset}: {task}"] = reliability(
+            probabilities.ravel(), scores.right[:, :JUDGED].ravel()
+        )
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def measure_smaller(own: Measured, x: np.ndarray, y: np.ndarray) -> str:
+    """Return the error in galleries of a fifth of the images."""
+    parts, step = [], VALIDATION // 5
+    for start in range(0, VALIDATION, step):
+        scores = own.score(x[start : start + step], y[start * CAPTIONS : (start + step) * CAPTIONS])
+        parts.append((own.calibration.probabilities(scores.best)[0][:, :JUDGED], scores.right[:, :JUDGED]))
+    probabilities, right = (np.concatenate(each).ravel() for each in zip(*parts, strict=True))
+    return f"{calibration_error(reliability(probabilities, right)):.3f}"
+
+
+def draw(panels: dict, file: Path) -> None:
+    """Draw the reliability diagrams of the models, both tasks in one panel."""
+    figure, axes = start_figure(1, len(panels) // 2, size=(2.6 * len(panels) // 2, 3.0))
+    for each, start in zip(axes.flat, range(0, len(panels), 2), strict=True):
+        each.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
+        for (name, bins), colour in zip(
+            list(panels.items())[start : start + 2], ("#0072B2", "#D55E00"), strict=True
+        ):
+            each.plot(*list(zip(*bins, strict=True))[:2], marker="o", markersize=3, color=colour)
+            each.plot([], [], color=colour, marker="o", markersize=3, label=name.rpartition(": ")[2])
+        each.set_title(name.rpartition(": ")[0].replace(", ", "\n"), fontsize=9)
+        each.set_xlabel("probability of a hit")
+    axes.flat[0].set_ylabel("share that is right")
+    axes.flat[0].legend(frameon=False, fontsize=8)
+    figure.savefig(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--validation", action="store_true", help="do not read the test split")
+    parser.add_argument("--only", choices=list(FEATURES), help="one pair of features; needs --validation")
+    options = parser.parse_args()
+    if options.only and not options.validation:
+        parser.error("--only is for trials: give --validation too")
+    committed = options.validation or check_committed(Path(__file__), allowed=False)
+    train = TRAIN - VALIDATION if options.validation else TRAIN
+    panels: dict = {}
+    names = [options.only] if options.only else list(FEATURES)
+    rows = [row for name in names for preset in PRESETS for row in measure(name, preset, train, panels)]
+    if not options.validation:
+        head = dict.fromkeys(key for row in rows for key in row)
+        rows = [{key: row.get(key, "") for key in head} for row in rows]
+        log_test_run(Path(__file__), committed, rows)
+        record("calibration", rows, NOTE)
+        draw(panels, Path(__file__).parent / "results" / "calibration.svg")
+
+
+NOTE = (
+    "The 1,000 test images and their 5,000 captions; nothing was fitted or chosen on them. ECE: expected "
+    "calibration error of the ten best hits of each query, in 15 bins of equal width; in galleries of 1,000 "
+    "images, and of 200. A map of the score: Platt's, fitted on the ten best hits of the validation queries. "
+    "Softmax: over the 100 best scores, with the calibration's β. Own removed: every query with its right "
+    "items in the gallery, and without. One word: nouns that two captions of at least five images have, among all "
+    "images, and among those that no caption describes by it. no_match: the share of queries for which it is "
+    "true. In brackets, 95 % bootstrap intervals over images (over words, for words)."
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Composed queries, pages, filters and probabilities over HTTP."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, Retriever
+from diptych.service._batching import Batcher
+from diptych.service._limits import Limits
+from diptych.service._model import LoadedModel
+from diptych.service._schemas import MAX_FILTER, MAX_PARTS
+
+
+def result(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"][0]
+
+
+def ids(answer):
+    return [hit["id"] for hit in result(answer)["hits"]]
+
+
+def names(hits):
+    return [hit.id for hit in hits]
+
+
+def problem(answer):
+    assert answer.status_code == 422, answer.text
+    return answer.json()["type"].rpartition(":")[2], answer.json()["detail"]
+
+
+def test_queries_are_composed_of_texts_items_and_features(client, retriever, easy, path_of):
+    row = retriever.encoders.encode_texts(["two boats"])[0]
+    body = {
+        "text": "a red star",
+        "k": 50,
+        "plus": ["night", {"id": easy.image, "weight": 2}, {"id": easy.id}],
+        "minus": [{"features": row.tolist(), "weight": 0.5}, {"text": "a tree"}],
+    }
+    expected = retriever.search(
+        "a red star",
+        k=50,
+        plus=["night", (path_of(easy.image), 2), easy.text],
+        minus=[(row, 0.5), "a tree"],
+    )
+    found = result(client.post("/v1/search", json=body))
+    assert [hit["id"] for hit in found["hits"]] == names(expected)
+    scores = [hit["score"] for hit in found["hits"]]
+    assert scores == pytest.approx([hit.score for hit in expected], abs=1e-4)
+    assert {hit["probability"] for hit in found["hits"]} == {None}
+    assert found["no_match"] is found["match_probability"] is None
+    annotated = client.post("/v1/annotate", json={"id": easy.image, "plus": ["night"], "minus": ["a boat"]})
+    assert ids(annotated) == names(
+        retriever.annotate(path_of(easy.image), k=12, plus=["night"], minus=["a boat"])
+    )
+    similar = client.post("/v1/similar", json={"id": easy.image, "plus": ["night"], "k": 9})
+    assert ids(similar) == names(retriever.similar(image=path_of(easy.image), plus=["night"], k=9))
+
+
+def test_parts_come_with_an_uploaded_image(client, retriever, easy, path_of):
+    fields = {
+        "k": "6",
+        "offset": "3",
+        "plus": json.dumps(["night"]),
+        "minus": json.dumps([{"text": "a boat", "weight": 0.5}]),
+        "where": 'split = "train"',
+    }
+    answer = client.post("/v1/annotate", files={"image": Path(path_of(easy.image)).read_bytes()}, data=fields)
+    options = {"plus": ["night"], "minus": [("a boat", 0.5)], "where": {"split": "train"}}
+    assert ids(answer) == names(retriever.annotate(path_of(easy.image), k=6, offset=3, **options))
+    broken = client.post("/v1/annotate", files={"image": b"x"}, data=fields | {"plus": "[night"})
+    assert problem(broken) == ("bad-request", "plus: it is not valid JSON.")
+
+
+def test_ignored_words_of_all_texts_are_named(client):
+    body = {"text": "a red quokka", "plus": ["a wombat boat"], "minus": ["a numbat star"]}
+    assert result(client.post("/v1/search", json=body))["ignored_words"] == ["quokka", "wombat", "numbat"]
+
+
+def test_a_string_is_never_a_file(client, path_of, easy):
+    path = path_of(easy.image)
+    kind, detail = problem(client.post("/v1/search", json={"text": "a star", "plus": [path]}))
+    as_text = client.post("/v1/search", json={"text": path})
+    assert (kind, detail) == problem(as_text)
+    assert "no word that the model knows" in detail
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        ({"plus": [{"text": "night", "weight": 0}]}, "bad-request", "greater than 0"),
+        ({"plus": [{"text": "night", "weight": -1}]}, "bad-request", "greater than 0"),
+        ({"plus": [{"weight": 2}]}, "bad-request", "give exactly one of text, id or features"),
+        ({"plus": [{"text": "night", "id": "x"}]}, "bad-request", "give exactly one of"),
+        ({"plus": [{"text": "night", "path": "x"}]}, "bad-request", "path"),
+        ({"plus": [3]}, "bad-request", "plus.0: expected a text, or an object with text, id or features"),
+        ({"plus": "night"}, "bad-request", "plus"),
+        ({"plus": [" "]}, "bad-request", "it is empty"),
+        ({"plus": ["night"] * (MAX_PARTS + 1)}, "bad-request", f"at most {MAX_PARTS}"),
+        ({"plus": ["night " * 500]}, "bad-input", "at most 2000 are accepted"),
+        ({"plus": [{"features": [[1.0], [2.0]]}]}, "bad-request", "give one row of features"),
+        ({"plus": [{"features": [1.0]}]}, "bad-input", "the features have 1 numbers"),
+        ({"minus": ["a red star"]}, "bad-input", "cancel each other"),
+        ({"plus": ["night"], "text": ["a star", "a boat"]}, "bad-input", "one query at a time"),
+        ({"offset": -1}, "bad-request", "greater than or equal to 0"),
+        ({"offset": 195, "k": 6}, "bad-input", "reach beyond the first 200 hits"),
+        ({"min_probability": 1.5}, "bad-request", "less than or equal to 1"),
+        ({"plus": ["night"], "min_probability": 0.1}, "bad-input", "min_probability"),
+        ({"where": "split >"}, "bad-filter", "split >"),
+        ({"where": {"split": {"$near": 1}}}, "bad-filter", "$near"),
+        ({"where": {"spilt": 1}}, "bad-filter", "did you mean 'split'?"),
+        ({"where": ["a"]}, "bad-filter", "expected an object, or an expression"),
+        ({"where": {"split": ["x" * 500] * 40}}, "bad-filter", f"at most {MAX_FILTER} are accepted"),
+        ({"where": "x" * (MAX_FILTER + 1)}, "bad-filter", f"at most {MAX_FILTER} are accepted"),
+    ],
+)
+def test_wrong_requests_say_what_is_wrong(client, body, kind, words):
+    own, detail = problem(client.post("/v1/search", json={"text": "a red star"} | body))
+    assert own == kind
+    assert words in detail
+
+
+@pytest.mark.parametrize("depth", [20, 900, 50_000])
+@pytest.mark.parametrize("field", ["where", "plus"])
+def test_deep_requests_are_refused(client, field, depth):
+    deep = {"where": ('{"$not":', '{"split": "x"}', "}"), "plus": ("[", "", "]")}[field]
+    body = f'{{"text": "a star", "{field}": {deep[0] * depth}{deep[1]}{deep[2] * depth}}}'
+    for route in ("search", "annotate", "similar"):
+        answer = client.post(f"/v1/{route}", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 422)
+
+
+def test_a_part_that_is_no_item_is_unknown(client):
+    answer = client.post("/v1/search", json={"text": "a star", "plus": [{"id": "nothing"}]})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("route", ["search", "annotate", "similar", "packs"])
+def test_pages_joined_are_one_long_search(client, easy, route):
+    body = {"id": easy.id if route == "search" else easy.image}
+    route, kind = ("annotate", "packs") if route == "packs" else (route, "hits")
+    body |= {"packs": True} if kind == "packs" else {}
+
+    def ask(**page):
+        found = result(client.post(f"/v1/{route}", json=body | page))
+        return [hit["id" if kind == "hits" else "image"] for hit in found[kind]], found["more"]
+
+    pages = [ask(k=13, offset=offset) for offset in (0, 13, 26)]
+    whole, more = ask(k=39)
+    assert [each for page, _ in pages for each in page] == whole
+    assert [own for _, own in pages] == [True, True, more]
+    assert len(set(whole)) == 39
+
+
+def test_filters_have_operators_and_expressions(client, retriever):
+    expected = names(retriever.search("a red star", k=12, where={"split": {"$ne": "train"}}))
+    for where in (
+        {"split": {"$ne": "train"}},
+        {"$not": {"split": "train"}},
+        'split != "train"',
+        'not split = "train"',
+        {"$and": ['split != "train"', {"split": {"$exists": True}}]},
+        '{"split": {"$nin": ["train"]}}',
+    ):
+        assert ids(client.post("/v1/search", json={"text": "a red star", "where": where})) == expected
+
+
+def test_requests_with_other_filters_and_offsets_are_batched(retriever):
+    model, sizes = LoadedModel(retriever, "model", "1"), []
+    texts = [item.text for item in retriever.store.items("text")][:30]
+    options = [
+        {"offset": i % 3, "where": (None, {"split": "train"}, 'split = "test"')[i % 3]} for i in range(30)
+    ]
+
+    async def search_all():
+        batcher = Batcher(Limits(concurrency=2), threads=1, on_batch=sizes.append)
+        searches = [
+            batcher.search(model, "search", [text], 4, **own)
+            for text, own in zip(texts, options, strict=True)
+        ]
+        answers = await asyncio.gather(*searches)
+        batcher.close()
+        return answers
+
+    for text, own, (hits,) in zip(texts, options, asyncio.run(search_all()), strict=True):
+        alone = retriever.search(text, k=4, **own)
+        assert np.allclose([hit.score for hit in hits], [hit.score for hit in alone], atol=1e-5)
+        assert (len(hits), hits.more) == (4, alone.more)
+    assert sum(sizes) == 30
+    assert len(sizes) < 10
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    """A retriever with probabilities and metadata, with a good query and a bad one."""
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(900, 30))
+    x, y = (hidden @ rng.normal(size=(30, m)) + rng.normal(size=(900, m)) for m in (40, 36))
+    splits = ["train"] * 500 + ["val"] * 300 + ["test"] * 100
+    metadata = {
+        str(i): {
+            "year": 1990 + i % 30,
+            "taken": f"20{i % 20:02}-05-01",
+            "tags": [f"t{i % 40}", "all"],
+            "share": i / 900,
+            "mixed": i if i % 2 else "x",
+            "flag": bool(i % 2),
+        }
+        for i in range(900)
+    }
+    retriever = Retriever.from_features(
+        x, y, splits=splits, metadata=metadata, model=AWCCA(params=(1.0, 1.0))
+    )
+    return retriever, y[-1], 5 * rng.normal(size=36)
+
+
+def test_probabilities_and_no_match_are_part_of_results(make_client, calibrated, tmp_path):
+    retriever, good, bad = calibrated
+    retriever.save(tmp_path / "m")
+    client = make_client(tmp_path / "m")
+    answer = client.post("/v1/search", json={"features": [good.tolist(), bad.tolist()], "k": 7})
+    assert answer.status_code == 200
+    for found, expected in zip(
+        answer.json()["results"], retriever.search(np.stack([good, bad]), 7), strict=True
+    ):
+        assert [hit["probability"] for hit in found["hits"]] == pytest.approx(
+            [hit.probability for hit in expected], abs=1e-4
+        )
+        assert found["no_match"] is expected.no_match
+        assert found["match_probability"] == pytest.approx(expected.match_probability, abs=1e-4)
+        assert found["more"] is True
+    assert [found["no_match"] for found in answer.json()["results"]] == [False, True]
+    limit = result(answer)["hits"][0]["probability"] / 2
+    likely = result(
+        client.post("/v1/search", json={"features": good.tolist(), "k": 7, "min_probability": limit})
+    )
+    assert 0 < len(likely["hits"]) < 7
+    assert min(hit["probability"] for hit in likely["hits"]) >= limit
+    assert likely["more"] is False
+
+
+def test_the_model_tells_ranges_keys_and_calibration(make_client, calibrated, tmp_path):
+    retriever, *_ = calibrated
+    retriever.save(tmp_path / "m")
+    about = make_client(tmp_path / "m").get("/v1/model").json()
+    assert about["ranges"] == {
+        "share": pytest.approx([0, 899 / 900], abs=1e-5),
+        "taken": ["2000-05-01", "2019-05-01"],
+        "year": [1990, 2019],
+    }
+    assert about["keys"] == ["flag", "mixed", "share", "split", "tags", "taken", "year"]
+    assert set(about["calibration"]) == {"search", "annotate"}
+    assert {"method", "pairs", "ece", "auroc"} <= set(about["calibration"]["search"])
+
+
+def test_the_description_has_bounds_and_examples(client):
+    schemas = client.get("/v1/openapi.json").json()["components"]["schemas"]
+    search = schemas["SearchRequest"]["properties"]
+    assert search["offset"]["minimum"] == 0
+    assert search["offset"]["maximum"] == 199
+    assert search["plus"]["maxItems"] == search["minus"]["maxItems"] == MAX_PARTS
+    assert schemas["Part"]["properties"]["weight"]["exclusiveMinimum"] == 0
+    examples = schemas["SearchRequest"]["examples"]
+    assert any("plus" in example for example in examples)
+    assert any("offset" in example for example in examples)
+    assert any(kind.get("maxLength") == 2000 for kind in schemas["Part"]["properties"]["text"]["anyOf"])
