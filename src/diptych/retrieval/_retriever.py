@@ -328,7 +328,8 @@ class Retriever:
             Leave out this many of the best hits: the second page has ``offset=k``. Pages of one query never
             repeat or skip an item while the items stay the same; ``hits.more`` says whether there are others.
         where
-            Only items with these values of metadata (``{"split": "test", "colour": ["red", "blue"]}``),
+            Only items whose metadata fulfil these conditions, as plain data (``{"split": "test", "year":
+            {"$gte": 2010}}``) or as an expression (``'split = "test" and year >= 2010'``),
             only those for which this function of an ``Item`` is true, or only these ids.
         plus, minus
             What to add to a single query, and what to subtract: a list of texts, images (a path, a Pillow
