@@ -319,7 +319,20 @@ def test_a_slow_search_shows_placeholders(visit):
     assert page.locator("#images-body").get_attribute("aria-busy") == "true"
 
 
-@pytest.mark.parametrize("path", ["/", "/?q=a star", "/?q=a star&compare=1", "/?image={image}", "/#model"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/",
+            "/?q=a star",
+            "/?q=a star&compare=1",
+            "/?image={image}",
+            "/?image={image}&similar=1",
+            "/#model",
+        ),
+        "/?q=a star&minus=two boats on the sea under a starry sky&plus.id={image}&filter=split != 'train'",
+    ],
+)
 def test_the_page_fits_a_window_of_320_pixels(visit, easy, path):
     page = visit(path.format(image=easy.image), viewport=PHONE)
     page.wait_for_selector(".examples a, .tile, .line, table", state="attached")
@@ -363,8 +376,9 @@ def test_elements_have_names_for_screen_readers(visit, easy):
     ):
         assert page.get_by_role(role, name=name, exact=True).count() == 1, name
     nameless = page.evaluate(
-        """[...document.querySelectorAll("button, a, select, textarea")].filter((element) =>
-          !element.textContent.trim() && !element.ariaLabel && !element.labels?.length).length"""
+        """[...document.querySelectorAll("button, a, select, textarea, input:not([hidden])")].filter(
+          (element) => !element.textContent.trim() && !element.ariaLabel && !element.labels?.length
+        ).length"""
     )
     assert nameless == 0
 
