@@ -35,6 +35,7 @@ from sklearn.linear_model import LogisticRegression  # noqa: E402
 
 from diptych import Retriever  # noqa: E402
 from diptych.retrieval._calibration import BEST, JUDGED, calibration_error, reliability  # noqa: E402
+from diptych.retrieval._items import NO_MATCH  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
 from short_queries import find_nouns, load_minilm  # noqa: E402
 
@@ -48,12 +49,15 @@ RESAMPLES, FIRST = 1000, 5
 
 
 class Scores:
-    """The best scores of queries in a gallery, which of the hits are right, and the image of each query."""
+    """The best scores of queries in a gallery and with the reference, which hits are right, whose queries."""
 
-    def __init__(self, scores: np.ndarray, right: np.ndarray, image: np.ndarray) -> None:
+    def __init__(
+        self, scores: np.ndarray, right: np.ndarray, image: np.ndarray, reference: np.ndarray
+    ) -> None:
         order = np.argsort(-scores, axis=1, kind="stable")[:, :BEST]
         self.best = np.take_along_axis(scores, order, 1).astype(np.float64)
         self.right, self.image = np.take_along_axis(right, order, 1), image
+        self.reference = reference.astype(np.float64)
 
 
 def resample(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -96,25 +100,43 @@ class Measured:
         queries, items, of_query, of_item = (y, x, owner, np.arange(len(x)))
         if self.task == "annotate":
             queries, items, of_query, of_item = x, y, np.arange(len(x)), owner
-        scores, right = self.compare(queries, items), of_query[:, None] == of_item
-        return Scores(np.where(right, -np.inf, scores) if without else scores, right, of_query)
+        right = of_query[:, None] == of_item
+        return self.compare(queries, items, right, of_query, right if without else None)
 
-    def compare(self, queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+    def compare(self, queries, items, right, image, removed=None) -> Scores:
+        """Return the scores of queries with items, without those that are removed for a query."""
         vectors = self.embedding.queries(queries, self.task)
-        return self.embedding.scores(vectors @ self.embedding.items(items, self.task)[0].T, vectors)
+        scores, reference = (
+            self.embedding.scores(vectors @ own.T, vectors)
+            for own in (self.embedding.items(items, self.task)[0], self.calibration.reference)
+        )
+        return Scores(
+            scores if removed is None else np.where(removed, -np.inf, scores), right, image, reference
+        )
+
+    def hits(self, scores: Scores) -> np.ndarray:
+        """Return the probabilities of the ten best hits."""
+        return self.calibration.probabilities(scores.best, scores.reference)[0][:, :JUDGED]
 
     def softmax(self, best: np.ndarray) -> np.ndarray:
         """Return the softmax over the best scores, as sharp as the calibration has it."""
-        sharp = self.calibration.sharpness * best
+        sharp = self.calibration.config.sharpness * best
         return np.exp(sharp - logsumexp(sharp, axis=1, keepdims=True))
 
-    def match(self, best: np.ndarray) -> dict[str, np.ndarray]:
+    def match(self, scores: Scores) -> dict[str, np.ndarray]:
         """Return how sure each method is that there is a right item."""
         return {
-            "match_probability": self.calibration.probabilities(best)[1],
-            "best score": best[:, 0],
-            "largest softmax": self.softmax(best)[:, 0],
+            "match_probability": self.calibration.probabilities(scores.best, scores.reference)[1],
+            "best score": scores.best[:, 0],
+            "largest softmax": self.softmax(scores.best)[:, 0],
         }
+
+
+def describe_decisions(present: dict, absent: dict) -> str:
+    """Return the shares of queries with and without a right item that are told to have none."""
+    sure = present["match_probability"], absent["match_probability"]
+    shares = [[f"{np.mean(each < limit):.2f}" for each in sure] for limit in (NO_MATCH, 0.5)]
+    return f"{', '.join(shares[0])} (at one half: {', '.join(shares[1])})"
 
 
 def platt_of_scores(scores: Scores):
@@ -161,39 +183,35 @@ def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
     for task in ("search", "annotate"):
         own = Measured(retriever, task)
         scores = own.score(*test)
-        probabilities = own.calibration.probabilities(scores.best)[0][:, :JUDGED]
+        probabilities = own.hits(scores)
         flat = platt_of_scores(own.score(*validation))(scores.best)
         row = {
             "features": name,
             "model": preset,
             "task": task,
-            "method": "isotonic" if own.calibration.map.knots else "platt",
+            "method": "isotonic" if own.calibration.config.map.knots else "platt",
             "ECE": interval(lambda r: error(probabilities, scores, r), scores.image),  # noqa: B023
             "ECE, 200 images": measure_smaller(own, *test),
         }
         others = {"a map of the score": flat, "softmax": own.softmax(scores.best)[:, :JUDGED]}
         for method, values in others.items():
             row[f"ECE of {method}"] = f"{error(values, scores, np.arange(len(values))):.3f}"
-        present, absent = own.match(scores.best), own.match(own.score(*test, without=True).best)
+        present, absent = own.match(scores), own.match(own.score(*test, without=True))
         for method in present:
             row[f"own removed: AUROC of {method}"] = interval(
                 lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), scores.image
             )
-        sure = present["match_probability"], absent["match_probability"]
-        row["own removed: no_match with, without"] = " / ".join(f"{np.mean(each < 0.5):.2f}" for each in sure)
+        row["own removed: no_match with, without"] = describe_decisions(present, absent)
         if task == "search":
-            raw = own.compare(encode(texts, words), test[0])
-            with_all = Scores(raw, relevant, np.arange(len(words)))
-            without = Scores(np.where(mentioned, -np.inf, raw), relevant, np.arange(len(words)))
-            present, absent = own.match(with_all.best), own.match(without.best)
+            features, number = encode(texts, words), np.arange(len(words))
+            with_all = own.compare(features, test[0], relevant, number)
+            without = own.compare(features, test[0], relevant, number, mentioned)
+            present, absent = own.match(with_all), own.match(without)
             for method in present:
                 row[f"one word: AUROC of {method}"] = interval(
                     lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), with_all.image
                 )
-            sure = present["match_probability"], absent["match_probability"]
-            row["one word: no_match with, without"] = " / ".join(
-                f"{np.mean(each < 0.5):.2f}" for each in sure
-            )
+            row["one word: no_match with, without"] = describe_decisions(present, absent)
             row["words"] = len(words)
         panels[f"{name}, {preset}: {task}"] = reliability(
             probabilities.ravel(), scores.right[:, :JUDGED].ravel()
@@ -208,7 +226,7 @@ def measure_smaller(own: Measured, x: np.ndarray, y: np.ndarray) -> str:
     parts, step = [], VALIDATION // 5
     for start in range(0, VALIDATION, step):
         scores = own.score(x[start : start + step], y[start * CAPTIONS : (start + step) * CAPTIONS])
-        parts.append((own.calibration.probabilities(scores.best)[0][:, :JUDGED], scores.right[:, :JUDGED]))
+        parts.append((own.hits(scores), scores.right[:, :JUDGED]))
     probabilities, right = (np.concatenate(each).ravel() for each in zip(*parts, strict=True))
     return f"{calibration_error(reliability(probabilities, right)):.3f}"
 
@@ -255,9 +273,10 @@ NOTE = (
     "calibration error of the ten best hits of each query, in 15 bins of equal width; in galleries of 1,000 "
     "images, and of 200. A map of the score: Platt's, fitted on the ten best hits of the validation queries. "
     "Softmax: over the 100 best scores, with the calibration's β. Own removed: every query with its right "
-    "items in the gallery, and without. One word: nouns that two captions of at least five images have, among all "
-    "images, and among those that no caption describes by it. no_match: the share of queries for which it is "
-    "true. In brackets, 95 % bootstrap intervals over images (over words, for words)."
+    "items in the gallery, and without. One word: nouns that two captions of at least five images have, "
+    "among all images, and among those that no caption describes by it. no_match: the share of queries for "
+    "which it is true, and at one half. In brackets, 95 % bootstrap intervals over images (over words, for "
+    "words)."
 )
 
 if __name__ == "__main__":

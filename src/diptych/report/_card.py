@@ -423,8 +423,8 @@ def _scores(facts: Card) -> Iterator[str]:
     yield (
         "The probability of a hit is how likely it is right, if the gallery that was searched has a right "
         "item at all. It takes the size of the gallery into account, never changes the order, and can be "
-        "compared between queries. Each query also has a probability that there is a right item; below one "
-        "half, `no_match` is true."
+        "compared between queries. Each query also has a probability that there is a right item, as if half of "
+        "all queries had one; below one quarter, `no_match` is true."
     )
     yield _table(
         (
@@ -451,8 +451,9 @@ def _scores(facts: Card) -> Iterator[str]:
     on = escape_markdown(known["search"]["on"], longest=300)
     yield (
         f"Measured by cross-validation on {on}. The error is the mean difference between probability and "
-        "share of right hits, of the ten best hits of each query in 15 bins. AUROC 0.5 is chance, 1 perfect: "
-        "where a right item is missing, others that are nearly right remain, so this is hard to tell."
+        "share of right hits, of the ten best hits of each query in 15 bins. AUROC is measured in galleries "
+        "of half the size; 0.5 is chance, 1 perfect. Where a right item is missing, others that are nearly "
+        "right remain, so this is hard to tell."
     )
     if facts.has_reliability:
         yield f"![The share of right hits against their probability, for both tasks]({RELIABILITY_FILE})"

@@ -13,8 +13,14 @@ where :math:`C_i` are all others except the :math:`m - 1` best of them, which ma
 to probability that was fitted on one gallery holds on others. Evidence increases with the score within a
 query, and the map does with evidence, so probabilities never change the order.
 
+Whether there is a right item at all shows in how far the best scores of a query exceed what it scores with
+other items, so each model keeps a *reference*: some items of the held-out pairs. The share of them that the
+query's 100th hit would exceed tells how large a gallery of such items would be; the features are how far the
+mean of the :math:`m`, and of some more, best scores lies above that of as large a share of the reference.
+
 The map and :math:`\beta` are fitted on held-out pairs, in galleries of all of them, of a fifth, and of a
-twenty-fifth. scikit-learn is used for that only: what is stored and applied are plain numbers.
+twenty-fifth; the match in halves of these, with the other half as reference. scikit-learn is used for that
+only: what is stored and applied are plain numbers.
 """
 
 from __future__ import annotations
@@ -48,6 +54,8 @@ FEWEST_IMAGES = 100
 
 _FITTED = 30  # best items of a query that the map is fitted on
 _PARTS = (1, 5, 25)  # galleries: everything that is held out, parts of a fifth and of a twenty-fifth
+_REFERENCE = 1000  # most items of the reference
+_TAIL, _MORE = 20, 19  # of the reference's best, how many show its tail; further hits that show a match
 _SMALLEST = 10  # images in a gallery
 _IMAGES, _QUERIES, _TRIED = 4000, 2000, 500  # most images and queries, and queries to choose β with
 _FOLDS = 5
@@ -63,8 +71,8 @@ class Measured(Schema, frozen=True):
 
     ``ece`` is the expected calibration error of the ten best hits of each query, in 15 bins of equal width;
     ``bins`` has the mean probability, the share of right hits and the number of hits in each. ``auroc`` is
-    the area under the curve for "is there a right item in the gallery at all?". ``on`` says which pairs they
-    were, and ``gallery`` how many items.
+    the area under the curve for "is there a right item in the gallery at all?", in galleries of half as many
+    items. ``on`` says which pairs they were, and ``gallery`` how many items.
     """
 
     on: str
@@ -101,34 +109,44 @@ class ScoreMap(Schema, frozen=True):
         return np.asarray(np.interp(evidence, knots[:, 0], knots[:, 1]), np.float64)
 
 
-class TaskCalibration(Schema, frozen=True):
-    """The probabilities of one task, as plain numbers; the module has their meaning."""
+class CalibrationConfig(Schema, frozen=True):
+    """What ``config.json`` says of the probabilities of one task; the module has their meaning."""
 
     right: _Positive  # right items of a query, m
     sharpness: _Above  # β
     background: float  # b
     map: ScoreMap
-    match: tuple[float, float, float]  # weights of the two features of ``_level``, and the intercept
+    match: tuple[float, float, float, float]  # weights of the features of ``_excess``, and the intercept
     measured: Measured
 
-    def probabilities(self, scores: Floats) -> tuple[Floats, Floats]:
+
+@dataclass(frozen=True, eq=False)
+class TaskCalibration:
+    """The probabilities of one task, as plain numbers, and the vectors of the reference."""
+
+    config: CalibrationConfig
+    reference: np.ndarray[Any, Any]
+
+    def probabilities(self, scores: Floats, reference: Floats) -> tuple[Floats, Floats]:
         """Return the probability of every hit, and for each query that there is a right item at all.
 
         ``scores`` has a row for each query, best first, with −∞ where there are no more items. The first
-        ``BEST`` count; with fewer columns, there must be no more items. That there is a right item is likely
-        as it would be if half of all queries had one.
+        ``BEST`` count; with fewer columns, there must be no more items. ``reference`` has the scores of the
+        reference. That there is a right item is as likely as it would be if half of all queries had one.
         """
         if scores.shape[1] == 0:
             return np.empty(scores.shape), np.zeros(len(scores))
-        rows = np.where(np.isfinite(scores[:, :1]), scores, self.background)  # of queries that found nothing
-        settings = self.sharpness, self.right, self.background
-        there = _sigmoid(_level(rows[:, :BEST], *settings) @ self.match[:2] + self.match[2])
-        return self.map(_evidence(rows, *settings)), np.where(np.isfinite(scores[:, 0]), there, 0.0)
+        own, found = self.config, np.isfinite(scores[:, 0])
+        rows = np.where(found[:, None], scores, own.background)
+        excess = _excess(rows[:, :BEST], reference, own.right)
+        there = _sigmoid(excess @ own.match[:-1] + own.match[-1])
+        evidence = _evidence(rows, own.sharpness, own.right, own.background)
+        return own.map(evidence), np.where(found, there, 0.0)
 
     def describe(self) -> dict[str, Any]:
         """Return what people want to know of it, as plain data."""
-        method = "isotonic" if self.map.knots else "platt"
-        return {"method": method, **msgspec.to_builtins(self.measured)}
+        method = "isotonic" if self.config.map.knots else "platt"
+        return {"method": method, **msgspec.to_builtins(self.config.measured)}
 
 
 Calibration: TypeAlias = dict[Task, TaskCalibration] | str
@@ -168,64 +186,90 @@ def fit_calibration(
         rows = np.sort(rng.permutation(len(owner[queried]))[:_QUERIES])
         queries = embedding.queries(features[queried][rows], task)
         items = embedding.items(features[searched], task)[0]
-        galleries, background = _score(embedding, queries, items, owner[queried][rows], owner[searched])
+        owners_of = owner[queried][rows], owner[searched]
+        galleries, matches, background = _score(embedding, queries, items, *owners_of)
         right, about = max(1, round(len(items) / len(images))), (on, len(captions), len(rows), len(items))
         try:
-            fitted[task] = _fit_task(galleries, owner[queried][rows], right, background, about)
+            config = _fit_task(galleries, matches, owners_of[0], right, background, about)
         except InputError as error:
             return str(error).rstrip(".")
+        kept = np.sort(rng.permutation(len(items))[:_REFERENCE])
+        fitted[task] = TaskCalibration(config, np.ascontiguousarray(items[kept], np.float32))
     return fitted
 
 
 @dataclass(frozen=True, eq=False)
 class _Gallery:
-    """Each query's best scores in galleries of one size, which are right, and the best without those."""
+    """Each query's best scores in galleries of one size, and which of them are right."""
 
     scores: Floats
     right: Bools
-    without: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """Each query's best scores with and without right items in its gallery, and those of its reference."""
+
+    present: Floats
+    absent: Floats
+    reference: Floats
 
 
 def _score(
     embedding: Embedding, queries: Any, items: Any, query_owner: Any, item_owner: Any
-) -> tuple[list[_Gallery], float]:
+) -> tuple[list[_Gallery], list[_Match], float]:
     """Score every query in a gallery of everything, and in parts of it that have its own right items.
 
-    Return the galleries, and the score that one in twenty wrong items exceeds.
+    Return the galleries, those of halves with the other half as reference, and the score that one in twenty
+    wrong items exceeds.
     """
     right_items, limits = np.bincount(item_owner), list[float]()
     most, width = len(right_items) // _SMALLEST, min(BEST + int(right_items.max()), len(items))
-    best: dict[int, list[tuple[Floats, Bools]]] = {parts: [] for parts in _PARTS if parts <= most}
+    # Images are in random order, so that their places make random parts.
+    sizes = [*_PARTS, *(2 * parts for parts in _PARTS)]
+    best: dict[int, list[tuple[Floats, Bools]]] = {parts: [] for parts in sizes if parts <= most}
+    references = []
     for start in range(0, len(queries), _BLOCK):
         some = slice(start, start + _BLOCK)
         scores = np.asarray(embedding.scores(queries[some] @ items.T, queries[some]), np.float64)
         right = query_owner[some, None] == item_owner[None, :]
         limits.append(float(np.quantile(scores[~right], 0.95)))
         for parts, found in best.items():
-            # Images are in random order, so that their places make random parts.
             near = query_owner[some, None] % parts == item_owner[None, :] % parts
             values = np.where(near, scores, -np.inf)
             first = np.argpartition(-values, width - 1, axis=1)[:, :width]
             order = np.argsort(-np.take_along_axis(values, first, 1), axis=1, kind="stable")
             first = np.take_along_axis(first, order, 1)
             found.append((np.take_along_axis(values, first, 1), np.take_along_axis(right, first, 1)))
-    galleries = []
-    for found in best.values():
+        for row, own in zip(scores, query_owner[some] % 2, strict=True):
+            other = row[item_owner % 2 != own]
+            references.append(other[:: max(1, -(-len(other) // _REFERENCE))])
+    smallest = min(map(len, references))
+    reference = np.array([row[:smallest] for row in references])
+    galleries, matches = [], []
+    for parts, found in best.items():
         scores, right = (np.concatenate(each) for each in zip(*found, strict=True))
-        without = -np.sort(-np.where(right, -np.inf, scores), axis=1)
-        galleries.append(_Gallery(scores[:, :BEST], right[:, :BEST], without[:, :BEST]))
-    return galleries, float(np.mean(limits))
+        if parts in _PARTS:
+            galleries.append(_Gallery(scores[:, :BEST], right[:, :BEST]))
+        else:
+            without = -np.sort(-np.where(right, -np.inf, scores), axis=1)
+            matches.append(_Match(scores[:, :BEST], without[:, :BEST], reference))
+    return galleries, matches, float(np.mean(limits))
 
 
 def _fit_task(
-    galleries: Sequence[_Gallery], owner: Any, right: int, background: float, about: tuple[str, int, int, int]
-) -> TaskCalibration:
+    galleries: Sequence[_Gallery],
+    matches: Sequence[_Match],
+    owner: Any,
+    right: int,
+    background: float,
+    about: tuple[str, int, int, int],
+) -> CalibrationConfig:
     """Fit on the best scores of queries of some images; ``about`` are the first fields of ``Measured``."""
     sharpness = _choose_sharpness(galleries, right, background)
     evidence = [_evidence(own.scores, sharpness, right, background) for own in galleries]
-    levels = [
-        [_level(scores, sharpness, right, background) for scores in (own.scores, own.without)]
-        for own in galleries
+    excesses = [
+        [_excess(scores, own.reference, right) for scores in (own.present, own.absent)] for own in matches
     ]
     # Probabilities of 0 and 1 would claim more than so many queries can show.
     least, folds = 1 / (len(owner) + 2), owner % _FOLDS  # all queries of an image are in one fold
@@ -236,19 +280,19 @@ def _fit_task(
         hits = _training_hits(evidence, galleries, train)
         for method, fit in _METHODS.items():
             judged[method][test] = fit(*hits, least)(evidence[0][test, :JUDGED])
-        weights = _fit_match(levels, train)
-        for values, own in zip((present, absent), levels[0], strict=True):
-            values[test] = own[test] @ weights[:2] + weights[2]
+        weights = _fit_match(excesses, train)
+        for values, own in zip((present, absent), excesses[0], strict=True):
+            values[test] = own[test] @ weights[:-1] + weights[-1]
     truth = galleries[0].right[:, :JUDGED]
     method = min(_METHODS, key=lambda each: _log_loss(judged[each], truth))
     bins = reliability(judged[method].ravel(), truth.ravel())
     every = np.ones(len(owner), bool)
-    return TaskCalibration(
+    return CalibrationConfig(
         right,
         sharpness,
         background,
         _METHODS[method](*_training_hits(evidence, galleries, every), least),
-        _fit_match(levels, every),
+        _fit_match(excesses, every),
         Measured(*about, calibration_error(bins), _area(present, absent), bins),
     )
 
@@ -274,27 +318,44 @@ def _evidence(scores: Floats, sharpness: float, right: int, background: float) -
     own = sharpness * (scores - best)
     mass = np.exp(own)
     mass[:, BEST:] = 0
-    rest = _rest(mass, best, sharpness, right, background)
+    floor = np.exp(np.clip(sharpness * (background - best), -600, 600))
+    rest = mass[:, right:].sum(axis=1, keepdims=True) + floor
     others = np.repeat(rest, scores.shape[1], axis=1)
     # Beyond the first m, the m-th is a competitor too, and the item itself is none.
     others[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
-    return own - np.log(others)
+    evidence: Floats = own - np.log(others)
+    return evidence
 
 
-def _rest(mass: Floats, best: Floats, sharpness: float, right: int, background: float) -> Floats:
-    floor = np.exp(np.clip(sharpness * (background - best), -600, 600))
-    rest: Floats = mass[:, right:].sum(axis=1, keepdims=True) + floor
-    return rest
+def _excess(scores: Floats, reference: Floats, right: int) -> Floats:
+    """Return how far the means of each query's m best, and of some more, lie above those of the reference.
 
+    The third feature is the logarithm of the size of the gallery, relative to the reference.
 
-def _level(scores: Floats, sharpness: float, right: int, background: float) -> Floats:
-    """Return the mean of each query's best scores, as many as are right, and the level of the others."""
-    best = scores[:, :1]
-    mass = np.exp(sharpness * (scores - best))
-    level = best + np.log(_rest(mass, best, sharpness, right, background)) / sharpness
-    top = scores[:, :right]
-    mean = np.where(np.isfinite(top), top, 0).sum(axis=1) / np.isfinite(top).sum(axis=1)
-    return np.stack([mean, level[:, 0]], axis=1)
+    As many of the reference are averaged as correspond to a gallery in which the last of ``scores`` has its
+    rank. Beyond the best of the reference, its tail is continued as an exponential one.
+    """
+    ordered = -np.sort(-reference, axis=1)
+    n, size = np.isfinite(scores).sum(axis=1), ordered.shape[1]
+    tail = np.maximum(ordered[:, :_TAIL].mean(axis=1) - ordered[:, min(_TAIL, size) - 1], 1e-12)
+    last = np.take_along_axis(scores, n[:, None] - 1, 1)
+    above = (ordered >= last).sum(axis=1)
+    beyond = np.exp(-np.clip((last[:, 0] - ordered[:, 0]) / tail, 0, 50))
+    share = np.where(
+        n < BEST, size / n, np.where(above > 0, above, beyond) / n
+    )  # of the reference, for one hit
+    means = np.cumsum(ordered, axis=1) / np.arange(1, size + 1)
+    features = []
+    for k in (right, right + _MORE):
+        own = np.minimum(n, k)
+        usable = np.where((np.arange(scores.shape[1]) < own[:, None]), scores, 0)
+        place = own * share
+        expected = np.take_along_axis(means, np.clip(place.round().astype(int), 1, size)[:, None] - 1, 1)[
+            :, 0
+        ]
+        expected = expected - tail * np.log(np.minimum(place, 1))
+        features.append(usable.sum(axis=1) / own - expected)
+    return np.stack([*features, -np.log(share)], axis=1)
 
 
 def _sigmoid(values: Floats) -> Floats:
@@ -348,14 +409,14 @@ def _choose_sharpness(galleries: Sequence[_Gallery], right: int, background: flo
     return float(min(np.geomspace(1.0, 100.0, 14) / spread, key=loss))
 
 
-def _fit_match(levels: Sequence[Sequence[Floats]], queries: Bools) -> tuple[float, float, float]:
-    """Return the weights of ``_level``'s features, and the intercept, for a right item in the gallery."""
-    rows = np.concatenate([own[queries] for both in levels for own in both])
+def _fit_match(excesses: Sequence[Sequence[Floats]], queries: Bools) -> tuple[float, float, float, float]:
+    """Return the weights of ``_excess``'s features, and the intercept, for a right item in the gallery."""
+    rows = np.concatenate([own[queries] for both in excesses for own in both])
     truth = np.concatenate(
-        [np.full(int(queries.sum()), at == 0) for both in levels for at in range(len(both))]
+        [np.full(int(queries.sum()), at == 0) for both in excesses for at in range(len(both))]
     )
-    first, second, intercept = _regress(rows, truth)
-    return first, second, intercept
+    first, second, size, intercept = _regress(rows, truth)
+    return first, second, size, intercept
 
 
 def _regress(rows: Floats, truth: Bools) -> tuple[float, ...]:

@@ -57,7 +57,7 @@ from diptych._persistence import (
 from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion, FusionConfig
-from diptych.retrieval._calibration import Calibration, TaskCalibration
+from diptych.retrieval._calibration import Calibration, CalibrationConfig, TaskCalibration
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fitted import NOT_CALIBRATED, Facts, Fitted
@@ -111,7 +111,7 @@ class ModelConfig(Schema, frozen=True):
     keep_features: bool
     facts: Facts
     views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
-    calibration: dict[Task, TaskCalibration] | str | msgspec.UnsetType = msgspec.UNSET
+    calibration: dict[Task, CalibrationConfig] | str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def names(self) -> ViewNames:
@@ -409,7 +409,7 @@ def _write_model(
 
     ``place`` is the model folder; None: they are for a database.
     """
-    config, tensors = fitted.core.pack()
+    (config, tensors), known = fitted.core.pack(), fitted.calibration
     if previous is not None:
         for name in (TENSORS, MOMENTS, TEXT):
             if (previous.path / name).exists():
@@ -418,6 +418,8 @@ def _write_model(
         for view in VIEWS:
             tensors[f"outliers.{view}.mean"] = fitted.outliers[view].mean
             tensors[f"outliers.{view}.variance"] = fitted.outliers[view].variance
+        for task, own in () if isinstance(known, str) else known.items():
+            tensors[f"reference.{task}"] = own.reference
         write_tensors(folder / TENSORS, tensors)
     if fitted.load_moments is not None and not (folder / MOMENTS).exists():
         fitted.load_moments().save(folder / MOMENTS)
@@ -434,7 +436,7 @@ def _write_model(
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
         msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
-        fitted.calibration,
+        known if isinstance(known, str) else {task: known[task].config for task in TASKS},
     )
 
 
@@ -476,7 +478,16 @@ def _read_model(
         load_moments = partial(_parse_moments, read, path, embedding.moment_widths())
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
-    known: Calibration = NOT_CALIBRATED if config.calibration is msgspec.UNSET else config.calibration
+    known: Calibration = NOT_CALIBRATED
+    if isinstance(config.calibration, str):
+        known = config.calibration
+    elif isinstance(config.calibration, dict):
+        known = {
+            task: TaskCalibration(
+                own, take_array(tensors, f"reference.{task}", (None, embedding.dimension(task)), source)
+            )
+            for task, own in config.calibration.items()
+        }
     return Fitted(model, load_moments, outliers, facts, known)
 
 

@@ -33,6 +33,10 @@ QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
 
+NO_MATCH = 0.25
+"""Below so large a ``match_probability`` there is said to be no match. At one half, four in ten queries that
+have a right item among a thousand would be told that they have none (``benchmarks/calibration.py``)."""
+
 MAX_LINE = 2**20
 """Characters of one item in a file; a longer line is refused."""
 
@@ -139,7 +143,7 @@ class Hits(list[Hit]):
 
     Examples
     --------
-    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.3)
+    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.1)
     >>> hits[0].id, hits.ignored_words, hits.no_match, hits.more
     ('7', ('qwrtz',), True, False)
     """
@@ -169,8 +173,11 @@ class Hits(list[Hit]):
 
     @property
     def no_match(self) -> bool | None:
-        """Whether there is probably no right item in the gallery; None if that is not known."""
-        return None if self.match_probability is None else self.match_probability < 0.5
+        """Whether the gallery rather has no right item, at a ``match_probability`` below a quarter.
+
+        None if that is not known.
+        """
+        return None if self.match_probability is None else self.match_probability < NO_MATCH
 
 
 @dataclass(frozen=True)

@@ -371,7 +371,8 @@ class Searcher:
                 Hits(map(Hit, (item for item, _ in own[:most]), values))
                 for own, values in zip(matches, scores.tolist(), strict=True)
             ]
-        likely, there = calibration.probabilities(scores.astype(np.float64))
+        reference = self.embedding.scores(queries @ calibration.reference.T, queries)
+        likely, there = calibration.probabilities(scores.astype(np.float64), reference.astype(np.float64))
         rows = zip(matches, scores.tolist(), likely.tolist(), there.tolist(), strict=True)
         return [
             Hits(map(Hit, (item for item, _ in own[:most]), values, each), match_probability=any_right)
