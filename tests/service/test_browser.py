@@ -953,7 +953,7 @@ def test_probabilities_are_shown_where_they_are_known(visit_dated, dated, width)
         next(
             item.text
             for item in dated.store.items("text")
-            if dated.search(item.text, k=1).no_match is no_match and item.metadata["split"] == "test"
+            if dated.search(item.text, k=1).no_match is no_match
         )
         for no_match in (False, True)
     )
