@@ -18,7 +18,7 @@ const TYPING = 180;
 const PATIENCE = 140;
 const TOKEN = "#token=";
 const SCORES = "Scores are cosines, not probabilities: they order the hits of one query.";
-const PROBABILITIES = "Percentages are probabilities that a hit is a right one, measured on pairs that were not used for training (see Model).";
+const PROBABILITIES = "Percentages are probabilities that a hit is right, if a right one is stored at all, measured on held-out pairs (see Model).";
 
 let state = { ...read(location), upload: null };
 let model = null;

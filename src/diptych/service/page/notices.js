@@ -48,7 +48,7 @@ export function noMatch(result, kind) {
   if (!result.no_match) return null;
   const chance = typeof result.match_probability === "number" ? ` (probability of a match: ${percent(result.match_probability)})` : "";
   return h("p", { class: "no-match" }, h("strong", {}, "No good match: "),
-    `none of the ${many(kind)} is likely to fit${chance}. The nearest are below.`);
+    `none of the ${many(kind)} is likely to fit${chance}. The percentages below hold if one does.`);
 }
 
 /** Name the words of a query that the model does not know and ignored; null: none. */
