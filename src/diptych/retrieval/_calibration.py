@@ -102,7 +102,8 @@ class ScoreMap(Schema, frozen=True):
             raise InputError("a calibration falls with the score; expected one that increases")
 
     def __call__(self, evidence: Floats) -> Floats:
-        """Return the probabilities for some evidence."""
+        """Return the probabilities for some evidence, −∞ where there is no item."""
+        evidence = np.maximum(evidence, -1e6)
         if not self.knots:
             return _sigmoid(self.slope * evidence + self.intercept)
         knots = np.array(self.knots)
