@@ -4,7 +4,7 @@
 but the columns; what it takes to make these is shown too.
 
 ``search``: one query with filters that leave 0.1 % to 50 % of the items, beside the same query without one,
-taken in turn. ``--items 1000000`` needs about 4 GiB and takes some minutes.
+taken in turn. ``--items 1000000`` needs about 2 GiB of memory and some minutes.
 """
 
 from __future__ import annotations

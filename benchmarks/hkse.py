@@ -1,4 +1,4 @@
-"""HKSE: ``python benchmarks/hkse.py approximation``, ``quality`` or ``speed``.
+"""HKSE: ``python benchmarks/hkse.py approximation``, ``quality``, ``speed`` or ``words``.
 
 ``approximation``: how near the random features come to the exact kernels, and how often Proposition 1 is
 violated, with the paper's constants and with those that Hoeffding's inequality gives. Real word vectors,
@@ -10,18 +10,25 @@ test. Filters are selected on the validation split's r@1 for each task.
 ``speed``: the vocabulary trick beside a token-by-token version, and a COCO-sized stream of captions into
 moments. Each part runs in a process of its own. The stream's captions follow Flickr8k's lengths and word
 frequencies.
+
+``words``: what it costs to keep 50,000 further words for queries. The file is the real one, followed by words
+with random vectors up to 100,000.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from measuring import (
     CAPTIONS,
+    TRAIN,
     clock,
     find_data,
     find_word_vectors,
@@ -42,6 +49,7 @@ import scipy.sparse  # noqa: E402
 from sklearn.pipeline import FeatureUnion  # noqa: E402
 
 from diptych import AWCCA, HKSE, retrieval_scores  # noqa: E402
+from diptych._persistence import current_version  # noqa: E402
 from diptych.cca import Moments  # noqa: E402
 from diptych.text import (  # noqa: E402
     hkse_dimensions,
@@ -51,6 +59,7 @@ from diptych.text import (  # noqa: E402
     tokenize,
     word_kernel,
 )
+from diptych.text._fitted_hkse import FittedHKSE, read_hkse  # noqa: E402
 from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
 from diptych.text._words import Corpus, mean_rows  # noqa: E402
 
@@ -372,6 +381,69 @@ def draw_captions(captions: list[str]) -> list[str]:
     return [" ".join(next(drawn) for _ in range(length)) for length in lengths.tolist()]
 
 
+def write_words(folder: Path, count: int = 100_000) -> Path:
+    """Write a word2vec file: the real words, and then random ones."""
+    known = read_word_vectors(find_word_vectors())
+    words = [*known.words, *(f"zz{i}" for i in range(count - len(known)))]
+    drawn = np.random.default_rng(0).normal(size=(count - len(known), known.dimensions)) / 17
+    with open(folder / "words.bin", "wb") as file:
+        file.write(f"{count} {known.dimensions}\n".encode())
+        for word, row in zip(words, np.vstack([known.matrix, drawn.astype(np.float32)]), strict=True):
+            file.write(word.encode() + b" " + row.astype(np.float32).tobytes())
+    return folder / "words.bin"
+
+
+def measure_words() -> None:
+    captions = read_captions()[: TRAIN * CAPTIONS]
+    with TemporaryDirectory() as scratch:
+        source = write_words(Path(scratch))
+        models = {n: HKSE(source, query_words=n) for n in (0, 50_000)}
+        rows = [measure_model(model, captions, Path(scratch, str(n))) for n, model in models.items()]
+    rows = [{"further words": f"{n:,}", **row} for n, row in zip(models, rows, strict=True)]
+    record("hkse_words", [{k: format_time(v) for k, v in row.items()} for row in rows], WORDS_NOTE)
+
+
+WORDS_NOTE = (
+    "Each the best of two or three. Mapped: as a search from the command line loads a model. Then a query of "
+    "training words, one with a word that is not known, for which the further words are looked through, and "
+    "the first and second query with a further word."
+)
+
+
+def format_time(value: object) -> object:
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
+def measure_model(hkse: HKSE, captions: list[str], folder: Path) -> dict[str, object]:
+    """Return sizes and times of one HKSE."""
+    fit = min(time_call(lambda: hkse.fit(captions))[0] for _ in range(2))
+    save = min(time_call(lambda: hkse.save(folder))[0] for _ in range(3))
+    files = current_version(folder).path
+    load = measure_fastest(lambda: HKSE.load(folder), 3)
+    mapped = measure_fastest(lambda: read_hkse(FittedHKSE, files, mmap=True), 3)
+    queries = {
+        "known": "dog",
+        "unknown": "dog zyzzyva",
+        "first further": "dog zz5",
+        "next further": "dog zz6",
+    }
+    spent: dict[str, list[float]] = {name: [] for name in queries}
+    for _ in range(3):
+        model = read_hkse(FittedHKSE, files, mmap=True)
+        model.transform(["cat"])
+        for name, query in queries.items():
+            spent[name].append(time_call(partial(model.transform, [query]))[0])
+    return {
+        "MB on disk": sum(file.stat().st_size for file in files.iterdir()) / 1e6,
+        "MB pickled": len(pickle.dumps(hkse)) / 1e6,
+        "fit s": fit,
+        "save s": save,
+        "load ms": 1e3 * load,
+        "load mapped ms": 1e3 * mapped,
+        **{f"{name} ms": 1e3 * min(values) for name, values in spent.items()},
+    }
+
+
 def measure_speed() -> None:
     results = {}
     for part in ("trick", "stream"):
@@ -427,7 +499,7 @@ def measure_speed() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["approximation", "quality", "speed", "trick", "stream"])
+    parser.add_argument("part", choices=["approximation", "quality", "speed", "words", "trick", "stream"])
     part = parser.parse_args().part
     if part in ("trick", "stream"):
         print(json.dumps(measure_trick() if part == "trick" else measure_stream()))

@@ -1,10 +1,12 @@
-"""Searching, and what surrounds it: ``python benchmarks/search_speed.py [batches|query|folder|startup]``.
+"""Searching: ``python benchmarks/search_speed.py [batches|query|probabilities|folder|startup]``.
 
 ``batches``: batches against bare FAISS on the same vectors. These are canonical vectors of two noisy views of
 a hidden cause, 100,000 × 512: isotropic noise would say nothing about a graph. Timed in turn, seven times;
 the fastest counts.
 
 ``query``: where the time of one query on Flickr8k goes.
+
+``probabilities``: what they add to a search of 100,000 items, one query and 64 at a time.
 
 ``folder``: what it costs to save a model, to load it, and to add one item to it; with ``--before OTHER/src``
 also for another checkout, in turn, in processes of their own.
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +39,9 @@ from measuring import (
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("part", nargs="?", choices=["batches", "query", "folder", "startup", "save"])
+parser.add_argument(
+    "part", nargs="?", choices=["batches", "query", "probabilities", "folder", "startup", "save"]
+)
 parser.add_argument("--before", type=Path, help="folder: the src folder of another checkout")
 parser.add_argument("--rounds", type=int, default=7, help="folder: how often each is measured")
 options = parser.parse_args()
@@ -113,6 +118,37 @@ def measure_batches() -> None:
     ]
     note = f"{ITEMS:,} × {vectors.shape[1]} vectors, {K} best; the graph's own recall at build: {recall:.3f}."
     record("search_speed", rows, note)
+
+
+def measure_probabilities() -> None:
+    from diptych.retrieval._searcher import Searcher
+
+    rng = np.random.default_rng(0)
+    hidden, maps = rng.normal(size=(3000, 64)), rng.normal(size=(2, 64, COLUMNS))
+    x, y = (hidden @ own + 3 * rng.normal(size=(3000, COLUMNS)) for own in maps)
+    splits = ["train"] * 2000 + ["val"] * 1000
+    model = AWCCA(params=(1e3, 1e3), precision="float32")
+    retriever = Retriever.from_features(x, y, splits=splits, model=model, keep_features=False)
+    more = rng.normal(size=(ITEMS - 3000, 64)) @ maps[0] + 3 * rng.normal(size=(ITEMS - 3000, COLUMNS))
+    retriever.add(more.astype(np.float32), ids=[f"more {i}" for i in range(len(more))])
+    own = retriever.searcher
+    without = Searcher(replace(own.fitted, calibration="left out"), own.store, own.encoders)
+    rows = []
+    for number in (1, 64):
+        features, times = y[:number].astype(np.float32), [float("inf"), float("inf")]
+        for _ in range(40 if number == 1 else 7):
+            for at, searcher in enumerate((without, own)):
+                took = measure_fastest(lambda s=searcher: s.search("search", features, K), 3)  # noqa: B023
+                times[at] = min(times[at], took)
+        rows.append(
+            {
+                "queries": number,
+                "without": f"{1000 * times[0]:.1f} ms",
+                "with probabilities": f"{1000 * times[1]:.1f} ms",
+                "×": f"{times[1] / times[0]:.2f}",
+            }
+        )
+    record("probabilities_speed", rows, f"{ITEMS:,} × {own.embedding.dimension('search')} vectors, exact.")
 
 
 def measure_query() -> None:

@@ -11,7 +11,7 @@ NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False, width=16),
 )
 # Code points order the last two differently than UTF-16 does.
-WORDS = [*["", "a", "b", "B", "ab", "a b", "1", "true", "null", "it's", '"', "\\", "\\u0000", "%s", "{}"]]
+WORDS = ["", "a", "b", "B", "ab", "a b", "1", "true", "null", "it's", '"', "\\", "\\u0000", "%s", "{}"]
 STRINGS = st.sampled_from([*WORDS, "é", "猫", "2019-05-01", "2019-05-01T10:00:00", "\uffff", "\U00010000"])
 PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, STRINGS)
 VALUES = st.recursive(

@@ -13,6 +13,7 @@ from diptych import AWCCA, HKSE, Retriever
 from diptych.cca._polish import Polish
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
+from diptych.text import tokenize
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,23 @@ def test_search_says_what_python_says(place):
     shown = run("search", "model", *queries, "-k", 2).stdout
     assert "a red star at night" in shown
     assert f"{expected[0][0].score:.3f}" in shown
+
+
+def test_a_file_of_word_vectors_brings_further_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = make_scenes(60, size=48).write("drawn")
+    words = sorted({word for caption in pairs.captions for word in tokenize(caption)} | {"crimson"})
+    vectors = np.random.default_rng(0).normal(size=(len(words), 20))
+    rows = (f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, vectors, strict=True))
+    (tmp_path / "words.txt").write_text("".join(rows))
+    fit = ["fit", "drawn", "--image-encoder", "pyramid", "--vectors", "words.txt", "-q", "-o", "model"]
+    small = {"word_features": 40, "sentence_features": 40}
+    assert run(*fit, *config(model={"params": [1, 1]}, hkse=small)).exit_code == 0
+    found = run("search", "model", "a crimson quokka", "--json")
+    assert found.stderr == "note: ignored words the model does not know: quokka\n"
+    assert json.loads(found.stdout)["answers"][0]["ignored_words"] == ["quokka"]
+    assert run(*fit, *config(model={"params": [1, 1]}, hkse={**small, "query_words": 0})).exit_code == 0
+    assert run_json("search", "model", "a crimson star")["answers"][0]["ignored_words"] == ["crimson"]
 
 
 def test_words_that_were_ignored_are_named(place):
@@ -241,8 +259,8 @@ def test_mistakes_are_one_sentence(place, arguments, words):
 @pytest.mark.parametrize(
     "command",
     [
-        *("fit", "evaluate", "search", "annotate", "similar", "add", "remove", "info", "check", "scenes"),
-        *("encode images", "encode text", "demo"),
+        *("fit", "evaluate", "search", "annotate", "similar", "duplicates", "add", "remove"),
+        *("info", "check", "scenes", "encode images", "encode text", "demo"),
     ],
 )
 def test_help_has_an_example_and_the_common_flags(command):
@@ -434,7 +452,7 @@ def test_probabilities_are_shown_where_they_are_known(calibrated, monkeypatch):
     assert lines[0] == "row 0"
     assert lines[1].split() == ["score", "probability", "item"]
     assert lines[2].split() == [f"{good[0].score:.3f}", f"{good[0].probability:.3f}", good[0].id]
-    assert lines[8].startswith("no good match: the model has a right item with a probability of ")
+    assert lines[8].startswith("no good match: none of the items is likely to fit (probability of a match: ")
     limit = f"{good[0].probability / 2:.6f}"
     likely = run_json("search", "m", "--features", "y.npy", "-k", 5, "--min-probability", limit)["answers"]
     kept = [hit for hit in good if hit.probability >= float(limit)]

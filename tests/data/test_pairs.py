@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.data import PROTOCOLS, PairedDataset, split_by_image, split_by_protocol
-from diptych.data._pairs import find_near_duplicates, normalize_split
+from diptych.data._pairs import normalize_split
 
 
 def pairs(n=6, captions=2, **options):
@@ -177,9 +177,3 @@ def test_unknown_protocols_are_refused():
 def test_paired_rows_number_images_captions_and_their_pairing():
     images, captions, pairing = pairs(3).paired_rows([2, 0])
     assert (images.tolist(), captions.tolist(), pairing.tolist()) == ([2, 0], [0, 1, 4, 5], [1, 1, 0, 0])
-
-
-def test_near_duplicates_of_training_rows_are_found(rng):
-    x = rng.normal(size=(20, 8))
-    held_out = np.vstack([rng.normal(size=(3, 8)), x[5] + 1e-6])
-    assert find_near_duplicates(x, held_out).tolist() == [3]

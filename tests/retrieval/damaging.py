@@ -226,6 +226,7 @@ def ask(folder, mmap):
             check(pack.captions, 100, "text")
         if retriever.encoders.text is not None:
             check(retriever.search("a red dog", k=5), 5, "image")
+            check(retriever.search("a red quokka", k=5), 5, "image")  # a word that only queries use
         if not mmap:
             # What can be loaded can be saved, and loaded again.
             again = folder.with_name("again")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
+from diptych.text import WordVectors
 from saved_files import files_of, places, seal_config
 
 WORDS = (
@@ -24,7 +25,10 @@ WORDS = (
 def save_models(folder):
     """Three small models: with an HKSE and features, with graphs, and without features in half precision."""
     sentences = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
-    hkse = HKSE(word="lin", sentence="lin").fit(sentences)
+    words = sorted({word for sentence in sentences for word in sentence.split()} | {"quokka", "wombat"})
+    table = WordVectors(words, np.random.default_rng(1).normal(size=(len(words), 9)).astype(np.float32))
+    table.save(folder / "vectors")
+    hkse = HKSE(folder / "vectors", word="lin", sentence="lin").fit(sentences)
     y = hkse.transform(sentences)[:, :]
     x = y @ np.random.default_rng(0).normal(size=(y.shape[1], 6))
     x, pairing = x[::2], np.arange(60) // 2

@@ -192,8 +192,10 @@ def test_any_text_is_a_filter_or_an_error(text):
         ("not " * 17 + "a = 1", "more than 16 deep"),
         ("(" * 17 + "a = 1", "more than 16 deep"),
         ('{"$not": ' * 17 + '{"a": 1}' + "}" * 17, "more than 16 deep"),
-        ('{"a": ' + "[" * 10**5, "cannot be read|not JSON"),
-        ("x" * (2**20 + 1), "characters"),
+        ('{"a": ' + "[" * 60_000, "cannot be read|not JSON"),
+        ("x" * (2**16 + 1), "65537 characters; at most 65536"),
+        (f"taken > 2019-05-01T{'1' * 50}", "at character 9 .* there is no such date"),
+        ("taken > 2019-05-01T25:00", "there is no such date"),
         (
             "tag = beach",
             "is wrong at character 7 \\('beach'\\): expected a value; put text into quotes: \"beach\"",
@@ -234,6 +236,10 @@ def test_dates_are_strings_in_the_order_of_time():
     written = [iso_string(each) for each in times]
     assert written == sorted(written)
     assert written[0] == "2019-05-01T09:00:00.000000Z"
+    with pytest.raises(InputError, match="outside of the years 1 to 9999"):
+        parse_filter({"t": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))})
+    with pytest.raises(FilterError, match="there is no such date"):
+        parse_filter("t < 9999-12-31T23:59:59-05:00")
     local = [date(999, 5, 1), date(2019, 5, 1), datetime(2019, 5, 1), datetime(2019, 5, 1, 0, 0, 0, 1)]
     assert [iso_string(each) for each in local] == sorted(iso_string(each) for each in local)
 

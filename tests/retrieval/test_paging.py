@@ -9,21 +9,21 @@ from diptych.retrieval import Hits
 from diptych.retrieval.stores._base import FIRST_STEP, search_in_steps
 from diptych.retrieval.stores._faiss import VectorIndex
 
-N = 530  # images; more than three steps of an approximate index
+N = 900  # images; more than four steps of an approximate index
 STORES = ["flat", "float16", "hnsw", "postgresql", "postgresql, hnsw"]
 
 
 @pytest.fixture(params=STORES)
 def paged(request, views):
     """A retriever whose graph, if it has one, is a poor one."""
-    x, y, pairing = views(n=N, captions=1, m_x=24, m_y=20, hidden=16)
+    x, y, pairing = views(n=N, captions=1, m_x=68, m_y=64, hidden=60)
     options = {"index": "flat"}
     if request.param == "float16":
         options["dtype"] = "float16"
     elif request.param == "hnsw":
         options["index"] = "hnsw"
     elif "postgresql" in request.param:
-        graph = {"index": "hnsw", "ef_search": 4, "options": "-c enable_seqscan=off"}
+        graph = {"index": "hnsw", "ef_search": 1, "options": "-c enable_seqscan=off"}
         fresh = request.getfixturevalue("fresh")
         options["index"] = fresh(**(graph if "hnsw" in request.param else {}))
     retriever = Retriever.from_features(
@@ -66,7 +66,7 @@ def test_pages_joined_are_one_long_search(paged):
     for name, search in searches.items():
         whole = [hit.id for hit in search(k=N)]
         assert len(whole) == len(set(whole)) == (N // 2 if name == "filtered" else N), name
-        for k in (41, 150):
+        for k in (61, 250):
             assert join_pages(search, k) == whole, (name, k)
 
 

@@ -411,7 +411,7 @@ class TestGraphs:
     def test_rare_filters_return_as_many_items_as_there_are(self, fresh, views, database):
         rows = views(n=3000, captions=1)[0].astype(np.float32)
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        about = [{"rare": i % 500 == 0, "half": i % 2 == 0} for i in range(3000)]
+        about = [{"rare": i % 500 == 0, "half": i % 2 == 0, "n": i} for i in range(3000)]
         # The server would compare so few vectors one by one.
         address, recalls = fresh(index="hnsw", options="-c enable_seqscan=off -c enable_sort=off"), {}
         store = fill(PostgresStore(address, create=True), rows, metadata=about, recalls=recalls)
@@ -427,7 +427,8 @@ class TestGraphs:
         chosen = [i for i in range(3000) if about[i]["rare"]]
         expected = [str(chosen[i]) for i in np.argsort(-(rows[chosen] @ rows[0]))]
         some_ids = Filter(ids=frozenset(map(str, chosen)))
-        for where in (rare, some_ids, parse_filter({"half": True, "rare": True})):
+        few = "rare = true and n < 3000 or n < 0"
+        for where in (rare, some_ids, parse_filter({"half": True, "rare": True}), parse_filter(few)):
             (results,) = store.search("search", rows[:1], 10, where, "1")
             assert [item.id for item, _ in results] == expected
         assert len(store.search("search", rows[:1], 3000, None, "1")[0]) == 3000

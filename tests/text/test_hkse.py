@@ -188,22 +188,6 @@ def test_queries_may_use_all_words_of_a_table(table, captions):
     assert_alike(hkse.transform(queries), expected)
 
 
-def test_with_a_vector_file_queries_may_use_the_training_words(table, captions, tmp_path):
-    path = tmp_path / "vectors.txt"
-    lines = [f"{w} " + " ".join(map(repr, map(float, table[w]))) for w in table.words]
-    path.write_text("\n".join(lines) + "\n")
-    training = [c for c in captions if "snow" not in c]
-    hkse = small(path).fit(training)
-    expected = small(table).fit(training)
-    assert_alike(hkse.transform(training), expected.transform(training))
-    with pytest.raises(InputError, match="'snow'"):
-        hkse.transform(["snow"])
-    table.save(tmp_path / "table")
-    np.testing.assert_array_equal(
-        small(tmp_path / "table").fit(training).transform(training), expected.transform(training)
-    )
-
-
 def test_without_vectors_word_vectors_are_learned(captions):
     features = small(None).fit_transform(captions)
     assert features.shape == (200, 30)

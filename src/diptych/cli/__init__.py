@@ -91,6 +91,11 @@ class Commands(LazyGroup):
             "similar",
             "Find images similar to an image, or texts similar to a text.",
         ),
+        "duplicates": (
+            "diptych.cli._search",
+            "duplicates",
+            "List groups of near-identical images or texts.",
+        ),
         "add": (
             "diptych.cli._search",
             "add",

@@ -23,6 +23,7 @@ from diptych.cli._options import (
     make_text_encoder,
     open_data,
     open_engine,
+    read_metadata_columns,
     read_settings,
     read_views,
     refuse_settings,
@@ -63,6 +64,7 @@ def fit(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
+    metadata: opt.Metadata = None,
     views: opt.Views = opt.VIEWS,
     image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
@@ -151,7 +153,8 @@ def fit(
         model.check_parameters()
         check_writable(out, KIND)
         hide_library_bars(silent)
-        table = TableOptions(image_column, caption_column, encoding, read_views(views))
+        columns = read_metadata_columns(metadata)
+        table = TableOptions(image_column, caption_column, encoding, read_views(views), columns)
         data = open_data(source, texts, pairs, images, table)
         is_raw = isinstance(data, PairedDataset)
         if text_encoder in (None, [], ["auto"]):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -64,6 +64,14 @@ CaptionColumn = Annotated[
 Encoding = Annotated[
     str | None,
     typer.Option(rich_help_panel=DATA, help="Encoding of a CSV or TSV that is not UTF-8, such as cp1252."),
+]
+Metadata = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=DATA,
+        metavar="NAME,NAME",
+        help="Table columns whose values searches can filter by; all: every other column.",
+    ),
 ]
 ImageEncoderNames = Annotated[
     list[str] | None,
@@ -140,6 +148,7 @@ class TableOptions:
     caption_column: str | None = None
     encoding: str | None = None
     views: ViewNames = IMAGE_AND_TEXT
+    metadata: Sequence[str] | Literal["all"] | None = None
 
 
 VIEWS = ",".join(IMAGE_AND_TEXT)
@@ -152,6 +161,18 @@ def read_views(names: str) -> ViewNames:
     if len(parts) != 2:
         raise InputError(f"--views {names} is not a pair of names; give two, such as --views audio,text.")
     return check_view_names(parts)
+
+
+def read_metadata_columns(names: str | None) -> list[str] | Literal["all"] | None:
+    """Return the columns of ``--metadata``."""
+    if names is None or names.strip() == "all":
+        return None if names is None else "all"
+    columns = [name.strip() for name in names.split(",")]
+    if "" in columns:
+        raise InputError(
+            f"--metadata {names!r} has no name between two commas; give names, such as year,tag."
+        )
+    return columns
 
 
 def refuse_unused(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
@@ -349,8 +370,8 @@ def open_data(
         return join(dataset, _open_features(source), _open_features(texts))
     if images is not None or replace(table, views=IMAGE_AND_TEXT) != TableOptions():
         raise InputError(
-            "--images, --image-column, --caption-column and --encoding need a table of pairs; leave them "
-            "out, or give one."
+            "--images, --image-column, --caption-column, --encoding and --metadata need a table of pairs; "
+            "leave them out, or give one."
         )
     x, y = open_features(source), open_features(texts)
     pairing = np.arange(len(y)) if pairs is None else _read_pairing(pairs, len(y))

@@ -19,6 +19,7 @@ from diptych.cli._options import (
     make_image_encoder,
     make_text_encoder,
     open_data,
+    read_metadata_columns,
     refuse_unused,
 )
 from diptych.cli._output import (
@@ -36,7 +37,7 @@ from diptych.cli._output import (
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.image._encoders import Inputs
-    from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
+    from diptych.retrieval import Duplicates, Hit, Hits, Item, Pack, Retriever
 
 MAX_NAMED_WORDS = 10
 
@@ -212,6 +213,41 @@ def similar(
         _print_hits([query], [hits], quiet, as_json, options)
 
 
+def duplicates(
+    model: opt.Model,
+    view: Annotated[str, typer.Option(help="What to compare: image or text.")] = "image",
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Cosine from which two items are near-identical; by default chosen from the data."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="HTML file with small copies of the images.")
+    ] = None,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List groups of near-identical images or texts.
+
+    Example: `diptych duplicates model --out duplicates.html`
+    """
+    from diptych._threads import progress_bar
+    from diptych.retrieval import Retriever
+
+    with report_errors(), limit_threads(threads):
+        retriever = Retriever.load(model, mmap=True)
+        with progress_bar("finding duplicates", False if quiet or as_json else None):
+            groups = retriever.duplicates(view, threshold)  # type: ignore[arg-type]
+        if out is not None:
+            groups.write_sheet(out)
+        if as_json:
+            print_json(groups.to_json())
+        elif not quiet:
+            _print_duplicates(groups, chosen=threshold is None)
+            if out is not None:
+                print(f"wrote {out}")
+
+
 def info(
     model: opt.Model, threads: opt.Threads = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False
 ) -> None:
@@ -242,6 +278,7 @@ def add(
     image_column: opt.ImageColumn = None,
     caption_column: opt.CaptionColumn = None,
     encoding: opt.Encoding = None,
+    metadata: opt.Metadata = None,
     image_encoder: opt.ImageEncoderNames = None,
     recipe: opt.Recipe = None,
     weights: opt.Weights = None,
@@ -268,13 +305,15 @@ def add(
         )
         name = retriever.views.image
         if _are_items(sources, retriever.encoders.inputs):
-            unused = ("pairs", "images", "image_column", "caption_column", "encoding", "text_encoder")
+            table_options = ("image_column", "caption_column", "encoding", "metadata")
+            unused = ("pairs", "images", *table_options, "text_encoder")
             refuse_unused(ctx, unused, f"on {plural(name)}, which have no {plural(retriever.views.caption)}")
             if refit:
                 raise InputError(
                     f"--refit learns from pairs, and {plural(name)} alone have none; leave it out."
                 )
-        table = TableOptions(image_column, caption_column, encoding, retriever.views)
+        columns = read_metadata_columns(metadata)
+        table = TableOptions(image_column, caption_column, encoding, retriever.views, columns)
         ids, unreadable = _add(retriever, sources, pairs, images, table)
         if refit:
             retriever.refit()
@@ -382,7 +421,7 @@ def _print_hits(
     for name, hits in zip(names, results, strict=True):
         if isinstance(hits, Hits) and hits.no_match:
             likely = f"{100 * (hits.match_probability or 0):.0f} %"
-            name += f"\nno good match: the model has a right item with a probability of {likely}"
+            name += f"\nno good match: none of the items is likely to fit (probability of a match: {likely})"
         columns = {"score": [f"{hit.score:.3f}" for hit in hits]}
         known = [getattr(hit, "probability", None) for hit in hits]
         if hits and None not in known:
@@ -414,6 +453,17 @@ def _explain_none(options: dict[str, Any]) -> str:
     if options["where"] is not None:
         return "no item has such metadata"
     return "the model has no items; add some with diptych add"
+
+
+def _print_duplicates(groups: Duplicates, chosen: bool) -> None:
+    for number, group in enumerate(groups, 1):
+        print(f"{number}: {count(len(group.items), 'item')}, similarity at least {group.similarity:.4f}")
+        for item in group.items:
+            name = item.text or (item.path and _shorten(item.path))
+            print(f"  {item.id}" if name in (None, item.id) else f"  {item.id}: {name}")
+    print(groups.summary())
+    if chosen:
+        print("The threshold was chosen from the data; set another one with --threshold.")
 
 
 def _label(hit: Hit | Pack) -> str:
@@ -525,6 +575,7 @@ def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
         "pairing": dataset.pairing,
         "ids": dataset.image_ids,
         "caption_ids": dataset.caption_ids,
+        "metadata": dataset.metadata,
     }
     if isinstance(data, PairedDataset):
         return arguments | {"images": paths or list(dataset.image_ids), "captions": dataset.captions}

@@ -23,7 +23,6 @@ from diptych._checks import (
     is_unicode,
     plural,
 )
-from diptych.cca._weighting import to_unit_length
 from diptych.data._feature_store import Features, FeatureStore
 
 RowNumbers: TypeAlias = NDArray[np.int64]
@@ -55,6 +54,8 @@ class PairedDataset:
         The words of each caption, if the file has them.
     views
         What messages call an image and a text.
+    metadata
+        For some ids of images and captions, plain values to filter searches by.
 
     Examples
     --------
@@ -73,6 +74,7 @@ class PairedDataset:
     paths: tuple[Path, ...] | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
     views: ViewNames = IMAGE_AND_TEXT
+    metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = check_view_names(self.views)
@@ -164,13 +166,16 @@ class PairedDataset:
     def select(self, image_rows: Sequence[int] | RowNumbers) -> PairedDataset:
         """Return the pairs of some images, in the order of ``image_rows``; captions keep the file's order."""
         images, captions, pairing = self.paired_rows(image_rows)
+        image_ids, own = _pick(self.image_ids, images), self._captions_at(captions)
+        kept = (*image_ids, *own["caption_ids"]) if self.metadata else ()
         return replace(
             self,
-            image_ids=_pick(self.image_ids, images),
+            image_ids=image_ids,
             splits=_pick(self.splits, images),
             paths=_pick(self.paths, images),
             pairing=pairing,
-            **self._captions_at(captions),
+            metadata={name: self.metadata[name] for name in kept if name in self.metadata},
+            **own,
         )
 
     def paired_rows(
@@ -384,29 +389,6 @@ def _draw_flickr30k(name: str, dataset: PairedDataset, random_state: int) -> Pro
         for i in range(0, held_out, _FOLD)
     )
     return ProtocolSplits(name, np.sort(order[2 * held_out :]), runs)
-
-
-_SAME_COSINE = 0.9999  # of centred features
-_SAMPLE, _BLOCK = 2000, 8192
-
-
-def find_near_duplicates(
-    training: NDArray[Any], held_out: NDArray[Any], *, random_state: int = 0
-) -> RowNumbers:
-    """Return the rows of ``held_out`` that are almost equal to a row of ``training``.
-
-    Such rows make recalls too good. Of more than 2,000 held-out rows, a seeded sample is checked.
-    """
-    rows = np.arange(len(held_out))
-    if len(rows) > _SAMPLE:
-        rows = np.sort(np.random.default_rng(random_state).choice(rows, _SAMPLE, replace=False))
-    mean = np.asarray(training[:_BLOCK], np.float32).mean(axis=0)
-    queries = to_unit_length(np.asarray(held_out[rows], np.float32) - mean)
-    nearest = np.full(len(rows), -1.0, np.float32)
-    for start in range(0, len(training), _BLOCK):
-        block = to_unit_length(np.asarray(training[start : start + _BLOCK], np.float32) - mean)
-        nearest = np.maximum(nearest, np.max(queries @ block.T, axis=1))
-    return rows[nearest > _SAME_COSINE]
 
 
 @dataclass(frozen=True, eq=False)

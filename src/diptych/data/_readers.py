@@ -31,6 +31,7 @@ from diptych._checks import (
 )
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
 from diptych.data._hub_datasets import PREFIX, open_hub_dataset
+from diptych.data._metadata import Columns, MetadataReader
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
 from diptych.data._tables import TABLE_SUFFIXES, Rows, open_table
 from diptych.image._decoding import EXTENSIONS
@@ -64,6 +65,7 @@ def read_pairs(
     caption_column: str | None = None,
     split_column: str | None = None,
     encoding: str | None = None,
+    metadata: Columns | None = None,
     format: Format | None = None,
     views: tuple[str, str] = IMAGE_AND_TEXT,
     max_bytes: int = MAX_TEXT_BYTES,
@@ -88,6 +90,11 @@ def read_pairs(
     encoding
         Encoding of a CSV or TSV file, such as ``"cp1252"``; None: UTF-8, or UTF-16 if the file starts with
         its byte-order mark.
+    metadata
+        Columns of a table whose values become metadata, which searches can filter by: names, or ``"all"``
+        for every other column. A caption has the values of its row; an image has the value that all its
+        rows have, or the list of their values. In CSV and TSV files, a column whose cells are all whole
+        numbers, numbers, true or false, or ISO dates has these types, and an empty cell is no value.
     format
         ``"json"`` (Karpathy or COCO), ``"tokens"``, ``"flickr8k"``, ``"table"`` or ``"folder"``; None:
         detected.
@@ -112,11 +119,11 @@ def read_pairs(
     names = check_view_names(views)
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
     if os.fspath(path).startswith(PREFIX):
-        for name, value in {"encoding": encoding, "format": format}.items():
+        for name, value in {"encoding": encoding, "metadata": metadata, "format": format}.items():
             if value is not None:
                 raise InputError(f"{name} has no effect on {path}; leave it out.")
         folder = None if images is None else Path(images)
-        pairs = _read_hub_dataset(os.fspath(path), _Options(folder, columns, None, max_bytes, names))
+        pairs = _read_hub_dataset(os.fspath(path), _Options(folder, columns, None, None, max_bytes, names))
         return pairs.with_views(names)
     path = Path(path)
     if not path.exists():
@@ -124,11 +131,11 @@ def read_pairs(
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    for name, value in {**columns, "encoding": encoding}.items():
+    for name, value in {**columns, "encoding": encoding, "metadata": metadata}.items():
         if value is not None and format != "table":
             raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
     folder = None if images is None else _check_folder(images, names)
-    pairs = _READERS[format](path, _Options(folder, columns, encoding, max_bytes, names))
+    pairs = _READERS[format](path, _Options(folder, columns, encoding, metadata, max_bytes, names))
     return pairs.with_views(names)
 
 
@@ -137,6 +144,7 @@ class _Options:
     images: Path | None
     columns: Mapping[str, str | None]
     encoding: str | None
+    metadata: Columns | None
     max_bytes: int
     views: ViewNames
 
@@ -353,7 +361,15 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
     split, split_column = None, options.columns["split_column"]
     if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
         split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split_column", path)
-    pairs = _join_rows(rows, image, caption, split, path, names)
+    collected = None
+    if options.metadata is not None:
+        is_typed = path.suffix.lower() not in (".csv", ".tsv")
+        used = {image, caption, split}
+        collected = MetadataReader(options.metadata, used, path, typed=is_typed)
+    pairs = _join_rows(rows, image, caption, split, path, names, collected)
+    if collected is not None:
+        metadata = collected.finish(columns, pairs.image_ids, pairs.caption_ids)
+        pairs = replace(pairs, metadata=metadata)
     folder = options.images or _find_folder(path, pairs.image_ids[0], names)
     if folder is None:
         return pairs
@@ -390,9 +406,15 @@ def _read_hub_dataset(name: str, options: _Options) -> PairedDataset:
 
 
 def _join_rows(
-    rows: Rows, image: str, caption: str, split: str | None, path: Path | str, names: ViewNames
+    rows: Rows,
+    image: str,
+    caption: str,
+    split: str | None,
+    path: Path | str,
+    names: ViewNames,
+    metadata: MetadataReader | None = None,
 ) -> PairedDataset:
-    """Return the pairs in the rows of a table; ``path`` is for messages."""
+    """Return the pairs in the rows of a table; ``path`` is for messages. ``metadata`` takes each row."""
     image_rows: dict[str, int] = {}
     captions: list[str] = []
     pairing: list[int] = []
@@ -416,6 +438,8 @@ def _join_rows(
             raise InputError(f"{path}, row {number}: column {caption!r} holds {cell!r}; expected text.")
         captions += [text.strip() for text in texts]
         pairing += [row] * len(texts)
+        if metadata is not None:
+            metadata.add(number, cells, row, len(texts))
     if not captions:
         raise InputError(f"{path} holds no {plural(names.caption)}; expected one row for each.")
     return PairedDataset(

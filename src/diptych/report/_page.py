@@ -254,6 +254,18 @@ def show_hits(query: Image.Image | str, hits: Sequence[ShownHit]) -> Html:
     return Html(f'<div class="strip">{shown}</div>')
 
 
+def show_items(items: Iterable[tuple[Image.Image | None, str]]) -> Html:
+    """Show images side by side with a text below each; texts without an image as a list."""
+    images, texts = "", ""
+    for image, words in items:
+        if image is None:
+            texts += f"<li>{escape(one_line(words))}</li>"
+        else:
+            images += f"<li>{_thumbnail(image, one_line(words))}{escape(one_line(words))}</li>"
+    shown = (f"<ul>{images}</ul>" if images else "") + (f'<ul class="texts">{texts}</ul>' if texts else "")
+    return Html(f'<div class="strip">{shown}</div>')
+
+
 def _thumbnail(image: Image.Image, alt: str) -> str:
     """Return an image in RGB on white, at most ``THUMBNAIL_SIDE`` pixels wide and high, as markup."""
     if image.mode not in ("RGB", "L"):

@@ -107,9 +107,9 @@ class CanonicalEmbedding:
         queries[:, -1] = 1.0
         return queries
 
-    def compose(self, vectors: Floats, weights: Sequence[float]) -> Floats:
-        """Return one query: the weighted sum of several queries' directions, as long as the first."""
-        return _compose(vectors, weights, self._euclidean)
+    def coordinates(self, vectors: Floats) -> Floats:
+        """Return vectors without what only the inner product of an item with a query needs."""
+        return vectors[:, :-1] if self._euclidean else vectors
 
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return cosines, or distances with a minus sign."""
@@ -232,9 +232,9 @@ class FusedEmbedding:
         queries[:, -1] = 0.0
         return queries
 
-    def compose(self, vectors: Floats, weights: Sequence[float]) -> Floats:
-        """Return one query: the weighted sum of several queries' directions, corrected as the first is."""
-        return _compose(vectors, weights, 1)
+    def coordinates(self, vectors: Floats) -> Floats:
+        """Return vectors without the correction, which is for queries of the other view."""
+        return vectors[:, :-1]
 
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return the corrected sums of cosines."""
@@ -260,6 +260,26 @@ def embedding_of(model: FittedAWCCA | FittedFusion, names: ViewNames = IMAGE_AND
     if isinstance(model, FittedFusion):
         return FusedEmbedding(model, names)
     return CanonicalEmbedding(model, names=names)
+
+
+def compose(embedding: Embedding, queries: Floats, weights: Sequence[float]) -> Floats:
+    """Return one query, the weighted sum of several: of their directions, with the length of the first.
+
+    So an item that is added scores higher than before, and a query added to itself stays as it was. Where
+    scores are inner products, the sum ranks as the weighted sum of the single scores does. The hubness
+    correction of a fusion is that of the first query.
+    """
+    directions = np.asarray(embedding.coordinates(queries), np.float64)
+    lengths = np.linalg.norm(directions, axis=1)
+    if not np.all(lengths > 0):
+        raise InputError("a part of the query has no direction in this model; leave it out.")
+    total = (np.asarray(weights, np.float64) / lengths) @ directions
+    length = np.linalg.norm(total)
+    if length < _CANCELLED * np.sum(np.abs(weights)):
+        raise InputError("the parts of the query cancel each other; give other parts, or other weights.")
+    query = queries[:1].copy()
+    query[0, : len(total)] = total * (lengths[0] / length)
+    return query
 
 
 def name_members(members: Sequence[Member]) -> list[str]:
@@ -288,26 +308,6 @@ def _check_lengths(vectors: Floats, name: str) -> Floats:
             f"{name} features, those of the training pairs too, by one constant."
         )
     return vectors
-
-
-def _compose(vectors: Floats, weights: Sequence[float], rest: int) -> Floats:
-    """Add the directions of queries with weights; length and last ``rest`` columns stay those of the first.
-
-    So an item that is added scores higher than before, and a query added to itself stays as it was. Where
-    scores are inner products, the sum ranks as the weighted sum of the single scores does.
-    """
-    width = vectors.shape[1] - rest
-    directions = np.asarray(vectors[:, :width], np.float64)
-    lengths = np.linalg.norm(directions, axis=1)
-    if not np.all(lengths > 0):
-        raise InputError("a part of the query has no direction in this model; leave it out.")
-    total = (np.asarray(weights, np.float64) / lengths) @ directions
-    length = np.linalg.norm(total)
-    if length < _CANCELLED * np.sum(np.abs(weights)):
-        raise InputError("the parts of the query cancel each other; give other parts, or other weights.")
-    query = vectors[:1].copy()
-    query[0, :width] = total * (lengths[0] / length)
-    return query
 
 
 def _group_means(rows: Floats, groups: Any, n_groups: int) -> Floats:

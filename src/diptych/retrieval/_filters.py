@@ -35,7 +35,7 @@ MAX_CONDITIONS = 256
 MAX_VALUES = 100_000
 """Of all lists of a filter together."""
 
-MAX_CHARACTERS = 2**20
+MAX_CHARACTERS = 2**16
 """Of a filter that is written as a string."""
 
 MOST_KEYS = 20
@@ -187,7 +187,8 @@ def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
         return
     if not keys:
         raise FilterError(
-            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added."
+            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added, "
+            "for example columns of a table with --metadata (in Python: read_pairs(..., metadata=...))."
         )
     near = difflib.get_close_matches(unknown, keys, 1)
     listed = ", ".join(map(repr, sorted(keys)[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
@@ -207,7 +208,13 @@ def iso_string(value: date) -> str:
     ('2019-05-01', '2019-05-01T09:30:00')
     """
     if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        try:
+            value = value.astimezone(UTC)
+        except OverflowError:
+            raise InputError(
+                f"{value} is outside of the years 1 to 9999 in UTC; give another time."
+            ) from None
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     return value.isoformat()
 
 
@@ -288,7 +295,7 @@ class _Parser:
                 "expression such as 'year >= 2010'."
             )
         self.check(depth, max(1, len(where)))
-        return join(And, [self.entry(key, value, depth) for key, value in where.items()])
+        return _join(And, [self.entry(key, value, depth) for key, value in where.items()])
 
     def check(self, depth: int, conditions: int) -> None:
         """Count conditions; refuse a filter that is too deep or has too many of them."""
@@ -304,20 +311,20 @@ class _Parser:
         if key in ("$and", "$or"):
             if not isinstance(value, list | tuple):
                 raise FilterError(f"{key} takes a list of filters; got {_show(value)}.")
-            return join(And if key == "$and" else Or, [self.parse(each, depth + 1) for each in value])
+            return _join(And if key == "$and" else Or, [self.parse(each, depth + 1) for each in value])
         if key == "$not":
             return Not(self.parse(value, depth + 1))
-        check_key(key)
+        _check_key(key)
         return self.key_conditions(key, value, depth)
 
     def key_conditions(self, key: str, value: Any, depth: int) -> Condition:
         """Return the conditions on one key: operators with their values, a list, or a value."""
         if not isinstance(value, Mapping):
-            return self.one_of(key, value if is_list(value) else [value])
+            return self.one_of(key, value if _is_list(value) else [value])
         if not value:
             raise FilterError(f"there is no operator for the key {key!r}. {_list_operators(KEY_OPERATORS)}")
         self.check(depth, len(value) - 1)
-        return join(And, [self.operation(key, name, operand, depth) for name, operand in value.items()])
+        return _join(And, [self.operation(key, name, operand, depth) for name, operand in value.items()])
 
     def operation(self, key: str, operator: Any, value: Any, depth: int) -> Condition:
         """Return one condition on a key."""
@@ -327,12 +334,12 @@ class _Parser:
             case "$ne":
                 return Not(self.one_of(key, [value]))
             case "$in" | "$nin":
-                if not is_list(value):
+                if not _is_list(value):
                     raise FilterError(f"{operator} of the key {key!r} takes a list; got {_show(value)}.")
                 condition = self.one_of(key, value)
                 return condition if operator == "$in" else Not(condition)
             case "$gt" | "$gte" | "$lt" | "$lte":
-                return Compare(key, operator, check_ordered(key, operator, plain_value(key, value)))
+                return Compare(key, operator, _check_ordered(key, operator, _plain_value(key, value)))
             case "$exists":
                 if not isinstance(value, bool):
                     raise FilterError(f"$exists of the key {key!r} takes true or false; got {_show(value)}.")
@@ -347,24 +354,24 @@ class _Parser:
         )
 
     def one_of(self, key: str, values: Iterable[Any]) -> Condition:
-        plain = tuple(plain_value(key, value) for value in values)
+        plain = tuple(_plain_value(key, value) for value in values)
         self.values += len(plain)
         if self.values > MAX_VALUES:
             raise FilterError(f"the filter has more than {MAX_VALUES} values; filter by ids or a function.")
         return In(key, plain)
 
 
-def join(group: type[And] | type[Or], parts: list[Condition]) -> Condition:
+def _join(group: type[And] | type[Or], parts: list[Condition]) -> Condition:
     """Return conditions as a group, or the only one by itself."""
     return parts[0] if len(parts) == 1 else group(tuple(parts))
 
 
-def is_list(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
     """Return whether a value stands for several."""
     return isinstance(value, list | tuple | set | frozenset)
 
 
-def check_key(key: str) -> None:
+def _check_key(key: str) -> None:
     """Refuse an operator where a metadata key is expected."""
     if not key.startswith("$"):
         return
@@ -378,7 +385,7 @@ def check_key(key: str) -> None:
     )
 
 
-def plain_value(key: str, value: Any) -> Plain:
+def _plain_value(key: str, value: Any) -> Plain:
     """Return a value to compare with; dates become strings."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -396,7 +403,7 @@ def plain_value(key: str, value: Any) -> Plain:
     )
 
 
-def check_ordered(key: str, operator: str, value: Plain) -> str | int | float:
+def _check_ordered(key: str, operator: str, value: Plain) -> str | int | float:
     """Refuse a value that has no order."""
     if value is None or isinstance(value, bool):
         raise FilterError(
@@ -434,9 +441,9 @@ def _read_json(text: str) -> Any:
 
 
 _TOKEN = re.compile(
-    r"""(?P<date> \d{4}-\d\d (?: -\d\d (?: T[\d:.]+ (?: Z | [+-]\d\d:?\d\d )? )? )? (?!\w) )
+    r"""(?P<date> \d{4}-\d\d [\w:.+-]* )
     | (?P<number> [+-]? (?: \d+\.?\d* | \.\d+ ) (?: [eE][+-]?\d+ )? )
-    | (?P<string> "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' )
+    | (?P<string> "[^"\\]*(?:\\.[^"\\]*)*" | '[^'\\]*(?:\\.[^'\\]*)*' )
     | (?P<operator> == | = | != | <> | <= | >= | < | > )
     | (?P<mark> [()\[\],] )
     | (?P<word> [^\W\d][\w.-]* )""",
@@ -525,13 +532,13 @@ class _Expression:
         parts = [self._both(depth)]
         while self._accept("or"):
             parts.append(self._both(depth))
-        return join(Or, parts)
+        return _join(Or, parts)
 
     def _both(self, depth: int) -> Condition:
         parts = [self._negated(depth)]
         while self._accept("and"):
             parts.append(self._negated(depth))
-        return join(And, parts)
+        return _join(And, parts)
 
     def _negated(self, depth: int) -> Condition:
         self.parser.check(depth, 1)
@@ -605,6 +612,8 @@ def _unquote(text: str) -> str:
 
 def _read_date(text: str) -> str:
     """Return a date of an expression as Python's dates are written; a month stays as it is."""
+    if len(text) > len("2019-05-01T09:30:00.000000+00:00"):
+        raise ValueError  # Python ignores further digits of a second
     if len(text) == len("2019-05"):
         return iso_string(date.fromisoformat(text + "-01"))[: len(text)]
     return iso_string(datetime.fromisoformat(text) if "T" in text else date.fromisoformat(text))

@@ -38,7 +38,7 @@ from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks
 from diptych.cca.selection import holdout_size
 from diptych.cca.selection._grids import hold_out
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
-from diptych.data._pairs import find_near_duplicates
+from diptych.data._duplicates import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality

@@ -77,7 +77,7 @@ from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import KINDS, ItemTable, MemoryStore
-from diptych.text._fitted_hkse import INSIDE, FittedHKSE, read_hkse, write_hkse
+from diptych.text._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 KIND, STORED_KIND = "retriever", "stored-model"
 MOMENTS, INDEX, FEATURES = "moments.safetensors", "index.safetensors", "features.safetensors"
 ITEMS, TEXT = "items.jsonl", INSIDE
-TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}")
+TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}", f"{TEXT}/{WORDS}")
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -186,7 +186,7 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
     splits = dataset.splits or ("",) * dataset.n_images
 
     def about(item_id: str, row: int) -> Mapping[str, Any]:
-        own = _plain(metadata.get(item_id, {}), item_id)
+        own = _plain(dataset.metadata.get(item_id, {}), item_id) | _plain(metadata.get(item_id, {}), item_id)
         return {"split": splits[row], **own} if splits[row] else own
 
     images = [

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.fusion import Fusion
     from diptych.image import ImageEncoder
+    from diptych.retrieval._duplicates import Duplicates
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._fit import Watch
     from diptych.text import SentenceEncoder
@@ -479,6 +480,25 @@ class Retriever:
             single=True,
         )
         return hits
+
+    def duplicates(self, view: View = "image", threshold: float | None = None) -> Duplicates:
+        """Return groups of near-identical images or texts, the largest first.
+
+        All items are compared by the cosine of their encoder's features, as they are kept; where they are
+        not, by that of the model's vectors. Texts that are equal are always together. A group is what pairs
+        of near-identical items connect.
+
+        Parameters
+        ----------
+        view
+            ``"image"`` or ``"text"``.
+        threshold
+            The cosine from which two items are near-identical; None: one that different items of this
+            collection hardly reach, judged by the distances between neighbours. ``result.threshold`` has it.
+        """
+        from diptych.retrieval._duplicates import find_duplicates
+
+        return self._retry(lambda searcher: find_duplicates(searcher, view, threshold), encodes=True)
 
     def embed_images(
         self, images: OneImage | ManyImages | SupportsArray, *, task: str = "search"
@@ -928,9 +948,9 @@ class Retriever:
     ) -> str:
         """Publish the model in a repository of the Hugging Face Hub; return the address of the commit.
 
-        Published are the model, the vectors of all items, their ids, texts and metadata, an ``HKSE``, and the
-        model card; no image, no path of this machine, and no network. Absolute paths that serve as ids become
-        file names.
+        Published are the model, the vectors of all items, their ids, texts and metadata, an ``HKSE`` with its
+        word vectors, and the model card; no image, no path of this machine, and no network. Absolute paths
+        that serve as ids become file names.
 
         Parameters
         ----------

@@ -23,6 +23,7 @@ from diptych.retrieval._embedding import (
     Embedding,
     FusedEmbedding,
     OtherWeighting,
+    compose,
     embedding_of,
 )
 from diptych.retrieval._encoders import Encoders
@@ -500,7 +501,7 @@ def _embed(
         vectors.append(own)
     if not parts:
         return vectors[0]
-    return embedding.compose(np.concatenate(vectors), [1.0, *(part.weight for part in parts)])
+    return compose(embedding, np.concatenate(vectors), [1.0, *(part.weight for part in parts)])
 
 
 def _check_probability(value: Any) -> None:

@@ -153,9 +153,9 @@ DESCRIPTION = """
 Search images with text, and text with images, or items of any two views with each other. Requests and
 responses call the views `image` and `text`, whatever they hold; `views` of `/v1/model` names them for people.
 
-A score is a cosine (or minus a distance, for some models), not a probability: it orders the hits of one
-query. Errors are problem details (RFC 9457). If the server needs a token, send it as
-`Authorization: Bearer TOKEN`.
+A score is a cosine (or minus a distance, for some models): it orders the hits of one query. Where the model
+has a calibration, hits have a `probability` too, and a result says if there is `no_match`. Errors are problem
+details (RFC 9457). If the server needs a token, send it as `Authorization: Bearer TOKEN`.
 """
 COUNT_SECONDS = 1.0
 """How long the metrics wait for the number of items in a database."""

@@ -17,7 +17,7 @@ from diptych._arrays import Array, namespace
 from diptych._checks import InputError, check_view, import_package, missing_package_error
 from diptych._fastembed import FASTEMBED, open_fastembed
 from diptych._persistence import file_digest, map_npy
-from diptych.text._fitted_hkse import BLOCK_ROWS, FittedHKSE, hkse_fingerprint
+from diptych.text._fitted_hkse import BLOCK_ROWS, FittedHKSE, KnownWords, hkse_fingerprint
 from diptych.text._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
 
 
@@ -147,14 +147,14 @@ class HKSEEncoder:
 
         A query without a known word is an error that names its words.
         """
-        index, tokenizer = self.hkse.vectors_.index, self.hkse.tokenizer
+        known_words, tokenizer = KnownWords(self.hkse), self.hkse.tokenizer
         parts, ignored = [], list[tuple[str, ...]]()
         for block in split_blocks(_check_texts(texts), BLOCK_ROWS):
             corpus = Corpus.of(block, tokenizer)
-            rows, ends = corpus.lookup(index)
+            rows, ends = corpus.lookup(known_words)
             n_known, n_words = text_lengths(ends).tolist(), text_lengths(corpus.ends).tolist()
             for text, known, total in zip(block, n_known, n_words, strict=True):
-                words = find_ignored_words(text, index, tokenizer) if known < total else ()
+                words = find_ignored_words(text, known_words, tokenizer) if known < total else ()
                 if known == 0:
                     raise no_known_word(repr(text[:60]), words)
                 ignored.append(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
@@ -16,18 +16,29 @@ import numpy as np
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_count, missing_package_error
 from diptych._persistence import (
+    TENSORS,
+    ModelFiles,
     Schema,
     Tensors,
     Version,
     new_version,
+    parse_tensors,
+    read_config,
     read_current,
-    read_model_files,
     take_array,
     write_model_files,
+    write_tensors,
 )
 from diptych.text._fourier import check_gamma, fourier_features
 from diptych.text._kernels import KINDS, Kind
-from diptych.text._word_vectors import WordVectors, table_from_tensors, table_tensors
+from diptych.text._word_vectors import (
+    QueryWords,
+    WordVectors,
+    table_from_tensors,
+    table_tensors,
+    take_words,
+    word_tensors,
+)
 from diptych.text._words import (
     TOKENIZER,
     Corpus,
@@ -49,10 +60,19 @@ KIND = "hkse"
 CUSTOM = "custom"
 INSIDE = "text-encoder"
 """The folder of the text encoder within that of a retriever."""
+WORDS = "words.safetensors"
+"""The file with the vectors of the words that only queries use; it is large, and most queries need none."""
+QUERY_WORDS = 50_000
 
 
 def check_parameters(
-    word: Any, sentence: Any, word_features: Any, sentence_features: Any, gamma: Any, eta: Any
+    word: Any,
+    sentence: Any,
+    word_features: Any,
+    sentence_features: Any,
+    gamma: Any,
+    eta: Any,
+    query_words: Any = QUERY_WORDS,
 ) -> None:
     """Refuse parameters that HKSE cannot use."""
     check_choice(word, KINDS, "word")
@@ -61,9 +81,10 @@ def check_parameters(
     check_count(sentence_features, "sentence_features")
     check_gamma(gamma)
     check_gamma(eta, "eta", median=False)
+    check_count(query_words, "query_words", minimum=0)
 
 
-class ParametersConfig(Schema, frozen=True):
+class ParametersConfig(Schema, frozen=True, omit_defaults=True):
     """The constructor's parameters that a saved model needs."""
 
     word: Kind
@@ -72,6 +93,7 @@ class ParametersConfig(Schema, frozen=True):
     sentence_features: int
     gamma: float | Literal["median"]
     eta: float
+    query_words: int = QUERY_WORDS
 
     def __post_init__(self) -> None:
         """Refuse settings that HKSE refuses."""
@@ -115,14 +137,18 @@ def write_hkse(model: FittedHKSE, folder: Path) -> None:
         len(model.vocabulary_),
         model.coverage_,
     )
-    write_model_files(folder, KIND, config, _tensors(model))
+    tensors = _tensors(model, model.vectors_)
+    if (further := model._query_words) is not None:
+        tensors |= word_tensors(further.index, "query_word")
+        write_tensors(folder / WORDS, {"vectors": to_numpy(further.matrix)})
+    write_model_files(folder, KIND, config, tensors)
 
 
 def hkse_fingerprint(model: FittedHKSE) -> str:
     """Return a digest of a fitted model's words, vectors and draws, which identifies it."""
     identity = (model.word, model.sentence, len(model.vocabulary_), _tokenizer_name(model))
     digest = hashlib.sha256(repr(identity).encode())
-    for name, tensor in sorted(_tensors(model).items()):
+    for name, tensor in sorted(_tensors(model, model._join_tables()).items()):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tensor).data)
     return f"hkse:{digest.hexdigest()[:32]}"
@@ -133,16 +159,22 @@ def load_hkse(kind: type[M], folder: str | os.PathLike[str], tokenizer: Tokenize
 
     def read(version: Version) -> M:
         inside = version.path / INSIDE
-        return read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
+        model = read_hkse(kind, inside if inside.is_dir() else version.path, tokenizer)
+        model.vectors = model._join_tables()  # for a clone that is fitted again
+        return model
 
     return read_current(folder, read)
 
 
 def read_hkse(kind: type[M], path: Path, tokenizer: Tokenizer | None = None, *, mmap: bool = False) -> M:
-    """Read the files that ``write_hkse`` wrote; with ``mmap``, the arrays stay on disk."""
+    """Read the files that ``write_hkse`` wrote; with ``mmap``, the arrays stay on disk.
+
+    The vectors of words that only queries use are then read when a query first has one of these words.
+    """
     if path.is_symlink():
         raise InputError(f"{path} is a link; expected the text encoder's folder.")
-    config, tensors, source = read_model_files(path, KIND, HKSEConfig, mmap=mmap)
+    config, files = read_config(path, KIND, HKSEConfig)
+    tensors, source = files.read_tensors(mmap=mmap), path / TENSORS
     if config.tokenizer != TOKENIZER and tokenizer is None:
         which = "of its own" if config.tokenizer == CUSTOM else f"called {config.tokenizer[:60]!r}"
         raise InputError(
@@ -155,8 +187,15 @@ def read_hkse(kind: type[M], path: Path, tokenizer: Tokenizer | None = None, *, 
     parameters = msgspec.structs.asdict(config.parameters)
     parameters |= {"random_state": config.random_state, "tokenizer": tokenizer or tokenize}
     model = kind.__new__(kind)
-    vars(model).update(vectors=table, **parameters)
-    model.vectors_, model.vocabulary_ = table, list(table.words[:size])
+    # Before there was a file of their own, words that only queries use followed those of the vocabulary.
+    model._take_table(table, size)
+    vars(model).update(vectors=model.vectors_, **parameters)
+    if WORDS in files:
+        words = take_words(tensors, source, "query_word")
+        shape = (len(tensors["query_word_ends"]), table.dimensions)
+        model._query_words = QueryWords(words, _defer_vectors(files, shape))
+        if not mmap:
+            _ = model._query_words.index, model._query_words.matrix
     model.gamma_, model.coverage_ = config.gamma, config.coverage
     width = table.dimensions
     for level, features in (("word", model.word_features), ("sentence", model.sentence_features)):
@@ -173,8 +212,13 @@ def read_hkse(kind: type[M], path: Path, tokenizer: Tokenizer | None = None, *, 
     return model
 
 
-def _tensors(model: FittedHKSE) -> Tensors:
-    tensors = {**table_tensors(model.vectors_), "mean": to_numpy(model.mean_)}
+def _defer_vectors(files: ModelFiles, shape: tuple[int, int]) -> Callable[[], Array]:
+    read, path = files.defer(WORDS), files.folder / WORDS
+    return lambda: take_array(parse_tensors(read(), path), "vectors", shape, path)
+
+
+def _tensors(model: FittedHKSE, table: WordVectors) -> Tensors:
+    tensors = {**table_tensors(table), "mean": to_numpy(model.mean_)}
     for level in ("word", "sentence"):
         weights, offsets = getattr(model, f"{level}_weights_"), getattr(model, f"{level}_offsets_")
         if weights is not None:
@@ -209,6 +253,7 @@ class FittedHKSE:
     eta: float
     random_state: Any
     tokenizer: Tokenizer
+    query_words: int
 
     vocabulary_: list[str]
     gamma_: float | None
@@ -223,13 +268,14 @@ class FittedHKSE:
     _n_features_out: int
     _word_table: Array | None = None
     _looked_up = 0  # words that were computed while there was no table
+    _query_words: QueryWords | None = None
 
     @property
     def word_table_(self) -> Array:
         """The features of each word of the vocabulary."""
         self._check_fitted()
         if self._word_table is None:
-            self._word_table = self._word_level(self.vectors_.matrix[: len(self.vocabulary_), :])
+            self._word_table = self._word_level(self.vectors_.matrix)
         return self._word_table
 
     def transform(self, texts: Iterable[Text], *, unknown: Unknown = "error") -> Array:
@@ -255,7 +301,7 @@ class FittedHKSE:
     def coverage(self, texts: Iterable[Text]) -> Coverage:
         """Return how much of these texts is known."""
         self._check_fitted()
-        return Corpus.of(texts, self.tokenizer).coverage(self.vectors_.index)
+        return Corpus.of(texts, self.tokenizer).coverage(KnownWords(self))
 
     def to(self, device: Any) -> Self:
         """Return a copy whose arrays, and whose features, are torch tensors on ``device``."""
@@ -270,6 +316,9 @@ class FittedHKSE:
             setattr(moved, name, None if array is None else torch.as_tensor(array, device=device))
         matrix = torch.as_tensor(self.vectors_.matrix, device=device)
         moved.vectors_ = WordVectors(self.vectors_.words, matrix)
+        if (further := self._query_words) is not None:
+            matrix = torch.as_tensor(further.matrix, device=device)
+            moved._query_words = QueryWords.of(list(further.index), matrix)
         return moved
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -291,21 +340,44 @@ class FittedHKSE:
 
             check_is_fitted(self)
 
+    def _take_table(self, table: WordVectors, count: int) -> None:
+        """Take the first ``count`` words of a table as the vocabulary; only queries use the others."""
+        words, matrix = table.words, table.matrix
+        self.vocabulary_ = list(words[:count])
+        self.vectors_, self._query_words = table, None
+        if count < len(table):
+            self.vectors_ = WordVectors(words[:count], matrix[:count, :])
+            self._query_words = QueryWords.of(words[count:], matrix[count:, :])
+
+    def _join_tables(self) -> WordVectors:
+        """Return the vectors of all words that queries may use, those of the vocabulary first."""
+        if (further := self._query_words) is None:
+            return self.vectors_
+        own = self.vectors_.matrix
+        matrix = namespace(own).concat([own, further.take(np.arange(len(further.index)), own)])
+        return WordVectors((*self.vocabulary_, *further.index), matrix)
+
     def _word_level(self, vectors: Array) -> Array:
         if self.word_weights_ is None:
             return vectors
         return fourier_features(vectors, self.word_weights_, self.word_offsets_)
 
     def _compute_rows(self, rows: Ints) -> Array:
-        # Words that are not in the table: their features are computed for one block, and not kept.
-        matrix = self.vectors_.matrix
-        return self._word_level(matrix[move_like(rows, matrix), :])
+        # Words that are not in the table: their features are computed for one block, and not kept. The rows
+        # ascend, so those of further words come last.
+        table, count = self.vectors_.matrix, len(self.vocabulary_)
+        beyond = rows >= count
+        vectors = table[move_like(rows[~beyond], table), :]
+        if self._query_words is not None and beyond.any():
+            further = self._query_words.take(rows[beyond] - count, table)
+            vectors = namespace(table).concat([vectors, further])
+        return self._word_level(vectors)
 
     def _blocks(self, texts: Iterable[Text], block_rows: int, unknown: Unknown) -> Iterator[Array]:
         first = 0
         for block in split_blocks(texts, block_rows):
             corpus = Corpus.of(block, self.tokenizer, first)
-            rows, ends = corpus.lookup(self.vectors_.index)
+            rows, ends = corpus.lookup(KnownWords(self))
             if unknown == "error":
                 check_known(corpus, ends, first, ', or pass unknown="mean"')
             yield self._embed(rows, ends)
@@ -324,3 +396,20 @@ class FittedHKSE:
         if self.sentence_weights_ is None:
             return means
         return fourier_features(means, self.sentence_weights_, self.sentence_offsets_)
+
+
+class KnownWords:
+    """The row of each word that queries may use: the vocabulary, and then the further words."""
+
+    def __init__(self, model: FittedHKSE) -> None:
+        self._own, self._further = model.vectors_.index, model._query_words
+
+    def get(self, word: str, default: int = -1, /) -> int:
+        """Return the row of a word, or ``default``."""
+        row = self._own.get(word)
+        if row is None and self._further is not None and (row := self._further.index.get(word)) is not None:
+            row += len(self._own)
+        return default if row is None else row
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and self.get(word) >= 0

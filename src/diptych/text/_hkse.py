@@ -12,11 +12,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 
 from diptych._arrays import Array, move_like, namespace
 from diptych._checks import InputError
-from diptych.text._fitted_hkse import BLOCK_ROWS, FittedHKSE, Unknown, check_parameters
+from diptych.text._fitted_hkse import BLOCK_ROWS, QUERY_WORDS, FittedHKSE, Unknown, check_parameters
 from diptych.text._fourier import check_gamma, draw_fourier, make_generator, median_gamma
 from diptych.text._kernels import Kind
 from diptych.text._vector_files import read_word_vectors
-from diptych.text._word_vectors import WordVectors, learn_from_corpus
+from diptych.text._word_vectors import QueryWords, WordVectors, halve_vectors, learn_from_corpus
 from diptych.text._words import Corpus, Text, Tokenizer, text_lengths, token_weights, tokenize
 
 _GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
@@ -40,8 +40,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     ----------
     vectors
         Path of a word-vector file (see ``read_word_vectors``), a ``WordVectors`` table or its folder, or
-        None: word vectors are learned from the training texts. With a table, queries may use every word of
-        it; otherwise, the words of the training texts.
+        None: word vectors are learned from the training texts.
     word, sentence
         Kernel at the word level and at the sentence level, ``"lin"`` or ``"rbf"``.
     word_features, sentence_features
@@ -55,6 +54,10 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         Seed of the random features.
     tokenizer
         Function that splits a string into words; by default ``diptych.text.tokenize``.
+    query_words
+        Queries may use the words of the training texts and, of a file or folder of word vectors, this many
+        words from its start (most files have frequent words first). With a table, they may use every word
+        of it; with learned vectors, there are no further words.
 
     Attributes
     ----------
@@ -66,7 +69,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         ``Coverage`` of the training texts: vocabulary size, share of unknown tokens, most frequent unknown
         words, texts without a known word.
     vectors_
-        The word vectors, those of the vocabulary first.
+        The word vectors of the vocabulary.
     word_table_
         The features :math:`\Phi_\gamma` of each word of the vocabulary.
     mean_
@@ -107,6 +110,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         eta: float = 0.01,
         random_state: Any = 0,
         tokenizer: Tokenizer = tokenize,
+        query_words: int = QUERY_WORDS,
     ) -> None:
         self.vectors = vectors
         self.word = word
@@ -117,6 +121,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.eta = eta
         self.random_state = random_state
         self.tokenizer = tokenizer
+        self.query_words = query_words
 
     def fit(self, texts: Iterable[Text], y: None = None) -> HKSE:
         """Find the vocabulary of texts (strings, or lists of words), set γ, and draw the random features."""
@@ -150,7 +155,13 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _read(self, texts: Iterable[Text]) -> Corpus:
         check_parameters(
-            self.word, self.sentence, self.word_features, self.sentence_features, self.gamma, self.eta
+            self.word,
+            self.sentence,
+            self.word_features,
+            self.sentence_features,
+            self.gamma,
+            self.eta,
+            self.query_words,
         )
         if not callable(self.tokenizer):
             raise InputError(
@@ -169,9 +180,12 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 f"None of the {len(corpus.words)} words of the texts has a vector; "
                 "check the language and the letter case of the vectors."
             )
-        self.vectors_ = table.first(self.vocabulary_)
+        self._take_table(table.first(self.vocabulary_), len(self.vocabulary_))
+        if self._query_words is not None and not isinstance(self.vectors, WordVectors):
+            further = self._query_words
+            self._query_words = QueryWords.of(list(further.index), halve_vectors(further.matrix))
         self.coverage_ = corpus.coverage(self.vectors_.index)
-        vectors = self.vectors_.matrix[: len(self.vocabulary_), :]
+        vectors = self.vectors_.matrix
         self.gamma_ = None
         self.word_weights_ = self.word_offsets_ = self.sentence_weights_ = self.sentence_offsets_ = None
         if self.word == "rbf":
@@ -206,8 +220,13 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             return WordVectors(table.words, xp.astype(table.matrix, xp.float32, copy=False))
         if isinstance(self.vectors, str | os.PathLike):
             if os.path.isdir(self.vectors):
-                return WordVectors.load(self.vectors).only(corpus.words)
-            return read_word_vectors(self.vectors, corpus.words)
+                table = WordVectors.load(self.vectors)
+            else:
+                table = read_word_vectors(self.vectors, corpus.words, first=self.query_words)
+            frequent = table.words[: self.query_words]
+            if self.tokenizer is tokenize:
+                frequent = tuple(word for word in frequent if word in tokenize(word))
+            return table.only([*corpus.words, *frequent])
         raise InputError(
             f"vectors is a {type(self.vectors).__name__}; pass the path of a word-vector file, a WordVectors "
             "table, or None to learn vectors from the texts."

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from diptych._checks import InputError
+from diptych._checks import InputError, check_count
 from diptych._persistence import READ_ERRORS
 from diptych.text._word_vectors import WordVectors
 
@@ -50,6 +52,7 @@ def read_word_vectors(
     path: str | os.PathLike[str],
     words: Iterable[str] | None = None,
     *,
+    first: int = 0,
     limit: int | None = None,
     vocabulary: str | os.PathLike[str] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
@@ -66,8 +69,11 @@ def read_word_vectors(
         The file.
     words
         Words to keep; None: all. Words that are not in the file are left out.
+    first
+        Besides ``words``, keep the words of this many entries from the start, except entries that are
+        damaged; most files have frequent words first.
     limit
-        Read at most this many entries from the start; most files have frequent words first.
+        Read at most this many entries from the start.
     vocabulary
         For ``.npy`` only: a text file with one word per line, or a JSON list. None: the file with the same
         name that ends in ``.txt``, ``.vocab`` or ``.json``.
@@ -89,20 +95,40 @@ def read_word_vectors(
     ('dog', 'tree')
     """
     path = Path(path)
+    check_count(first, "first", minimum=0)
+    if words is None and first:
+        raise InputError("first= is for entries besides words=; pass words=, or limit= in its place.")
     if limit is not None and limit < 1:
         raise InputError(f"limit={limit} is below 1; pass the number of entries to read, or None for all.")
     if isinstance(words, str):
         raise InputError("words is one string; pass a list of words.")
-    requested = None if words is None else {word.encode("utf-8", "surrogatepass") for word in words}
+    encoded = None if words is None else {word.encode("utf-8", "surrogatepass") for word in words}
+    wanted = Wanted(encoded, first)
     with ByteStream(path) as stream:
         for magic, description in _OTHER_FORMATS.items():
             if stream.peek(len(magic)) == magic:
                 raise InputError(f"{path} is {description}.")
         if stream.peek(len(_NPY_MAGIC)) == _NPY_MAGIC:
-            entries = _npy_entries(stream, _read_vocabulary(path, vocabulary), requested)
+            entries = _npy_entries(stream, _read_vocabulary(path, vocabulary), wanted)
         else:
-            entries = _word2vec_entries(stream, requested)
-        return _collect(entries, path, requested, limit, max_bytes)
+            entries = _word2vec_entries(stream, wanted)
+        return _collect(entries, path, wanted, limit, max_bytes)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which entries of a file are kept: those of ``words`` (None: of all words), and the first entries."""
+
+    words: set[bytes] | None
+    first: int
+
+    def requests(self, word: bytes) -> bool:
+        """Return whether an entry is kept for its word."""
+        return self.words is None or word in self.words
+
+    def keeps(self, word: bytes, number: int) -> bool:
+        """Return whether the entry with this number, counted from 1, is kept."""
+        return number <= self.first or self.requests(word)
 
 
 class ByteStream:
@@ -209,35 +235,45 @@ class ByteStream:
 
 
 def _collect(
-    entries: Iterator[Entry], path: Path, requested: set[bytes] | None, limit: int | None, max_bytes: int
+    entries: Iterator[Entry], path: Path, wanted: Wanted, limit: int | None, max_bytes: int
 ) -> WordVectors:
     words: dict[str, None] = {}
     # One buffer that grows with the kept vectors: never two copies of them, never the size in a header.
     rows, dimensions = bytearray(), 0
-    for number, (raw, values, place) in enumerate(entries, start=1):
-        if values is not None:
-            word = _decode_word(raw, path, place)
-            if not np.all(np.isfinite(values)):
-                raise InputError(f"{path}, {place}: the vector of {word!r} contains NaN or infinity.")
-            if word and word not in words:
-                if len(rows) + values.nbytes > max_bytes:
-                    raise InputError(
-                        f"{path} has more than {max_bytes} bytes of vectors; pass the words you need, a "
-                        "limit, or a larger max_bytes."
-                    )
-                words[word] = None
-                rows += values.astype("<f4", copy=False).tobytes()
-                dimensions = len(values)
-        if number == limit:
-            break
+    for raw, values, place in itertools.islice(entries, limit):
+        if values is None:
+            continue
+        finite, fits = bool(np.all(np.isfinite(values))), len(rows) + values.nbytes <= max_bytes
+        if not wanted.requests(raw) and not (finite and fits and _is_utf8(raw)):
+            continue  # one of the first entries, which nobody asked for, must not make a file unreadable
+        word = _decode_word(raw, path, place)
+        if not finite:
+            raise InputError(f"{path}, {place}: the vector of {word!r} contains NaN or infinity.")
+        if word and word not in words:
+            if not fits:
+                raise InputError(
+                    f"{path} has more than {max_bytes} bytes of vectors; pass the words you need, a limit, "
+                    "or a larger max_bytes."
+                )
+            words[word] = None
+            rows += values.astype("<f4", copy=False).tobytes()
+            dimensions = len(values)
     if not words:
         raise InputError(
-            f"{path} has none of the {len(requested)} requested words; check the language and letter case."
-            if requested is not None
+            f"{path} has none of the {len(wanted.words)} requested words; check the language and letter case."
+            if wanted.words is not None
             else f"{path} contains no word vectors."
         )
     matrix = np.frombuffer(rows, dtype="<f4").reshape(len(words), dimensions)
     return WordVectors(tuple(words), matrix.astype(np.float32, copy=False))
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decode_word(raw: bytes, path: Path, place: str) -> str:
@@ -250,7 +286,7 @@ def _decode_word(raw: bytes, path: Path, place: str) -> str:
         ) from None
 
 
-def _word2vec_entries(stream: ByteStream, requested: set[bytes] | None) -> Iterator[Entry]:
+def _word2vec_entries(stream: ByteStream, wanted: Wanted) -> Iterator[Entry]:
     """Return the entries of a word2vec, GloVe or fastText file; its first lines decide the format."""
     if not stream.peek(1):
         raise InputError(f"{stream.path} is empty; expected word vectors.")
@@ -272,15 +308,15 @@ def _word2vec_entries(stream: ByteStream, requested: set[bytes] | None) -> Itera
                 f"expected 1 to {MAX_DIMENSIONS}."
             )
         if _continues_as_text(stream):
-            return _text_entries(stream, requested, dimensions, count, first_line=2)
-        return _binary_entries(stream, requested, dimensions, count)
+            return _text_entries(stream, wanted, dimensions, count, first_line=2)
+        return _binary_entries(stream, wanted, dimensions, count)
     dimensions = len(fields) - 1
     if not 1 <= dimensions <= MAX_DIMENSIONS or _parse_numbers(fields[1:]) is None:
         raise InputError(
             f"{stream.path}, line 1: {line[:40]!r} is neither a header (two integers) nor a word "
             "followed by numbers; expected word vectors (word2vec, GloVe, fastText .vec or .npy)."
         )
-    return _text_entries(stream, requested, dimensions, None, first_line=1)
+    return _text_entries(stream, wanted, dimensions, None, first_line=1)
 
 
 def _continues_as_text(stream: ByteStream) -> bool:
@@ -293,9 +329,7 @@ def _continues_as_text(stream: ByteStream) -> bool:
     return printable and any(_parse_numbers([field.encode()]) is not None for field in line.split()[1:])
 
 
-def _binary_entries(
-    stream: ByteStream, requested: set[bytes] | None, dimensions: int, count: int
-) -> Iterator[Entry]:
+def _binary_entries(stream: ByteStream, wanted: Wanted, dimensions: int, count: int) -> Iterator[Entry]:
     path, size = stream.path, 4 * dimensions
     damaged = f"the file is damaged, or its vectors do not have {dimensions} numbers each."
     for number in range(1, count + 1):
@@ -305,19 +339,15 @@ def _binary_entries(
             raise InputError(f"{path}, byte {start}: no word ends within {MAX_WORD_BYTES} bytes; {damaged}")
         # Some writers end each vector with a line feed, some do not.
         word = (raw or b"").lstrip(b"\n")
-        try:
-            word.decode("utf-8")
-        except UnicodeDecodeError:
-            raise InputError(
-                f"{path}, byte {start}: word {number} is not UTF-8 ({word[:20]!r}); {damaged}"
-            ) from None
+        if not _is_utf8(word):
+            raise InputError(f"{path}, byte {start}: word {number} is not UTF-8 ({word[:20]!r}); {damaged}")
         values = None if raw is None else stream.take(size)
         if values is None:
             raise InputError(
                 f"{path}, byte {stream.end}: the file ends inside word {number} of the {count} that the "
                 "header announces; download the file again, or read fewer with limit=."
             )
-        if requested is None or word in requested:
+        if wanted.keeps(word, number):
             yield word, np.frombuffer(values, dtype="<f4"), f"byte {start}"
         else:
             yield word, None, ""
@@ -329,10 +359,10 @@ def _binary_entries(
 
 
 def _text_entries(
-    stream: ByteStream, requested: set[bytes] | None, dimensions: int, count: int | None, first_line: int
+    stream: ByteStream, wanted: Wanted, dimensions: int, count: int | None, first_line: int
 ) -> Iterator[Entry]:
     # GloVe has words with spaces in them; they are found by their first part.
-    heads = None if requested is None else {word.split(b" ", 1)[0] for word in requested}
+    heads = None if wanted.words is None else {word.split(b" ", 1)[0] for word in wanted.words}
     number, entries = first_line - 1, 0
     while stream.peek(1):
         number += 1
@@ -352,18 +382,22 @@ def _text_entries(
                 f"{stream.path}, line {number}: {separators} numbers after {line[:20]!r}; "
                 f"expected {dimensions}, as at the start of the file."
             )
-        if heads is not None and line.split(None, 1)[0] not in heads:
+        requested = heads is None or line.split(None, 1)[0] in heads
+        if not requested and entries > wanted.first:
             yield b"", None, ""
             continue
         fields = line.split()
         values = _parse_numbers(fields[-dimensions:])
         too_many = len(fields) > dimensions + 1 and _parse_numbers(fields[1:2]) is not None
         if values is None or too_many or len(fields) <= dimensions:
+            if not requested:
+                yield b"", None, ""
+                continue
             raise InputError(
                 f"{stream.path}, line {number}: {line[:40]!r} is not a word and {dimensions} numbers."
             )
         word = b" ".join(fields[:-dimensions])
-        yield word, values if requested is None or word in requested else None, f"line {number}"
+        yield word, values if wanted.keeps(word, entries) else None, f"line {number}"
     if count is not None and entries != count:
         raise InputError(
             f"{stream.path}, line {number}: the file ends after {entries} words, but its header announces "
@@ -380,7 +414,7 @@ def _parse_numbers(fields: list[bytes]) -> Vector | None:
         return None
 
 
-def _npy_entries(stream: ByteStream, words: list[bytes], requested: set[bytes] | None) -> Iterator[Entry]:
+def _npy_entries(stream: ByteStream, words: list[bytes], wanted: Wanted) -> Iterator[Entry]:
     shape, dtype = _read_npy_header(stream)
     if len(shape) != 2 or shape[0] != len(words):
         raise InputError(
@@ -401,7 +435,7 @@ def _npy_entries(stream: ByteStream, words: list[bytes], requested: set[bytes] |
                 "download the file again."
             )
         row = None
-        if requested is None or word in requested:
+        if wanted.keeps(word, number + 1):
             with np.errstate(over="ignore"):
                 row = np.frombuffer(raw, dtype=dtype).astype(np.float32)
         yield word, row, place

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_count, check_view
-from diptych._persistence import Schema, read_model_folder, take_array, write_model_folder
+from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
 from diptych.text._fourier import make_generator
 from diptych.text._words import Corpus, Text, Tokenizer, tokenize
 
@@ -114,40 +115,104 @@ class WordVectors:
         return WordVectors([self.words[row] for row in rows], self.matrix[rows, :])
 
 
-def table_tensors(table: WordVectors) -> dict[str, np.ndarray[Any, Any]]:
-    """Return a table as arrays: the vectors, the UTF-8 bytes of all words, and where each word ends."""
-    encoded = [word.encode("utf-8", "surrogatepass") for word in table.words]
+class QueryWords:
+    """Further words, which no training text has but queries may use.
+
+    ``words`` and ``matrix`` are functions, because most queries need neither: a saved model reads the words
+    when a query has a word that is not in the vocabulary, and the vectors when it is one of these.
+    """
+
+    def __init__(self, words: Callable[[], Sequence[str]], matrix: Callable[[], Array]) -> None:
+        self._words, self._matrix = words, matrix
+
+    @classmethod
+    def of(cls, words: Sequence[str], matrix: Array) -> QueryWords:
+        """Return words with their vectors, one row for each."""
+        return cls(lambda: words, lambda: matrix)
+
+    @functools.cached_property
+    def index(self) -> dict[str, int]:
+        """The row of each word, as a dict."""
+        words = self._words()
+        index = {word: i for i, word in enumerate(words)}
+        if len(index) != len(words):
+            raise InputError(f"A word occurs twice among the {len(words)} words for queries; fit again.")
+        return index
+
+    @functools.cached_property
+    def matrix(self) -> Array:
+        """The vectors, one row for each word; float16 where that is precise enough."""
+        return self._matrix()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return QueryWords.of, (list(self.index), self.matrix)
+
+    def take(self, rows: np.ndarray[Any, Any], like: Array) -> Array:
+        """Return the vectors of some words, with the dtype of ``like``."""
+        return namespace(like).astype(self.matrix[move_like(rows, like), :], like.dtype)
+
+
+def halve_vectors(matrix: Array) -> Array:
+    """Return vectors as float16, in half the space, or as they are if that would not be precise enough.
+
+    float16 has 11 bits for each number, which is more than word vectors need. It has too few if all numbers
+    of a vector are very large or very small.
+    """
+    with np.errstate(over="ignore"):
+        halved = to_numpy(matrix).astype(np.float16)
+    errors, sizes = np.abs(halved - to_numpy(matrix)).max(axis=1), np.abs(to_numpy(matrix)).max(axis=1)
+    return halved if bool(np.all(errors <= sizes / 1024)) else matrix
+
+
+def table_tensors(table: WordVectors) -> Tensors:
+    """Return a table as arrays: the vectors, and the words."""
+    return {"vectors": to_numpy(table.matrix), **word_tensors(table.words)}
+
+
+def word_tensors(words: Iterable[str], name: str = "word") -> Tensors:
+    """Return words as arrays: the UTF-8 bytes of all words, and where each word ends."""
+    encoded = [word.encode("utf-8", "surrogatepass") for word in words]
     return {
-        "vectors": to_numpy(table.matrix),
-        "word_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-        "word_ends": np.cumsum([len(word) for word in encoded], dtype=np.int64),
+        f"{name}_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        f"{name}_ends": np.cumsum([len(word) for word in encoded], dtype=np.int64),
     }
 
 
-def table_from_tensors(tensors: dict[str, np.ndarray[Any, Any]], path: Path) -> WordVectors:
+def table_from_tensors(tensors: Tensors, path: Path) -> WordVectors:
     """Return the table of arrays that ``table_tensors`` made; ``path`` is for error messages."""
     vectors = take_array(tensors, "vectors", (None, None), path)
-    raw, ends = tensors.get("word_bytes"), tensors.get("word_ends")
+    words = take_words(tensors, path)()
+    if len(words) != len(vectors):
+        raise InputError(f"{path} has {len(vectors)} vectors for {len(words)} words; save it again.")
+    return WordVectors(words, vectors)
+
+
+def take_words(tensors: Tensors, path: Path, name: str = "word") -> Callable[[], list[str]]:
+    """Check the arrays that ``word_tensors`` made, and return a function that returns their words."""
+    raw, ends = tensors.get(f"{name}_bytes"), tensors.get(f"{name}_ends")
     whole = (
         raw is not None
         and ends is not None
         and (raw.dtype, raw.ndim, ends.dtype, ends.ndim) == (np.uint8, 1, np.int64, 1)
-        and len(ends) == len(vectors) > 0
+        and len(ends) > 0
         and bool(np.all(np.diff(ends, prepend=0) > 0))
         and int(ends[-1]) == len(raw)
     )
     if not whole or raw is None or ends is None:
-        raise InputError(f"{path} has {len(vectors)} vectors and a damaged list of words; save it again.")
-    content = raw.tobytes()
-    starts = [0, *ends[:-1].tolist()]
-    try:
-        words = [
-            content[start:end].decode("utf-8", "surrogatepass")
-            for start, end in zip(starts, ends.tolist(), strict=True)
-        ]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} has words that are not UTF-8 ({error.reason}); save it again.") from None
-    return WordVectors(words, vectors)
+        raise InputError(f"{path} has a damaged list of words; save it again.")
+
+    def decode() -> list[str]:
+        content, stops = raw.tobytes(), ends.tolist()
+        try:
+            return [
+                content[start:stop].decode("utf-8", "surrogatepass")
+                for start, stop in itertools.pairwise([0, *stops])
+            ]
+        except UnicodeDecodeError as error:
+            message = f"{path} has words that are not UTF-8 ({error.reason}); save it again."
+            raise InputError(message) from None
+
+    return decode
 
 
 DEFAULT_DIMENSIONS = 300

@@ -9,9 +9,9 @@ import sys
 import unicodedata
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from array_api_compat import is_numpy_array
@@ -138,6 +138,14 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     return re.compile(rf"((?:{character})+)|(?:[^\W_{_CJK}]|[{marks}])+"), re.compile(character)
 
 
+class WordRows(Protocol):
+    """The row of each known word in a table of word vectors, such as a dict."""
+
+    def get(self, word: str, default: int, /) -> int: ...
+
+    def __contains__(self, word: object, /) -> bool: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """Texts as numbers of words: text i has the words with numbers ``rows[ends[i-1]:ends[i]]``.
@@ -178,7 +186,7 @@ class Corpus:
         matrix.data[:] = 1.0
         return matrix
 
-    def lookup(self, index: Mapping[str, int]) -> tuple[Ints, Ints]:
+    def lookup(self, index: WordRows) -> tuple[Ints, Ints]:
         """Return ``rows`` and ``ends`` with the numbers that ``index`` has; other words are left out."""
         numbers = np.array([index.get(word, -1) for word in self.words] or [-1], dtype=np.int64)
         rows = numbers[self.rows]
@@ -187,7 +195,7 @@ class Corpus:
         known_before = np.concatenate([[0], np.cumsum(known)])
         return rows[known], known_before[self.ends]
 
-    def coverage(self, index: Mapping[str, int]) -> Coverage:
+    def coverage(self, index: WordRows) -> Coverage:
         """Return how much of these texts is in ``index``."""
         counts = self.counts()
         unknown = [(int(counts[i]), word) for i, word in enumerate(self.words) if word not in index]

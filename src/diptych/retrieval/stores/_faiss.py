@@ -351,7 +351,7 @@ def _search_chunks(
         among = None if allowed is None else _rows_of(chunk.keys, allowed)
         if among is not None and len(among) == len(chunk):
             among = None
-        elif among is not None and (len(queries) > 1 or chunk.vectors.dtype != np.float32):
+        elif among is not None and (len(queries) != 1 or chunk.vectors.dtype != np.float32):
             chunk, among = chunk.at(among), None  # one copy for all queries
         n = min(k, len(chunk) if among is None else len(among))
         if n == 0:

@@ -1,0 +1,244 @@
+"""Groups of near-identical items of every store, the contact sheet, and the command."""
+
+import base64
+import io
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from commands import refused, run, run_json
+from diptych import AWCCA, Fusion, InputError, Retriever
+from diptych.retrieval import _duplicates
+from diptych.retrieval._duplicates import SHEET_GROUPS, SHEET_ITEMS
+
+NASTY = '<script>alert("x")</script>'
+
+
+def ids_of(groups):
+    return [[item.id for item in group.items] for group in groups]
+
+
+def add_copies(made, rng, *, n=4, noise=1e-3):
+    """Add images that are almost the first ones, three times the first; return the expected groups."""
+    rows = np.vstack([made.x[:n], made.x[:1]])
+    copies = rows + noise * rng.normal(size=rows.shape)
+    ids = [*(f"copy {i}" for i in range(n)), "another copy 0"]
+    made.retriever.add(copies, ids=ids)
+    return [["0", "copy 0", "another copy 0"], *([str(i), f"copy {i}"] for i in range(1, n))]
+
+
+@pytest.fixture
+def shape():
+    return {"n": 150, "m_x": 40, "m_y": 30, "hidden": 20}
+
+
+def test_copies_are_found_in_every_store(make, rng, shape):
+    made = make(shape=shape)
+    assert made.retriever.duplicates() == []
+    expected = add_copies(made, rng)
+    found = made.retriever.duplicates()
+    assert ids_of(found) == expected
+    assert found.compared == "features"
+    assert found.n_items == 155
+    assert 0.9 <= found.threshold <= min(group.similarity for group in found) <= 1
+    made.retriever.remove("copy 3")
+    assert ids_of(made.retriever.duplicates()) == expected[:3]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        AWCCA(params=(2.0, 3.0)),
+        AWCCA(params=(2.0, 3.0), similarity="l2"),
+        Fusion(grid=3, verbose=False),
+    ],
+    ids=["cosine", "l2", "fusion"],
+)
+def test_without_features_the_vectors_are_compared(make, rng, shape, model):
+    made = make(shape=shape, model=model, keep_features=False)
+    expected = add_copies(made, rng, noise=1e-4)
+    found = made.retriever.duplicates(threshold=0.9999)
+    assert found.compared == "vectors"
+    assert ids_of(found) == expected
+    assert ids_of(made.retriever.duplicates()) == expected
+
+
+def test_similarities_are_cosines_and_every_block_counts_alike(rng):
+    x = {"long": 1000 * rng.normal(size=(60, 6)), "short": rng.normal(size=(60, 5))}
+    y = rng.normal(size=(60, 4))
+    retriever = Retriever.from_features(x, {"texts": y}, model=AWCCA(params=(1.0, 1.0)))
+    turned = {"long": x["long"][:1], "short": -x["short"][:1]}  # cosines of 1 and −1: 0 on average
+    other = {"long": x["long"][1:2] * 3, "short": x["short"][1:2] / 5}
+    retriever.add({key: np.vstack([turned[key], other[key]]) for key in x}, ids=["turned", "scaled"])
+    [group] = retriever.duplicates(threshold=0.9)
+    assert [item.id for item in group.items] == ["1", "scaled"]
+    assert group.similarity == pytest.approx(1, abs=1e-6)
+    assert group.to_json()["items"][1] == {"id": "scaled", "view": "image"}
+
+
+def test_a_group_is_what_pairs_connect_and_says_how_far_it_reaches(rng):
+    angles = np.deg2rad([0, 20, 40, 100])
+    x = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    y = rng.normal(size=(60, 4))
+    noise = rng.normal(size=(56, 2))
+    retriever = Retriever.from_features(np.vstack([x, noise]), y, model=AWCCA(params=(1.0, 1.0)))
+    retriever.remove([str(i) for i in range(4, 60)])
+    [group] = retriever.duplicates(threshold=np.cos(np.deg2rad(21)))
+    assert [item.id for item in group.items] == ["0", "1", "2"]
+    assert group.similarity == pytest.approx(np.cos(np.deg2rad(40)), abs=1e-6)
+
+
+def test_equal_texts_are_together_whatever_their_features(make, shape):
+    made = make(shape=shape)
+    made.retriever.add(
+        captions=np.random.default_rng(5).normal(size=(3, 30)),
+        texts=["a dog", "a cat", "a dog"],
+        caption_ids=["one", "cat", "two"],
+    )
+    [group] = made.retriever.duplicates("text", threshold=0.9999)
+    assert [item.id for item in group.items] == ["one", "two"]
+    assert group.similarity == 1
+    assert made.retriever.duplicates("text").n_items == 303
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda r: r.duplicates("sound"), "'image', 'text'"),
+        (lambda r: r.duplicates(threshold=0), "threshold=0"),
+        (lambda r: r.duplicates(threshold=1.5), "threshold=1.5"),
+        (lambda r: r.duplicates(threshold=float("nan")), "threshold"),
+        (lambda r: r.duplicates(threshold="high"), "threshold"),
+        (lambda r: Retriever.from_model(r.fitted.model).duplicates(), "the model has no images"),
+        (lambda r: Retriever().duplicates(), "not fitted"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(make_here, call, words):
+    with pytest.raises(InputError, match=words):
+        call(make_here().retriever)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A model of images on disk; two are saved again as JPEG, one of them twice, and one has a nasty name."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(3)
+    nouns = ["dog", "cat", "horse", "bird", "boat", "child"]
+    places = ["beach", "field", "road", "snow", "river", "city", "park", "wall", "hill", "farm"]
+    captions = [f"a {noun} on the {place}" for noun in nouns for place in places]
+    table = ["image,caption"]
+    for number, caption in enumerate(captions):
+        coarse = Image.fromarray(rng.integers(0, 255, (4, 4, 3), np.uint8))
+        coarse.resize((64, 48), Image.BICUBIC).save(folder / f"{number}.png")
+        table.append(f"{number}.png,{caption}")
+    for name, source in {"again.jpg": 5, "5 & <b>.jpg": 5, "other.jpg": 9}.items():
+        Image.open(folder / f"{source}.png").save(folder / name, quality=90)
+        table.append(f"{name},{captions[source].capitalize()}!")
+    (folder / "pairs.csv").write_text("\n".join(table), "utf-8")
+    options = ["--images", folder, "--image-encoder", "pyramid", "--text-encoder", "hkse", "--quiet"]
+    fitted = run("fit", folder / "pairs.csv", "-o", folder / "model", *options)
+    assert fitted.exit_code == 0, fitted.output
+    return folder
+
+
+GROUPS = [["5.png", "again.jpg", "5 & <b>.jpg"], ["9.png", "other.jpg"]]
+
+
+def test_the_command_lists_groups_and_says_the_threshold(photos):
+    shown = run("duplicates", photos / "model")
+    assert shown.exit_code == 0, shown.output
+    told = run_json("duplicates", photos / "model")
+    assert [[item["id"] for item in group["items"]] for group in told["groups"]] == GROUPS
+    assert told["view"] == "image"
+    assert told["items"] == 63
+    assert told["compared"] == "features"
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("1: 3 items, similarity at least 0.9")
+    assert lines[1].startswith("  5.png: ")
+    last = "2 groups of near-identical images, 5 of 63 images (cosine of the features at least "
+    assert f"{last}{told['threshold']:.4f})" in shown.stdout
+    assert "chosen from the data" in shown.stdout
+    exact = run("duplicates", photos / "model", "--threshold", 1)
+    assert exact.stdout.splitlines()[1:] == [
+        f"  again.jpg: {photos / 'again.jpg'}",
+        f"  5 & <b>.jpg: {photos / '5 & <b>.jpg'}",
+        "1 group of near-identical images, 2 of 63 images (cosine of the features at least 1.0000)",
+    ]
+    assert run("duplicates", photos / "model", "--quiet").stdout == ""
+
+
+def test_texts_with_another_case_or_punctuation_are_found(photos):
+    told = run_json("duplicates", photos / "model", "--view", "text")
+    texts = [[item["text"] for item in group["items"]] for group in told["groups"]]
+    assert texts == [
+        ["a dog on the city", "A dog on the city!", "A dog on the city!"],
+        ["a dog on the farm", "A dog on the farm!"],
+    ]
+
+
+def test_the_command_explains_mistakes(photos):
+    assert "--threshold 2" in refused("duplicates", photos / "model", "--threshold", 2)
+    assert "--view 'sound'" in refused("duplicates", photos / "model", "--view", "sound")
+    assert "not a folder" in refused("duplicates", photos / "nothing")
+    folder = photos / "taken.html"
+    folder.mkdir(exist_ok=True)
+    assert "taken.html" in refused("duplicates", photos / "model", "--out", folder)
+
+
+def test_a_contact_sheet_contains_its_images_and_escapes_texts(photos, tmp_path):
+    sheet = tmp_path / "sheets" / "sheet.html"
+    shown = run("duplicates", photos / "model", "--out", sheet)
+    assert shown.exit_code == 0, shown.output
+    assert f"wrote {sheet}" in shown.stdout.replace("\n", "")
+    html = sheet.read_text("utf-8")
+    images = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
+    assert len(images) == 5
+    assert Image.open(io.BytesIO(base64.b64decode(images[0]))).size == (64, 48)
+    assert "5 &amp; &lt;b&gt;.jpg" in html
+    assert "<b>" not in html
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", html)
+    assert "2 groups of near-identical images" in html
+
+
+def test_images_that_are_gone_are_named(photos, tmp_path):
+    sheet = tmp_path / "sheet.html"
+    shutil.copytree(photos / "model", tmp_path / "model")
+    away = photos.rename(photos.with_name("away"))
+    try:
+        told = run_json("duplicates", tmp_path / "model", "--out", sheet)
+    finally:
+        away.rename(photos)
+    assert len(told["groups"]) == 2
+    html = sheet.read_text("utf-8")
+    assert "data:image" not in html
+    assert "<li>again.jpg</li>" in html
+
+
+def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make_here, tmp_path, monkeypatch):
+    retriever = make_here().retriever
+    n = SHEET_GROUPS + 5
+    texts = [f"{NASTY} {i}" for i in range(n)] * 2 + [f"{NASTY} 0"] * (SHEET_ITEMS + 3)
+    rows = np.random.default_rng(0).normal(size=(len(texts), 7))
+    retriever.add(captions=rows, texts=texts, caption_ids=[f"added {i}" for i in range(len(texts))])
+    found = retriever.duplicates("text", threshold=1)
+    assert len(found) == n
+    found.write_sheet(tmp_path / "sheet.html")
+    html = (tmp_path / "sheet.html").read_text("utf-8")
+    assert "<script" not in html
+    assert html.count("<h3>") == SHEET_GROUPS
+    assert f"The {SHEET_GROUPS} largest groups are shown." in html
+    assert f"{SHEET_ITEMS + 5} items, {SHEET_ITEMS} of them shown" in html
+    assert html.count("<li>") == SHEET_ITEMS + 2 * (SHEET_GROUPS - 1)
+    none = retriever.duplicates("image", threshold=1)
+    none.write_sheet(tmp_path / "none.html")
+    assert "No near-identical images" in (tmp_path / "none.html").read_text("utf-8")
+
+
+def test_features_are_read_in_blocks(make, rng, shape, monkeypatch):
+    made = make(shape=shape)
+    expected = add_copies(made, rng)
+    monkeypatch.setattr(_duplicates, "BLOCK", 7)
+    assert ids_of(made.retriever.duplicates()) == expected
