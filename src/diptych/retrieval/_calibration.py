@@ -57,7 +57,7 @@ _PARTS = (1, 5, 25)  # galleries: everything that is held out, parts of a fifth 
 _REFERENCE = 1000  # most items of the reference
 _TAIL, _MORE = 20, 19  # of the reference's best, how many show its tail; further hits that show a match
 _SMALLEST = 10  # images in a gallery
-_IMAGES, _QUERIES, _TRIED = 4000, 2000, 500  # most images and queries, and queries to choose β with
+_IMAGES, _QUERIES, _TRIED = 2000, 2000, 500  # most images and queries, and queries to choose β with
 _FOLDS = 5
 _BLOCK = 256
 
