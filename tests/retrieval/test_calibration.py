@@ -55,6 +55,14 @@ def configs(retriever):
     return {task: own.config for task, own in retriever.fitted.calibration.items()}
 
 
+def assert_reference_is_indexed(retriever):
+    """The reference is embedded as the items are that are searched, not by the model that was measured."""
+    for task, own in retriever.fitted.calibration.items():
+        vectors = np.concatenate([chunk.vectors for chunk in retriever.store.indexes[task].chunks()])
+        nearest = np.abs(own.reference[:20, None, :] - vectors[None]).max(axis=2).min(axis=1)
+        assert nearest.max() < 1e-4
+
+
 @pytest.fixture(scope="module")
 def calibrated(views):
     """A retriever with 120 validation images and 120 test images, and what it was fitted on."""
@@ -277,7 +285,7 @@ def test_without_a_validation_split_some_training_images_are_held_out(views):
     known = retriever.info()["calibration"]["search"]
     assert known["on"].startswith("104 of 520 training images, held out")
     assert known["pairs"] == 208
-    # Of unseen pairs, hits are as often right as the probabilities say; on training pairs more often.
+    assert_reference_is_indexed(retriever)
     again = Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)))
     assert configs(again) == configs(retriever)
     few = Retriever.from_features(x[:400], y[:800], pairing[:800], model=AWCCA(params=(2.0, 3.0)))
@@ -292,6 +300,7 @@ def test_a_fusion_is_calibrated_before_it_sees_the_held_out_pairs(views, splits)
     assert retriever.fitted.core.selection_["refitted"]
     known = retriever.info()["calibration"]
     assert known["search"]["on"] == retriever.info()["facts"]["selection"]["pairs"]
+    assert_reference_is_indexed(retriever)
     # The same fusion that is not fitted on validation pairs has the same probabilities.
     if splits:
         plain = Retriever.from_features(

@@ -1,6 +1,7 @@
 """The page in a real browser, with mouse and keyboard, wide and narrow; every test saves a screenshot."""
 
 import base64
+import datetime
 import os
 import re
 import socket
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from diptych import AWCCA, Retriever
+from diptych import AWCCA, HKSE, Retriever
+from diptych.data import split_by_image
 from diptych.fusion import Fusion
+from diptych.scenes import make_scenes
 from diptych.service import Limits, create_app
 from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
 
@@ -236,20 +239,11 @@ def test_a_filter_without_results_can_be_removed(visit, easy):
     page.wait_for_url("**where.split=val*")
     first_image(page)
     filtered = page.url
-    for other, title in (("split=none", "No results"), ("spilt=val", "This search is not possible")):
+    for other, title in (("split=none", "No results"), ("spilt=val", "This filter is not possible")):
         page.goto(filtered.replace("split=val", other))
         wait_for_notice(page, title)
         page.get_by_role("button", name="Remove the filter").click()
         assert first_image(page) == easy.image
-
-
-def test_show_more_doubles_the_results(visit, easy):
-    page = visit(f"/?q={easy.text}")
-    first_image(page)
-    assert page.locator(".tile").count() == 12
-    page.get_by_role("button", name="Show more").click()
-    page.locator(".tile").nth(23).wait_for()
-    assert page.locator(".tile").count() == 24
 
 
 def test_unknown_words_and_items_are_explained(visit):
@@ -325,7 +319,20 @@ def test_a_slow_search_shows_placeholders(visit):
     assert page.locator("#images-body").get_attribute("aria-busy") == "true"
 
 
-@pytest.mark.parametrize("path", ["/", "/?q=a star", "/?q=a star&compare=1", "/?image={image}", "/#model"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/",
+            "/?q=a star",
+            "/?q=a star&compare=1",
+            "/?image={image}",
+            "/?image={image}&similar=1",
+            "/#model",
+        ),
+        "/?q=a star&minus=two boats on the sea under a starry sky&plus.id={image}&filter=split != 'train'",
+    ],
+)
 def test_the_page_fits_a_window_of_320_pixels(visit, easy, path):
     page = visit(path.format(image=easy.image), viewport=PHONE)
     page.wait_for_selector(".examples a, .tile, .line, table", state="attached")
@@ -369,8 +376,9 @@ def test_elements_have_names_for_screen_readers(visit, easy):
     ):
         assert page.get_by_role(role, name=name, exact=True).count() == 1, name
     nameless = page.evaluate(
-        """[...document.querySelectorAll("button, a, select, textarea")].filter((element) =>
-          !element.textContent.trim() && !element.ariaLabel && !element.labels?.length).length"""
+        """[...document.querySelectorAll("button, a, select, textarea, input:not([hidden])")].filter(
+          (element) => !element.textContent.trim() && !element.ariaLabel && !element.labels?.length
+        ).length"""
     )
     assert nameless == 0
 
@@ -732,3 +740,258 @@ def test_other_files_are_named_and_downloaded_if_they_are_sent(visit, serve_in_t
     with page.expect_download() as download:
         page.locator(".download").first.click()
     assert Path(download.value.path()).read_text() == "time,value\n0,1\n"
+
+
+@pytest.fixture(scope="module")
+def dated(tmp_path_factory):
+    """A retriever of items with years and dates, and with probabilities."""
+    place = tmp_path_factory.mktemp("dated")
+    pairs = split_by_image(make_scenes(320, size=64).write(place), validation=110, test=30)
+    metadata = {
+        image: {"year": 1990 + i % 30, "taken": datetime.date(2020, 1, 1) + datetime.timedelta(i)}
+        for i, image in enumerate(pairs.image_ids)
+    }
+    encoder = HKSE(word_features=120, sentence_features=120)
+    return Retriever("pyramid", encoder).fit(pairs, metadata=metadata)
+
+
+@pytest.fixture
+def visit_dated(visit, serve_in_thread, dated):
+    base = serve_in_thread(dated)
+    return lambda path, width: visit(path, base=base, viewport={"width": width, "height": 844})
+
+
+def shown_ids(page, count=12):
+    """The ids of the results, once there are as many."""
+    page.wait_for_function(
+        """(count) => !document.querySelector("[aria-busy=true]")
+          && document.querySelectorAll(".tile, .line").length === count""",
+        arg=count,
+    )
+    return page.locator(".tile, .line").evaluate_all(
+        "hits => hits.map((hit) => hit.dataset.image ?? hit.dataset.caption)"
+    )
+
+
+def ids(hits):
+    return [hit.id for hit in hits]
+
+
+TEXT = "two butterflies above three cars"
+
+
+@WINDOWS
+def test_texts_and_results_are_added_to_a_query_and_subtracted(visit_dated, dated, width):
+    page = visit_dated(f"/?q={TEXT}", width)
+    assert shown_ids(page) == ids(dated.search(TEXT, k=12))
+    part = page.get_by_label("A text to add to the query or to subtract from it")
+    part.fill("the ocean")
+    page.get_by_role("button", name="Add the text").click()
+    page.wait_for_url("**plus=the+ocean*")
+    part.fill("keys")
+    page.get_by_role("button", name="Subtract the text").click()
+    page.wait_for_url("**minus=keys*")
+    part.fill("- a star")
+    part.press("Enter")
+    page.wait_for_url("**minus=a+star*")
+    assert page.evaluate("document.activeElement.id") == "part"
+    plus, minus = ["the ocean"], ["keys", "a star"]
+    page.locator("#status", has_text=f"12 images for “{TEXT}” + the ocean − keys − a star").wait_for()
+    assert shown_ids(page) == ids(dated.search(TEXT, k=12, plus=plus, minus=minus))
+    # A result is added by its id, and can be removed again.
+    added = shown_ids(page)[3]
+    page.locator(".grid li").nth(3).get_by_role("button", name="Add to the query").click()
+    page.wait_for_url("**plus.id=*")
+    composed = ids(dated.search(TEXT, k=12, plus=[*plus, dated.item(added).path], minus=minus))
+    assert shown_ids(page) == composed
+    page.reload()
+    assert shown_ids(page) == composed
+    page.locator(".chip img").evaluate("image => image.decode()")
+    signs = page.locator(".chip").evaluate_all("chips => chips.map((chip) => chip.innerText[0]).join('')")
+    assert signs == "+−−+"
+    check_width(page, width)
+    page.get_by_role("button", name="Remove − keys").click()
+    page.locator(".chip").nth(3).wait_for(state="detached")
+    assert shown_ids(page) == ids(
+        dated.search(TEXT, k=12, plus=[*plus, dated.item(added).path], minus=minus[1:])
+    )
+    page.go_back()
+    page.locator(".chip").nth(3).wait_for()
+    assert shown_ids(page) == composed
+    # Typing another text keeps the parts.
+    page.locator("#q").fill("three keys")
+    page.locator("#status", has_text="12 images for “three keys” + the ocean").wait_for()
+
+
+@WINDOWS
+def test_an_image_and_similar_items_are_composed_too(visit_dated, dated, width, path_of):
+    image = ids(dated.search(TEXT, k=1))[0]
+    path = dated.item(image).path
+    page = visit_dated(f"/?image={image}&minus=keys", width)
+    assert shown_ids(page) == ids(dated.annotate(path, k=12, minus=["keys"]))
+    page.goto(f"{page.url}&similar=1")
+    similar = [hit for hit in ids(dated.similar(image=path, k=13, minus=["keys"])) if hit != image]
+    assert shown_ids(page) == similar
+    page.locator("#status", has_text="12 images like this image − keys").wait_for()
+    check_width(page, width)
+    # An uploaded file has no address, and its parts do.
+    with page.expect_file_chooser() as chooser:
+        page.locator("#choose").dispatch_event("click")
+    chooser.value.set_files(path)
+    shown_ids(page)
+    page.locator("#part").fill("-keys")
+    page.locator("#part").press("Enter")
+    page.wait_for_url("**minus=keys*")
+    assert shown_ids(page) == ids(dated.annotate(path, k=12, minus=["keys"]))
+
+
+@WINDOWS
+def test_more_like_this_finds_images_and_captions(visit_dated, dated, width):
+    page = visit_dated(f"/?q={TEXT}", width)
+    image = shown_ids(page)[1]
+    page.get_by_role("link", name="More like this").nth(1).click()
+    page.wait_for_url("**/?image=*&similar=1")
+    page.locator("#status", has_text="12 images like this image").wait_for()
+    assert shown_ids(page) == ids(dated.similar(image=dated.item(image).path, k=13))[1:]
+    page.locator(".chosen img").evaluate("image => image.decode()")
+    assert page.locator("#compare").is_hidden()
+    check_width(page, width)
+    page.go_back()
+    assert shown_ids(page) == ids(dated.search(TEXT, k=12))
+    caption = next(item for item in dated.store.items("text") if item.text)
+    page.goto(page.url.partition("?")[0] + f"?image={caption.image}")
+    shown_ids(page)
+    page.locator(".lines li", has_text=caption.text).first.get_by_role("link", name="More like this").click()
+    page.wait_for_url("**/?caption=*&similar=1")
+    page.locator("#status", has_text=f"12 captions like “{caption.text}”").wait_for()
+    assert caption.id not in shown_ids(page)
+    assert page.locator("#q").input_value() == caption.text
+    check_width(page, width)
+
+
+@WINDOWS
+def test_ranges_and_conditions_filter(visit_dated, dated, width):
+    page = visit_dated(f"/?q={TEXT}", width)
+    shown_ids(page)
+    page.get_by_role("button", name="Filter", exact=True).click()
+    years, days = page.get_by_role("group", name="year"), page.get_by_role("group", name="taken")
+    years.get_by_label("from").fill("2005")
+    years.get_by_label("from").press("Enter")
+    page.wait_for_url("**from.year=2005*")
+    days.get_by_label("to").fill("2020-07-01")
+    days.get_by_label("to").blur()
+    page.wait_for_url("**to.taken=2020-07-01*")
+    where = {"year": {"$gte": 2005}, "taken": {"$lte": "2020-07-01"}}
+    assert shown_ids(page) == ids(dated.search(TEXT, k=12, where=where))
+    condition = page.get_by_label("Condition")
+    condition.fill('year < 2010 and not split = "train"')
+    condition.press("Enter")
+    page.wait_for_url("**filter=year*")
+    found = ids(dated.search(TEXT, k=12, where={"$and": [where, 'year < 2010 and not split = "train"']}))
+    assert 0 < len(found) < 12
+    assert shown_ids(page, len(found)) == found
+    page.locator(".more", has_text="No more images.").wait_for()
+    page.reload()
+    assert shown_ids(page, len(found)) == found
+    assert condition.input_value() == 'year < 2010 and not split = "train"'
+    check_width(page, width)
+    # What the server says of a wrong condition is beside it.
+    condition.fill("year >> 3")
+    condition.press("Enter")
+    wait_for_notice(page, "This filter is not possible")
+    assert ">>" in page.locator("#filter-error").inner_text()
+    assert condition.get_attribute("aria-invalid") == "true"
+    check_width(page, width)
+    page.get_by_role("button", name="Remove the filter").click()
+    assert shown_ids(page) == ids(dated.search(TEXT, k=12))
+    assert condition.input_value() == years.get_by_label("from").input_value() == ""
+
+
+@WINDOWS
+def test_show_more_appends_the_next_results(visit_dated, dated, width):
+    page = visit_dated(f"/?q={TEXT}", width)
+    expected = ids(dated.search(TEXT, k=36))
+    assert shown_ids(page) == expected[:12]
+    first = page.locator(".tile").first.element_handle()
+    more = page.get_by_role("button", name="Show more")
+    more.scroll_into_view_if_needed()
+    more.focus()
+    top = page.evaluate("scrollY")
+    more.press("Enter")
+    assert shown_ids(page, 24) == expected[:24]
+    assert page.evaluate("scrollY") == top
+    assert page.evaluate("document.activeElement.dataset.image") == expected[12]
+    assert first.evaluate("tile => tile.isConnected")
+    assert page.url.endswith("k=24")
+    assert "24 images for" in page.locator("#announcement").inner_text()
+    more.click()
+    assert shown_ids(page, 36) == expected
+    top = page.evaluate("scrollY")
+    page.reload()
+    assert shown_ids(page, 36) == expected
+    page.wait_for_function("(top) => Math.abs(scrollY - top) < 2", arg=top)
+    page.locator(".tile").nth(30).click()
+    first_caption(page)
+    page.go_back()
+    assert shown_ids(page, 36) == expected
+    page.goto(page.url.replace("k=36", "k=500"))
+    page.locator(".more", has_text="Only the first 200 are shown.").wait_for()
+
+
+def test_show_more_starts_again_if_items_were_removed(visit, serve_in_thread):
+    retriever = fit_molecules()
+    page = visit("/?input=CCCCN", base=serve_in_thread(retriever))
+    gone, *_ = shown_ids(page)
+    retriever.remove([gone])
+    page.get_by_role("button", name="Show more").click()
+    assert shown_ids(page, 24) == ids(retriever.annotate("CCCCN", k=24))
+
+
+@WINDOWS
+def test_probabilities_are_shown_where_they_are_known(visit_dated, dated, width):
+    sure, unsure = (
+        next(
+            item.text
+            for item in dated.store.items("text")
+            if dated.search(item.text, k=1).no_match is no_match
+        )
+        for no_match in (False, True)
+    )
+    page = visit_dated(f"/?q={sure}", width)
+    shown_ids(page)
+    hits = dated.search(sure, k=12)
+    shown = re.fullmatch(r"probability\s*(\d+)\s%", page.locator(".num").first.inner_text().strip())
+    assert abs(int(shown[1]) - 100 * hits[0].probability) < 1
+    assert page.locator(".score").first.get_attribute("title") == f"Score {hits[0].score:.3f}"
+    assert page.locator("#about-scores").inner_text().startswith("Percentages are probabilities")
+    assert page.locator(".no-match, .unlikely").count() == 0
+    page.get_by_label("probability").select_option("0.1")
+    likely = ids(dated.search(sure, k=12, min_probability=0.1))
+    assert 0 < len(likely) < 12
+    assert shown_ids(page, len(likely)) == likely
+    page.wait_for_url("**least=0.1*")
+    check_width(page, width)
+    page.goto(page.url.partition("?")[0] + f"?q={unsure}")
+    page.locator(".no-match", has_text="No good match: none of the images is likely to fit").wait_for()
+    assert "No good match" in page.locator("#announcement").inner_text()
+    assert len(shown_ids(page)) == page.locator(".unlikely .tile").count() == 12
+    check_width(page, width)
+    for selector in (".no-match", ".unlikely .tile-caption", ".hit-actions a", ".hit-actions button"):
+        assert contrast(page, selector) >= 4.5, selector
+    # A composed query was not measured.
+    page.goto(f"{page.url}&plus=keys&least=0.1")
+    page.locator(".num", has_text="score").first.wait_for()
+    assert page.get_by_label("probability").is_hidden()
+    assert page.locator("#about-scores").inner_text().startswith("Scores are cosines")
+    page.get_by_role("link", name="Model").click()
+    table = page.get_by_role("region", name="Probabilities")
+    ece = dated.info()["calibration"]["search"]["ece"]
+    assert f"{ece:.3f}" in table.locator("tbody tr").first.inner_text()
+    check_width(page, width)
+
+
+def test_the_model_tab_says_why_there_are_no_probabilities(visit):
+    page = visit("/#model")
+    page.locator("#model h2", has_text="Probabilities").wait_for()
+    reason = page.evaluate("async () => (await (await fetch('v1/model')).json()).calibration.absent")
+    assert page.locator("#model .note", has_text=reason).count() == 1

@@ -167,7 +167,8 @@ def _write_report(
     assert isinstance(model, AWCCA)
     assert model.path_ is not None
     try:
-        content = demo_page(models, model.path_, examples, pairs.n_images, commands)
+        known = best.info()["calibration"]
+        content = demo_page(models, model.path_, examples, pairs.n_images, commands, known)
     except InputError as error:  # matplotlib is not installed
         return f"no report: {error}"
     with replace_file(file) as staged:

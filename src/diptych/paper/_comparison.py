@@ -19,8 +19,8 @@ from diptych.data import PairedViews
 from diptych.fusion import Fusion
 from diptych.paper._weighting import Powers, canonical_vectors, weighted_ranks
 from diptych.ranking import ranks, summary
-from diptych.report import draw_recall_curves, draw_regularization_path
-from diptych.report._page import ShownHit, code, figure, page, paragraph, section, show_hits, table
+from diptych.report import draw_recall_curves, draw_regularization_path, draw_reliability
+from diptych.report._page import Html, ShownHit, code, figure, page, paragraph, section, show_hits, table
 
 WEIGHTINGS: dict[str, dict[Task, Powers]] = {
     "plain CCA": {"search": (0.0, 0.0), "annotate": (0.0, 0.0)},
@@ -122,8 +122,9 @@ def demo_page(
     examples: Sequence[tuple[Image.Image | str, Sequence[ShownHit]]],
     pairs: int,
     commands: Sequence[str],
+    calibration: Mapping[str, Any],
 ) -> str:
-    """Return the HTML page that the demo writes."""
+    """Return the HTML page that the demo writes; ``calibration`` is that of preset "best"."""
     rows = [
         [each.name, *(each.scores(t)[m] for t in TASKS for m in ("r@1", "r@5", "r@10")), each.seconds]
         for each in models
@@ -143,6 +144,7 @@ def demo_page(
                     note=True,
                 ),
             ),
+            section("Probabilities of hits", *_show_probabilities(calibration)),
             section(
                 "Models compared",
                 table(
@@ -171,3 +173,16 @@ def demo_page(
             section("Next", *(code(command, block=True) for command in commands)),
         ],
     )
+
+
+def _show_probabilities(calibration: Mapping[str, Any]) -> list[str | Html]:
+    if "absent" in calibration:
+        return [f"There are none, because {calibration['absent']}."]
+    return [
+        figure(
+            draw_reliability(calibration),
+            f"How often hits are right against their probability, by cross-validation on "
+            f"{calibration['search']['on']}; preset “best”.",
+            "The share of right hits against their probability, for both tasks",
+        )
+    ]

@@ -57,7 +57,7 @@ _PARTS = (1, 5, 25)  # galleries: everything that is held out, parts of a fifth 
 _REFERENCE = 1000  # most items of the reference
 _TAIL, _MORE = 20, 19  # of the reference's best, how many show its tail; further hits that show a match
 _SMALLEST = 10  # images in a gallery
-_IMAGES, _QUERIES, _TRIED = 4000, 2000, 500  # most images and queries, and queries to choose β with
+_IMAGES, _QUERIES, _TRIED = 2000, 2000, 500  # most images and queries, and queries to choose β with
 _FOLDS = 5
 _BLOCK = 256
 
@@ -162,11 +162,18 @@ def describe_calibration(calibration: Calibration) -> dict[str, Any]:
 
 
 def fit_calibration(
-    embedding: Embedding, x: Any, y: Any, pairing: Any, on: str, names: ViewNames = IMAGE_AND_TEXT
+    embedding: Embedding,
+    x: Any,
+    y: Any,
+    pairing: Any,
+    on: str,
+    names: ViewNames = IMAGE_AND_TEXT,
+    final: Embedding | None = None,
 ) -> Calibration:
     """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on.
 
-    ``on`` says which pairs they are.
+    ``on`` says which pairs they are. ``final`` is the embedding that the probabilities are for, if the model
+    was then fitted on these pairs too.
     """
     owners = np.asarray(pairing)
     images = np.unique(owners)
@@ -195,7 +202,8 @@ def fit_calibration(
         except InputError as error:
             return str(error).rstrip(".")
         kept = np.sort(rng.permutation(len(items))[:_REFERENCE])
-        fitted[task] = TaskCalibration(config, np.ascontiguousarray(items[kept], np.float32))
+        reference = (final or embedding).items(features[searched][kept], task)[0]
+        fitted[task] = TaskCalibration(config, np.ascontiguousarray(reference, np.float32))
     return fitted
 
 

@@ -37,6 +37,7 @@ export const api = {
   model: () => call("v1/model"),
   item: (id, signal) => call(place(id), { signal }),
   search: (body, signal) => post("v1/search", body, signal),
+  similar: (body, signal) => post("v1/similar", body, signal),
   annotate: (body, signal) => post("v1/annotate", body, signal),
   image: (id) => `${place(id)}/image`,
   thumbnail: (id) => `${place(id)}/thumbnail`,

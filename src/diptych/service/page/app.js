@@ -1,20 +1,24 @@
 // The page: reads the URL, searches, shows the results, and writes the URL.
 
 import { api, Problem } from "./api.js";
-import { read, toCaption, toImage, toInput, toText, withoutQuery, write } from "./url.js";
-import { modeOf, runSearch } from "./search.js";
+import { NO_FILTER, read, STEP, toCaption, toImage, toInput, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
+import { extendResults, hasProbabilities, modeOf, mostHits, runSearch, viewOf } from "./search.js";
 import { choices, columns } from "./compare.js";
-import { by, h, isolated, show } from "./dom.js";
+import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
+import { by, h, isolated, number, show } from "./dom.js";
+import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
 import { describe } from "./model.js";
-import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
+import { button, errorNotice, exampleImages, exampleTexts, ignored, noMatch, noResults, notice, tokenForm } from "./notices.js";
 import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
-import { counted, name, useNames } from "./words.js";
+import { counted, many, name, useNames } from "./words.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
 const TOKEN = "#token=";
+const SCORES = "Scores are cosines, not probabilities: they order the hits of one query.";
+const PROBABILITIES = "Percentages are probabilities that a hit is right, if a right one is stored at all, measured on held-out pairs (see Model).";
 
 let state = { ...read(location), upload: null };
 let model = null;
@@ -22,28 +26,38 @@ let running = null;
 
 const bodies = { search: by("images-body"), annotate: by("text-body") };
 
+/** Remember how far the page is scrolled, for those who come back to it. */
+const keepPlace = () => history.replaceState({ top: scrollY }, "");
+
 function go(next, { replace = false, focus = true } = {}) {
   const address = write(next);
   if (replace) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
+  else {
+    keepPlace();
+    history.pushState(null, "", address);
+  }
   state = next;
   render({ focus });
 }
 
 const again = () => render({ focus: false });
-const unfiltered = () => go({ ...state, where: {} }, { focus: false });
+const unfiltered = () => go({ ...state, ...NO_FILTER }, { focus: false });
+const compared = (mode) => (mode === "empty" || state.similar ? [] : choices(model, mode));
+const kindOf = (mode) => (mode === "search" ? "image" : "caption");
 
 function layOut(mode) {
   const panels = by("panels");
   panels.dataset.mode = mode;
+  panels.classList.toggle("similar", state.similar);
   panels.classList.toggle("comparing", state.compare && mode !== "empty");
   // The query comes before the results, for screen readers and on narrow screens. The panel that may have
   // the cursor stays where it is: moving it would lose the cursor.
-  if (mode === "annotate") panels.prepend(by("images"));
-  else panels.append(by("images"));
+  const isFirst = mode === "annotate" && !state.similar;
+  if (isFirst !== (panels.firstElementChild === by("images"))) panels[isFirst ? "prepend" : "append"](by("images"));
   by("toolbar").hidden = mode === "empty";
   by("compare").setAttribute("aria-pressed", String(state.compare));
-  by("compare").hidden = mode === "empty" || choices(model, mode).length === 0;
+  by("about-scores").textContent = hasProbabilities(state, model) ? PROBABILITIES : SCORES;
+  by("compare").hidden = compared(mode).length === 0;
   show(by("message"));
   by("search").hidden = state.model;
   by("model").hidden = !state.model;
@@ -53,43 +67,93 @@ function layOut(mode) {
   by("to-model").href = write({ ...state, model: true });
 }
 
-function filters() {
-  const names = Object.entries(model.facets);
-  show(by("filters"), names.map(([name, values]) => {
-    const id = `filter-${name}`;
-    const select = h("select", { id, onchange: () => {
-      const where = { ...state.where };
-      if (select.value) where[name] = select.value;
-      else delete where[name];
-      go({ ...state, where }, { focus: false });
-    } }, h("option", { value: "" }, "all"),
-    values.map((value) => h("option", { value: String(value), dir: "auto", selected: state.where[name] === String(value) }, String(value))));
-    return h("span", { class: "filter" }, h("label", { for: id, dir: "auto" }, name), select);
-  }));
+/** What the server found, without the item whose similar items are shown. */
+const hitsOf = (result) => result.hits.filter((hit) => !state.similar || hit.id !== (state.image ?? state.caption));
+
+/** A button for the next hits, or why there is none. */
+function more(place, mode, found) {
+  const isMore = found.responses.some(({ results: [result] }) => result.more);
+  if (!isMore) return h("p", { class: "more note" }, `No more ${many(kindOf(mode))}.`);
+  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, `Only the first ${number(mostHits(state, model))} are shown.`);
+  return h("p", { class: "more" }, button("Show more", (event) => showMore(event.currentTarget, place, mode, found)));
 }
 
-function more(mode, hits) {
-  const most = Math.min(model.limits.k, mode === "search" ? model.items.image : model.items.text);
-  if (hits.length < state.k || state.k >= most) return null;
-  return h("p", { class: "more" }, button("Show more", () =>
-    go({ ...state, k: Math.min(most, state.k * 2) }, { replace: true, focus: false })));
+async function showMore(pressed, place, mode, found) {
+  running?.abort();
+  const control = new AbortController();
+  running = control;
+  const next = { ...state, k: Math.min(state.k + STEP, mostHits(state, model)) };
+  const [result] = found.responses[0].results;
+  const shown = hitsOf(result).length;
+  pressed.setAttribute("aria-busy", "true");
+  try {
+    if (!(await extendResults(found.responses, next, model, control.signal))) {
+      go(next, { replace: true, focus: false });
+      return;
+    }
+  } catch (problem) {
+    if (control.signal.aborted) return;
+    if (!(problem instanceof Problem) || problem.status === 401) failed(problem, place);
+    else pressed.parentElement.replaceWith(errorNotice(problem, () => go(next, { replace: true, focus: false }), state, unfiltered));
+    return;
+  }
+  state = next;
+  history.replaceState(history.state, "", write(state));
+  layOut(mode);
+  const hadFocus = document.activeElement === pressed;
+  if (state.compare) {
+    showResults(place, mode, found);
+  } else {
+    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown });
+    place.querySelector("ol").append(...added.children);
+    pressed.parentElement.replaceWith(more(place, mode, found));
+    announce(mode, found);
+  }
+  if (hadFocus) place.querySelector("ol").querySelectorAll(".tile, .line")[shown]?.focus({ preventScroll: true });
 }
 
-function announce(mode, hits, seconds, item) {
-  const what = counted(hits.length, mode === "search" ? "image" : "caption");
-  const text = mode === "search" ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
-  const query = text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"];
-  show(by("status"), h("span", {}, `${what} for `, query), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
-  const status = `${what} for ${text === null ? query : `“${isolated(text)}”`}`;
+const shorten = (text) => (text.length > 40 ? `${text.slice(0, 39).trimEnd()}…` : text);
+
+/** Say what is shown for what, on the page and to screen readers. */
+function announce(mode, { item, parts, responses }) {
+  const hits = hitsOf(responses[0].results[0]);
+  const what = `${counted(hits.length, kindOf(mode))} ${state.similar ? "like" : "for"} `;
+  const isText = viewOf(state) === "text";
+  const text = isText ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
+  const words = [text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"],
+    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, shorten(labelOf(part, parts)))])].flat(3);
+  const seconds = Math.max(...responses.map((each) => each.seconds));
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
-  by("announcement").textContent = best ? `${status}. Best: ${isolated(best)}` : status;
+  const spoken = words.map((word) => (typeof word === "string" ? word : isolated(word.textContent))).join("");
+  show(by("status"), h("span", {}, what, words), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
+  by("announcement").textContent = `${what}${spoken}${best ? `. Best: ${isolated(best)}` : ""}`;
 }
+
+function showResults(place, mode, found) {
+  const [result] = found.responses[0].results;
+  const hits = hitsOf(result);
+  const notes = [ignored(result.ignored_words), state.compare || !hits.length ? null : noMatch(result, kindOf(mode))].filter(Boolean);
+  place.dataset.for = mode;
+  if (!hits.length) {
+    show(place, notes, noResults(state, unfiltered));
+  } else if (state.compare) {
+    show(place, notes, columns(mode, found.responses, state, found.own, model), more(place, mode, found));
+  } else {
+    const list = (mode === "search" ? images : captions)(hits, state, found.own);
+    list.classList.toggle("unlikely", Boolean(result.no_match));
+    show(place, notes, list, more(place, mode, found));
+  }
+  announce(mode, found);
+  for (const note of notes) by("announcement").append(` ${note.textContent}`);
+}
+
+const withoutIt = (part) => go(withoutPart(state, part), { focus: false });
 
 async function render({ focus = true, restored = false } = {}) {
   running?.abort();
   if (!model) return;
   const mode = modeOf(state);
-  if (mode !== "empty" && choices(model, mode).length === 0) state.compare = false;
+  if (mode !== "empty" && compared(mode).length === 0) state.compare = false;
   layOut(mode);
   document.title = state.model ? "Model · Diptych" : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
   if (state.model) {
@@ -97,8 +161,9 @@ async function render({ focus = true, restored = false } = {}) {
     if (focus) by("model").querySelector("h1").focus({ preventScroll: true });
     return;
   }
-  filters();
+  showFilters(state, model);
   showQuery(state, mode, model, null, restored);
+  showParts(state, model, new Map(), withoutIt);
   if (mode === "empty") {
     show(by("text-body"), exampleTexts(model, state));
     show(by("images-body"), exampleImages(model, state));
@@ -116,27 +181,19 @@ async function render({ focus = true, restored = false } = {}) {
     by("status").textContent = "Searching…";
   }, PATIENCE);
   try {
-    const { item, responses, own } = await runSearch(state, model, control.signal);
+    const found = await runSearch(state, model, control.signal);
     if (control.signal.aborted) return;
-    showQuery(state, mode, model, item);
-    const { hits, ignored_words: words } = responses[0].results[0];
-    const note = ignored(words);
-    place.dataset.for = mode;
-    if (!hits.length) {
-      show(place, note, noResults(state, unfiltered));
-    } else if (state.compare) {
-      show(place, note, columns(mode, responses, state, own, model), more(mode, hits));
-    } else {
-      show(place, note, (mode === "search" ? images : captions)(hits, state, own), more(mode, hits));
-    }
-    announce(mode, hits, Math.max(...responses.map((each) => each.seconds)), item);
-    if (note) by("announcement").append(` ${note.textContent}`);
+    showQuery(state, mode, model, found.item);
+    showParts(state, model, found.parts, withoutIt);
+    showResults(place, mode, found);
     if (focus) {
       by("status").focus({ preventScroll: true });
       scrollTo({ top: 0 });
+    } else if (restored || history.state?.top) {
+      scrollTo({ top: history.state?.top ?? 0 });
     }
   } catch (problem) {
-    if (problem.name === "AbortError") return;
+    if (control.signal.aborted) return;
     failed(problem, place);
   } finally {
     clearTimeout(slow);
@@ -150,6 +207,7 @@ function failed(problem, place) {
     signIn();
     return;
   }
+  if (problem.kind === "bad-filter") showFilterError(problem.message);
   const shown = errorNotice(problem, again, state, unfiltered);
   show(place, shown);
   show(by("status"));
@@ -204,17 +262,33 @@ async function start() {
   }
   useNames(model);
   offerInput(model);
+  offerFilters(model, filter);
   if (model.weighting === "fusion") by("compared").textContent = " parts";
   show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
 
+/** Search with other filters; Enter in a field tells of the same change twice. */
+function filter(change) {
+  const next = { ...state, k: STEP, ...change(state) };
+  if (write(next) !== write(state)) go(next, { focus: false });
+}
+
+listenToFilters(filter);
+listenToParts((part) => go(withPart(state, part), { focus: false }));
+// The browser would scroll before there are results.
+history.scrollRestoration = "manual";
+addEventListener("scrollend", keepPlace);
+
 listen({
   typed: (q, done) => {
-    const next = toText(state, q);
-    go(next, { replace: !done && modeOf(state) === "search" && !state.caption, focus: false });
+    const isTyped = viewOf(state) === "text" && !state.caption;
+    const { parts } = isTyped ? state : { parts: [] };
+    go({ ...toText(state, q), parts }, { replace: !done && isTyped, focus: false });
   },
+  part: (part) => go(withPart(state, part)),
+  similar: (item) => go(toSimilar(state, item)),
   cleared: () => go(withoutQuery(state), { focus: false }),
   image: (id) => go(toImage(state, id)),
   caption: (id) => go(toCaption(state, id)),
@@ -231,7 +305,7 @@ listen({
     go({ ...withoutQuery(state), upload: file });
   },
   compare: () => go({ ...state, compare: !state.compare }, { focus: false }),
-  home: () => go({ ...withoutQuery(state), compare: false, where: {} }, { focus: false }),
+  home: () => go({ ...withoutQuery(state), compare: false, ...NO_FILTER }, { focus: false }),
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
   section: (isModel) => go({ ...state, model: isModel }),
   moved: () => {

@@ -48,6 +48,9 @@ function showRank(mode, hits, own) {
     rank === null ? `${word} is not among the first ${hits.length}` : `${word} comes ${ordinal(rank)}`);
 }
 
+/** Only the model's own weighting has probabilities; side by side, all have scores. */
+const withScores = (hits) => hits.map((hit) => ({ ...hit, probability: null }));
+
 export function columns(mode, responses, state, own, model) {
   const compared = choices(model, mode);
   const grid = h("div", { class: "columns" }, compared.map(({ name, title, about }, at) => {
@@ -57,7 +60,7 @@ export function columns(mode, responses, state, own, model) {
       h("h3", {}, h("bdi", {}, title), isModel ? h("span", { class: "tag" }, "this model") : null),
       h("p", { class: "note" }, about),
       hits ? showRank(mode, hits, own) : null,
-      hits ? (mode === "search" ? images : captions)(hits, state, own) : waiting(mode, 6));
+      hits ? (mode === "search" ? images : captions)(withScores(hits), state, own, { plain: true }) : waiting(mode, 6));
   }));
   grid.style.setProperty("--columns", String(compared.length < 5 ? compared.length : 3));
   return grid;

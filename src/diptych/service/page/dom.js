@@ -25,3 +25,7 @@ export const show = (element, ...children) => element.replaceChildren(...childre
 export const isolated = (text) => `\u2068${text}\u2069`;
 
 export const number = (value) => new Intl.NumberFormat("en").format(value);
+
+/** A probability for people; it is never quite certain. */
+export const percent = (share) =>
+  (share < 0.005 ? "< 1\u00a0%" : share >= 0.995 ? "> 99\u00a0%" : `${Math.round(100 * share)}\u00a0%`);

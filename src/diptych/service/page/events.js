@@ -96,13 +96,16 @@ function picking(act) {
 
 function clicking(act) {
   document.addEventListener("click", (event) => {
-    const link = event.target.closest?.("a");
+    const link = event.target.closest?.("a, [data-sign]");
     if (!link || !plainClick(event)) return;
-    const known = link.dataset.image ? () => act.image(link.dataset.image)
-      : link.dataset.caption ? () => act.caption(link.dataset.caption)
-        : link.dataset.go ? () => act[link.dataset.go]()
-          : link.id === "to-search" ? () => act.section(false)
-            : link.id === "to-model" ? () => act.section(true) : null;
+    const { sign, id, similar, view } = link.dataset;
+    const known = sign ? () => act.part({ sign, id })
+      : similar ? () => act.similar({ view, id: similar })
+        : link.dataset.image ? () => act.image(link.dataset.image)
+          : link.dataset.caption ? () => act.caption(link.dataset.caption)
+            : link.dataset.go ? () => act[link.dataset.go]()
+              : link.id === "to-search" ? () => act.section(false)
+                : link.id === "to-model" ? () => act.section(true) : null;
     if (known) {
       event.preventDefault();
       known();

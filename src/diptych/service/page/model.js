@@ -22,6 +22,25 @@ function facts(model) {
   ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", { dir: "auto" }, value))));
 }
 
+/** How good the probabilities are, for each task, or why there are none. */
+function calibration(measured) {
+  if (measured.absent) return h("p", { class: "note" }, measured.absent);
+  const on = Object.values(measured).find((task) => task.on)?.on;
+  const decimal = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
+  const rows = Object.entries(tasks()).map(([task, title]) => {
+    const { absent, method, ece, auroc } = measured[task] ?? { absent: "not measured" };
+    return h("tr", {}, h("th", { scope: "row" }, title), absent ? h("td", { class: "left wrap", colspan: 3 }, absent)
+      : [h("td", { class: "left" }, method), h("td", { class: "strong" }, decimal(ece)), h("td", {}, decimal(auroc))]);
+  });
+  return [
+    h("p", { class: "note" }, "ECE, the expected calibration error, is how far the stated probabilities are from the share of hits that are right, on average. AUROC says how well queries without a match among the items are recognised; 0.5 is chance, 1 is perfect." + (on ? ` Measured on ${on}.` : "")),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Probabilities" }, h("table", {},
+      h("thead", {}, h("tr", {}, ["task", "method", "ECE", "AUROC"].map((name, i) =>
+        h("th", { scope: "col", class: i === 1 ? "left" : "" }, name)))),
+      h("tbody", {}, rows))),
+  ];
+}
+
 function recalls(metrics) {
   if (!metrics || !Object.keys(metrics).length) return null;
   const rows = Object.entries(metrics).flatMap(([split, scored]) => Object.entries(scored).map(([task, scores]) =>
@@ -93,7 +112,9 @@ export function describe(model) {
     h("p", { class: "note" }, model.facts.quality ?? "Not measured."),
     h("p", { class: "note" }, "r@k is the percentage of queries whose own pair is among the first k hits."),
     recalls(model.facts.metrics),
+    h("h2", {}, "Probabilities"),
+    calibration(model.calibration),
     ...regularised(model).flat(),
     model.card ? h("details", { class: "card" }, h("summary", {}, "Model card"), h("pre", { tabindex: "0" }, model.card)) : null,
-  ].filter(Boolean);
+  ].flat().filter(Boolean);
 }

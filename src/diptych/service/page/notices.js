@@ -1,8 +1,8 @@
 // What the page shows in place of results: examples, empty results, errors, the form for the token.
 
 import { api } from "./api.js";
-import { toCaption, toImage, write } from "./url.js";
-import { h, isolated } from "./dom.js";
+import { isFiltered, toCaption, toImage, write } from "./url.js";
+import { h, isolated, percent } from "./dom.js";
 import { frame, isPlayed, ownText, player } from "./results.js";
 import { capitalise, many, name, one } from "./words.js";
 
@@ -23,6 +23,7 @@ export function errorNotice(problem, again, state, clear) {
     return notice("The model knows none of these words",
       "They are not in the texts it was fitted on. Try others, or start with an example.");
   }
+  if (problem.kind === "bad-filter") return notice("This filter is not possible", null, ...filterButton(state, clear));
   if (problem.status === 0) return notice("The server does not answer", problem.message, button("Try again", again));
   if (problem.status === 503) {
     return notice("The server is busy", "Many searches are running; try again shortly.", button("Try again", again));
@@ -34,12 +35,20 @@ export function errorNotice(problem, again, state, clear) {
   return notice("This search is not possible", capitalise(problem.message), ...filterButton(state, clear));
 }
 
-const filterButton = (state, clear) =>
-  (Object.keys(state.where).length ? [button("Remove the filter", clear)] : []);
+const filterButton = (state, clear) => (isFiltered(state) ? [button("Remove the filter", clear)] : []);
 
 export function noResults(state, clear) {
-  const actions = filterButton(state, clear);
-  return notice("No results", actions.length ? "No item matches the filter." : "There are no items to search.", ...actions);
+  const why = state.least ? "No item is that likely to be a match." : isFiltered(state) ? "No item matches the filter."
+    : "There are no items to search.";
+  return notice("No results", why, ...filterButton(state, clear));
+}
+
+/** Say that probably no item fits the query; null: one may, or it is not known. */
+export function noMatch(result, kind) {
+  if (!result.no_match) return null;
+  const chance = typeof result.match_probability === "number" ? ` (probability of a match: ${percent(result.match_probability)})` : "";
+  return h("p", { class: "no-match" }, h("strong", {}, "No good match: "),
+    `none of the ${many(kind)} is likely to fit${chance}. The percentages below hold if one does.`);
 }
 
 /** Name the words of a query that the model does not know and ignored; null: none. */

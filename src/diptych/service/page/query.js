@@ -2,8 +2,10 @@
 
 import { by, h, show } from "./dom.js";
 import { exampleTexts } from "./notices.js";
-import { frame, player, showItem } from "./results.js";
-import { name, one, withArticle } from "./words.js";
+import { captionOf, frame, player, showItem } from "./results.js";
+import { viewOf } from "./search.js";
+import { toCaption, toImage, write } from "./url.js";
+import { many, name, one, withArticle } from "./words.js";
 
 let previewed = { file: null, url: "" };
 
@@ -20,11 +22,6 @@ export function grow(field) {
   field.style.height = `${field.scrollHeight}px`;
 }
 
-function queryText(state, mode, item) {
-  if (mode !== "search") return "";
-  return state.caption ? (item?.text ?? state.caption) : state.q;
-}
-
 function showUpload(file) {
   const [media] = file.type.split("/");
   if (media === "audio" || media === "video") return player(media, preview(file), file.name, "metadata");
@@ -37,7 +34,8 @@ function queryImage(state, item) {
   const whole = state.upload ? showUpload(state.upload)
     : item ? showItem(item, { lazy: false, whole: true }) : frame({ text: state.input });
   return h("figure", { class: "chosen" }, whole,
-    h("figcaption", {}, h("span", { dir: "auto" }, label),
+    h("figcaption", {}, state.similar && item ? h("span", { class: "chosen-text", dir: "auto" }, captionOf(item)) : null,
+      h("span", { dir: "auto" }, label),
       state.upload ? h("span", {}, "This file is not part of the address; it is lost when you leave the page.") : null));
 }
 
@@ -61,20 +59,36 @@ export function offerInput(model) {
   }
 }
 
+/** The own pairs of an item whose similar items are shown, in the other panel. */
+function ownPairs(item, state) {
+  const pairs = item.view === "image" ? item.captions : item.image ? [item] : [];
+  if (!pairs.length) return null;
+  const kind = item.view === "image" ? (pairs.length > 1 ? many : one)("caption") : one("image");
+  const links = item.view === "image"
+    ? h("ul", { class: "examples" }, pairs.map(({ id, text }) =>
+      h("li", {}, h("a", { href: write(toCaption(state, id)), "data-caption": id, dir: "auto" }, text ?? id))))
+    : h("a", { href: write(toImage(state, item.image)), "data-image": item.image, "aria-label": `Its own ${kind}` },
+      frame({ id: item.image, media: item.thumbnail ? "image" : null }));
+  return h("div", { class: "begin aside" }, h("h3", {}, `Its own ${kind}`), links);
+}
+
 /** Show the query; a stored item is known only once the server has answered. */
 export function showQuery(state, mode, model, item, restored = false) {
   const field = by("q");
-  const known = mode === "search" && state.caption ? item !== null : true;
+  const view = viewOf(state);
+  const known = view === "text" && state.caption ? item !== null : true;
   // Do not overwrite what the user is typing: it may be ahead of the query that was sent.
-  const typing = !restored && document.activeElement === field && mode !== "annotate" && !state.caption;
-  if (known && !typing) field.value = queryText(state, mode, item);
+  const typing = !restored && document.activeElement === field && view !== "image" && !state.caption;
+  if (known && !typing) field.value = view !== "text" ? "" : state.caption ? item.text ?? state.caption : state.q;
   by("clear").hidden = field.value === "";
   field.disabled = model.can.text !== null;
   grow(field);
   by("text-note").textContent = model.can.text !== null ? model.can.text
-    : (mode === "search" && item?.image ? `A stored ${one("caption")}; its own ${one("image")} is marked.` : "");
-  if (mode === "annotate") show(by("images-body"), state.upload || state.input || item ? queryImage(state, item) : null);
-  if (mode === "search") show(by("text-body"), h("div", { class: "aside" }, exampleTexts(model, state)));
+    : view === "text" && state.similar ? `A stored ${one("caption")}; others like it are below.`
+      : view === "text" && item?.image ? `A stored ${one("caption")}; its own ${one("image")} is marked.` : "";
+  show(by("images-query"), view === "image" && (state.upload || state.input || item) ? queryImage(state, item) : null);
+  if (mode === "annotate") show(by("images-body"), state.similar && item ? ownPairs(item, state) : null);
+  if (mode === "search") show(by("text-body"), state.similar ? item && ownPairs(item, state) : h("div", { class: "aside" }, exampleTexts(model, state)));
   const input = by("input");
   if (input && document.activeElement !== input) input.value = state.input;
 }

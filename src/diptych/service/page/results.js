@@ -1,24 +1,38 @@
 // Results: items of the first view as a grid, captions as a list, each a link that searches the other way.
 
 import { api } from "./api.js";
-import { toCaption, toImage, write } from "./url.js";
-import { h } from "./dom.js";
+import { toCaption, toImage, toSimilar, write } from "./url.js";
+import { h, isolated, percent } from "./dom.js";
 
-/** Lengths of the score bars, relative to the best: scores are comparable within one list only. */
+const isKnown = (hit) => typeof hit.probability === "number";
+
+/** Lengths of the bars: probabilities, or scores relative to the best, as these are comparable within one list only. */
 function shares(hits) {
+  if (hits.every(isKnown)) return hits.map((hit) => hit.probability);
   const scores = hits.map((hit) => hit.score ?? 0);
   const [least, most] = [Math.min(...scores), Math.max(...scores)];
   if (most > 0) return scores.map((score) => score / most);
   return scores.map((score) => (most > least ? 0.15 + (0.85 * (score - least)) / (most - least) : 1));
 }
 
-function score(value, share) {
+function score(hit, share) {
   const fill = h("i");
   fill.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
-  const label = value === null ? "–" : value.toFixed(3);
-  return h("span", { class: "score" },
+  const value = hit.score === null ? "–" : hit.score.toFixed(3);
+  return h("span", { class: "score", title: isKnown(hit) ? `Score ${value}` : null },
     h("span", { class: "bar", "aria-hidden": "true" }, fill),
-    h("span", { class: "num" }, h("span", { class: "visually-hidden" }, "score "), label));
+    h("span", { class: "num" }, h("span", { class: "visually-hidden" }, isKnown(hit) ? "probability " : "score "),
+      isKnown(hit) ? percent(hit.probability) : value));
+}
+
+/** Add a hit to the query, subtract it, or search for more like it. */
+function actions(hit, state, label) {
+  const part = (sign, shown, name) => h("button", {
+    type: "button", "data-sign": sign, "data-id": hit.id, title: name, "aria-label": `${name}: ${isolated(label)}`,
+  }, shown);
+  return h("p", { class: "hit-actions" },
+    h("a", { href: write(toSimilar(state, hit)), "data-similar": hit.id, "data-view": hit.view, "aria-label": `More like this: ${isolated(label)}` }, "More like this"),
+    part("plus", "+", "Add to the query"), part("minus", "−", "Subtract from the query"));
 }
 
 const ownMark = (label) =>
@@ -27,7 +41,7 @@ const ownMark = (label) =>
 /** What an item of the first view has in place of an image: its text, or the name of its file. */
 export const ownText = (item) => item.text || item.file_name;
 
-const captionOf = (item) => item.captions?.find((each) => each.text)?.text ?? "";
+export const captionOf = (item) => item.captions?.find((each) => each.text)?.text ?? "";
 
 /** An item of the first view as an image, or as text: its own, its caption, or its id. */
 export function frame(item, { lazy = true, whole = false } = {}) {
@@ -62,10 +76,12 @@ const download = (item) => (item.media === "file" && item.file_url
 export const showItem = (item, options) => (isPlayed(item) ? player(item.media, api.file(item.id), item.file_name, "metadata")
   : [frame(item, options), download(item)]);
 
-export function images(hits, state, own) {
+/** Hits as a list; ``from``: leave out those before; ``plain``: without actions. */
+export function images(hits, state, own, { from = 0, plain = false } = {}) {
   const bars = shares(hits);
   const wide = hits.some(isPlayed);
-  return h("ol", { class: wide ? "grid players" : "grid" }, hits.map((hit, place) => {
+  return h("ol", { class: wide ? "grid players" : "grid" }, hits.slice(from).map((hit, at) => {
+    const place = from + at;
     const caption = captionOf(hit);
     const mine = own.has(hit.id) ? ownMark("its own") : null;
     // A player has buttons of its own, which a link must not contain.
@@ -77,22 +93,24 @@ export function images(hits, state, own) {
         played ? null : h("span", { class: "tile-image" }, frame(hit, { lazy: place > 11 }), markBelow ? null : mine),
         markBelow,
         h("span", { class: "tile-caption", dir: "auto" }, caption || hit.id),
-        score(hit.score, bars[place])),
-      download(hit));
+        score(hit, bars[place])),
+      download(hit),
+      plain ? null : actions(hit, state, caption || hit.id));
   }));
 }
 
-export function captions(hits, state, own) {
+export function captions(hits, state, own, { from = 0, plain = false } = {}) {
   const bars = shares(hits);
   const seen = hits.some((hit) => hit.thumbnail);
-  return h("ol", { class: seen ? "lines" : "lines without-images" }, hits.map((hit, place) => {
+  return h("ol", { class: seen ? "lines" : "lines without-images" }, hits.slice(from).map((hit, at) => {
     const mine = own.has(hit.id);
     return h("li", { class: mine ? "own" : "" },
       h("a", { class: "line", href: write(toCaption(state, hit.id)), "data-caption": hit.id },
         hit.thumbnail ? h("img", { src: hit.thumbnail, alt: "", loading: "lazy", width: 56, height: 56 })
           : seen && h("span", { class: "blank", "aria-hidden": "true" }),
         h("span", { class: "line-text" }, h("bdi", {}, hit.text ?? hit.id), mine ? ownMark("its own") : null),
-        score(hit.score, bars[place])));
+        score(hit, bars[from + at])),
+      plain ? null : actions(hit, state, hit.text ?? hit.id));
   }));
 }
 

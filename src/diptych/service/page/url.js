@@ -2,22 +2,38 @@
 
 export const STEP = 12;
 
-const FILTER = "where.";
+/** Filters by metadata: a value, the least, and the most, of each key. */
+const FILTERS = ["where", "from", "to"];
+
+export const NO_FILTER = { where: {}, from: {}, to: {}, filter: "", least: null };
+
+const numberIn = (text, most) => {
+  const value = Number.parseFloat(text ?? "");
+  return value > 0 && value <= most ? value : null;
+};
 
 export function read(location) {
   const query = new URLSearchParams(location.search);
-  const filters = [...query].filter(([name]) => name.startsWith(FILTER));
-  const where = Object.fromEntries(filters.map(([name, value]) => [name.slice(FILTER.length), value]));
-  const k = Number.parseInt(query.get("k") ?? "", 10);
+  const keyed = (prefix) => Object.fromEntries(
+    [...query].filter(([name]) => name.startsWith(prefix)).map(([name, value]) => [name.slice(prefix.length), value]));
+  const parts = [...query].flatMap(([name, value]) => {
+    const [, sign, isId] = /^(plus|minus)(\.id)?$/.exec(name) ?? [];
+    return sign && value.trim() ? [{ sign, [isId ? "id" : "text"]: value }] : [];
+  });
+  const [caption, image] = [query.get("caption"), query.get("image")];
   return {
     model: location.hash === "#model",
     q: query.get("q") ?? "",
-    caption: query.get("caption"),
-    image: query.get("image"),
+    caption,
+    image,
     input: query.get("input") ?? "",
+    similar: query.get("similar") === "1" && Boolean(image || caption),
+    parts,
     compare: query.get("compare") === "1",
-    k: Number.isFinite(k) && k > 0 ? k : STEP,
-    where,
+    k: Math.floor(numberIn(query.get("k"), Infinity) ?? 0) || STEP,
+    filter: query.get("filter") ?? "",
+    least: numberIn(query.get("least"), 1),
+    ...Object.fromEntries(FILTERS.map((name) => [name, keyed(`${name}.`)])),
   };
 }
 
@@ -27,18 +43,35 @@ export function write(state) {
   else if (state.input) query.set("input", state.input);
   else if (state.caption) query.set("caption", state.caption);
   else if (state.q) query.set("q", state.q);
+  if (state.similar) query.set("similar", "1");
+  for (const { sign, text, id } of state.parts) query.append(id ? `${sign}.id` : sign, id ?? text);
   if (state.compare) query.set("compare", "1");
   if (state.k !== STEP) query.set("k", state.k);
-  for (const [name, value] of Object.entries(state.where)) query.set(FILTER + name, value);
+  for (const name of FILTERS) {
+    for (const [key, value] of Object.entries(state[name])) query.set(`${name}.${key}`, value);
+  }
+  if (state.filter) query.set("filter", state.filter);
+  if (state.least) query.set("least", state.least);
   const search = query.toString();
   return `./${search ? `?${search}` : ""}${state.model ? "#model" : ""}`;
 }
 
 export const withoutQuery = (state) => ({
-  ...state, model: false, q: "", caption: null, image: null, input: "", upload: null, k: STEP,
+  ...state, model: false, q: "", caption: null, image: null, input: "", upload: null, similar: false, parts: [], k: STEP,
 });
 
 export const toImage = (state, id) => ({ ...withoutQuery(state), image: id });
 export const toCaption = (state, id) => ({ ...withoutQuery(state), caption: id });
 export const toInput = (state, input) => ({ ...withoutQuery(state), input });
 export const toText = (state, q) => ({ ...withoutQuery(state), q });
+export const toSimilar = (state, { view, id }) =>
+  ({ ...(view === "image" ? toImage : toCaption)(state, id), similar: true, compare: false });
+
+/** Add a part to the query, in place of the same one with either sign. */
+export const withPart = (state, part) => ({ ...withoutPart(state, part), parts: [...withoutPart(state, part).parts, part] });
+
+export const withoutPart = (state, { text, id }) =>
+  ({ ...state, k: STEP, parts: state.parts.filter((each) => each.text !== text || each.id !== id) });
+
+export const isFiltered = (state) =>
+  Boolean(state.filter || state.least || FILTERS.some((name) => Object.keys(state[name]).length));
