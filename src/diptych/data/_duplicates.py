@@ -68,8 +68,7 @@ def center_rows(rows: Floats) -> None:
     n = len(rows)
     if n < FEW_ROWS:
         return
-    mean = sum(np.sum(rows[start : start + _ROWS], axis=0, dtype=np.float64) for start in range(0, n, _ROWS))
-    mean = mean / n
+    mean = np.mean(rows, axis=0, dtype=np.float64)
     for start in range(0, n, _ROWS):
         block = rows[start : start + _ROWS] - mean
         at_mean = np.linalg.norm(block, axis=1) < _AT_MEAN
