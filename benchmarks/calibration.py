@@ -35,7 +35,6 @@ from sklearn.linear_model import LogisticRegression  # noqa: E402
 
 from diptych import Retriever  # noqa: E402
 from diptych.retrieval._calibration import BEST, JUDGED, calibration_error, reliability  # noqa: E402
-from diptych.retrieval._items import NO_MATCH  # noqa: E402
 from diptych.text import HKSE  # noqa: E402
 from short_queries import find_nouns, load_minilm  # noqa: E402
 
@@ -132,11 +131,10 @@ class Measured:
         }
 
 
-def describe_decisions(present: dict, absent: dict) -> str:
+def describe_decisions(own: Measured, present: dict, absent: dict) -> str:
     """Return the shares of queries with and without a right item that are told to have none."""
     sure = present["match_probability"], absent["match_probability"]
-    shares = [[f"{np.mean(each < limit):.2f}" for each in sure] for limit in (NO_MATCH, 0.5)]
-    return f"{', '.join(shares[0])} (at one half: {', '.join(shares[1])})"
+    return ", ".join(f"{np.mean(each < own.calibration.config.no_match):.2f}" for each in sure)
 
 
 def platt_of_scores(scores: Scores):
@@ -201,7 +199,7 @@ def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
             row[f"own removed: AUROC of {method}"] = interval(
                 lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), scores.image
             )
-        row["own removed: no_match with, without"] = describe_decisions(present, absent)
+        row["own removed: no_match with, without"] = describe_decisions(own, present, absent)
         if task == "search":
             features, number = encode(texts, words), np.arange(len(words))
             with_all = own.compare(features, test[0], relevant, number)
@@ -211,7 +209,7 @@ def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
                 row[f"one word: AUROC of {method}"] = interval(
                     lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), with_all.image
                 )
-            row["one word: no_match with, without"] = describe_decisions(present, absent)
+            row["one word: no_match with, without"] = describe_decisions(own, present, absent)
             row["words"] = len(words)
         panels[f"{name}, {preset}: {task}"] = reliability(
             probabilities.ravel(), scores.right[:, :JUDGED].ravel()

@@ -452,7 +452,7 @@ def test_probabilities_are_shown_where_they_are_known(calibrated, monkeypatch):
     assert lines[0] == "row 0"
     assert lines[1].split() == ["score", "probability", "item"]
     assert lines[2].split() == [f"{good[0].score:.3f}", f"{good[0].probability:.3f}", good[0].id]
-    assert lines[8].startswith("no good match: none of the items is likely to fit (probability of a match: ")
+    assert lines[8] == "no good match: probably none of the items fits"
     limit = f"{good[0].probability / 2:.6f}"
     likely = run_json("search", "m", "--features", "y.npy", "-k", 5, "--min-probability", limit)["answers"]
     kept = [hit for hit in good if hit.probability >= float(limit)]

@@ -14,6 +14,7 @@ from diptych.report import draw_reliability
 from diptych.retrieval import Hit, Hits, Item
 from diptych.retrieval._calibration import (
     BEST,
+    FALSE_ALARMS,
     FEWEST_IMAGES,
     CalibrationConfig,
     Measured,
@@ -43,6 +44,7 @@ CONFIGS = st.builds(
     st.floats(-1, 1),
     MAPS,
     st.tuples(*(st.floats(-50, 50) for _ in range(4))),
+    st.just(0.25),
     st.just(MEASURED),
 )
 CALIBRATIONS = CONFIGS.map(lambda config: TaskCalibration(config, np.empty((0, 3))))
@@ -104,7 +106,7 @@ def test_scores_after_the_best_do_not_count(calibration, scores):
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=50), st.floats(-1, 1))
 def test_one_more_competitor_makes_every_hit_less_likely(scores, other):
-    config = CalibrationConfig(1, 20.0, 0.0, ScoreMap(1.0, 0.0), (1.0, -1.0, 0.0, 0.0), MEASURED)
+    config = CalibrationConfig(1, 20.0, 0.0, ScoreMap(1.0, 0.0), (1.0, -1.0, 0.0, 0.0), 0.25, MEASURED)
     calibration = TaskCalibration(config, np.empty((0, 3)))
     before = np.sort(scores)[::-1]
     after = np.sort([*scores, other])[::-1]
@@ -115,7 +117,7 @@ def test_one_more_competitor_makes_every_hit_less_likely(scores, other):
 
 def test_a_softmax_is_the_special_case_of_one_right_item():
     scores = np.sort(np.random.default_rng(0).normal(size=(4, 50)), axis=1)[:, ::-1]
-    config = CalibrationConfig(1, 3.0, -100.0, ScoreMap(1.0, 0.0), (1.0, -1.0, 0.0, 0.0), MEASURED)
+    config = CalibrationConfig(1, 3.0, -100.0, ScoreMap(1.0, 0.0), (1.0, -1.0, 0.0, 0.0), 0.25, MEASURED)
     calibration = TaskCalibration(config, np.empty((0, 3)))
     softmax = np.exp(3 * scores) / np.exp(3 * scores).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(
@@ -174,6 +176,40 @@ def test_probabilities_are_right_on_average_in_galleries_of_any_size(n, captions
         assert own.pairs == 300 * captions
 
 
+def search_best(calibration, queries, items):
+    own = calibration["search"]
+    best = -np.sort(-(queries @ items.T), axis=1)[:, :BEST]
+    return own, own.probabilities(best, queries @ own.reference.T.astype(np.float64))[1]
+
+
+def test_few_queries_with_a_right_item_are_told_to_have_none():
+    """Also among items that the model was fitted on, which are nearer to every query here."""
+    (x, y), owner = make_unit_views(0, 400, 2, 1.0)
+    rng, known = np.random.default_rng(2), []
+    for rows in (x, y):
+        near = rows[rng.integers(len(rows), size=1000)] + 0.5 * rng.normal(size=(1000, 24))
+        known.append(1.1 * near / np.linalg.norm(near, axis=1, keepdims=True))
+    with_known, without = (
+        fit_calibration(Plain(), x, y, owner, "drawn", known=own) for own in (tuple(known), None)
+    )
+    (x, y), _ = make_unit_views(5, 400, 2, 1.0)
+    for items in (x, np.vstack([x, known[0]])):
+        told, before = (
+            np.mean(match < own.config.no_match)
+            for own, match in (search_best(each, y, items) for each in (with_known, without))
+        )
+        # The standard error of a share of one in twenty among 400 images is 0.011.
+        assert told < FALSE_ALARMS + 2 * 0.011
+        assert told < before
+
+
+def test_nothing_is_said_of_matches_where_scores_do_not_tell():
+    (x, y), owner = make_unit_views(0, 300, 1, 30.0)
+    own, match = search_best(fit_calibration(Plain(), x, y, owner, "drawn"), y, x)
+    assert match is None
+    assert own.config.match is None
+
+
 def test_no_match_is_true_where_the_right_item_is_missing(calibrated):
     retriever, x, y, pairing = calibrated
     test = [str(row) for row in range(360, 480)]
@@ -182,7 +218,8 @@ def test_no_match_is_true_where_the_right_item_is_missing(calibrated):
     absent = [retriever.search(y[row], where=[i for i in test if i != str(pairing[row])]) for row in rows]
     likely, unlikely = (np.array([h.match_probability for h in hits]) for hits in (present, absent))
     assert likely.mean() > unlikely.mean() + 0.01
-    assert all(hits.no_match == (hits.match_probability < 0.25) for hits in (*present, *absent))
+    limit = retriever.fitted.calibration["search"].config.no_match
+    assert all(hits.no_match == (hits.match_probability < limit) for hits in (*present, *absent))
     nothing = retriever.search(y[0], where={"split": "none of them"})
     assert len(nothing) == 0
     assert nothing.match_probability == 0.0
@@ -232,7 +269,8 @@ def test_plain_data_of_hits():
     assert Hit(item, 0.5, 0.25).to_json() == {"score": 0.5, "probability": 0.25, "id": "7", "view": "image"}
     assert "probability" not in Hit(item, 0.5).to_json()
     assert Hits().no_match is None
-    assert Hits(match_probability=0.25).no_match is False
+    page = Hits([Hit(item, 0.5)] * 3, match_probability=0.25, no_match=True).page(1, 1)
+    assert (page.match_probability, page.no_match, page.more) == (0.25, True, True)
 
 
 def test_what_is_known_of_the_probabilities(calibrated, tmp_path):
@@ -324,7 +362,7 @@ def test_a_model_from_elsewhere_can_be_calibrated(make, views, tmp_path):
     after = fitted.search(y[5], k=9)
     assert [hit.id for hit in after] == [hit.id for hit in before]
     assert all(0 <= hit.probability <= 1 for hit in after)
-    assert after.no_match is not None
+    assert (after.no_match is None) == (fitted.fitted.calibration["search"].config.match is None)
     assert fitted.info()["calibration"]["search"]["on"] == "the pairs that calibrate was given"
     fitted.save(tmp_path / "model")
     for loaded in (Retriever.load(tmp_path / "model"), Retriever.load(tmp_path / "model", mmap=True)):

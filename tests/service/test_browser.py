@@ -972,7 +972,7 @@ def test_probabilities_are_shown_where_they_are_known(visit_dated, dated, width)
     page.wait_for_url("**least=0.1*")
     check_width(page, width)
     page.goto(page.url.partition("?")[0] + f"?q={unsure}")
-    page.locator(".no-match", has_text="No good match: none of the images is likely to fit").wait_for()
+    page.locator(".no-match", has_text="No good match: probably none of the images fits").wait_for()
     assert "No good match" in page.locator("#announcement").inner_text()
     assert len(shown_ids(page)) == page.locator(".unlikely .tile").count() == 12
     check_width(page, width)

@@ -420,8 +420,7 @@ def _print_hits(
         return
     for name, hits in zip(names, results, strict=True):
         if isinstance(hits, Hits) and hits.no_match:
-            likely = f"{100 * (hits.match_probability or 0):.0f} %"
-            name += f"\nno good match: none of the items is likely to fit (probability of a match: {likely})"
+            name += "\nno good match: probably none of the items fits"
         columns = {"score": [f"{hit.score:.3f}" for hit in hits]}
         known = [getattr(hit, "probability", None) for hit in hits]
         if hits and None not in known:

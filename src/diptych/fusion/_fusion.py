@@ -260,8 +260,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-    ) -> tuple[FittedFusion, Pairs]:
-        """Fit as ``fit`` does; return a model that has not seen the validation pairs, and those pairs.
+    ) -> tuple[FittedFusion, Pairs, Pairs]:
+        """Fit as ``fit`` does; return a model that has not seen validation pairs, those, and the others.
 
         Where the chosen models are fitted again on all pairs, it is what they were before.
         """
@@ -279,10 +279,10 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         device: str | None,
         checkpoint: str | os.PathLike[str] | None,
         keep: bool = False,
-    ) -> tuple[FittedFusion, Pairs] | None:
+    ) -> tuple[FittedFusion, Pairs, Pairs] | None:
         start, settings = time.perf_counter(), self._settings()
         training, held_out, description = self._split(given, validation)
-        unseen = held_out
+        unseen, seen = held_out, training
         parts = self._make_parts(settings["parts"], training)
         where = partial(sum_pairs, precision=self.precision, engine=engine, device=device)
         with progress_bar("choosing normalisations"):
@@ -333,7 +333,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             return None
         model = FittedFusion(self.preset, grid=self.grid)
         model.__dict__.update(made if before is None else before)
-        return model, unseen
+        return model, unseen, seen
 
     def _make_models(
         self,

@@ -424,7 +424,8 @@ def _scores(facts: Card) -> Iterator[str]:
         "The probability of a hit is how likely it is right, if the gallery that was searched has a right "
         "item at all. It takes the size of the gallery into account, never changes the order, and can be "
         "compared between queries. Each query also has a probability that there is a right item, as if half "
-        "of all queries had one; below one quarter, `no_match` is true."
+        "of all queries had one. `no_match` is true where that is so small that at most one in twenty "
+        "held-out queries with a right item are told so."
     )
     yield _table(
         (

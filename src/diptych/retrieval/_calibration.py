@@ -19,8 +19,9 @@ query's 100th hit would exceed tells how large a gallery of such items would be;
 mean of the :math:`m`, and of some more, best scores lies above that of as large a share of the reference.
 
 The map and :math:`\beta` are fitted on held-out pairs, in galleries of all of them, of a fifth, and of a
-twenty-fifth; the match in halves of these, with the other half as reference. scikit-learn is used for that
-only: what is stored and applied are plain numbers.
+twenty-fifth; the match in halves of these, with the other half as reference, and in a half together with
+items that the model was fitted on, which most galleries have and which score higher. scikit-learn is used for
+that only: what is stored and applied are plain numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import numpy as np
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, count, plural
 from diptych._persistence import Schema
 from diptych.retrieval._embedding import Embedding
-from diptych.retrieval._items import QUERIED, SEARCHED, View
+from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -52,7 +53,14 @@ BINS = 15
 FEWEST_IMAGES = 100
 """Held-out images with texts; from fewer, probabilities were off by more than 0.1 in larger galleries."""
 
+KNOWN = 5000
+"""Items that the model was fitted on, in the galleries in which matches are learned."""
+
+FALSE_ALARMS = 0.05
+"""The share of held-out queries with a right item that are told to have none, at most, in any gallery."""
+
 _FITTED = 30  # best items of a query that the map is fitted on
+_WITH_KNOWN = 0  # in place of a number of parts
 _PARTS = (1, 5, 25)  # galleries: everything that is held out, parts of a fifth and of a twenty-fifth
 _REFERENCE = 1000  # most items of the reference
 _TAIL, _MORE = 20, 19  # of the reference's best, how many show its tail; further hits that show a match
@@ -117,7 +125,8 @@ class CalibrationConfig(Schema, frozen=True):
     sharpness: _Above  # β
     background: float  # b
     map: ScoreMap
-    match: tuple[float, float, float, float]  # weights of the features of ``_excess``, and the intercept
+    match: tuple[float, float, float, float] | None  # weights of ``_excess``'s features, and the intercept
+    no_match: _Share  # there is said to be no match below this probability of one
     measured: Measured
 
 
@@ -128,21 +137,24 @@ class TaskCalibration:
     config: CalibrationConfig
     reference: np.ndarray[Any, Any]
 
-    def probabilities(self, scores: Floats, reference: Floats) -> tuple[Floats, Floats]:
+    def probabilities(self, scores: Floats, reference: Floats) -> tuple[Floats, Floats | None]:
         """Return the probability of every hit, and for each query that there is a right item at all.
+
+        The second is None if scores do not tell, as held-out queries showed.
 
         ``scores`` has a row for each query, best first, with −∞ where there are no more items. The first
         ``BEST`` count; with fewer columns, there must be no more items. ``reference`` has the scores of the
         reference. That there is a right item is as likely as it would be if half of all queries had one.
         """
         if scores.shape[1] == 0:
-            return np.empty(scores.shape), np.zeros(len(scores))
+            return np.empty(scores.shape), None if self.config.match is None else np.zeros(len(scores))
         own, found = self.config, np.isfinite(scores[:, 0])
         rows = np.where(found[:, None], scores, own.background)
-        excess = _excess(rows[:, :BEST], reference, own.right)
-        there = _sigmoid(excess @ own.match[:-1] + own.match[-1])
-        evidence = _evidence(rows, own.sharpness, own.right, own.background)
-        return own.map(evidence), np.where(found, there, 0.0)
+        likely = own.map(_evidence(rows, own.sharpness, own.right, own.background))
+        if own.match is None:
+            return likely, None
+        there = _match(_excess(rows[:, :BEST], reference, own.right), own.match)
+        return likely, np.where(found, there, 0.0)
 
     def describe(self) -> dict[str, Any]:
         """Return what people want to know of it, as plain data."""
@@ -169,11 +181,13 @@ def fit_calibration(
     on: str,
     names: ViewNames = IMAGE_AND_TEXT,
     final: Embedding | None = None,
+    known: tuple[Any, Any] | None = None,
 ) -> Calibration:
     """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on.
 
     ``on`` says which pairs they are. ``final`` is the embedding that the probabilities are for, if the model
-    was then fitted on these pairs too.
+    was then fitted on these pairs too. ``known`` are features of some items of both views that the model was
+    fitted on.
     """
     owners = np.asarray(pairing)
     images = np.unique(owners)
@@ -195,7 +209,8 @@ def fit_calibration(
         queries = embedding.queries(features[queried][rows], task)
         items = embedding.items(features[searched], task)[0]
         owners_of = owner[queried][rows], owner[searched]
-        galleries, matches, background = _score(embedding, queries, items, *owners_of)
+        fitted_on = None if known is None else embedding.items(known[VIEWS.index(searched)], task)[0]
+        galleries, matches, background = _score(embedding, queries, items, *owners_of, fitted_on)
         right, about = max(1, round(len(items) / len(images))), (on, len(captions), len(rows), len(items))
         try:
             config = _fit_task(galleries, matches, owners_of[0], right, background, about)
@@ -225,31 +240,44 @@ class _Match:
 
 
 def _score(
-    embedding: Embedding, queries: Any, items: Any, query_owner: Any, item_owner: Any
+    embedding: Embedding, queries: Any, items: Any, query_owner: Any, item_owner: Any, known: Any = None
 ) -> tuple[list[_Gallery], list[_Match], float]:
     """Score every query in a gallery of everything, and in parts of it that have its own right items.
 
     Return the galleries, those of halves with the other half as reference, and the score that one in twenty
-    wrong items exceeds.
+    wrong items exceeds. The last of the halves has ``known`` items too, if there are any.
     """
     right_items, limits = np.bincount(item_owner), list[float]()
     most, width = len(right_items) // _SMALLEST, min(BEST + int(right_items.max()), len(items))
     # Images are in random order, so that their places make random parts.
     sizes = [*_PARTS, *(2 * parts for parts in _PARTS)]
     best: dict[int, list[tuple[Floats, Bools]]] = {parts: [] for parts in sizes if parts <= most}
+    if known is not None:
+        best[_WITH_KNOWN] = []
     references = []
+
+    def keep_best(values: Floats, right: Bools) -> tuple[Floats, Bools]:
+        first = np.argpartition(-values, width - 1, axis=1)[:, :width]
+        order = np.argsort(-np.take_along_axis(values, first, 1), axis=1, kind="stable")
+        first = np.take_along_axis(first, order, 1)
+        return np.take_along_axis(values, first, 1), np.take_along_axis(right, first, 1)
+
     for start in range(0, len(queries), _BLOCK):
         some = slice(start, start + _BLOCK)
         scores = np.asarray(embedding.scores(queries[some] @ items.T, queries[some]), np.float64)
         right = query_owner[some, None] == item_owner[None, :]
         limits.append(float(np.quantile(scores[~right], 0.95)))
         for parts, found in best.items():
-            near = query_owner[some, None] % parts == item_owner[None, :] % parts
+            modulus = parts or 2
+            near = query_owner[some, None] % modulus == item_owner[None, :] % modulus
             values = np.where(near, scores, -np.inf)
-            first = np.argpartition(-values, width - 1, axis=1)[:, :width]
-            order = np.argsort(-np.take_along_axis(values, first, 1), axis=1, kind="stable")
-            first = np.take_along_axis(first, order, 1)
-            found.append((np.take_along_axis(values, first, 1), np.take_along_axis(right, first, 1)))
+            if parts == _WITH_KNOWN:
+                others = np.asarray(embedding.scores(queries[some] @ known.T, queries[some]), np.float64)
+                found.append(
+                    keep_best(np.hstack([values, others]), np.hstack([right, np.zeros(others.shape, bool)]))
+                )
+            else:
+                found.append(keep_best(values, right))
         for row, own in zip(scores, query_owner[some] % 2, strict=True):
             other = row[item_owner % 2 != own]
             references.append(other[:: max(1, -(-len(other) // _REFERENCE))])
@@ -291,18 +319,23 @@ def _fit_task(
             judged[method][test] = fit(*hits, least)(evidence[0][test, :JUDGED])
         weights = _fit_match(excesses, train)
         for values, own in zip((present, absent), excesses[0], strict=True):
-            values[test] = own[test] @ weights[:-1] + weights[-1]
+            values[test] = _match(own[test], weights)
     truth = galleries[0].right[:, :JUDGED]
     method = min(_METHODS, key=lambda each: _log_loss(judged[each], truth))
     bins = reliability(judged[method].ravel(), truth.ravel())
     every = np.ones(len(owner), bool)
+    match, area = _fit_match(excesses, every), _area(present, absent)
+    limit = min(float(np.quantile(_match(with_right, match), FALSE_ALARMS)) for with_right, _ in excesses)
+    # Two standard errors of the area if there were nothing to see; queries of an image count as one.
+    tells = area > 0.5 + 2 * np.sqrt(1 / (6 * len(np.unique(owner))))
     return CalibrationConfig(
         right,
         sharpness,
         background,
         _METHODS[method](*_training_hits(evidence, galleries, every), least),
-        _fit_match(excesses, every),
-        Measured(*about, calibration_error(bins), _area(present, absent), bins),
+        match if tells else None,
+        limit,
+        Measured(*about, calibration_error(bins), area, bins),
     )
 
 
@@ -344,7 +377,7 @@ def _excess(scores: Floats, reference: Floats, right: int) -> Floats:
     As many of the reference are averaged as correspond to a gallery in which the last of ``scores`` has its
     rank. Beyond the best of the reference, its tail is continued as an exponential one.
     """
-    ordered = -np.sort(-reference, axis=1)
+    ordered = -np.sort(-reference, axis=1)[:, right:]  # those may be right themselves, if the query is old
     n, size = np.isfinite(scores).sum(axis=1), ordered.shape[1]
     tail = np.maximum(ordered[:, :_TAIL].mean(axis=1) - ordered[:, min(_TAIL, size) - 1], 1e-12)
     last = np.take_along_axis(scores, n[:, None] - 1, 1)
@@ -365,6 +398,11 @@ def _excess(scores: Floats, reference: Floats, right: int) -> Floats:
         expected = expected - tail * np.log(np.minimum(place, 1))
         features.append(usable.sum(axis=1) / own - expected)
     return np.stack([*features, -np.log(share)], axis=1)
+
+
+def _match(excess: Floats, weights: tuple[float, ...]) -> Floats:
+    """Return how likely there is a right item."""
+    return _sigmoid(excess @ np.array(weights[:-1]) + weights[-1])
 
 
 def _sigmoid(values: Floats) -> Floats:

@@ -42,7 +42,7 @@ from diptych.data._duplicates import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality
-from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
+from diptych.retrieval._calibration import FEWEST_IMAGES, KNOWN, Calibration, fit_calibration
 from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
@@ -61,8 +61,8 @@ NO_HELD_OUT = (
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
 
-Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part]
-"""A model, and pairs that it was not fitted on."""
+Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part, tuple[Any, Any] | None]
+"""A model, pairs that it was not fitted on, and some features of both views that it was fitted on."""
 
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
@@ -188,7 +188,7 @@ def fit_model(
         moments = _fit_awcca(model, training, validation, facts, names, where)
         model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
         if validation is not None:
-            unseen = model, validation
+            unseen = model, validation, (some_rows(training[0], KNOWN), some_rows(training[1], KNOWN))
     outliers = {
         view: OutlierDetector.fit(rows, how)
         for view, rows, how in zip(VIEWS, training[:2], normalize, strict=True)
@@ -207,7 +207,8 @@ def fit_model(
             unseen = _fit_without(model, moments.total, training, where)
         on = _describe_held_out(training, validation, share, names)
         final = embedding_of(model)
-        calibration = fit_calibration(embedding_of(unseen[0]), *unseen[1], on, names, final)
+        seen, held_out, known = unseen
+        calibration = fit_calibration(embedding_of(seen), *held_out, on, names, final, known)
     facts["seconds"]["probabilities"] = round(time.perf_counter() - begun, 3)
     facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
     facts["quality"] = describe_quality(facts)
@@ -219,12 +220,14 @@ def refit_model(
     new: Moments,
     validation: tuple[Any, ...] | None,
     held_out: tuple[str, Part] | None,
+    known: tuple[Any, Any] | None,
     names: ViewNames,
 ) -> Fitted:
     """Return a model fitted on the training pairs of another and on new pairs, both by their moments.
 
     The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
-    pairs to select on again. Probabilities are measured on the pairs ``held_out``, which are described first.
+    pairs to select on again. Probabilities are measured on the pairs ``held_out``, which are described first,
+    also among ``known`` training items.
     """
     assert fitted.load_moments is not None
     before = fitted.load_moments()
@@ -248,7 +251,7 @@ def refit_model(
     calibration: Calibration = NO_HELD_OUT
     if held_out is not None:
         on, pairs = held_out
-        calibration = fit_calibration(embedding_of(model), *pairs, on, names)
+        calibration = fit_calibration(embedding_of(model), *pairs, on, names, known=known)
     return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
 
 
@@ -374,7 +377,7 @@ def _fit_fusion(
     names: ViewNames,
     where: dict[str, Any],
 ) -> Unseen:
-    """Fit a fusion; return it as it was before it was fitted on held-out pairs too, and those pairs."""
+    """Fit a fusion; return it as it was before it was fitted on held-out pairs too, with those pairs."""
 
     def blocks(part: Part) -> Part:
         x, y, pairing = part
@@ -382,7 +385,7 @@ def _fit_fusion(
         return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
 
     start = time.perf_counter()
-    unseen, (x, y, pairing) = model.fit_unseen(
+    unseen, held_out, seen = model.fit_unseen(
         blocks(training), None if validation is None else blocks(validation), **where
     )
     facts["seconds"]["selection and models"] = round(time.perf_counter() - start, 3)
@@ -392,15 +395,17 @@ def _fit_fusion(
         "metric": "r@1",
         **{task: float(selected[task]["recall"]["r@1"]) for task in TASKS},
     }
-    joined = (
-        np.concatenate([np.asarray(own[name]) for name in fusion_layout(unseen, view)], axis=1)
-        for view, own in zip(VIEWS, (x, y), strict=True)
-    )
-    return unseen, (next(joined), next(joined), pairing)
+
+    def join(view: View, own: Mapping[str, Any], most: int | None = None) -> Any:
+        blocks = (some_rows(own[name], most) for name in fusion_layout(unseen, view))
+        return np.concatenate([np.asarray(block) for block in blocks], axis=1)
+
+    pairs = join("image", held_out[0]), join("text", held_out[1]), held_out[2]
+    return unseen, pairs, (join("image", seen[0], KNOWN), join("text", seen[1], KNOWN))
 
 
 def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, Any]) -> Unseen:
-    """Hold out a share of the training images; return the model fitted on the others, and those pairs.
+    """Hold out a share of the training images; return a model fitted on the others, with those pairs.
 
     It has the parameters of ``model``, which was fitted on pairs of ``total`` weight.
     """
@@ -408,12 +413,18 @@ def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, An
     rest, held_out = hold_out(pairing, len(x), _HELD_OUT, 0)
     pairs = x[held_out.images], y[held_out.captions], held_out.pairing
     if len(held_out.images) < FEWEST_IMAGES:
-        return model, pairs  # too few to measure probabilities on
+        return model, pairs, None  # too few to measure probabilities on
     prepare = Preparation(model.normalize, model.precision, where["device"])
     moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.captions), prepare, engine=where["engine"])
     with one_blas_thread():
         unseen = _copy_model(model).refit_moments(moments, total)
-    return _copy_model(unseen), pairs
+    known = (own[some_rows(kept, KNOWN)] for own, kept in ((x, rest.images), (y, rest.captions)))
+    return _copy_model(unseen), pairs, (next(known), next(known))
+
+
+def some_rows(rows: Any, most: int | None) -> Any:
+    """Return at most so many rows, evenly spaced; None: all."""
+    return rows if most is None else rows[:: max(1, -(-len(rows) // most))]
 
 
 def _copy_model(model: AWCCA) -> AWCCA:

@@ -33,10 +33,6 @@ QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
 
-NO_MATCH = 0.25
-"""Below so large a ``match_probability`` there is said to be no match. At one half, four in ten queries that
-have a right item among a thousand would be told that they have none (``benchmarks/calibration.py``)."""
-
 MAX_LINE = 2**20
 """Characters of one item in a file; a longer line is refused."""
 
@@ -137,15 +133,18 @@ class Hits(list[Hit]):
         for queries by features, and for encoders that cannot tell.
     match_probability
         How likely it is that the gallery that was searched holds a right item at all, if half of all queries
-        had one. None where hits have no probability.
+        had one. None where hits have no probability, or where scores do not tell.
+    no_match
+        Whether that is so unlikely that at most one in twenty queries with a right item are told so. None
+        where it is not known.
     more
         Whether there are further hits after these, to be had with ``offset``.
 
     Examples
     --------
-    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.1)
+    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.6, no_match=False)
     >>> hits[0].id, hits.ignored_words, hits.no_match, hits.more
-    ('7', ('qwrtz',), True, False)
+    ('7', ('qwrtz',), False, False)
     """
 
     def __init__(
@@ -154,11 +153,12 @@ class Hits(list[Hit]):
         ignored_words: Iterable[str] = (),
         *,
         match_probability: float | None = None,
+        no_match: bool | None = None,
         more: bool = False,
     ) -> None:
         super().__init__(hits)
         self.ignored_words = tuple(ignored_words)
-        self.match_probability = match_probability
+        self.match_probability, self.no_match = match_probability, no_match
         self.more = more
 
     def page(self, offset: int, k: int) -> Hits:
@@ -168,16 +168,9 @@ class Hits(list[Hit]):
             self[offset:end],
             self.ignored_words,
             match_probability=self.match_probability,
+            no_match=self.no_match,
             more=self.more or len(self) > end,
         )
-
-    @property
-    def no_match(self) -> bool | None:
-        """Whether the gallery rather has no right item, at a ``match_probability`` below a quarter.
-
-        None if that is not known.
-        """
-        return None if self.match_probability is None else self.match_probability < NO_MATCH
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
+from diptych.retrieval._calibration import BEST, KNOWN, Calibration, TaskCalibration
 from diptych.retrieval._embedding import (
     CanonicalEmbedding,
     Embedding,
@@ -205,7 +205,8 @@ class Searcher:
         def make() -> Contents:
             nonlocal fitted
             new_moments, held_out = self.new_moments(), self._find_held_out(validation)
-            fitted = refit_model(self.fitted, new_moments, validation, held_out, self.encoders.views)
+            views = self.encoders.views
+            fitted = refit_model(self.fitted, new_moments, validation, held_out, self._sample_known(), views)
             new = Searcher(fitted, self.store, self.encoders)
             return new._contents(
                 new._stored_blocks(), new._stored_sample, self.store.keeps_features, write_model
@@ -226,6 +227,19 @@ class Searcher:
             return new._contents(blocks, new._stored_sample, self.store.keeps_features, write_model)
 
         return fitted, self.store.replace(make, self.version)
+
+    def _sample_known(self) -> tuple[Floats, Floats] | None:
+        """Return features of some stored training items of both views; None if they are not kept."""
+        if not self.store.keeps_features:
+            return None
+        known = []
+        for view in VIEWS:
+            training = (item for item in self.store.items(view) if item.metadata.get("split") == "train")
+            items = list(itertools.islice(training, KNOWN))
+            if not items:
+                return None
+            known.append(self.features_of(view, items))
+        return known[0], known[1]
 
     def _find_held_out(self, validation: tuple[Any, ...] | None) -> tuple[str, tuple[Any, Any, Any]] | None:
         """Return pairs that a refit does not learn from, the given or the stored ones, and which they are."""
@@ -374,10 +388,17 @@ class Searcher:
             ]
         reference = self.embedding.scores(queries @ calibration.reference.T, queries)
         likely, there = calibration.probabilities(scores.astype(np.float64), reference.astype(np.float64))
-        rows = zip(matches, scores.tolist(), likely.tolist(), there.tolist(), strict=True)
+        unknown: list[None] = [None] * len(matches)
+        any_right = unknown if there is None else there.tolist()
+        none_right = unknown if there is None else (there < calibration.config.no_match).tolist()
+        rows = zip(matches, scores.tolist(), likely.tolist(), any_right, none_right, strict=True)
         return [
-            Hits(map(Hit, (item for item, _ in own[:most]), values, each), match_probability=any_right)
-            for own, values, each, any_right in rows
+            Hits(
+                map(Hit, (item for item, _ in own[:most]), values, each),
+                match_probability=match,
+                no_match=no_match,
+            )
+            for own, values, each, match, no_match in rows
         ]
 
     def _reweight(

@@ -2,7 +2,7 @@
 
 import { api } from "./api.js";
 import { isFiltered, toCaption, toImage, write } from "./url.js";
-import { h, isolated, percent } from "./dom.js";
+import { h, isolated } from "./dom.js";
 import { frame, isPlayed, ownText, player } from "./results.js";
 import { capitalise, many, name, one } from "./words.js";
 
@@ -46,9 +46,8 @@ export function noResults(state, clear) {
 /** Say that probably no item fits the query; null: one may, or it is not known. */
 export function noMatch(result, kind) {
   if (!result.no_match) return null;
-  const chance = typeof result.match_probability === "number" ? ` (probability of a match: ${percent(result.match_probability)})` : "";
   return h("p", { class: "no-match" }, h("strong", {}, "No good match: "),
-    `none of the ${many(kind)} is likely to fit${chance}. The percentages below hold if one does.`);
+    `probably none of the ${many(kind)} fits. The percentages below hold if one does.`);
 }
 
 /** Name the words of a query that the model does not know and ignored; null: none. */
