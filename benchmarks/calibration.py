@@ -332,9 +332,9 @@ NOTE = (
 )
 
 EVERYTHING = (
-    "All images of Flickr8k's training, validation and test splits are searched, with captions that the model "
-    "was not fitted on: of training images (known), of test images (new), and of images drawn from both (any). "
-    "ECE: expected calibration error of the ten best hits, in 15 bins of equal width."
+    "All images of Flickr8k's training, validation and test splits are searched, with captions that the "
+    "model was not fitted on: of training images (known), of test images (new), and of images drawn from "
+    "both (any). ECE: expected calibration error of the ten best hits, in 15 bins of equal width."
 )
 
 if __name__ == "__main__":
