@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -103,6 +114,17 @@ class SupportsArray(Protocol):
     """A tensor or data frame of features."""
 
     def __array__(self) -> np.ndarray[Any, Any]: ...
+
+
+class SearchOptions(TypedDict, total=False):
+    """What ``search`` and ``annotate`` take by name; ``Retriever.search`` explains it."""
+
+    offset: int
+    where: Where | None
+    plus: Parts
+    minus: Parts
+    min_probability: float | None
+    weighting: OtherWeighting | None
 
 
 class Retriever:
@@ -261,45 +283,14 @@ class Retriever:
         return next(self.store.items(ids=[item_id]), None)
 
     @overload
-    def search(
-        self,
-        text: OneText,
-        k: int = 10,
-        *,
-        offset: int = 0,
-        where: Where | None = None,
-        plus: Parts = (),
-        minus: Parts = (),
-        min_probability: float | None = None,
-        weighting: OtherWeighting | None = None,
-    ) -> Hits: ...
+    def search(self, text: OneText, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...
+
+    @overload
+    def search(self, text: ManyTexts, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
 
     @overload
     def search(
-        self,
-        text: ManyTexts,
-        k: int = 10,
-        *,
-        offset: int = 0,
-        where: Where | None = None,
-        plus: Parts = (),
-        minus: Parts = (),
-        min_probability: float | None = None,
-        weighting: OtherWeighting | None = None,
-    ) -> list[Hits]: ...
-
-    @overload
-    def search(
-        self,
-        text: SupportsArray,
-        k: int = 10,
-        *,
-        offset: int = 0,
-        where: Where | None = None,
-        plus: Parts = (),
-        minus: Parts = (),
-        min_probability: float | None = None,
-        weighting: OtherWeighting | None = None,
+        self, text: SupportsArray, k: int = 10, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]: ...
 
     def search(
@@ -354,32 +345,10 @@ class Retriever:
         )
 
     @overload
-    def annotate(
-        self,
-        image: OneImage,
-        k: int = 5,
-        *,
-        offset: int = 0,
-        where: Where | None = None,
-        plus: Parts = (),
-        minus: Parts = (),
-        min_probability: float | None = None,
-        weighting: OtherWeighting | None = None,
-    ) -> Hits: ...
+    def annotate(self, image: OneImage, k: int = 5, **options: Unpack[SearchOptions]) -> Hits: ...
 
     @overload
-    def annotate(
-        self,
-        image: ManyImages,
-        k: int = 5,
-        *,
-        offset: int = 0,
-        where: Where | None = None,
-        plus: Parts = (),
-        minus: Parts = (),
-        min_probability: float | None = None,
-        weighting: OtherWeighting | None = None,
-    ) -> list[Hits]: ...
+    def annotate(self, image: ManyImages, k: int = 5, **options: Unpack[SearchOptions]) -> list[Hits]: ...
 
     @overload
     def annotate(
@@ -397,13 +366,8 @@ class Retriever:
         image: SupportsArray,
         k: int = 5,
         *,
-        offset: int = 0,
-        where: Where | None = None,
-        plus: Parts = (),
-        minus: Parts = (),
-        min_probability: float | None = None,
         packs: bool = False,
-        weighting: OtherWeighting | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Hits | list[Hits] | list[Pack] | list[list[Pack]]: ...
 
     def annotate(
