@@ -151,6 +151,21 @@ class Moments:
         total.merge(Products(other, other.x_mean * 0.0, other.y_mean * 0.0))
         return total
 
+    def __sub__(self, other: Moments) -> Moments:
+        """Return the moments of the pairs that are left without those of ``other``, which are among them.
+
+        >>> import numpy as np
+        >>> x, y = np.random.default_rng(0).normal(size=(2, 50, 3))
+        >>> rest = Moments.of(x, y) - Moments.of(x[:10], y[:10])
+        >>> rest.count, bool(np.allclose(rest.xy, Moments.of(x[10:], y[10:]).xy))
+        (40, True)
+        """
+        if not isinstance(other, Moments):
+            return NotImplemented
+        products = {name: -getattr(other, name) for name in ("xx", "yy", "xy")}
+        weight = None if self.weight is None else -other.total
+        return self + replace(other, count=-other.count, weight=weight, **products)
+
     def to_backend_of(self, reference: Array) -> Moments:
         """Return the moments in the backend and on the device of ``reference``."""
         return replace(self, **{name: move_like(array, reference) for name, array in self._arrays().items()})

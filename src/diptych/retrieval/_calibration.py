@@ -28,13 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, count, plural
 from diptych._persistence import Schema
+from diptych.cca._moments import Moments
 from diptych.retrieval._embedding import Embedding
 from diptych.retrieval._items import QUERIED, SEARCHED, VIEWS, View
 
@@ -53,6 +54,9 @@ BINS = 15
 FEWEST_IMAGES = 100
 """Held-out images with texts; from fewer, probabilities were off by more than 0.1 in larger galleries."""
 
+HELD_OUT = 2000
+"""Images that are held out at most."""
+
 KNOWN = 5000
 """Items that the model was fitted on, in the galleries in which matches are learned."""
 
@@ -65,7 +69,7 @@ _PARTS = (1, 5, 25)  # galleries: everything that is held out, parts of a fifth 
 _REFERENCE = 1000  # most items of the reference
 _TAIL, _MORE = 20, 19  # of the reference's best, how many show its tail; further hits that show a match
 _SMALLEST = 10  # images in a gallery
-_IMAGES, _QUERIES, _TRIED = 2000, 2000, 500  # most images and queries, and queries to choose β with
+_QUERIES, _TRIED = 2000, 500  # most queries, and those to choose β with
 _FOLDS = 5
 _BLOCK = 256
 
@@ -162,6 +166,19 @@ class TaskCalibration:
         return {"method": method, **msgspec.to_builtins(self.config.measured)}
 
 
+class HeldOut(NamedTuple):
+    """Pairs on which probabilities are measured after a refit, and which they are, in words.
+
+    ``known`` are features of some items of both views that the refit learns from. If it learns from these
+    pairs too, ``learned`` are their moments, by which another model is fitted without them.
+    """
+
+    on: str
+    pairs: tuple[Any, Any, Any]
+    known: tuple[Any, Any] | None = None
+    learned: Moments | None = None
+
+
 Calibration: TypeAlias = dict[Task, TaskCalibration] | str
 """The calibration of both tasks; or why there is none, in words."""
 
@@ -196,7 +213,7 @@ def fit_calibration(
         are = "was" if len(images) == 1 else "were"
         return f"there {are} {few} with {plural(names.caption)}; probabilities need {FEWEST_IMAGES}"
     rng = np.random.default_rng(0)
-    images = rng.permutation(images)[:_IMAGES]
+    images = rng.permutation(images)[:HELD_OUT]
     place = np.full(len(x), -1)
     place[images] = np.arange(len(images))
     captions = np.flatnonzero(place[owners] >= 0)

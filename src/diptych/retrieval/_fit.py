@@ -42,7 +42,7 @@ from diptych.data._duplicates import find_near_duplicates
 from diptych.fusion import Fusion
 from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality
-from diptych.retrieval._calibration import FEWEST_IMAGES, KNOWN, Calibration, fit_calibration
+from diptych.retrieval._calibration import FEWEST_IMAGES, KNOWN, Calibration, HeldOut, fit_calibration
 from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
@@ -54,7 +54,8 @@ _HELD_OUT = 0.2
 """Share of the training images that probabilities are measured on, where there is no validation split."""
 
 NO_HELD_OUT = (
-    "it was refitted without held-out pairs to measure them on; Retriever.calibrate takes such pairs"
+    "it was refitted, and there are no stored pairs with features to measure them on; Retriever.calibrate "
+    "takes such pairs"
 )
 """Why a refitted model has no probabilities."""
 
@@ -219,24 +220,24 @@ def refit_model(
     fitted: Fitted,
     new: Moments,
     validation: tuple[Any, ...] | None,
-    held_out: tuple[str, Part] | None,
-    known: tuple[Any, Any] | None,
+    held_out: HeldOut | None,
     names: ViewNames,
 ) -> Fitted:
     """Return a model fitted on the training pairs of another and on new pairs, both by their moments.
 
     The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
-    pairs to select on again. Probabilities are measured on the pairs ``held_out``, which are described first,
-    also among ``known`` training items.
+    pairs to select on again. Probabilities are measured on the pairs ``held_out``.
     """
     assert fitted.load_moments is not None
     before = fitted.load_moments()
     moments = before + new
-    model: AWCCA | Fusion
-    if isinstance(fitted.model, Fusion):
-        model, _ = _take_moments(copy.copy(fitted.model).refit_moments(moments, before.count))
-    else:
-        model = _refit_awcca(fitted.model, moments, before.total, validation)
+
+    def refit(moments: Moments) -> AWCCA | Fusion:
+        if isinstance(fitted.model, Fusion):
+            return _take_moments(copy.copy(fitted.model).refit_moments(moments, before.count))[0]
+        return _refit_awcca(fitted.model, moments, before.total, validation)
+
+    model = refit(moments)
     # These were measured on the model before.
     old = ("metrics", "seconds", "graph_recall")
     facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
@@ -250,8 +251,11 @@ def refit_model(
     facts["quality"] = describe_quality(facts)
     calibration: Calibration = NO_HELD_OUT
     if held_out is not None:
-        on, pairs = held_out
-        calibration = fit_calibration(embedding_of(model), *pairs, on, names, known=known)
+        seen = model if held_out.learned is None else refit(moments - held_out.learned)
+        final = embedding_of(model)
+        calibration = fit_calibration(
+            embedding_of(seen), *held_out.pairs, held_out.on, names, final, held_out.known
+        )
     return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
 
 

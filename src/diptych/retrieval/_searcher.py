@@ -17,7 +17,7 @@ from diptych._threads import progress_bar
 from diptych.cca._moments import Moments
 from diptych.cca._weighting import check_weighting
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._calibration import BEST, KNOWN, Calibration, TaskCalibration
+from diptych.retrieval._calibration import BEST, HELD_OUT, KNOWN, Calibration, HeldOut, TaskCalibration
 from diptych.retrieval._embedding import (
     CanonicalEmbedding,
     Embedding,
@@ -205,8 +205,7 @@ class Searcher:
         def make() -> Contents:
             nonlocal fitted
             new_moments, held_out = self.new_moments(), self._find_held_out(validation)
-            views = self.encoders.views
-            fitted = refit_model(self.fitted, new_moments, validation, held_out, self._sample_known(), views)
+            fitted = refit_model(self.fitted, new_moments, validation, held_out, self.encoders.views)
             new = Searcher(fitted, self.store, self.encoders)
             return new._contents(
                 new._stored_blocks(), new._stored_sample, self.store.keeps_features, write_model
@@ -228,46 +227,60 @@ class Searcher:
 
         return fitted, self.store.replace(make, self.version)
 
-    def _sample_known(self) -> tuple[Floats, Floats] | None:
-        """Return features of some stored training items of both views; None if they are not kept."""
-        if not self.store.keeps_features:
-            return None
-        known = []
-        for view in VIEWS:
-            training = (item for item in self.store.items(view) if item.metadata.get("split") == "train")
-            items = list(itertools.islice(training, KNOWN))
-            if not items:
-                return None
-            known.append(self.features_of(view, items))
-        return known[0], known[1]
+    def _find_held_out(self, validation: tuple[Any, ...] | None) -> HeldOut | None:
+        """Return pairs to measure probabilities on after a refit.
 
-    def _find_held_out(self, validation: tuple[Any, ...] | None) -> tuple[str, tuple[Any, Any, Any]] | None:
-        """Return pairs that a refit does not learn from, the given or the stored ones, and which they are."""
+        They are the given ones, the stored validation pairs, or where a refit learns from those, or there are
+        none, a share of the stored pairs that it learns from. None if features are not kept.
+        """
+        captions = [item for item in self.store.items("text") if item.image is not None]
+        training = [item for item in captions if item.metadata.get("split") in (None, "train")]
         if validation is not None:
             x, y, *rest = validation
-            pairing = check_pairing(rest[0] if rest else None, len(x), y)
-            return "the validation pairs that refit was given", (np.asarray(x), np.asarray(y), pairing)
+            pairs = np.asarray(x), np.asarray(y), check_pairing(rest[0] if rest else None, len(x), y)
+            return HeldOut("the validation pairs that refit was given", pairs, self._sample_known(training))
+        if not self.store.keeps_features:
+            return None
         core, known = self.fitted.core, self.fitted.facts.get("pairs", {}).get("val")
-        if known is None or (isinstance(core, FittedFusion) and core.selection_["refitted"]):
-            return None
         new = {item.id for item in self.store.items("text", new=True)}
-        captions = [
-            item
-            for item in self.store.items("text")
-            if item.metadata.get("split") == "val" and item.image is not None and item.id not in new
-        ]
-        if not 0 < len(captions) <= known[1]:  # more: some were added later, and learned in a refit
+        own = [item for item in captions if item.metadata.get("split") == "val" and item.id not in new]
+        learned = isinstance(core, FittedFusion) and core.selection_["refitted"]
+        if learned and own:
+            found = self._hold_out("the stored val split", own, training)
+            return found and found._replace(learned=self.embedding.moments(*found.pairs))
+        if (
+            not learned and known is not None and 0 < len(own) <= known[1]
+        ):  # more: some were added later, and learned
+            return self._hold_out("the stored val split", own, training)
+        if isinstance(core, FittedFusion) and not learned:  # which pairs it has not learned from is not known
             return None
-        images = sorted({str(caption.image) for caption in captions})
+        images = sorted({str(item.image) for item in training})
+        chosen = np.random.default_rng(0).permutation(len(images))[: min(HELD_OUT, len(images) // 5)]
+        held = {images[at] for at in chosen.tolist()}
+        if not held:
+            return None
+        parts = [[item for item in training if (item.image in held) == inside] for inside in (True, False)]
+        found = self._hold_out("some of the training pairs, without which it was fitted for this", *parts)
+        return found and found._replace(learned=self.embedding.moments(*found.pairs))
+
+    def _hold_out(self, on: str, held_out: Sequence[Item], others: Sequence[Item]) -> HeldOut | None:
+        """Return the pairs of some captions and their images, and some features of others."""
+        images = sorted({str(caption.image) for caption in held_out})
         rows = {image: row for row, image in enumerate(images)}
         x = self.store.features("image", images)
-        y = self.store.features("text", [caption.id for caption in captions])
+        y = self.store.features("text", [caption.id for caption in held_out])
         if x is None or y is None:
             return None
-        pairing = np.array([rows[str(caption.image)] for caption in captions])
-        names = self.encoders.views
-        sizes = count(len(images), names.image), count(len(captions), names.caption)
-        return f"the stored val split ({', '.join(sizes)})", (x, y, pairing)
+        names, pairing = self.encoders.views, np.array([rows[str(caption.image)] for caption in held_out])
+        sizes = count(len(images), names.image), count(len(held_out), names.caption)
+        return HeldOut(f"{on} ({', '.join(sizes)})", (x, y, pairing), self._sample_known(others))
+
+    def _sample_known(self, captions: Sequence[Item]) -> tuple[Floats, Floats] | None:
+        """Return features of some captions and of their images; None if they are not kept."""
+        some = captions[:: max(1, -(-len(captions) // KNOWN))]
+        x = self.store.features("image", sorted({str(caption.image) for caption in some}))
+        y = self.store.features("text", [caption.id for caption in some])
+        return None if not some or x is None or y is None else (x, y)
 
     @classmethod
     def fill(
