@@ -458,7 +458,7 @@ def test_probabilities_are_shown_where_they_are_known(calibrated, monkeypatch):
     kept = [hit for hit in good if hit.probability >= float(limit)]
     assert [hit["id"] for hit in likely[0]["hits"]] == [hit.id for hit in kept]
     none = run("search", "m", "--features", "y.npy", "--min-probability", "1").stdout
-    assert "nothing is right with a probability of 1 or more" in none
+    assert "no hit has a probability of 1 or more" in none
     message = refused("search", "m", "--features", "y.npy", "--min-probability", 0.2, "--weighting", "none")
     assert "--min-probability" in message
 

@@ -448,7 +448,7 @@ def _explain_none(options: dict[str, Any]) -> str:
     if options["offset"]:
         return f"there are no more than {options['offset']} hits"
     if options.get("min_probability") is not None:
-        return f"nothing is right with a probability of {options['min_probability']:g} or more"
+        return f"no hit has a probability of {options['min_probability']:g} or more"
     if options["where"] is not None:
         return "no item has such metadata"
     return "the model has no items; add some with diptych add"
