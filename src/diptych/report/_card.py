@@ -425,7 +425,7 @@ def _scores(facts: Card) -> Iterator[str]:
         "item at all. It takes the size of the gallery into account, never changes the order, and can be "
         "compared between queries. Each query also has a probability that there is a right item, as if half "
         "of all queries had one. `no_match` is true where that is so small that at most one in twenty "
-        "held-out queries with a right item are told so."
+        "held-out queries with a right item were told so."
     )
     yield _table(
         (

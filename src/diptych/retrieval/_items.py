@@ -135,7 +135,7 @@ class Hits(list[Hit]):
         How likely it is that the gallery that was searched holds a right item at all, if half of all queries
         had one. None where hits have no probability, or where scores do not tell.
     no_match
-        Whether that is so unlikely that at most one in twenty queries with a right item are told so. None
+        Whether that is so unlikely that only about one in twenty queries with a right item are told so. None
         where it is not known.
     more
         Whether there are further hits after these, to be had with ``offset``.
