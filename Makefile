@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # What computes; not the browser, the databases, the service and the commands.
-NUMERICAL := tests/cca tests/data tests/paper tests/fusion tests/image tests/test_ranking.py tests/retrieval \
+NUMERICAL := tests/cca tests/data tests/paper tests/fusion tests/image tests/ranking tests/retrieval \
 	tests/text
 
 .PHONY: demo test test-avx2 check format clean
