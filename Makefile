@@ -11,21 +11,29 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One BLAS thread per test process: the processes share the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-# What computes; not the browser, the databases, the service and the commands.
-NUMERICAL := tests/cca tests/data tests/paper tests/fusion tests/image tests/ranking tests/retrieval \
-	tests/text
+# What ranks and selects.
+NUMERICAL := tests/ranking tests/cca tests/fusion
 
-.PHONY: demo test test-avx2 check format clean
+.PHONY: demo reproduce test test-all test-avx2 check format clean
 
 demo: $(VENV)/core
 	$(BIN)/python -m diptych demo
 
+# The paper's experiments, in a small version: on Flickr8k where DIPTYCH_DATA says where it is, else on drawn scenes.
+reproduce: $(VENV)/core
+	$(BIN)/python -m reproduction $(if $(DIPTYCH_DATA),flickr8k --data $(DIPTYCH_DATA),scenes) --quick
+
 test: $(VENV)/test
-	$(ONE_THREAD) $(BIN)/python -m pytest -n auto $(PYTEST)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" $(PYTEST)
+
+# The rest: what takes longer (faults and kills, damaged files by the thousand, the browser, whole fits of real
+# data), and Hypothesis with more examples.
+test-all: $(VENV)/test
+	HYPOTHESIS_PROFILE=ci $(ONE_THREAD) $(BIN)/python -m pytest -n auto --dist loadgroup -m "slow or hypothesis" $(PYTEST)
 
 # The numerical tests once more, with the kernels of a processor without AVX-512.
 test-avx2: $(VENV)/test
-	$(ONE_THREAD) $(BIN)/python tests/without_avx512.py -n auto -q -m "not slow" -k "not postgres" $(NUMERICAL) $(PYTEST)
+	$(ONE_THREAD) $(BIN)/python tests/without_avx512.py -n auto --dist loadgroup -q -m "not slow" $(NUMERICAL) $(PYTEST)
 
 check: $(VENV)/test $(VENV)/check
 	$(BIN)/ruff check

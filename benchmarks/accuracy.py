@@ -1,8 +1,13 @@
 """More accurate from the same pairs: every ingredient alone and together on Flickr8k, chosen on validation.
 
 What is compared stands in ``accuracy.json``, which must be committed before the test split is touched; every
-run that touches it is appended to ``results/accuracy_log.jsonl``. With ``--validation`` the test split is not
-read, and nothing is logged or recorded.
+run that touches it is logged in ``results/accuracy_log.jsonl``, when it starts and when it ends. With
+``--validation`` the test split is not read, and nothing is logged or recorded.
+
+A cell is a group of features, a seed and a trial. What is measured in it is appended to ``--cells FILE``, so
+a run that was interrupted goes on where it stopped, and cells of the same code that were measured on another
+machine are not measured again. ``--readme`` measures and records the rows of README.md alone. ``--only``
+measures one group; the other rows of the table stay as they were, each with its commit.
 """
 
 from __future__ import annotations
@@ -13,14 +18,19 @@ from measuring import (
     TRAIN,
     VALIDATION,
     check_committed,
+    check_device,
     clock,
     find_word_vectors,
+    hash_file,
+    identify_code,
     load_flickr8k,
     log_test_run,
+    name_commit,
     pin_threads,
     read_captions,
     read_features,
     record,
+    require,
     split_flickr8k,
     start_figure,
     time_call,
@@ -30,7 +40,7 @@ pin_threads(1)
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-from concurrent.futures import ProcessPoolExecutor  # noqa: E402
+from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cached_property, partial  # noqa: E402
 from itertools import product  # noqa: E402
@@ -40,8 +50,10 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
+from diptych.encoders import HKSE, RandomFourier  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
+from diptych.fusion._choosing import Trial, choose_use, fit_part, make_uses  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
     NEIGHBOURS,
     STRENGTHS,
@@ -54,17 +66,8 @@ from diptych.fusion._hubness import (  # noqa: E402
     compute_offsets,
     csls_offsets,
 )
-from diptych.fusion._members import (  # noqa: E402
-    FittedPart,
-    LinearMaps,
-    Trial,
-    Use,
-    choose_use,
-    fit_part,
-    make_uses,
-)
+from diptych.fusion._members import FittedPart, LinearMaps, Use  # noqa: E402
 from diptych.ranking import ranks, retrieval_scores, summary  # noqa: E402
-from diptych.text import HKSE, RandomFourier  # noqa: E402
 
 CONFIGURATION = Path(__file__).with_suffix(".json")
 TASKS = ("search", "annotate")
@@ -120,28 +123,36 @@ class Split:
 class Table:
     """Ranks of every row by seed, and the rows of the results."""
 
-    def __init__(self, resamples: int, device: str | None = None) -> None:
-        self.device = f" ({device})" if device else ""
+    def __init__(self, resamples: int) -> None:
         self.ranks: dict[tuple[str, str], list[dict]] = {}
         self.seconds: dict[tuple[str, str], list[float]] = {}
         self.queries: dict[tuple[str, str], str] = {}
+        self.devices: dict[tuple[str, str], str] = {}
         self.resamples = resamples
-
-    def merge(self, other: Table) -> None:
-        """Append what another process measured."""
-        for key, seeds in other.ranks.items():
-            self.ranks.setdefault(key, []).extend(seeds)
-            self.seconds.setdefault(key, []).extend(other.seconds[key])
-        self.queries |= other.queries
 
     def add(self, group: str, name: str, ranks_of: dict, seconds: float, query: str = "") -> None:
         self.ranks.setdefault((group, name), []).append(ranks_of)
         self.seconds.setdefault((group, name), []).append(seconds)
         self.queries[group, name] = query
-        recalls = {
-            t: [round(float(np.mean(r <= k) * 100), 1) for k in (1, 5, 10)] for t, r in ranks_of.items()
-        }
-        print(f"{group} | {name} | {recalls} | {seconds:.1f} s", flush=True)
+
+    def add_line(self, line: dict) -> None:
+        """Add what was measured in a cell."""
+        self.devices |= {(line["cell"][0], row["name"]): line["device"] for row in line["rows"]}
+        for row in line["rows"]:
+            ranks_of = {task: np.array(own) for task, own in row["ranks"].items()}
+            self.add(line["cell"][0], row["name"], ranks_of, row["seconds"], row["query"])
+
+    def list_measured(self) -> list[dict]:
+        """Return the rows of a cell as plain data."""
+        return [
+            {
+                "name": name,
+                "ranks": {task: own.tolist() for task, own in seeds[0].items()},
+                "seconds": self.seconds[group, name][0],
+                "query": self.queries[group, name],
+            }
+            for (group, name), seeds in self.ranks.items()
+        ]
 
     def make_rows(self) -> list[dict]:
         rows = []
@@ -156,8 +167,9 @@ class Table:
                 )
                 row[f"{task} r@1 ± seeds"] = f"{spread:.1f}" if len(seeds) > 1 else ""
                 row[f"{task}: gain [95 %]"] = self.compare(group, (group, name), task)
-            row["fit s"] = f"{np.mean(self.seconds[group, name]):.0f}{self.device}"
+            row["fit s"] = f"{np.mean(self.seconds[group, name]):.0f}{self.devices[group, name]}"
             row["query"] = self.queries[group, name]
+            row["commit"] = name_commit()
             rows.append(row)
         return rows
 
@@ -436,7 +448,7 @@ def measure_others(table, config, group, part, two, better, seed) -> None:
         grid=config["grid"],
     ).fit(*views[0], validation=views[1])
     ranks_of = {t: model.ranks(*views[2], task=t) for t in TASKS}
-    print("   ", {t: model.selection_["tasks"][t]["weights"] for t in TASKS})
+    print("   ", {t: model.selection_.tasks[t].weights for t in TASKS})
     table.add(group, base + "random Fourier features of the images", ranks_of, clock() - start)
 
 
@@ -451,6 +463,8 @@ TRIALS = {
     f"{BEST}, not refitted": {"refit": False},
 }
 EVERY_SEED = list(TRIALS)[1:3]
+DEFAULTS = {"AWCCA()": {}, 'AWCCA(normalize=("sqrt-unit", "none"))': {"normalize": ("sqrt-unit", "none")}}
+"""One block of each view, and the defaults of the library."""
 
 
 def measure_best(
@@ -467,6 +481,14 @@ def measure_best(
     names = config["best"][group]
     x, y = ({n: features.load(n, seed) for n in names[side]} for side in ("images", "texts"))
     split = Split.make(x, y, on_test)
+    if trial in DEFAULTS:
+        (images,), (texts,) = x, y
+        pairs = [(own[0][images], own[1][texts], own[2]) for own in vars(split).values()]
+        start = clock()
+        model = AWCCA(**DEFAULTS[trial]).fit(*pairs[0], validation=pairs[1], device=device)
+        seconds = clock() - start
+        table.add(group, trial, {task: rank_by_cosine(model, pairs[2], task) for task in TASKS}, seconds)
+        return
     options = {
         "blocks": {n: Block(**config["blocks"][n]) for n in (*x, *y)},
         "grid": config["grid"],
@@ -479,9 +501,9 @@ def measure_best(
     seconds = clock() - start
     ranks_of = {t: model.ranks(*split.reported, task=t) for t in TASKS}
     table.add(group, trial, ranks_of, seconds, measure_query(model, *split.reported[:2]))
-    for task, report in model.selection_["tasks"].items():
-        epochs = [part["best"]["epochs"] for part in report["parts"]]
-        print("   ", task, [round(w, 2) for w in report["weights"]], epochs, report["correction"], flush=True)
+    for task, report in model.selection_.tasks.items():
+        epochs = [part.best.epochs for part in report.parts]
+        print("   ", task, [round(w, 2) for w in report.weights], epochs, report.correction, flush=True)
 
 
 def measure_query(model: Fusion, x: dict, y: dict) -> str:
@@ -527,7 +549,18 @@ def measure_curves() -> None:
         "r@1 / r@10 on the official validation images, mean ± standard deviation over draws of the training "
         "pairs (one caption per image), ResNet-50 square root, unit length; grid of 12 per side.",
     )
+    note = "r@1 (search, annotate) of the table of learning_curves.md."
+    record("learning_curves_short", make_short_curves(rows), note)
     draw_curves(rows)
+
+
+def make_short_curves(rows: list[dict]) -> list[dict]:
+    """Return r@1 of both tasks with one row per number of pairs, and a column for each way."""
+    short: dict[tuple[str, int], dict] = {}
+    for row in rows:
+        line = short.setdefault((row["text"], row["pairs"]), {"text": row["text"], "pairs": row["pairs"]})
+        line[row["γ"]] = ", ".join(row[task].split(" / ")[0] for task in TASKS)
+    return list(short.values())
 
 
 def draw_curves(rows: list[dict]) -> None:
@@ -575,28 +608,89 @@ def measure_way(texts: str, size: int, way: str, training: tuple, validation: tu
     return row
 
 
-def list_cells(config: dict) -> list[tuple[str, int, str]]:
+def list_cells(config: dict, options: argparse.Namespace) -> list[tuple[str, int, str]]:
     """Return groups, seeds and trials that are measured together; trials of ``alone`` have no name."""
     cells = []
     for kind in ("alone", "best"):
         for group, names in config[kind].items():
             texts = [names["texts"]] if kind == "alone" else names["texts"]
             seeds = config["seeds"] if any("hkse" in name for name in texts) else config["seeds"][:1]
-            for trial in [""] if kind == "alone" else TRIALS:
-                every = kind == "alone" or trial in EVERY_SEED
+            for trial in [""] if kind == "alone" else names.get("trials", TRIALS):
+                every = kind == "alone" or "trials" in names or trial in EVERY_SEED
                 cells += [(group, seed, trial) for seed in (seeds if every else seeds[:1])]
-    return cells
+    shown = {(row["features"], row["ingredient"]) for row in config["readme"]}
+    return [
+        (group, seed, trial)
+        for group, seed, trial in cells
+        if options.only in ("", group) and (not options.readme or (group, trial) in shown)
+    ]
 
 
-def measure_cell(config: dict, on_test: bool, device: str | None, cell: tuple[str, int, str]) -> Table:
-    """Measure one cell in a process of its own."""
-    group, seed, trial = cell
+def identify_run(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return what lines of the file of cells must have in common to be of the same run."""
+    split = "validation" if options.validation else "test"
+    return {"split": split, "configuration": hash_file(CONFIGURATION), "source": identify_code()["source"]}
+
+
+def read_cells(options: argparse.Namespace) -> dict[tuple[str, int, str], dict]:
+    """Return the lines of this code, configuration and split by cell."""
+    text = options.cells.read_text("utf-8") if options.cells.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines()]
+    return {tuple(line["cell"]): line for line in lines if identify_run(options).items() <= line.items()}
+
+
+def measure_cell(config: dict, options: argparse.Namespace, cell: tuple[str, int, str]) -> None:
+    """Measure one cell in a process of its own, and append what is measured to the file."""
+    (group, seed, trial), on_test = cell, not options.validation
     table, features = Table(config["bootstrap"]), Features(config["hkse"], TRAIN + VALIDATION * (1 + on_test))
     if trial:
-        measure_best(table, config, features, group, seed, on_test, trial, device)
+        measure_best(table, config, features, group, seed, on_test, trial, options.device)
     else:
         measure_alone(table, config, features, group, seed, on_test)
+    device = f" ({options.device})" if options.device and trial else ""
+    line = {"cell": cell, "rows": table.list_measured(), "device": device, **identify_run(options)}
+    with options.cells.open("a", encoding="utf-8") as cells:
+        cells.write(json.dumps(line, ensure_ascii=False) + "\n")
+    for row in line["rows"]:
+        recalls = [f"{np.mean(np.array(row['ranks'][task]) == 1) * 100:.1f}" for task in TASKS]
+        print(group, seed, row["name"], *recalls, f"{row['seconds']:.0f} s", sep=" | ", flush=True)
+
+
+def measure_cells(config: dict, options: argparse.Namespace) -> Table:
+    """Measure the cells that are not in the file yet, and return all of them."""
+    cells = list_cells(config, options)
+    work = [cell for cell in cells if cell not in read_cells(options)]
+    # Processes are started anew, because a GPU cannot be shared with a fork.
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(measure_cell, config, options, cell) for cell in work]):
+            future.result()
+    table, lines = Table(config["bootstrap"]), read_cells(options)
+    for cell in cells:
+        table.add_line(lines[cell])
     return table
+
+
+def merge_rows(rows: list[dict], config: dict) -> list[dict]:
+    """Return the rows of the table: those that were measured now, and the others as they were."""
+    measured = {(row["features"], row["ingredient"]) for row in rows}
+    file = RESULTS / "accuracy.json"
+    before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
+    order = [*config["alone"], *config["best"]]
+    rows = rows + [
+        {**row, "commit": row.get("commit", "not recorded")}
+        for row in before
+        if row["features"] in order and (row["features"], row["ingredient"]) not in measured
+    ]
+    return sorted(rows, key=lambda row: order.index(row["features"]))
+
+
+def list_readme_rows(rows: list[dict], config: dict) -> list[dict]:
+    """Return the rows of README.md that were measured, each with what it adds to the one before."""
+    measured = {(row["features"], row["ingredient"]): row for row in rows}
+    steps = [
+        (each["step"], measured.get((each["features"], each["ingredient"]), {})) for each in config["readme"]
+    ]
+    return [{"step": step} | {k: v for k, v in row.items() if "gain" not in k} for step, row in steps if row]
 
 
 def main() -> None:
@@ -604,43 +698,42 @@ def main() -> None:
     parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
     parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
+    parser.add_argument("--readme", action="store_true", help="the rows of README.md")
     parser.add_argument("--only", default="", help="one group")
+    parser.add_argument("--seeds", type=int, help="how many seeds")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once, each with one thread")
     parser.add_argument("--device", help="torch device on which presets are fitted")
+    parser.add_argument("--cells", type=Path, default=Path("accuracy_cells.jsonl"), help="file of cells")
     options = parser.parse_args()
     if options.curves:
+        require("matplotlib", "pip install matplotlib")
         measure_curves()
         return
+    check_device(options.device)
     config = json.loads(CONFIGURATION.read_text("utf-8"))
-    on_test = not options.validation
-    committed = check_committed(CONFIGURATION, options.uncommitted) if on_test else False
-    table = Table(config["bootstrap"], options.device)
-    cells = [cell for cell in list_cells(config) if options.only in ("", cell[0])]
-    measure = partial(measure_cell, config, on_test, options.device)
-    # Processes are started anew, because a GPU cannot be shared with a fork.
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        for part in pool.map(measure, cells):
-            table.merge(part)
-    rows = table.make_rows()
-    if options.only and on_test and (RESULTS / "accuracy.json").exists():
-        before = json.loads((RESULTS / "accuracy.json").read_text("utf-8"))["rows"]
-        rows += [row for row in before if row["features"] != options.only]
-        order = [*config["alone"], *config["best"]]
-        rows.sort(key=lambda row: order.index(row["features"]))
-    if not on_test:
-        for row in rows:
+    config["seeds"] = config["seeds"][: options.seeds]
+    if options.validation:
+        for row in measure_cells(config, options).make_rows():
             print(row)
         return
-    log_test_run(CONFIGURATION, committed, [r for r in rows if options.only in ("", r["features"])])
-    record("accuracy", rows, NOTE)
+    committed = check_committed(CONFIGURATION, options.uncommitted)
+    with log_test_run(CONFIGURATION, committed) as logged:
+        logged += (rows := measure_cells(config, options).make_rows())
+    if not options.readme:
+        record("accuracy", merge_rows(rows, config), NOTE)
+    if (readme := list_readme_rows(rows, config)) and (
+        options.readme or len(readme) == len(config["readme"])
+    ):
+        record("readme", readme, README_NOTE)
 
 
 NOTE = (
     "Test: r@1 / r@5 / r@10 / median rank on the official 1,000 images, mean over seeds (of HKSE's draw and "
     "of the bank); everything is chosen on validation. Gain: in r@1 over the first row of the same features, "
     "with a paired bootstrap interval over images. Fit: seconds, encoding not included; (cuda): on "
-    "a GPU, several fits at once."
+    "a GPU, several fits at once. Commit: of the run that measured the row."
 )
+README_NOTE = "As in accuracy.md; each row differs from the one before in what its first column says."
 
 if __name__ == "__main__":
     main()

@@ -17,14 +17,20 @@ from measuring import (
     TRAIN,
     VALIDATION,
     check_committed,
+    check_device,
     clock,
     hash_file,
+    identify_code,
     load_flickr8k,
     log_test_run,
     pin_threads,
     record,
+    require,
     start_figure,
 )
+
+require("torch", "pip install torch")
+require("matplotlib", "pip install matplotlib")
 
 # A worker process starts with the number of threads that its parent has set.
 pin_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -548,16 +554,17 @@ def describe_machine(options: argparse.Namespace) -> str:
     return f"{device}, {options.jobs} processes at once with {options.threads} threads each"
 
 
-def identify_run(options: argparse.Namespace) -> dict[str, str]:
+def identify_run(options: argparse.Namespace) -> dict[str, str | None]:
     """Return what lines of the file must have in common to be of the same run."""
     return {
         "split": "validation" if options.validation else "test",
         "configuration": hash_file(CONFIGURATION),
+        "source": identify_code()["source"],
     }
 
 
 def read_cells(file: Path, options: argparse.Namespace) -> list[dict]:
-    """Return the lines of this configuration and split; a later one replaces an earlier one."""
+    """Return the lines of this code, configuration and split; a later one replaces an earlier one."""
     lines = {}
     for text in file.read_text("utf-8").splitlines() if file.exists() else ():
         line = json.loads(text)
@@ -599,6 +606,14 @@ def measure_cells(work: list[tuple[Cell, str]], config: dict, options: argparse.
             for future in as_completed(futures):
                 if (error := future.exception()) is not None:
                     print(*futures[future], "failed:", repr(error), flush=True)
+
+
+def measure_missing(config: dict, options: argparse.Namespace) -> list[dict]:
+    """Measure what is not in the file of cells yet, and return all of its lines."""
+    work = list_work(config, read_cells(options.cells, options), options)
+    if work:
+        measure_cells(work, config, options)
+    return read_cells(options.cells, options)
 
 
 def make_rows(lines: list[dict], config: dict) -> list[dict]:
@@ -717,17 +732,15 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, default=Path("alignment_cells.jsonl"), help="file of cells")
     options = parser.parse_args()
     options.threads = max(1, (os.cpu_count() or 1) // options.jobs)
-    committed = False if options.validation else check_committed(CONFIGURATION, options.uncommitted)
-    work = list_work(config, read_cells(options.cells, options), options)
-    if work:
-        measure_cells(work, config, options)
-    lines = read_cells(options.cells, options)
-    rows = make_rows(lines, config)
+    check_device(options.device)
     if options.validation:
+        rows = make_rows(measure_missing(config, options), config)
         for row in (*rows, *make_short_rows(rows)):
             print(*row.values(), sep=" | ")
         return
-    log_test_run(CONFIGURATION, committed, rows)
+    with log_test_run(CONFIGURATION, check_committed(CONFIGURATION, options.uncommitted)) as logged:
+        lines = measure_missing(config, options)
+        logged += (rows := make_rows(lines, config))
     if list_work(config, lines, parser.parse_args([])):
         print("some cells are not in the file yet; run again for all of them")
         return

@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402
 
 from diptych import AWCCA  # noqa: E402
 from diptych.stats import bootstrap  # noqa: E402
-from diptych.stats._bootstrap import _match  # noqa: E402
+from diptych.stats._resamples import match_components  # noqa: E402
 
 FEATURES = 6
 RESAMPLES = 400
@@ -47,7 +47,7 @@ def align(cosines: np.ndarray, kept: int, how: str) -> np.ndarray:
     """Return the matrix that turns the components of a resample into those of the estimate."""
     turn = np.zeros((cosines.shape[1], kept))
     if how == "matching":
-        at, signs = _match(cosines[:kept])
+        at, signs = match_components(cosines[:kept])
         turn[at, np.arange(kept)] = signs
     else:
         left, _, right = np.linalg.svd(cosines[:kept, :kept])

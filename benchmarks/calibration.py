@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted on Flickr8k: of hits, and that there is a right item at all.
+"""How far the probabilities of hits can be trusted on Flickr8k.
 
 Models are fitted on the training split, their probabilities on the validation split, as ``Retriever.fit``
 does it; everything here is measured on the test split, which is read once. With ``--validation`` the last
@@ -13,53 +13,46 @@ from __future__ import annotations
 
 from measuring import (
     CAPTIONS,
+    RESULTS,
     TRAIN,
     VALIDATION,
     check_committed,
-    find_word_vectors,
     load_flickr8k,
     log_test_run,
     pin_threads,
-    read_captions,
     record,
+    require,
     start_figure,
 )
 
 pin_threads(1)
 
 import argparse  # noqa: E402
-import re  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 from scipy.special import logsumexp  # noqa: E402
-from scipy.stats import rankdata  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 
 from diptych import Retriever  # noqa: E402
 from diptych.retrieval._calibration import BEST, JUDGED, calibration_error, reliability  # noqa: E402
-from diptych.text import HKSE  # noqa: E402
-from short_queries import find_nouns, load_minilm  # noqa: E402
 
 FEATURES = {
     "ResNet-50 × HKSE": ("resnet50-sqrt", "hkse-rbf-rbf"),
     "DINOv2-S × MiniLM": ("dinov2s-halves", "minilm"),
 }
 PRESETS = {"AW-CCA": None, 'preset="best"': "best"}
-RESAMPLES, FIRST = 1000, 5
-"""Bootstrap samples of images; relevant images of a word."""
+RESAMPLES = 1000
+"""Bootstrap samples of images."""
 
 
 class Scores:
-    """The best scores of queries in a gallery and with the reference, which hits are right, whose queries."""
+    """The best scores of queries in a gallery, which hits are right, and the image of each query."""
 
-    def __init__(
-        self, scores: np.ndarray, right: np.ndarray, image: np.ndarray, reference: np.ndarray
-    ) -> None:
+    def __init__(self, scores: np.ndarray, right: np.ndarray, image: np.ndarray) -> None:
         order = np.argsort(-scores, axis=1, kind="stable")[:, :BEST]
         self.best = np.take_along_axis(scores, order, 1).astype(np.float64)
         self.right, self.image = np.take_along_axis(right, order, 1), image
-        self.reference = reference.astype(np.float64)
 
 
 def resample(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -78,12 +71,6 @@ def interval(measure, image: np.ndarray) -> str:
     return f"{measure(np.arange(len(image))):.3f} ({low:.3f} to {high:.3f})"
 
 
-def area(present: np.ndarray, absent: np.ndarray) -> float:
-    """Return the area under the curve."""
-    ranks = rankdata(np.concatenate([present, absent]))[: len(present)]
-    return (ranks.sum() - len(present) * (len(present) + 1) / 2) / (len(present) * len(absent))
-
-
 def error(probabilities: np.ndarray, scores: Scores, rows: np.ndarray) -> float:
     """Return the expected calibration error of the ten best hits."""
     return calibration_error(reliability(probabilities[rows].ravel(), scores.right[rows, :JUDGED].ravel()))
@@ -96,48 +83,28 @@ class Measured:
         self.embedding, self.task = retriever.searcher.embedding, task
         self.calibration = retriever.fitted.calibration[task]
 
-    def score(self, x: np.ndarray, y: np.ndarray, without: bool = False) -> Scores:
-        """Return the scores of all pairs; ``without`` their right items."""
+    def score(self, x: np.ndarray, y: np.ndarray) -> Scores:
+        """Return the scores of all pairs."""
         owner = np.arange(len(y)) // CAPTIONS
         queries, items, of_query, of_item = (y, x, owner, np.arange(len(x)))
         if self.task == "annotate":
             queries, items, of_query, of_item = x, y, np.arange(len(x)), owner
-        right = of_query[:, None] == of_item
-        return self.compare(queries, items, right, of_query, right if without else None)
+        return self.compare(queries, items, of_query[:, None] == of_item, of_query)
 
-    def compare(self, queries, items, right, image, removed=None) -> Scores:
-        """Return the scores of queries with items, without those that are removed for a query."""
+    def compare(self, queries, items, right, image) -> Scores:
+        """Return the scores of queries with items."""
         vectors = self.embedding.queries(queries, self.task)
-        scores, reference = (
-            self.embedding.scores(vectors @ own.T, vectors)
-            for own in (self.embedding.items(items, self.task)[0], self.calibration.reference)
-        )
-        return Scores(
-            scores if removed is None else np.where(removed, -np.inf, scores), right, image, reference
-        )
+        inner = vectors @ self.embedding.items(items, self.task).T
+        return Scores(self.embedding.scores(inner, vectors), right, image)
 
     def hits(self, scores: Scores) -> np.ndarray:
         """Return the probabilities of the ten best hits."""
-        return self.calibration.probabilities(scores.best, scores.reference)[0][:, :JUDGED]
+        return self.calibration.probabilities(scores.best)[:, :JUDGED]
 
     def softmax(self, best: np.ndarray) -> np.ndarray:
         """Return the softmax over the best scores, as sharp as the calibration has it."""
-        sharp = self.calibration.config.sharpness * best
+        sharp = self.calibration.sharpness * best
         return np.exp(sharp - logsumexp(sharp, axis=1, keepdims=True))
-
-    def match(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Return how sure each method is that there is a right item."""
-        return {
-            "match_probability": self.calibration.probabilities(scores.best, scores.reference)[1],
-            "best score": scores.best[:, 0],
-            "largest softmax": self.softmax(scores.best)[:, 0],
-        }
-
-
-def describe_decisions(own: Measured, present: dict, absent: dict) -> str:
-    """Return the shares of queries with and without a right item that are told to have none."""
-    sure = present["match_probability"], absent["match_probability"]
-    return ", ".join(f"{np.mean(each < own.calibration.config.no_match):.2f}" for each in sure)
 
 
 def platt_of_scores(scores: Scores):
@@ -146,26 +113,6 @@ def platt_of_scores(scores: Scores):
         scores.best[:, :JUDGED].reshape(-1, 1), scores.right[:, :JUDGED].ravel()
     )
     return lambda best: model.predict_proba(best[:, :JUDGED].reshape(-1, 1))[:, 1].reshape(-1, JUDGED)
-
-
-def make_words(train: int, first: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return nouns, for each the images from ``first`` on that two captions describe by it, and any does."""
-    words = [set(re.findall("[a-z]+", caption.lower())) for caption in read_captions()]
-    split = [re.findall("[a-z]+", caption.lower()) for caption in read_captions()[: train * CAPTIONS]]
-    nouns = find_nouns(split)
-    held = words[first * CAPTIONS : (first + VALIDATION) * CAPTIONS]
-    mentions = np.array([[noun in own for own in held] for noun in nouns])
-    mentions = mentions.reshape(len(nouns), VALIDATION, CAPTIONS).sum(axis=2)
-    kept = np.flatnonzero((mentions >= 2).sum(axis=1) >= FIRST)
-    return [nouns[at] for at in kept], mentions[kept] >= 2, mentions[kept] > 0
-
-
-def encode(texts: str, words: list[str]) -> np.ndarray:
-    if texts == "minilm":
-        return load_minilm()(words)
-    _, word, sentence = texts.split("-")
-    encoder = HKSE(find_word_vectors(), word=word, sentence=sentence)
-    return encoder.fit(read_captions()[: TRAIN * CAPTIONS]).transform(words, unknown="mean")
 
 
 def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
@@ -179,7 +126,6 @@ def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
     )
     test = x[held : held + VALIDATION], y[held * CAPTIONS : (held + VALIDATION) * CAPTIONS]
     validation = x[train:held], y[train * CAPTIONS : held * CAPTIONS]
-    words, relevant, mentioned = make_words(train, held)
     rows = []
     for task in ("search", "annotate"):
         own = Measured(retriever, task)
@@ -190,30 +136,13 @@ def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
             "features": name,
             "model": preset,
             "task": task,
-            "method": "isotonic" if own.calibration.config.map.knots else "platt",
+            "method": "isotonic" if own.calibration.map.knots else "platt",
             "ECE": interval(lambda r: error(probabilities, scores, r), scores.image),  # noqa: B023
             "ECE, 200 images": measure_smaller(own, *test),
         }
         others = {"a map of the score": flat, "softmax": own.softmax(scores.best)[:, :JUDGED]}
         for method, values in others.items():
             row[f"ECE of {method}"] = f"{error(values, scores, np.arange(len(values))):.3f}"
-        present, absent = own.match(scores), own.match(own.score(*test, without=True))
-        for method in present:
-            row[f"own removed: AUROC of {method}"] = interval(
-                lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), scores.image
-            )
-        row["own removed: no_match with, without"] = describe_decisions(own, present, absent)
-        if task == "search":
-            features, number = encode(texts, words), np.arange(len(words))
-            with_all = own.compare(features, test[0], relevant, number)
-            without = own.compare(features, test[0], relevant, number, mentioned)
-            present, absent = own.match(with_all), own.match(without)
-            for method in present:
-                row[f"one word: AUROC of {method}"] = interval(
-                    lambda r, p=present[method], a=absent[method]: area(p[r], a[r]), with_all.image
-                )
-            row["one word: no_match with, without"] = describe_decisions(own, present, absent)
-            row["words"] = len(words)
         panels[f"{name}, {preset}: {task}"] = reliability(
             probabilities.ravel(), scores.right[:, :JUDGED].ravel()
         )
@@ -243,9 +172,7 @@ def measure_everything(name: str, preset: str, train: int) -> list[dict]:
         right = image[:, None] == np.arange(last)
         queries = y[image * CAPTIONS + CAPTIONS - 1]
         scores = own.compare(queries, x[:last], right, image)
-        without = own.compare(queries, x[:last], right, image, right)
         probabilities = own.hits(scores)
-        found, removed = own.match(scores), own.match(without)
         every = np.arange(len(image))
         rows.append(
             {
@@ -257,8 +184,6 @@ def measure_everything(name: str, preset: str, train: int) -> list[dict]:
                 "ECE": f"{error(probabilities, scores, every):.3f}",
                 "first hit: mean probability": f"{probabilities[:, 0].mean():.3f}",
                 "first hit: share right": f"{scores.right[:, 0].mean():.3f}",
-                "own removed: AUROC": f"{area(found['match_probability'], removed['match_probability']):.3f}",
-                "no_match with, without": describe_decisions(own, found, removed),
             }
         )
         print(rows[-1], flush=True)
@@ -300,35 +225,39 @@ def main() -> None:
     options = parser.parse_args()
     if options.only and not options.validation:
         parser.error("--only is for trials: give --validation too")
-    committed = options.validation or check_committed(Path(__file__), allowed=False)
-    train = TRAIN - VALIDATION if options.validation else TRAIN
-    panels: dict = {}
+    require("matplotlib", "pip install matplotlib")
+    if options.validation:
+        report(options, {})
+        return
+    script, panels = Path(__file__).resolve(), {}
+    with log_test_run(script, check_committed(script, allowed=False)) as logged:
+        logged += (rows := report(options, panels))
     if options.everything:
-        rows = [
+        record("calibration_everything", rows, EVERYTHING)
+        return
+    record("calibration", rows, NOTE)
+    draw(panels, RESULTS / "calibration.svg")
+
+
+def report(options: argparse.Namespace, panels: dict) -> list[dict]:
+    """Measure what was asked for; ``panels`` are filled with what is drawn."""
+    train = TRAIN - VALIDATION if options.validation else TRAIN
+    if options.everything:
+        return [
             row for name in FEATURES for preset in PRESETS for row in measure_everything(name, preset, train)
         ]
-        if not options.validation:
-            log_test_run(Path(__file__), committed, rows)
-            record("calibration_everything", rows, EVERYTHING)
-        return
     names = [options.only] if options.only else list(FEATURES)
     rows = [row for name in names for preset in PRESETS for row in measure(name, preset, train, panels)]
-    if not options.validation:
-        head = dict.fromkeys(key for row in rows for key in row)
-        rows = [{key: row.get(key, "") for key in head} for row in rows]
-        log_test_run(Path(__file__), committed, rows)
-        record("calibration", rows, NOTE)
-        draw(panels, Path(__file__).parent / "results" / "calibration.svg")
+    head = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key, "") for key in head} for row in rows]
 
 
 NOTE = (
     "The 1,000 test images and their 5,000 captions; nothing was fitted or chosen on them. ECE: expected "
     "calibration error of the ten best hits of each query, in 15 bins of equal width; in galleries of 1,000 "
     "images, and of 200. A map of the score: Platt's, fitted on the ten best hits of the validation queries. "
-    "Softmax: over the 100 best scores, with the calibration's β. Own removed: every query with its right "
-    "items in the gallery, and without. One word: nouns that two captions of at least five images have, "
-    "among all images, and among those that no caption describes by it. no_match: the share of queries for "
-    "which it is true. In brackets, 95 % bootstrap intervals over images (over words, for words)."
+    "Softmax: over the 100 best scores, with the calibration's β. In brackets, 95 % bootstrap intervals over "
+    "images."
 )
 
 EVERYTHING = (

@@ -143,8 +143,10 @@ def main() -> None:
     print(f"{size['modules']} modules, {size['lines']:,} lines, {size['code']:,} of them code")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        draw = "from diptych.scenes import make_scenes; make_scenes(80).write('drawn')"
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        subprocess.run([sys.executable, "-c", draw], cwd=folder, env=environment, check=True)
         for name, arguments in (
-            ("scenes", ["scenes", "drawn", "-n", "80"]),
             ("fit", ["fit", "drawn", *PLAIN.split(), "--out", "model"]),
             ("search", ["search", "model", "a red square"]),
         ):

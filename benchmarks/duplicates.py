@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance
 
 from diptych.data import read_pairs
 from diptych.data._duplicates import center_rows, choose_threshold, group_rows
-from diptych.image import OnnxEncoder, PyramidDescriptor
+from diptych.encoders import OnnxEncoder, PyramidDescriptor
 from measuring import find_data, read_memory, record
 
 COPIES = 60

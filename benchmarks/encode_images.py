@@ -20,7 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import find_data, read_memory, record, time_call
+from measuring import find_data, read_memory, record, require, time_call
+
+require("onnxruntime", "pip install onnxruntime")
+require("fastembed", "pip install fastembed")
 
 SCENES = 4000
 SQUARES, ROUNDS = 250, 3
@@ -35,7 +38,7 @@ def encode(which: str, count: int, store: str, folder: str) -> None:
     ``folder`` has the scenes, or what fastembed needs.
     """
     from diptych.data import encode_images, read_pairs
-    from diptych.image import OnnxEncoder, PyramidDescriptor, Recipe, image_encoder
+    from diptych.encoders import OnnxEncoder, PyramidDescriptor, Recipe, image_encoder
 
     data, network = find_data() / "flickr8k", find_data().parent / "models" / "resnet50.onnx"
     if which == "scenes":

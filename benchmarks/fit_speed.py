@@ -17,7 +17,16 @@ import json
 import subprocess
 import sys
 
-from measuring import clock, load_flickr8k, pin_threads, read_memory, record, split_flickr8k, time_call
+from measuring import (
+    clock,
+    load_flickr8k,
+    pin_threads,
+    read_memory,
+    record,
+    require,
+    split_flickr8k,
+    time_call,
+)
 
 pin_threads(2)
 
@@ -209,4 +218,5 @@ if __name__ == "__main__":
     elif len(sys.argv) > 1:
         print(json.dumps(measure_fit(sys.argv[1])))
     else:
+        require("cca_zoo", "pip install cca-zoo")
         main()

@@ -15,7 +15,7 @@ pair first. In the series called easy, all of them do.
 
 from __future__ import annotations
 
-from measuring import RESULTS, clock, pin_threads, read_memory, record, start_figure
+from measuring import RESULTS, clock, pin_threads, read_memory, record, require, start_figure
 
 pin_threads(2)
 
@@ -330,6 +330,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave out large sizes; record nothing")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    require("matplotlib", "pip install matplotlib")
     if options.one:
         axis, size, step, folder = options.one
         warnings.simplefilter("ignore")

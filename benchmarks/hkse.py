@@ -29,9 +29,11 @@ from tempfile import TemporaryDirectory
 from measuring import (
     CAPTIONS,
     TRAIN,
+    check_committed,
     clock,
     find_data,
     find_word_vectors,
+    log_test_run,
     measure_fastest,
     pin_threads,
     read_captions,
@@ -51,7 +53,7 @@ from sklearn.pipeline import FeatureUnion  # noqa: E402
 from diptych import AWCCA, HKSE, retrieval_scores  # noqa: E402
 from diptych._persistence import current_version  # noqa: E402
 from diptych.cca import Moments  # noqa: E402
-from diptych.text import (  # noqa: E402
+from diptych.encoders import (  # noqa: E402
     hkse_dimensions,
     hkse_factor,
     read_word_vectors,
@@ -59,9 +61,9 @@ from diptych.text import (  # noqa: E402
     tokenize,
     word_kernel,
 )
-from diptych.text._fitted_hkse import FittedHKSE, read_hkse  # noqa: E402
-from diptych.text._fourier import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
-from diptych.text._words import Corpus, mean_rows  # noqa: E402
+from diptych.encoders._fitted_hkse import FittedHKSE, read_hkse  # noqa: E402
+from diptych.encoders._fourier import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
+from diptych.encoders._words import Corpus, mean_rows  # noqa: E402
 
 EPSILON, ETA, DRAWS, SENTENCES = 0.05, 0.01, 10, 600
 TASKS = ("search", "annotate")
@@ -221,6 +223,19 @@ def make_more_encoders(vectors, seed):
 
 
 def measure_quality(seeds: int = 5, grid: int = 20) -> None:
+    script = Path(__file__).resolve()
+    with log_test_run(script, check_committed(script, allowed=False)) as logged:
+        logged += (rows := measure_kinds(seeds, grid))
+    note = (
+        "r@1 / r@5 / r@10 / median rank on the test split, means over seeds; ± is the standard deviation of "
+        f"r@1 over seeds. Tikhonov filters from a {grid} × {grid} grid by validation r@1. The reference is a "
+        "single run of a throw-away script."
+    )
+    record("hkse_quality", rows, note)
+
+
+def measure_kinds(seeds: int, grid: int) -> list[dict[str, str]]:
+    """Return the rows of the table, one for each kind of HKSE."""
     captions = read_captions()
     pairing = np.arange(len(captions)) // CAPTIONS
     parts = split_flickr8k(read_features("resnet50"), captions, pairing)
@@ -240,13 +255,7 @@ def measure_quality(seeds: int = 5, grid: int = 20) -> None:
                 figures.append([summary[key] for key in ("r@1", "r@5", "r@10", "median_rank")])
             scores.setdefault(name, []).append(figures)
             print(seed, name, figures, f"{clock() - start:.0f} s", flush=True)
-    rows = [make_row(name, np.array(values)) for name, values in scores.items()]
-    note = (
-        "r@1 / r@5 / r@10 / median rank on the test split, means over seeds; ± is the standard deviation of "
-        f"r@1 over seeds. Tikhonov filters from a {grid} × {grid} grid by validation r@1. The reference is a "
-        "single run of a throw-away script."
-    )
-    record("hkse_quality", rows, note)
+    return [make_row(name, np.array(values)) for name, values in scores.items()]
 
 
 def embed(text, sentences):

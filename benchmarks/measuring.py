@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -10,14 +11,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 LOG = RESULTS / "accuracy_log.jsonl"
-"""Every run that read the test split."""
+"""Every run that read the test split, when it started and when it ended."""
 
 CAPTIONS, TRAIN, VALIDATION = 5, 6000, 1000
 """Flickr8k: captions of an image, and images of the official training and validation splits."""
@@ -29,20 +35,132 @@ def pin_threads(threads: int) -> None:
         os.environ[name] = str(threads)
 
 
+def require(package: str, install: str) -> None:
+    """Exit with one line if a package that a benchmark needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        sys.exit(f"this benchmark needs the package {package}, which is not installed: {install}")
+
+
+def check_device(device: str | None) -> None:
+    """Exit with one line if a torch device is asked for that is not there."""
+    if device is None or device == "cpu":
+        return
+    require("torch", "pip install torch")
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} finds no GPU here: leave out --device {device}, for the CPU")
+
+
+def has_files(folder: Path) -> bool:
+    """Return whether git would see a folder: it, or one in it, has a file that is no compiled module."""
+    return any(path.is_file() and path.parent.name != "__pycache__" for path in folder.rglob("*"))
+
+
+def hash_tree(folder: Path) -> bytes:
+    """Return the id that git gives to the files of a folder, without git; empty folders do not count."""
+    entries = []
+    for path in folder.iterdir():
+        if path.is_dir() and path.name != "__pycache__" and has_files(path):
+            # Git sorts a folder as if its name ended with a slash.
+            entries.append((f"{path.name}/".encode(), b"40000 %b\0" % path.name.encode() + hash_tree(path)))
+        elif path.is_file():
+            content = path.read_bytes()
+            mode = b"100755" if path.stat().st_mode & 0o100 else b"100644"
+            blob = hashlib.sha1(b"blob %d\0" % len(content) + content).digest()
+            entries.append((path.name.encode(), b"%b %b\0" % (mode, path.name.encode()) + blob))
+    body = b"".join(entry for _, entry in sorted(entries))
+    return hashlib.sha1(b"tree %d\0" % len(body) + body).digest()
+
+
+def ask_git(*arguments: str) -> str | None:
+    """Return what a git command prints, or None if it fails or there is no git."""
+    if shutil.which("git") is None:
+        return None
+    git = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return git.stdout.strip() if git.returncode == 0 else None
+
+
+@cache
+def identify_code() -> dict[str, str | None]:
+    """Return the commit that is checked out, and git's id of the folder ``src/diptych`` as it is on the disk.
+
+    ``git rev-parse COMMIT:src/diptych`` prints the same id if the code is that of the commit. Where there is
+    no repository, on another machine with a copy of the files, the variable DIPTYCH_COMMIT names the commit.
+    """
+    commit = ask_git("rev-parse", "HEAD") or os.environ.get("DIPTYCH_COMMIT")
+    return {"commit": commit, "source": hash_tree(ROOT / "src" / "diptych").hex()}
+
+
+def describe_code(commit: str | None, source: str | None) -> str:
+    """Say which commit made a result, and whether its code was changed, as far as git knows the commit."""
+    if commit is None:
+        return "commit not recorded"
+    changed = ask_git("rev-parse", f"{commit}:src/diptych") not in (None, source)
+    return f"commit {commit[:10]}" + (", with changes in src/ that are not in it" if changed else "")
+
+
+def name_commit() -> str:
+    """Return the commit of this code for a column of a table, with a plus sign if src/diptych was changed."""
+    code, _, changed = describe_code(*identify_code().values()).partition(",")
+    return code.removeprefix("commit ") + ("+" if changed else "")
+
+
+identify_code()  # before anything is computed: files may change while a benchmark runs
+
+
+def describe_versions() -> str:
+    """Return the versions of the libraries that numbers depend on."""
+    from threadpoolctl import threadpool_info
+
+    names = ["numpy", "scipy", *(["torch"] if "torch" in sys.modules else [])]
+    blas = {
+        f"{library['internal_api']} {library['version']} ({library.get('architecture', 'unknown')})"
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
+    }
+    return ", ".join([*(f"{name} {version(name)}" for name in names), *sorted(blas)])
+
+
 def record(name: str, rows: Sequence[Mapping[str, object]], note: str = "") -> None:
-    """Print a table and write it to ``results/NAME.md`` and ``.json``, with the command that made it."""
-    RESULTS.mkdir(exist_ok=True)
+    """Print a table and write it to ``results/NAME.md`` and ``.json``.
+
+    Beside the table stand the command and the code that made it, the date, and the versions of libraries.
+    Rows that were measured by other runs have a column ``commit`` of their own.
+    """
     cores = os.environ.get("OPENBLAS_NUM_THREADS", str(os.cpu_count()))
-    where = f"{cores} thread(s), Python {platform.python_version()}, {platform.machine()}"
-    head = list(rows[0])
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(str(row.get(key, "")) for key in head) + " |" for row in rows]
-    table = "\n".join(lines)
-    text = f"`{command()}`  \n{where}\n\n{table}\n" + (f"\n{note}\n" if note else "")
-    (RESULTS / f"{name}.md").write_text(text, "utf-8")
-    content = {"command": command(), "where": where, "rows": list(rows), "note": note}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(text)
+    content = {
+        "command": command(),
+        "where": f"{cores} thread(s), Python {platform.python_version()}, {platform.machine()}",
+        "versions": describe_versions(),
+        "date": time.strftime("%Y-%m-%d"),
+        **identify_code(),
+        "rows": list(rows),
+        "note": note,
+    }
+    write_results(name, content)
+    print((RESULTS / f"{name}.md").read_text("utf-8"))
+
+
+def write_results(name: str, content: Mapping[str, Any]) -> None:
+    """Write a results file as JSON and, if it has rows, as Markdown."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    (RESULTS / f"{name}.json").write_text(text, "utf-8")
+    if "rows" in content:
+        head = list(content["rows"][0])
+        made = (
+            f"{describe_code(content['commit'], content['source'])}, {content['date']}, {content['versions']}"
+        )
+        lines = [f"`{content['command']}`  ", f"{content['where']}  ", made, ""]
+        lines += make_table(head, [[str(row.get(key, "")) for key in head] for row in content["rows"]])
+        lines += ["", content["note"]] if content["note"] else []
+        (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def command() -> str:
@@ -51,13 +169,15 @@ def command() -> str:
 
 
 def check_committed(configuration: Path, allowed: bool) -> bool:
-    """Return whether a file is committed as it stands; exit if it is not and not being so is not allowed."""
-    git = ["git", "-C", str(configuration.parent)]
-    checks = ["ls-files", "--error-unmatch"], ["diff", "--quiet", "HEAD", "--"]
-    committed = shutil.which("git") is not None and all(
-        subprocess.run([*git, *check, configuration.name], capture_output=True).returncode == 0
-        for check in checks
-    )
+    """Return whether a file is committed as it stands; exit if it is not and not being so is not allowed.
+
+    In a copy without a repository DIPTYCH_COMMIT is believed; a test compares the log with the commit.
+    """
+    if ask_git("rev-parse", "--git-dir") is None and os.environ.get("DIPTYCH_COMMIT"):
+        return True
+    name = str(configuration)
+    committed = ask_git("ls-files", "--error-unmatch", name) is not None
+    committed = committed and ask_git("diff", "--quiet", "HEAD", "--", name) is not None
     if not committed and not allowed:
         sys.exit(f"commit {configuration.name} first: the test split is for settled configurations")
     return committed
@@ -68,16 +188,22 @@ def hash_file(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def log_test_run(configuration: Path, committed: bool, rows: Sequence[Mapping[str, object]]) -> None:
-    """Append a run that read the test split to the log."""
-    entry = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        "command": command(),
-        "configuration": hash_file(configuration),
-        "committed": committed,
-        "rows": list(rows),
-    }
+@contextmanager
+def log_test_run(configuration: Path, committed: bool) -> Iterator[list[Mapping[str, object]]]:
+    """Log that a run is about to read the test split, and the rows that are put into the list, at its end.
+
+    A run that did not come to its end has a start in the log and no end.
+    """
+    run, rows = uuid.uuid4().hex[:8], []
+    file = {"file": configuration.name, "configuration": hash_file(configuration), "committed": committed}
+    _log({"run": run, "event": "start", "command": command(), **file, **identify_code()})
+    yield rows
+    _log({"run": run, "event": "end", "rows": rows})
+
+
+def _log(entry: Mapping[str, object]) -> None:
     with LOG.open("a", encoding="utf-8") as log:
+        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **entry}
         log.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
@@ -147,7 +273,7 @@ def load_flickr8k(images: str, texts: str) -> tuple[Any, Any, Any]:
     """
     import numpy as np
 
-    from diptych.text import HKSE
+    from diptych.encoders import HKSE
 
     x = read_features(images.removesuffix("-sqrt").removesuffix("-halves"))
     if images.endswith("-sqrt"):

@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from measuring import RESULTS, pin_threads, record, start_figure, time_call
+from measuring import RESULTS, pin_threads, record, require, start_figure, time_call
 
 pin_threads(2 if "speed" in sys.argv else 1)  # data sets are simulated by two processes
 
@@ -296,4 +296,6 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("calibrate", "power", "speed"))
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
+    require("cca_zoo", "pip install cca-zoo")
+    require("matplotlib", "pip install matplotlib")
     {"calibrate": calibrate, "power": measure_power, "speed": measure_speed}[arguments.what](arguments.quick)

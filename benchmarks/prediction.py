@@ -97,9 +97,19 @@ def tune_awcca(
 
 
 def main() -> None:
-    committed = False
-    if not options.validation:
-        committed = check_committed(Path(__file__).resolve(), options.uncommitted)
+    if options.validation:
+        rows, note = measure()
+        print(*rows, note, sep="\n")
+        return
+    script = Path(__file__).resolve()
+    with log_test_run(script, check_committed(script, options.uncommitted)) as logged:
+        rows, note = measure()
+        logged += rows
+    record("prediction", rows, note)
+
+
+def measure() -> tuple[list[dict[str, str]], str]:
+    """Return the rows of the table and the note below it."""
     x, y, pairing = load_flickr8k("resnet50", "minilm")
     varies = [np.ptp(view[: TRAIN * rows], axis=0) > 0 for view, rows in ((x, 1), (y, CAPTIONS))]
     left_out = [int(np.count_nonzero(~own)) for own in varies]
@@ -162,11 +172,7 @@ def main() -> None:
         f"Left out as constant: {left_out[0]} features of X and {left_out[1]} of Y. CPU seconds: of choosing "
         "and fitting, the reduced rank at penalties that are known."
     )
-    if options.validation:
-        print(*rows, note, sep="\n")
-        return
-    record("prediction", rows, note)
-    log_test_run(Path(__file__).resolve(), committed, rows)
+    return rows, note
 
 
 if __name__ == "__main__":

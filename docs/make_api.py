@@ -10,8 +10,8 @@ from types import ModuleType
 PAGE = Path(__file__).with_name("api.md")
 MODULES = (
     *("diptych", "diptych.retrieval", "diptych.cca", "diptych.cca.selection", "diptych.stats"),
-    *("diptych.fusion", "diptych.text", "diptych.image", "diptych.data", "diptych.scenes", "diptych.ranking"),
-    *("diptych.distributed", "diptych.service", "diptych.report", "diptych.paper"),
+    *("diptych.fusion", "diptych.encoders", "diptych.data", "diptych.scenes", "diptych.ranking"),
+    *("diptych.distributed", "diptych.service", "diptych.report"),
 )
 HEAD = """# Public names
 

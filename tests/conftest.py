@@ -9,6 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How many examples Hypothesis tries: HYPOTHESIS_PROFILE=ci tries more. How long one takes depends on what
+# else the machine does.
+for profile, max_examples in (("fast", 20), ("ci", 100)):
+    settings.register_profile(
+        profile, max_examples=max_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 # Nothing is downloaded in tests: what is not on this machine is an error at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,6 +41,15 @@ def declare_torchvision_operators() -> None:
             torch.library.define(
                 f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of a file, and all that need PostgreSQL, in one process: each fixture is made once."""
+    for item in items:
+        needs_database = "database" in getattr(item, "fixturenames", ())
+        group = "postgresql" if needs_database else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

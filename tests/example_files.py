@@ -2,9 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 
-from diptych.image import Recipe
+from diptych.encoders import Recipe
 from diptych.scenes import make_scenes
 
 
@@ -41,3 +42,34 @@ def write_network(path):
     onnx.save(model, path)
     recipe = Recipe(size=(64, 64), mean=(0, 0, 0), std=(1, 1, 1))
     path.with_suffix(".json").write_text(recipe.to_json())
+
+
+def network_with_weights(path, place, *, elsewhere="initializer"):
+    """Write a network that multiplies mean colours, with the factors in another file, ``place``."""
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    factors = onnx.numpy_helper.from_array(np.arange(300, dtype=np.float32).reshape(3, 100), "factors")
+    factors.ClearField("raw_data")
+    factors.data_location = onnx.TensorProto.EXTERNAL
+    factors.external_data.add(key="location", value=place)
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["pixels"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["colours"]),
+        helper.make_node("MatMul", ["colours", "factors"], ["features"]),
+    ]
+    if elsewhere == "constant":
+        nodes.insert(0, helper.make_node("Constant", [], ["factors"], value=factors))
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)]
+        for name, shape in (("pixels", ["n", 3, "h", "w"]), ("features", ["n", 100]))
+    )
+    initializers = [factors] if elsewhere == "initializer" else []
+    graph = helper.make_graph(nodes, "colours", inputs, outputs, initializers)
+    if elsewhere == "subgraph":  # which the network itself does not use
+        inner = helper.make_graph([], "inner", [], outputs, [factors])
+        graph.node[1].attribute.append(helper.make_attribute("unused", inner))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    (path.parent / place).parent.mkdir(exist_ok=True)
+    (path.parent / place).write_bytes(np.arange(300, dtype=np.float32).tobytes())
+    return path

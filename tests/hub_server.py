@@ -140,7 +140,7 @@ def make_app(hub: HubServer) -> FastAPI:
         if not repo.has(revision):
             return refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         sha = repo.branches.get(revision, revision)
-        siblings = [{"rfilename": path} for path in repo.files(revision)]
+        siblings = [{"rfilename": path, "size": len(file)} for path, file in repo.files(revision).items()]
         return {
             "id": f"{user_name}/{name}",
             "sha": sha,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from diptych import Retriever
-from diptych.image import FunctionEncoder
+from diptych.encoders import FunctionEncoder
 from modality_files import PITCHES, RATE, RHYTHMS, VOLUMES, make_molecules, write_tones
 
 WORDS = sorted({word for name in (*PITCHES, *RHYTHMS, *VOLUMES) for word in name.split()})

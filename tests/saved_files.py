@@ -2,7 +2,7 @@
 
 import json
 
-from diptych._persistence import POINTER, current_version, file_digest
+from diptych._persistence import RECORD, current_version, file_digest
 
 
 def files_of(folder):
@@ -24,9 +24,9 @@ def seal(folder):
 
 def seal_config(folder):
     """Make the checksum of the config true again, whatever is in it."""
-    pointer = json.loads((folder / POINTER).read_bytes())
+    pointer = json.loads((folder / RECORD).read_bytes())
     pointer["sha256"] = file_digest(files_of(folder) / "config.json")
-    (folder / POINTER).write_text(json.dumps(pointer), "utf-8")
+    (folder / RECORD).write_text(json.dumps(pointer), "utf-8")
 
 
 def edit_config(folder, **changes):

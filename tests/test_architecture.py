@@ -14,17 +14,16 @@ ORDER = [
     ["_checks"],
     ["_threads"],
     ["_devices", "_persistence"],
-    ["_fastembed"],
     ["ranking"],
     ["cca"],
     ["stats"],
-    ["text", "image"],
+    ["encoders"],
     ["fusion"],
     ["data"],
     ["scenes", "distributed"],
     ["report"],
     ["retrieval"],
-    ["paper", "service"],
+    ["service"],
     ["cli"],
     ["__main__"],
 ]
@@ -93,3 +92,14 @@ def test_a_package_exports_what_type_checkers_see(path):
     assert {name for _, name in names} == set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'unknown'"):
         module.unknown  # noqa: B018
+
+
+def test_the_reproduction_uses_public_names_only():
+    for path in sorted((Path(__file__).parents[1] / "reproduction").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "diptych":
+                module = importlib.import_module(node.module)
+                public = {*module.__all__, "__version__"}
+                private = {alias.name for alias in node.names} - public
+                assert not private, f"{path.name} imports {private} of {node.module}"
+                assert "._" not in node.module, f"{path.name} imports from {node.module}"

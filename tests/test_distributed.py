@@ -19,7 +19,7 @@ from diptych.cca._streaming import Preparation
 from diptych.data import encoded_blocks, shards
 from diptych.scenes import make_scenes
 from generated_pairs import make_pairs
-from troubled_blocks import Block, Deadly, Lengths, Opened, fail, hang
+from troubled_blocks import Block, Deadly, Lengths, Opened, fail
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
 
@@ -53,14 +53,6 @@ def engine(client, cluster):
         cluster.scale(WORKERS)
         client.wait_for_workers(WORKERS, timeout=60)
     return DaskEngine(client)
-
-
-@pytest.fixture
-def impatient(engine):
-    """An engine with little patience, once the workers have imported everything."""
-    engine.client.run(Block(0).load)
-    engine.patience, engine.slowness = 3, 3
-    return engine
 
 
 def moments(engine, blocks):
@@ -154,40 +146,28 @@ def count_results(dask_scheduler):
     return sum(ts.state == "memory" and isinstance(key, tuple) for key, ts in dask_scheduler.tasks.items())
 
 
-@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_stopped_worker_changes_no_bit(impatient, client, expected, trouble):
-    threading.Timer(0.7, os.kill, (worker_pid(client), trouble)).start()
+def test_a_killed_worker_changes_no_bit(engine, client, expected):
+    client.run(Block(0).load)  # so that all workers have imported everything
+    threading.Timer(0.7, os.kill, (worker_pid(client), signal.SIGKILL)).start()
     begun = time.monotonic()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = moments(impatient, [Block(seed, 0.2) for seed in range(30)])
-    assert time.monotonic() - begun < 25
-    assert_same_bits(found, expected)
-    replaced = any("is replaced" in str(each.message) for each in caught)
-    assert replaced or trouble == signal.SIGKILL
-
-
-def test_a_hanging_task_is_done_by_another_worker(impatient, expected, tmp_path):
-    blocks = [Block(seed) for seed in range(30)]
-    blocks[7] = Block(7, first=hang, marker=tmp_path / "tried")
-    begun = time.monotonic()
-    with pytest.warns(UserWarning, match="busy with one task for .* is replaced"):
-        found = moments(impatient, blocks)
-    assert time.monotonic() - begun < 20
-    assert (tmp_path / "tried").stat().st_size >= 2
+    found = moments(engine, [Block(seed, 0.2) for seed in range(30)])
+    assert time.monotonic() - begun < 60  # Dask notices the lost connection, and waits for no timeout
     assert_same_bits(found, expected)
 
 
-def test_the_last_worker_is_never_removed(cluster, client, tmp_path):
-    engine = DaskEngine(client, patience=0.5, slowness=1)
-    cluster.scale(1)
-    try:
-        while len(client.scheduler_info()["workers"]) != 1:
-            time.sleep(0.05)
-        blocks = [Block(0), Block(1, seconds=4)]
-        assert moments(engine, blocks).count == 80
-    finally:
-        cluster.scale(WORKERS)
+def test_the_only_worker_is_killed(expected):
+    # What the tasks share is lost with it, and computed again on the one that replaces it.
+    with DaskEngine(workers=1) as engine:
+        engine.client.run(Block(0).load)
+        threading.Timer(0.7, os.kill, (worker_pid(engine.client), signal.SIGKILL)).start()
+        assert_same_bits(moments(engine, [Block(seed, 0.1) for seed in range(30)]), expected)
+
+
+def test_a_lost_scheduler_is_an_error():
+    with DaskEngine(workers=1) as engine:
+        threading.Timer(1, engine._cluster.close).start()
+        with pytest.raises(InputError, match="connection to the Dask scheduler was lost"):
+            moments(engine, [Block(seed, 0.2) for seed in range(300)])
 
 
 def test_a_failing_task_is_tried_again(engine, expected, tmp_path):
@@ -345,7 +325,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         "wrong",
-        [{"workers": 0}, {"retries": -1}, {"patience": 0}, {"slowness": float("nan")}, {"client": 3}],
+        [{"workers": 0}, {"retries": -1}, {"timeout": 0}, {"timeout": float("nan")}, {"client": 3}],
     )
     def test_wrong_settings(self, wrong):
         with pytest.raises(InputError, match=next(iter(wrong)).replace("client", "is not a Dask client")):

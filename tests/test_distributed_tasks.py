@@ -15,7 +15,7 @@ from diptych._checks import DataWarning
 
 pytest.importorskip("cloudpickle", reason="Dask is not installed")
 
-from diptych.distributed import LazyPickle, TaskResult, merge_results, run_task
+from diptych.distributed import TaskResult, merge_results, run_task
 
 
 def blas_threads():
@@ -24,14 +24,15 @@ def blas_threads():
 
 PROGRAM = """
 import threadpoolctl
-from diptych.distributed import LazyPickle, run_task
+import pickle
+from diptych.distributed import run_task
 
 def blas_threads():
     return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
 
 with threadpoolctl.threadpool_limits(2, user_api="blas"):
     before = blas_threads()
-    assert set(run_task(LazyPickle(lambda item: blas_threads()), LazyPickle(0)).value) == {1}
+    assert set(run_task(lambda item: blas_threads(), pickle.dumps(0)).value) == {1}
     assert blas_threads() == before == [2] * len(before)
 """
 
@@ -53,29 +54,19 @@ def test_simultaneous_tasks_collect_their_own_warnings():
         return number
 
     show = warnings.showwarning
-    function = LazyPickle(None)
-    function._value = task  # a barrier cannot be pickled
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda number: run_task(function, LazyPickle(number)), range(4)))
+        results = list(pool.map(lambda number: run_task(task, pickle.dumps(number)), range(4)))
     assert [result.value for result in results] == [0, 1, 2, 3]
     assert [result.warnings for result in results] == [(), ("of 1",), (), ("of 3",)]
     assert warnings.showwarning is show
-    assert merge_results(LazyPickle(max), results).warnings == ("of 1", "of 3")
+    assert merge_results(max, results).warnings == ("of 1", "of 3")
 
 
 def test_a_failing_task_restores_threads_and_warnings():
     show, before = warnings.showwarning, blas_threads()
     with pytest.raises(ZeroDivisionError):
-        run_task(LazyPickle(lambda item: 1 // item), LazyPickle(0))
+        run_task(lambda item: 1 // item, pickle.dumps(0))
     assert (warnings.showwarning, blas_threads()) == (show, before)
-
-
-def test_a_lazy_pickle_is_loaded_once_and_sent_as_bytes():
-    packed = LazyPickle({"large": np.arange(3)})
-    assert packed.load() is packed.load()
-    copy = pickle.loads(pickle.dumps(packed))
-    assert "_value" not in vars(copy)
-    assert copy.load()["large"].tolist() == [0, 1, 2]
 
 
 def test_dask_sees_the_size_of_a_result():
@@ -86,4 +77,3 @@ def test_dask_sees_the_size_of_a_result():
     sizeof = pytest.importorskip("dask.sizeof").sizeof
     assert sizeof(TaskResult(Sums())) >= 80_000
     assert sizeof(TaskResult([np.zeros(1000)])) >= 8_000
-    assert sizeof(LazyPickle(bytes(5000))) >= 5000

@@ -39,28 +39,21 @@ def assert_same_hits(result, expected, tolerance):
     """Assert that two searches return the same hits; only hits with scores this close may change places."""
     assert len(result) == len(expected)
     np.testing.assert_allclose([h.score for h in result], [h.score for h in expected], rtol=0, atol=tolerance)
-    known = {_name(hit): hit for hit in expected}
-    assert len({_name(hit) for hit in result}) == len(known)
+    known = {hit.id: hit for hit in expected}
+    assert len({hit.id for hit in result}) == len(known)
     for hit in result:
-        same = known.get(_name(hit))
+        same = known.get(hit.id)
         if same is None:  # it changed places with one beyond the last
             assert abs(hit.score - expected[-1].score) <= tolerance
             continue
         assert abs(hit.score - same.score) <= tolerance
-        if hasattr(hit, "captions"):
-            assert_same_hits(hit.captions, same.captions, tolerance)
-        else:
-            assert hit.item == same.item
+        assert hit.item == same.item
 
 
 def assert_ranked(hits, scores, tolerance):
     """Assert that hits are the best of ``scores`` (``{id: score}``), best first, up to rounding."""
     best = sorted(scores.values(), reverse=True)[: len(hits)]
     np.testing.assert_allclose([hit.score for hit in hits], best, rtol=0, atol=tolerance)
-    known = [scores[_name(hit)] for hit in hits]
+    known = [scores[hit.id] for hit in hits]
     np.testing.assert_allclose([hit.score for hit in hits], known, rtol=0, atol=tolerance)
-    assert len({_name(hit) for hit in hits}) == len(hits)
-
-
-def _name(hit):
-    return hit.image if hasattr(hit, "captions") else hit.id  # a pack has no id of its own
+    assert len({hit.id for hit in hits}) == len(hits)

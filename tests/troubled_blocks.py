@@ -39,11 +39,6 @@ def tried(marker):
     return os.stat(marker).st_size
 
 
-def hang():
-    while True:
-        time.sleep(1)
-
-
 def fail():
     raise OSError("the disk is out of reach for a moment")
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from diptych._checks import InputError
     from diptych.cca import AWCCA
     from diptych.data import read_pairs
+    from diptych.encoders import HKSE
     from diptych.fusion import Fusion
     from diptych.ranking import retrieval_scores
     from diptych.retrieval import Retriever
-    from diptych.text import HKSE
 
 __version__ = "0.1.0"
 
@@ -23,9 +23,9 @@ __getattr__, __dir__ = export_lazily(
         "_checks": ["InputError"],
         "cca": ["AWCCA"],
         "data": ["read_pairs"],
+        "encoders": ["HKSE"],
         "fusion": ["Fusion"],
         "ranking": ["retrieval_scores"],
         "retrieval": ["Retriever"],
-        "text": ["HKSE"],
     },
 )

@@ -3,7 +3,8 @@
 Numbers are stored as safetensors and everything else as JSON, so that reading a model executes nothing.
 
 ==========================  ===========================================================================
-``current.json``            the pointer: the kind of model, its current version, the checksum of its config
+``current.json``            the record: the kind of model, its current version, the checksum of its config,
+                            and other versions that were written here and can be removed
 ``versions/ID/``            the files of a version; its ``config.json`` has a checksum of every other file
 ``README.md``               the model card of the current version with its figure, for people
 ``uploads/``                images that were sent to a server, each named by the SHA-256 of its content
@@ -13,18 +14,19 @@ Numbers are stored as safetensors and everything else as JSON, so that reading a
 ==========================  ===========================================================================
 
 **Writers** (``save``, the command line, a server) take the lock, write a new version beside the current one,
-flush it to the disk and replace the pointer, all in ``new_version``. ``Draft.current`` is the version that
+flush it to the disk and replace the record, all in ``new_version``. ``Draft.current`` is the version that
 will be replaced: a writer that started from another one merges or gives up. The lock belongs to the operating
 system (``filelock``) and disappears with its process. The next writer removes what a killed writer left.
 
-**Readers** take no lock. ``read_current`` reads the pointer once and then only files of that version, so no
-reader mixes two versions. Old versions are removed as soon as the pointer has moved. A file that a reader has
-open or mapped stays readable (on Windows, where open files cannot be removed, the old version stays until the
-next save). A reader that finds a file removed sees that the pointer has moved and starts again; the third
-time it takes the writers' lock, so it always finishes.
+**Other files in the folder stay.** A model is saved only to a new or empty folder, or to one with a record of
+its kind. Removed are versions that the record names, of these only the files that their configs name, and a
+card only if it is as it was written. Nothing is read, written or removed through a link.
 
-**The cache of the Hugging Face Hub** holds a downloaded model as links to its blobs. Only links that lead to
-the blobs of their own repository are followed, and nothing is written there.
+**Readers** take no lock. ``read_current`` reads the record once and then only files of that version, so no
+reader mixes two versions. Old versions are removed as soon as the record names a new one. A file that a
+reader has open or mapped stays readable (on Windows, where open files cannot be removed, the old version
+stays until the next save). A reader that finds a file removed sees that there is a new version and starts
+again; the third time it takes the writers' lock, so it always finishes.
 
 **Unchanged files are not copied**: a version shares them with the previous one through hard links.
 
@@ -36,11 +38,13 @@ command line and for the size of the core installation.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -56,12 +60,17 @@ from safetensors.numpy import load
 
 from diptych._checks import InputError
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT_VERSION = 1
 """Of everything that is saved. A library reads the formats up to its own."""
 
 MAX_JSON_BYTES = 64 * 2**20
 CONFIG, TENSORS = "config.json", "model.safetensors"
-POINTER, VERSIONS = "current.json", "versions"
+RECORD, VERSIONS = "current.json", "versions"
 UPLOADS, JOURNAL = "uploads", "journal.jsonl"
 LOCK, SERVER_LOCK = ".lock", ".server.lock"
 FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
@@ -73,7 +82,7 @@ READ_ERRORS = (
 )
 """What NumPy and similar libraries raise on damaged files."""
 
-_OWN_NAMES = {POINTER, VERSIONS, UPLOADS, JOURNAL, LOCK, SERVER_LOCK, *FOR_PEOPLE}
+_TEMPORARY = re.compile(r"\..+\.diptych-[0-9a-f]{12}")
 _VERSION_ID = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
 _DTYPE_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
@@ -86,20 +95,64 @@ Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 
 @contextmanager
-def replace_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary file beside ``path``, flush it and replace ``path`` by it if the block succeeds."""
+def replace_file(path: str | os.PathLike[str], *, tidy: bool = True) -> Iterator[Path]:
+    """Give a temporary file beside ``path``, flush it and replace ``path`` by it if the block succeeds.
+
+    ``tidy`` removes the temporary files of killed processes first, which takes a while in a large folder.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
-    try:
-        # Created here, so that it gets the permissions of any new file.
-        staged.touch(exist_ok=False)
+    if tidy:
+        remove_abandoned(path.parent)
+    with name_in_errors(path), _temporary_file(path) as staged:
         yield staged
         flush_file(staged)
         staged.replace(path)
         flush_folder(path.parent)
+
+
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Name a file in errors of the operating system that name none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextmanager
+def _temporary_file(target: Path) -> Iterator[Path]:
+    """Make a file for one writer; where the system can, it is locked, so that others know it is in use."""
+    while True:
+        path = target.with_name(f".{target.name}.diptych-{uuid4().hex[:12]}")
+        # Made by ``open``, so that it gets the permissions of any new file.
+        file = open(path, "xb")  # noqa: SIM115, Windows cannot replace an open file
+        if fcntl is None:
+            file.close()
+            break
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()  # another process took it for abandoned before it was locked
+    try:
+        yield path
     finally:
-        staged.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of killed processes: those that nobody has locked."""
+    for path in () if fcntl is None else folder.glob(".*.diptych-*"):
+        if _TEMPORARY.fullmatch(path.name):
+            with suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    with open(path, "rb") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        path.unlink()
 
 
 def flush_file(path: Path) -> None:
@@ -120,17 +173,16 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def link_files(source: Path, target: Path) -> None:
-    """Hard-link a file or a folder of files; copy where the file system has no links."""
-    if source.is_dir():
-        target.mkdir()
-        for path in source.iterdir():
-            link_files(path, target / path.name)
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+def link_file(name: str, source: Path, target: Path) -> None:
+    """Hard-link a file of one folder to another, if it is there; copy where the file system has no links."""
+    if os.path.lexists(source / name):
+        check_own(source, name)
+        check_plain_file(source / name)
+        (target / name).parent.mkdir(exist_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            shutil.copyfile(source / name, target / name)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
@@ -151,26 +203,20 @@ def library_version() -> str:
 
 def check_plain_file(path: Path) -> Path:
     """Return ``path`` if it is a file and not a link, which could point to any file of the machine."""
-    is_link = path.is_symlink() and not _is_blob(path)
-    if is_link or not path.is_file():
-        reason = "is a link" if is_link else "is missing, or is not a file"
-        raise InputError(f"{path} {reason}; restore the file or save the model again.")
+    if path.is_symlink():
+        raise InputError(f"{path} is a link, and links are not followed; put the file itself there.")
+    if not path.is_file():
+        raise InputError(f"{path} is missing, or is not a file; restore the file or save the model again.")
     return path
 
 
-def find_cached_repository(path: Path) -> Path | None:
-    """Return the folder of a repository in the Hub's cache if ``path`` is in a snapshot of it, else None."""
-    for folder in Path(os.path.abspath(path)).parents:
-        if folder.name == "snapshots" and (folder.parent / "blobs").is_dir():
-            return folder.parent
-    return None
-
-
-def _is_blob(link: Path) -> bool:
-    repository = find_cached_repository(link)
-    return repository is not None and Path(os.path.realpath(link)).parent == (
-        Path(os.path.realpath(repository)) / "blobs"
-    )
+def check_own(folder: Path, *names: str) -> None:
+    """Refuse to write to a model folder, a real path, if one of its names is a link or a device."""
+    for path in (folder / name for name in names):
+        is_link = os.path.realpath(path) != os.fspath(path)
+        if is_link or (path.exists() and not path.is_file() and not path.is_dir()):
+            reason = "a link, through which nothing is written" if is_link else "neither a file nor a folder"
+            raise InputError(f"{path} is {reason}; move it away.")
 
 
 # JSON
@@ -195,7 +241,8 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` as readable JSON."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    with name_in_errors(path):
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
 
 def convert(content: Any, schema: type[T], path: str | os.PathLike[str]) -> T:
@@ -287,7 +334,7 @@ def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | Non
         }
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    with open(path, "wb") as file:
+    with name_in_errors(path), open(path, "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors.values():
             for block in tensor.blocks if isinstance(tensor, MatrixBlocks) else (tensor,):
@@ -472,11 +519,7 @@ def write_config(folder: Path, kind: str, config: Schema, previous: Version | No
 
     Files that are linked from the version ``previous`` keep the checksum that its config has.
     """
-    known: dict[str, FileEntry] = {}
-    if previous is not None:
-        with suppress(InputError):
-            entries = read_json(previous.path / CONFIG).get("files")
-            known = convert(entries, dict[str, FileEntry], previous.path / CONFIG)
+    known = (read_entries(previous.path) if previous is not None else None) or {}
     files: dict[str, FileEntry] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -489,6 +532,13 @@ def write_config(folder: Path, kind: str, config: Schema, previous: Version | No
     convert(settings, type(config), folder / CONFIG)  # what cannot be read again is not written
     header = Header(f"diptych-{kind}", FORMAT_VERSION, library_version(), files)
     write_json(folder / CONFIG, {**settings, **_to_builtins(header)})
+
+
+def read_entries(folder: Path) -> dict[str, FileEntry] | None:
+    """Return what the config of a version says of the other files; None if it cannot be read."""
+    with suppress(InputError):
+        return convert(read_json(folder / CONFIG).get("files"), dict[str, FileEntry], folder / CONFIG)
+    return None
 
 
 S = TypeVar("S", bound=Schema)
@@ -558,12 +608,24 @@ class Draft:
     version: Version | None = None
 
 
-class Pointer(Schema, frozen=True):
-    """The content of ``current.json``."""
+class Record(Schema, frozen=True):
+    """The content of ``current.json``: the kind of model, the current version and the digest of its config.
+
+    The version is empty until the first one is saved. ``draft`` is the version that a process writes, or was
+    writing when it was killed, and ``replaced`` are earlier ones, which may still have to be removed.
+    """
 
     format: str
     version: str
     sha256: str
+    draft: str = ""
+    replaced: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is not the name of a version."""
+        for name in (self.version, self.draft, *self.replaced):
+            if name and not _VERSION_ID.fullmatch(name):
+                raise InputError("it does not name a version")
 
 
 def real_folder(folder: str | os.PathLike[str]) -> Path:
@@ -574,7 +636,7 @@ def real_folder(folder: str | os.PathLike[str]) -> Path:
 def find_current(folder: str | os.PathLike[str]) -> Version | None:
     """Return the current version of a folder; None if nothing was saved there yet."""
     folder = real_folder(folder)
-    return current_version(folder) if os.path.lexists(folder / POINTER) else None
+    return _current_of(folder, _read_record(folder)) if os.path.lexists(folder / RECORD) else None
 
 
 def current_version(folder: str | os.PathLike[str]) -> Version:
@@ -582,12 +644,19 @@ def current_version(folder: str | os.PathLike[str]) -> Version:
     folder = real_folder(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder of a model.")
-    if not os.path.lexists(folder / POINTER):
-        raise InputError(f"{folder} is not a model folder: {POINTER} is missing; give the folder of a model.")
-    pointer = convert(read_json(folder / POINTER), Pointer, folder / POINTER)
-    if not _VERSION_ID.fullmatch(pointer.version):
-        raise InputError(f"{folder / POINTER} does not name a version; save the model again.")
-    return Version(folder, pointer.version, pointer.sha256)
+    version = find_current(folder)
+    if version is None:
+        reason = f"{RECORD} names no version" if os.path.lexists(folder / RECORD) else f"{RECORD} is missing"
+        raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
+    return version
+
+
+def _read_record(folder: Path) -> Record:
+    return convert(read_json(folder / RECORD), Record, folder / RECORD)
+
+
+def _current_of(folder: Path, record: Record) -> Version | None:
+    return Version(folder, record.version, record.sha256) if record.version else None
 
 
 def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -> T:
@@ -610,31 +679,36 @@ def new_version(folder: str | os.PathLike[str], kind: str) -> Iterator[Draft]:
     A folder that holds something else is never written to.
     """
     folder = real_folder(folder)
-    _check_kind(folder, kind)
+    _open_record(folder, kind)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        _check_kind(folder, kind)
-        current = find_current(folder)
-        _remove_others(folder, current)
-        number = 1 + (int(current.id.partition("-")[0]) if current is not None else 0)
-        draft = Draft(folder / VERSIONS / f"{number:06d}-{uuid4().hex[:8]}", current)
-        draft.path.mkdir(parents=True)
+        record = _open_record(folder, kind)
+        if record.draft:
+            shutil.rmtree(folder / VERSIONS / record.draft, ignore_errors=True)
+        number = 1 + int(record.version.partition("-")[0] or 0)
+        draft = Draft(folder / VERSIONS / f"{number:06d}-{uuid4().hex[:8]}", _current_of(folder, record))
         try:
-            yield draft
-            version = Version(folder, draft.path.name, file_digest(draft.path / CONFIG))
+            _write_record(folder, msgspec.structs.replace(record, draft=draft.path.name))
+            draft.path.mkdir(parents=True)
+            with name_in_errors(draft.path):
+                yield draft
+            digest = file_digest(draft.path / CONFIG)
             for path in (draft.path, *draft.path.rglob("*"), folder / VERSIONS):
                 (flush_folder if path.is_dir() else flush_file)(path)
-            with replace_file(folder / POINTER) as staged:
-                write_json(staged, _to_builtins(Pointer(f"diptych-{kind}", version.id, version.digest)))
+            replaced = (*record.replaced, *([record.version] if record.version else ()))
+            remaining = tuple(name for name in replaced if (folder / VERSIONS / name).exists())
+            record = Record(f"diptych-{kind}", draft.path.name, digest, "", remaining)
+            _write_record(folder, record)
         except BaseException:
             with suppress(InputError):
-                current = find_current(folder)
-            if current is None or current.id != draft.path.name:
+                record = _read_record(folder)
+            if record.version != draft.path.name:
                 shutil.rmtree(draft.path, ignore_errors=True)
             raise
-        draft.version = version
-        _show_for_people(version)
-        _remove_others(folder, version)
+        draft.version = Version(folder, record.version, record.sha256)
+        _show_for_people(folder, record)
+        for name in record.replaced:
+            _remove_version(folder / VERSIONS / name)
 
 
 @contextmanager
@@ -642,6 +716,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other process writes to a model folder, and keep others from writing."""
     from filelock import FileLock  # only writers need it, and it imports asyncio
 
+    check_own(folder, LOCK)
     with FileLock(folder / LOCK):
         yield
 
@@ -651,8 +726,9 @@ def lock_for_serving(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Be the only server that writes to a model folder; a second one is an ``InputError``."""
     from filelock import FileLock, Timeout
 
-    _check_not_cached(real_folder(folder))
-    lock = FileLock(current_version(folder).folder / SERVER_LOCK, timeout=0)
+    real = current_version(folder).folder
+    check_own(real, SERVER_LOCK)
+    lock = FileLock(real / SERVER_LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -669,7 +745,7 @@ def lock_for_serving(folder: str | os.PathLike[str]) -> Iterator[None]:
 def check_writable(folder: str | os.PathLike[str], kind: str) -> None:
     """Refuse a folder that a ``kind`` of model cannot be saved to, before time is spent on fitting it."""
     folder = real_folder(folder)
-    _check_kind(folder, kind)
+    _open_record(folder, kind)
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         reason = "is a file" if not parent.is_dir() else "cannot be written to"
@@ -677,55 +753,78 @@ def check_writable(folder: str | os.PathLike[str], kind: str) -> None:
 
 
 def _read_version(version: Version, read: Callable[[Version], T]) -> T:
-    if version.path.is_symlink() or version.path.parent.is_symlink():
+    if os.path.realpath(version.path) != os.fspath(version.path):
         raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
     config = check_plain_file(version.path / CONFIG)
     _check_same(config, file_digest(config) == version.digest)
     return read(version)
 
 
-def _check_not_cached(folder: Path) -> None:
-    if find_cached_repository(folder) is not None:
-        raise InputError(
-            f"{folder} is in the cache of the Hugging Face Hub, which must not be changed; save the model to "
-            "another folder."
-        )
-
-
-def _check_kind(folder: Path, kind: str) -> None:
-    _check_not_cached(folder)
+def _open_record(folder: Path, kind: str) -> Record:
+    """Return the record of a folder that a ``kind`` of model may be saved to; a new one of a new folder."""
+    record = Record(f"diptych-{kind}", "", "")
     if not folder.exists():
-        return
-    ours = folder.is_dir()
-    if ours and (folder / POINTER).is_file():
-        with suppress(InputError):
-            ours = read_json(folder / POINTER).get("format") == f"diptych-{kind}"
-    elif ours:
-        # Nothing was saved here yet, or the first save was killed.
-        ours = all(
-            path.name in _OWN_NAMES or path.name.startswith(f".{POINTER}.") for path in folder.iterdir()
-        )
-    if not ours:
+        return record
+    reason = ""
+    if os.path.lexists(folder / RECORD):
+        check_own(folder, RECORD, VERSIONS)
+        try:
+            record = _read_record(folder)
+        except InputError as error:
+            record, reason = Record("", "", ""), f" ({str(error).rstrip('.')})"
+        names = (record.version, record.draft, *record.replaced)
+        check_own(folder, *(f"{VERSIONS}/{name}" for name in names if name))
+    elif not folder.is_dir() or not all(map(_is_left_by_a_first_save, folder.iterdir())):
+        record = Record("", "", "")
+    if record.format != f"diptych-{kind}":
         raise InputError(
-            f"{folder} exists and is not a diptych {kind}; choose another folder, or an empty one."
+            f"{folder} exists and is not a diptych {kind}{reason}; choose another folder, or an empty one."
         )
+    return record
 
 
-def _remove_others(folder: Path, current: Version | None) -> None:
-    """Remove older versions and what killed writers left. The caller holds the lock."""
-    for path in (folder / VERSIONS).glob("*"):
-        if current is None or path != current.path:
-            shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(f".{POINTER}.*"):
-        path.unlink(missing_ok=True)
+def _is_left_by_a_first_save(path: Path) -> bool:
+    """Return whether a process made a file that was killed before it could write a record."""
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and (
+        (path.name == LOCK and status.st_size == 0)
+        or (path.name.startswith(f".{RECORD}.") and _TEMPORARY.fullmatch(path.name) is not None)
+    )
 
 
-def _show_for_people(version: Version) -> None:
+def _write_record(folder: Path, record: Record) -> None:
+    with replace_file(folder / RECORD) as staged:
+        write_json(staged, _to_builtins(record))
+
+
+def _remove_version(folder: Path) -> None:
+    """Remove the files that the config of a version names, and their folders unless others wrote there."""
+    entries = read_entries(folder)
+    if entries is None:
+        return
+    ours = {folder / name for name in (CONFIG, *entries)}
+    for parent, _, files in os.walk(folder, topdown=False):  # so no name leads out of the folder
+        own = ours & {Path(parent, name) for name in files}
+        # The config goes last: without it, nobody would know what to remove.
+        for path in sorted(own, key=(folder / CONFIG).__eq__):
+            with suppress(OSError):  # on Windows, a file that is open
+                path.unlink()
+        if own:
+            with suppress(OSError):
+                os.rmdir(parent)
+
+
+def _show_for_people(folder: Path, record: Record) -> None:
+    """Copy the card of the current version to the model folder, unless a file of somebody else is there."""
+    versions = [folder / VERSIONS / name for name in (record.version, *record.replaced)]
+    entries = [read_entries(version) or {} for version in versions]
     for name in FOR_PEOPLE:
-        shown = version.folder / name
-        if (version.path / name).is_file():
-            with replace_file(shown) as staged:
-                staged.unlink()
-                link_files(version.path / name, staged)
-        else:
+        shown, wanted = folder / name, entries[0].get(name)
+        digest = file_digest(shown) if shown.is_file() and not shown.is_symlink() else None
+        if os.path.lexists(shown) and digest not in {own[name].sha256 for own in entries if name in own}:
+            continue
+        if wanted is None:
             shown.unlink(missing_ok=True)
+        elif digest != wanted.sha256:
+            with replace_file(shown) as staged:
+                shutil.copyfile(versions[0] / name, staged)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import functools
 import importlib
 import logging
@@ -13,7 +11,8 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -31,8 +30,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _FAN_IN = 2  # more would send more results between workers before any are merged
-_CHECK_EVERY = 1.0
-_CLOSE_SECONDS = 1.0  # for a worker to close by itself
+_CHECK_EVERY = 1.0  # seconds
 _PENDING_STATES = ("waiting", "no-worker", "queued", "processing", "erred")
 
 
@@ -59,12 +57,6 @@ class DaskEngine:
         Processes of a cluster on this machine, each with one thread; None: one for each core.
     retries
         How often a failing task is tried again before its error is raised here.
-    patience
-        Seconds after which a worker may count as hanging: it is removed if it has been silent, or busy with
-        one task, for so long and for ``slowness`` times the mean task. Its tasks go to other workers, and
-        its nanny, if it has one, replaces it. None: only Dask's own rules.
-    slowness
-        See ``patience``.
     timeout
         Seconds to wait for a scheduler that does not answer.
     verbose
@@ -85,8 +77,6 @@ class DaskEngine:
         *,
         workers: int | None = None,
         retries: int = 2,
-        patience: float | None = 60.0,
-        slowness: float = 10.0,
         timeout: float = 30.0,
         verbose: bool | None = None,
     ) -> None:
@@ -96,10 +86,9 @@ class DaskEngine:
             check_count(workers, "workers")
         if retries < 0:
             raise InputError(f"retries={retries} is below 0; give how often a failing task is tried again.")
-        for name, value in (("patience", patience), ("slowness", slowness), ("timeout", timeout)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name}={value} is not above 0; give a positive number.")
-        self.retries, self.patience, self.slowness, self.verbose = retries, patience, slowness, verbose
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise InputError(f"timeout={timeout} is not above 0; give a number of seconds.")
+        self.retries, self.verbose = retries, verbose
         self._cluster: Any = None
         self._owns_client = not hasattr(client, "run_on_scheduler")
         library = _import_distributed()
@@ -134,7 +123,8 @@ class DaskEngine:
                 result = self._wait(future, set(groups), lambda done: progress(done / len(groups)))
                 progress(1.0)
         except BaseException:
-            future.cancel()
+            if self.client.status == "running":
+                future.cancel()
             raise
         for text in result.warnings:
             warnings.warn(text, DataWarning, stacklevel=2)
@@ -154,29 +144,24 @@ class DaskEngine:
         self.close()
 
     def _wait(self, future: Any, groups: set[str], progress: Callable[[int], None]) -> TaskResult:
-        """Return the result of a run, and replace workers that hang meanwhile."""
+        """Return the result of a run, and report its progress meanwhile."""
         library = _import_distributed()
-        gathering = self.client.gather(future, asynchronous=True)
-        waiting = asyncio.run_coroutine_threadsafe(gathering, self.client.loop.asyncio_loop)
-        idle = False
+        done, had_workers = threading.Event(), True
+        future.add_done_callback(lambda _: done.set())
         try:
-            while not concurrent.futures.wait([waiting], _CHECK_EVERY).done:
-                status: ClusterStatus = self.client.run_on_scheduler(
-                    check_workers, groups, self.patience, self.slowness
-                )
-                progress(status.done)
-                for address, reason in status.removed.items():
-                    warnings.warn(f"the worker {address} was {reason} and is replaced.", stacklevel=3)
-                if status.workers == 0 and not idle:
+            while not done.wait(_CHECK_EVERY):
+                finished, workers = self.client.run_on_scheduler(count_finished, groups)
+                progress(finished)
+                if not workers and had_workers:
                     warnings.warn("the cluster has no workers; waiting for one to join.", stacklevel=3)
-                idle = status.workers == 0
-            return waiting.result()  # type: ignore[no-any-return]
+                had_workers = workers > 0
+            return future.result()  # type: ignore[no-any-return]
         except library.scheduler.KilledWorker as error:
             raise InputError(
                 f"{error.allowed_failures + 1} workers died one after another on the same block, most "
                 "likely because they ran out of memory; make blocks smaller or give workers more memory."
             ) from None
-        except (library.client.FutureCancelledError, OSError) as error:
+        except (CancelledError, OSError) as error:
             if isinstance(error, OSError) and self.client.status == "running":
                 raise
             raise InputError(
@@ -188,20 +173,24 @@ def _make_graph(mapped: PendingMap[Any, Any], merge: Callable[[Any, Any], Any]) 
     """Return all tasks of a run and the key of its result.
 
     What tasks have in common is in nodes of its own, which are sent to each worker once and, unlike
-    scattered data, can be computed again if the worker that had them is lost.
+    scattered data, can be computed again if the worker that had them is lost. Everything travels as bytes
+    that only workers unpickle: the scheduler needs no memory map, network or model.
     """
     run = uuid.uuid4().hex
     function_key, merge_key = f"function-{run}", f"merge-function-{run}"
-    graph: dict[Any, Any] = {function_key: LazyPickle(mapped.function), merge_key: LazyPickle(merge)}
+    graph: dict[Any, Any] = {
+        function_key: (unpickle, _pickle(mapped.function)),
+        merge_key: (unpickle, _pickle(merge)),
+    }
     shared_keys: dict[int, str] = {}
     level: list[Any] = []
     for number, item in enumerate(mapped.items):
-        own, shared = split_shared(item)
-        task: tuple[Any, ...] = (run_task, function_key, LazyPickle(own))
+        item, shared = split_shared(item)
+        task: tuple[Any, ...] = (run_task, function_key, _pickle(item))
         if shared is not None:
             key = shared_keys.setdefault(id(shared), f"shared-{run}-{len(shared_keys)}")
             if key not in graph:
-                graph[key] = LazyPickle(shared)
+                graph[key] = (unpickle, _pickle(shared))
             task += (key,)
         level.append((f"map-{run}", number))
         graph[level[-1]] = task
@@ -255,99 +244,28 @@ def _import_distributed() -> Any:
     return distributed
 
 
-@dataclass(frozen=True)
-class ClusterStatus:
-    """The state of a run: finished tasks, number of workers, and removed workers with the reason."""
-
-    done: int
-    workers: int
-    removed: dict[str, str]
+def count_finished(groups: Collection[str], dask_scheduler: Any = None) -> tuple[int, int]:
+    """Return the number of finished tasks of ``groups``, and of workers. Runs on the scheduler."""
+    task_groups = [dask_scheduler.task_groups[name] for name in groups if name in dask_scheduler.task_groups]
+    pending = sum(group.states[state] for group in task_groups for state in _PENDING_STATES)
+    return sum(map(len, task_groups)) - pending, len(dask_scheduler.workers)
 
 
-async def check_workers(
-    groups: Collection[str], patience: float | None, slowness: float, dask_scheduler: Any = None
-) -> ClusterStatus:
-    """Count the finished tasks of ``groups``, and remove workers that hang. Runs on the scheduler.
-
-    A worker hangs if it has been silent, or busy with one task, for ``patience`` seconds and ``slowness``
-    times the mean task. Dask's own timeout (``distributed.scheduler.worker-ttl``) does not serve here: it
-    removes only silent workers, after 5 minutes unless the whole scheduler is configured otherwise, and
-    never one that sends heartbeats while its task hangs. Silence is measured against the worker heard from
-    last, so a scheduler that was busy itself removes nobody, and no task counts as slow before another one
-    has finished. The last worker is never removed.
-    """
-    known = [group for name in groups if (group := dask_scheduler.task_groups.get(name)) is not None]
-    finished = {group: len(group) - sum(group.states[state] for state in _PENDING_STATES) for group in known}
-    means = [group.all_durations["compute"] / n for group, n in finished.items() if n]
-    removed: dict[str, str] = {}
-    workers = list(dask_scheduler.workers.values())
-    if patience is not None and workers:
-        limit = max(patience, slowness * max(means, default=0.0))
-        latest = max(worker.last_seen for worker in workers)
-        for worker in workers:
-            silence = latest - worker.last_seen
-            running = [seconds for task, seconds in worker.executing.items() if task.group in finished]
-            busy = silence + max(running, default=0.0)
-            if silence > limit:
-                removed[worker.address] = f"silent for {silence:.0f} s"
-            elif any(means) and busy > limit:
-                removed[worker.address] = f"busy with one task for {busy:.0f} s"
-        removed = dict(list(removed.items())[: len(workers) - 1])
-        hanging = [worker for worker in workers if worker.address in removed]
-        await asyncio.gather(*(_replace_worker(dask_scheduler, worker) for worker in hanging))
-    return ClusterStatus(sum(finished.values()), len(dask_scheduler.workers), removed)
+def _pickle(value: Any) -> bytes:
+    # It comes with Dask, and can also pickle functions that are defined in a script.
+    cloudpickle = importlib.import_module("cloudpickle")
+    try:
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise InputError(
+            f"a {type(value).__name__} cannot be sent to another process ({error}); use one that can be "
+            "pickled."
+        ) from None
 
 
-async def _replace_worker(scheduler: Any, worker: Any) -> None:
-    reason = "diptych-watchdog"
-    if worker.nanny is not None:
-        core = importlib.import_module("distributed.core")
-        # The nanny starts a new worker when the old one has died. Only then is the old one removed from the
-        # scheduler: a worker that learns it is unknown closes for good, together with its nanny.
-        with suppress(OSError, TimeoutError):
-            async with core.rpc(worker.nanny, connection_args=scheduler.connection_args) as nanny:
-                await asyncio.wait_for(nanny.kill(timeout=_CLOSE_SECONDS, reason=reason), 5 * _CLOSE_SECONDS)
-    if scheduler.workers.get(worker.address) is worker:
-        # "expected": a task that hangs does not count as one that kills its workers.
-        await scheduler.remove_worker(worker.address, stimulus_id=reason, expected=True)
-
-
-class LazyPickle:
-    """An object that travels as bytes, and is unpickled once in each process that uses it.
-
-    The scheduler, which only passes it on, never unpickles it and needs no memory map, network or model.
-    """
-
-    def __init__(self, value: Any) -> None:
-        try:
-            self._bytes: bytes = _import_cloudpickle().dumps(value)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise InputError(
-                f"a {type(value).__name__} cannot be sent to another process ({error}); use one that can be "
-                "pickled."
-            ) from None
-        self._lock = threading.Lock()
-
-    def load(self) -> Any:
-        """Return the object, the same one each time."""
-        with self._lock:
-            if not hasattr(self, "_value"):
-                self._value = _import_cloudpickle().loads(self._bytes)
-            return self._value
-
-    def __getstate__(self) -> bytes:
-        return self._bytes
-
-    def __setstate__(self, state: bytes) -> None:
-        self._bytes, self._lock = state, threading.Lock()
-
-    def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + len(self._bytes)
-
-
-def _import_cloudpickle() -> Any:
-    # Comes with Dask, and can also pickle functions that are defined in a script.
-    return importlib.import_module("cloudpickle")
+def unpickle(content: bytes) -> Any:
+    """Return what this program pickled for its workers. Runs on a worker."""
+    return pickle.loads(content)  # noqa: S301
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,20 +290,20 @@ def split_shared(item: Any) -> tuple[Any, Any]:
     return replace(item, shared=None), shared
 
 
-def run_task(function: LazyPickle, item: LazyPickle, shared: LazyPickle | None = None) -> TaskResult:
-    """Apply a function to an item. Runs on a worker."""
-    call, value = function.load(), item.load()
+def run_task(function: Callable[[Any], Any], item: bytes, shared: Any = None) -> TaskResult:
+    """Apply a function to a pickled item. Runs on a worker."""
+    value = unpickle(item)
     if shared is not None:
-        value = replace(value, shared=shared.load())
+        value = replace(value, shared=shared)
     with _task_environment() as texts:
-        value = call(value)
+        value = function(value)
     return TaskResult(value, tuple(texts))
 
 
-def merge_results(function: LazyPickle, results: Sequence[TaskResult]) -> TaskResult:
+def merge_results(function: Callable[[Any, Any], Any], results: Sequence[TaskResult]) -> TaskResult:
     """Merge neighbouring results from left to right. Runs on a worker."""
     with _task_environment():
-        value = functools.reduce(function.load(), (result.value for result in results))
+        value = functools.reduce(function, (result.value for result in results))
     return TaskResult(value, tuple(text for result in results for text in result.warnings))
 
 

@@ -175,6 +175,8 @@ def test_wrong_parameters_are_refused(rng, parameters, words):
         (lambda x, y, p: (np.ma.masked_array(x, x > 1), y, p), "X is a masked array"),
         (lambda x, y, p: (x * 1e300, y * 1e300, p), "X has values so large that their squares overflow"),
         (lambda x, y, p: (x, y * 1e160, p), "Y has values so large"),
+        (lambda x, y, p: (x * 1e-310, y, p), "X has only values so small"),
+        (lambda x, y, p: (x, y * 1e-160, p), "Y has only values so small"),
     ],
 )
 def test_wrong_data_is_refused(rng, spoil, words):

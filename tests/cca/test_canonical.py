@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from cca_zoo import linear as cca_zoo
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import cross_decomposition
 
@@ -39,7 +39,6 @@ def test_cca_is_orthonormal_in_each_covariance(backend, solver, shape):
     assert (sigma <= 1).all()
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 50.0), st.floats(0.0, 50.0))
 def test_tikhonov_is_orthonormal_in_each_regularised_covariance(seed, gamma_x, gamma_y):
     x, y = views(seed)

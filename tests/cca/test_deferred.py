@@ -8,7 +8,7 @@ import warnings
 import joblib
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 
@@ -46,7 +46,6 @@ def landweber(squares, t):
     return (1 - (1 - squares / squares[0]) ** t) / squares
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     widths=st.tuples(st.integers(1, 9), st.integers(1, 9)),

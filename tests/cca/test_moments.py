@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
@@ -43,7 +43,6 @@ def test_moments_equal_those_of_repeated_images(rng, backend, precision, toleran
     assert_equal(result, repeated(x, y, pairing), tolerance)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=5), st.booleans())
 def test_merging_in_any_order_equals_one_pass(seed, sizes, reverse):
     rng = np.random.default_rng(seed)
@@ -57,7 +56,6 @@ def test_merging_in_any_order_equals_one_pass(seed, sizes, reverse):
     assert_equal(total, repeated(x, y, pairing), 1e-10)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(8, 2000))
 def test_blocks_contain_every_pair_once(seed, block_bytes):
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from sklearn.decomposition import PCA
@@ -32,7 +32,6 @@ def fit_ridge(x, y, gamma):
     return (Ridge(alpha=gamma, solver="svd") if gamma else LinearRegression()).fit(x, y)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     n=st.integers(3, 60),
     p=st.integers(1, 12),
@@ -368,9 +367,9 @@ def test_wrong_input_is_refused_in_a_sentence(ask, message):
 
 
 def test_flickr8k_predictions_are_those_of_ridge(real_data):
-    images = np.load(real_data / "flickr8k" / "resnet50.npy")[:1000].astype(np.float64)
-    captions = np.load(real_data / "flickr8k" / "minilm.npy")[:5000].astype(np.float64)
-    pairing = np.repeat(np.arange(1000), 5)
+    images = np.load(real_data / "flickr8k" / "resnet50.npy")[:300].astype(np.float64)
+    captions = np.load(real_data / "flickr8k" / "minilm.npy")[:1500].astype(np.float64)
+    pairing = np.repeat(np.arange(300), 5)
     model = AWCCA(params=(1e4, 1.0)).fit(images, captions, pairing)
     expected = Ridge(alpha=1e4).fit(images[pairing], captions).predict(images)
     np.testing.assert_allclose(model.predict(images), expected, atol=1e-8)

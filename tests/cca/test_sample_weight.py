@@ -5,7 +5,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
@@ -40,7 +40,6 @@ def assert_same_moments(result, expected, dtype=np.float64, condition=1.0):
         assert_close(mine, its, terms, dtype=dtype, magnitude=scale, condition=condition)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.sampled_from([100, 3000, 10**7]), st.sampled_from(["float64", "float32"])
 )

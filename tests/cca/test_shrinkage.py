@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import sklearn.covariance
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
@@ -10,7 +10,6 @@ from diptych.cca._filters import shrinkage, shrinkage_gammas
 from generated_pairs import make_pairs
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), n=st.integers(3, 80), p=st.integers(2, 60))
 def test_shrinkage_equals_scikit_learns(seed, n, p):
     rng = np.random.default_rng(seed)

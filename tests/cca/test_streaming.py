@@ -8,7 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
@@ -48,7 +48,6 @@ def cut(x, y, pairing, ends):
     return result
 
 
-@settings(deadline=None, max_examples=25)
 @given(ends=st.lists(st.integers(1, 299), max_size=6, unique=True).map(sorted), lazy=st.booleans())
 def test_any_cut_into_blocks_gives_the_moments_of_the_whole(ends, lazy):
     x, y, pairing = pairs()

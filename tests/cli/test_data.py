@@ -1,10 +1,13 @@
-"""``check``, ``scenes`` and ``encode`` as a user runs them."""
+"""``check`` and ``encode`` as a user runs them."""
 
 import json
+import resource
 
+import pytest
 from PIL import Image
 
 from commands import config, refused, run, run_json
+from diptych.scenes import make_scenes
 
 
 def test_check_finds_what_is_wrong(tmp_path):
@@ -19,15 +22,29 @@ def test_check_finds_what_is_wrong(tmp_path):
     assert "none of 1 image" in encoded.stderr
 
 
-def test_scenes_are_not_drawn_over_other_files(tmp_path):
-    (tmp_path / "letter.txt").write_text("keep me")
-    assert run("scenes", tmp_path).exit_code == 2
-    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+@pytest.fixture
+def small_files():
+    """Files larger than 2,000 bytes cannot be written, as on a disk that is nearly full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("what", ["images", "text"])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch, request, what):
+    monkeypatch.chdir(tmp_path)
+    make_scenes(20, size=32).write("drawn")
+    request.getfixturevalue("small_files")
+    options = ["--image-encoder", "pyramid"] if what == "images" else ["--text-encoder", "hkse"]
+    assert (
+        refused("encode", what, "drawn", "-o", "x", *options) == "error: x/features.partial: File too large"
+    )
 
 
 def test_another_encoder_does_not_go_on_with_a_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run("scenes", "drawn", "-n", 20).exit_code == 0
+    make_scenes(20).write("drawn")
     linear = config(hkse={"word": "lin", "sentence": "lin"})
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100
     assert run_json("encode", "text", "drawn", "-o", "y", *linear)["rows"] == 100

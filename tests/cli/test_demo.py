@@ -1,7 +1,14 @@
 """The demo with few scenes."""
 
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 from commands import run
 from diptych import Retriever
+from diptych.cli._output import name_program
 
 
 def test_the_demo_writes_models_and_a_report(tmp_path):
@@ -9,8 +16,7 @@ def test_the_demo_writes_models_and_a_report(tmp_path):
     assert result.exit_code == 0, result.output
     for words in (
         *("Drew 200 images", "plain CCA", "search generation", "T-SVD", "Best here by mean r@1"),
-        *("search 'a triangle", "annotate images/scene-"),
-        *(f"diptych serve {tmp_path / 'out' / 'model'}", f"diptych search {tmp_path / 'out' / 'best'}"),
+        *("the image of this caption is", "annotate images/scene-"),
     ):
         assert words in result.stdout.replace("\n", " ")
     retriever = Retriever.load(tmp_path / "out" / "model")
@@ -20,3 +26,26 @@ def test_the_demo_writes_models_and_a_report(tmp_path):
     assert page.count('class="strip"') == 8
     assert "plain CCA" in page
     assert "http" not in page
+    serve, search = (line.strip() for line in result.stdout.splitlines()[-2:])
+    assert shlex.split(serve)[1:] == ["serve", str(tmp_path / "out" / "best")]
+    # As pasted into the shell that ran the demo.
+    found = subprocess.run(search, shell=True, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "images/scene-" in found.stdout
+
+
+def test_the_program_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
+    """A stand-in for an environment: Python and the program side by side, in or outside the PATH."""
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "diptych"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert name_program() == str(Path(".venv") / "bin" / "diptych")
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/usr/bin")
+    assert name_program() == "diptych"
+    (programs / "diptych").unlink()
+    assert name_program() == f"{Path('.venv') / 'bin' / 'python'} -m diptych"

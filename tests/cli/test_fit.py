@@ -1,5 +1,6 @@
 """``fit`` and ``evaluate`` as a user runs them."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import pytest
 from commands import config, refused, run, run_json
 from diptych import AWCCA, InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
-from diptych.image import PyramidDescriptor
+from diptych.encoders import PyramidDescriptor
 from diptych.retrieval._fit import SAMPLED_PAIRS, training_sample, training_share
 from diptych.scenes import make_scenes
 from generated_pairs import make_pairs
@@ -33,6 +34,8 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+NO_DEVICE = "there is no device 'cuda:99' here" if HAS_TORCH else "the device 'cuda:99' needs torch"
 PARAMS, GRID = {"params": [1, 1]}, {"grid": 5}
 PYRAMID = ["--image-encoder", "pyramid"]
 FIT = ["fit", "x.npy", "y.npy", "--pairs", "pairing.npy", "-o", "m"]
@@ -79,14 +82,15 @@ def test_settings_are_those_of_the_python_api(files):
     assert chosen["normalize"] == ("unit", "none")
     assert model.models_["search"].correlations.shape == (3,)
     assert (retriever.dtype, retriever.store.kept) == ("float16", {})
-    assert "k = 5 on images" in result.stdout
+    assert "k = 5 on images" in run("info", "m").stdout
 
 
 def test_the_table_says_what_was_selected_and_where_the_time_went(files):
     result = run(*FIT, *config(model={"grid": 4}), "--index", "hnsw")
     assert result.exit_code == 0, result.output
     for words in (
-        "r@1 there: search",
+        "There, the right image came first for",
+        "diptych info m says more",
         " grid, exact)",
         "spectra and models",
         "of the exact ten best",
@@ -97,8 +101,10 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
 def test_the_best_preset_has_one_name(files):
     result = run(*FIT, "--preset", "best")
     assert result.exit_code == 0, result.output
-    assert "search: 1 part" in result.stdout
-    assert "  1 × (x × y), " in result.stdout
+    shown = " ".join(result.stdout.split())
+    assert "Learned from 90 images with 270 captions; images are seen by the features given" in shown
+    assert "×" not in shown
+    assert "CSLS" not in shown
     found = run_json("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")["all"]
     assert found["search"]["r@10"] > 50
     assert "  1 × (x × y), " in run("info", "m").stdout
@@ -184,7 +190,7 @@ def test_few_pairs_and_copies_across_splits_are_said(files, tmp_path):
 
 def test_from_images_to_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run("scenes", "drawn", "-n", 120).exit_code == 0
+    make_scenes(120).write("drawn")
     small = config(model={"grid": 6}, hkse={"word_features": 60, "sentence_features": 60})
     fitted = run("fit", "drawn", "-o", "model", *PYRAMID, *small)
     assert fitted.exit_code == 0, fitted.output
@@ -197,8 +203,8 @@ def test_from_images_to_answers(tmp_path, monkeypatch):
 def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid, linear = {"grid": 6}, {"word": "lin", "sentence": "lin"}
+    make_scenes(120).write("drawn")
     for command, settings in (
-        ("scenes drawn -n 120", []),
         ("encode images drawn -o x", PYRAMID),
         ("encode text drawn -o y --save-encoder words", config(hkse=linear)),
         ("fit x y --pairs drawn -o a -q", config(model=grid)),
@@ -221,7 +227,7 @@ def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
 
 def test_interrupted_encoding_resumes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run("scenes", "drawn", "-n", 60).exit_code == 0
+    make_scenes(60).write("drawn")
     (tmp_path / ".model.features").mkdir()
     assert run("encode", "images", "drawn", *PYRAMID, "-o", ".model.features/images").exit_code == 0
 
@@ -233,6 +239,24 @@ def test_interrupted_encoding_resumes(tmp_path, monkeypatch):
     result = run("fit", "drawn", "-o", "model", *PYRAMID, *settings, "-q")
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
+
+
+def test_files_of_others_stay_in_and_beside_the_model(photos, files):
+    """``files`` and ``photos`` are in the same folder."""
+    names = [".m.features/mine.txt", ".m.features/images/.mine", ".m.sum", "m/mine.txt"]
+    fit = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, *PYRAMID, "-o", "m", "-q"]
+    fit += config(model={"grid": 3}, hkse=SMALL_TEXT)
+    for name in names[:-1]:
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_text("mine")
+    assert run(*fit).exit_code == 0
+    (photos / "m" / "mine.txt").write_text("mine")
+    for command in (fit, [*FIT, "-q", *config(model=PARAMS)], fit):
+        result = run(*command)
+        assert result.exit_code == 0, result.output
+        assert all((photos / name).read_text() == "mine" for name in names)
+    assert sorted(os.listdir(photos / ".m.features")) == ["images", "mine.txt"]
+    assert os.listdir(photos / ".m.features" / "images") == [".mine"]
 
 
 def test_a_wrong_folder_of_images_leaves_nothing_to_resume(photos):
@@ -342,7 +366,7 @@ UNSPLIT = ["fit", "captions.csv", "--images", "drawn", *COLUMNS, *PYRAMID, "-o",
             "--filter and --metric have no effect",
         ),
         ("--preset best", {"model": {"solver": "svd"}}, "[model] has no setting 'solver'"),
-        ("--preset best --device cuda:99", {}, "there is no device 'cuda:99' here"),
+        ("--preset best --device cuda:99", {}, NO_DEVICE),
         ("", {"model": PARAMS | GRID}, "grid has no effect with params"),
         (
             "",
@@ -417,7 +441,11 @@ def test_one_truth_about_held_out_pairs(photos, preset):
     quality = run_json("info", "m")["facts"]["quality"]
     assert re.match(r"Selected on 9 of 60 training images, .*; r@1 there: search [\d.]+, annotate", quality)
     assert "Not measured on pairs" in quality
-    assert quality in fitted.stdout
+    assert (
+        "Learned from 60 images with 300 captions; images are seen by pyramid, texts by hkse" in fitted.stdout
+    )
+    assert "chosen on 9 of 60 training images, held out" in fitted.stdout
+    assert quality in run("info", "m").stdout
     assert quality in (photos / "m" / "README.md").read_text("utf-8").replace("\\", "")
     result = run("evaluate", "m", "captions.csv", "--images", "drawn", *COLUMNS)
     assert result.exit_code == 0, result.output

@@ -33,7 +33,7 @@ def named_options():
 
 def test_every_option_named_in_a_text_exists():
     real = {*real_options(typer.main.get_command(app)), "--help"}
-    assert {"--data", "--image-encoder", "--json"} <= real
+    assert {"--out", "--image-encoder", "--json"} <= real
     named = list(named_options())
     assert len(named) > 20
     assert [(place, option) for place, option in named if option not in real] == []

@@ -13,7 +13,7 @@ from commands import config, refused, run, run_json
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
-from diptych.image import timm_encoder
+from diptych.encoders import timm_encoder
 from tolerance import assert_same_hits, rounding
 
 pytestmark = pytest.mark.data

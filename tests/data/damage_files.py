@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from diptych import InputError
 from diptych.cca import Moments
 from diptych.data import open_features, read_pairs, shards
-from diptych.text import read_word_vectors
+from diptych.encoders import read_word_vectors
 from retrieval.damaging import change_bytes, change_json, peak_memory
 
 ROWS = [{"image": f"{i % 9}.png", "caption": f"caption {i} of an image", "split": "train"} for i in range(30)]

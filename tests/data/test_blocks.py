@@ -10,9 +10,15 @@ from diptych import AWCCA, HKSE
 from diptych._checks import DataWarning, InputError
 from diptych.cca import Moments
 from diptych.data import PairedDataset, encode_images, encode_texts, encoded_blocks, join
-from diptych.image import FunctionEncoder, OnnxEncoder, PyramidDescriptor, Recipe, open_image
+from diptych.encoders import (
+    FunctionEncoder,
+    OnnxEncoder,
+    PyramidDescriptor,
+    Recipe,
+    open_image,
+    sentence_encoder,
+)
 from diptych.scenes import make_scenes
-from diptych.text import sentence_encoder
 from tolerance import assert_close
 
 

@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
@@ -19,7 +19,7 @@ from diptych.data._duplicates import (
     group_rows,
     least_similarity,
 )
-from diptych.image import PyramidDescriptor
+from diptych.encoders import PyramidDescriptor
 from tolerance import rounding
 
 
@@ -74,7 +74,6 @@ def test_copies_of_the_mean_are_one_group(rng):
     assert len(set(group(same, 0.99).tolist())) == 1
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([80, 300, 1200]),
@@ -124,7 +123,6 @@ def test_the_threshold_of_few_or_equal_rows_is_a_safe_one(rng):
     assert choose_threshold(unit(rng.normal(size=(300, 500)))) == LEAST_SIMILARITY
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([0.2, 0.7, 0.9, 1.0]))
 def test_groups_are_connected_components(seed, n, threshold):
     from scipy.sparse.csgraph import connected_components

@@ -6,9 +6,8 @@ import pytest
 from diptych import AWCCA, retrieval_scores
 from diptych.cca._weighting import normalize
 from diptych.data import encode_images, encode_texts, join, open_features, read_pairs, split_by_protocol
-from diptych.image import PyramidDescriptor
+from diptych.encoders import HKSE, PyramidDescriptor, sentence_encoder
 from diptych.scenes import make_scenes
-from diptych.text import HKSE, sentence_encoder
 
 
 def recalls(model, x, y, pairing):

@@ -16,7 +16,7 @@ from diptych import InputError
 from diptych._threads import prefetch
 from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs
 from diptych.data._feature_store import Job, StoreWriter
-from diptych.image import FunctionEncoder, NetworkEncoder, PyramidDescriptor, Recipe
+from diptych.encoders import FunctionEncoder, NetworkEncoder, PyramidDescriptor, Recipe
 from diptych.scenes import make_scenes
 
 JOB = Job("encoder", "inputs", 10, 4, "float32", 2)
@@ -195,7 +195,7 @@ KILLED = textwrap.dedent("""
     import sys, time
     import numpy as np
     from diptych.data import encode_images, read_pairs
-    from diptych.image import NetworkEncoder, Recipe
+    from diptych.encoders import NetworkEncoder, Recipe
 
     def slow(batch):
         time.sleep(float(sys.argv[3]))
@@ -408,7 +408,7 @@ def test_resnet50_on_a_thousand_thumbnails_survives_sigkill(real_data, tmp_path)
         pytest.skip("resnet50.onnx is not beside the data")
     program = (
         "import sys; from diptych.data import encode_images, read_pairs;"
-        "from diptych.image import OnnxEncoder;"
+        "from diptych.encoders import OnnxEncoder;"
         "pairs = read_pairs(sys.argv[1], images=sys.argv[2]).subset('test');"
         "encode_images(pairs, OnnxEncoder(sys.argv[3], 'caffe-full-image'), sys.argv[4])"
     )

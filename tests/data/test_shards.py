@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych._checks import InputError
@@ -113,7 +113,6 @@ def test_both_views_may_be_columns_of_the_same_files(place):
     np.testing.assert_array_equal(found_y, y)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=5),
     st.lists(st.integers(0, 30), min_size=0, max_size=4),
@@ -140,7 +139,6 @@ def test_rows_stay_together_however_files_and_blocks_are_cut(tmp_path_factory, s
     assert all(len(block.load()[1]) <= max(rows, captions) for block in blocks)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.booleans())
 def test_pairings_by_number_give_the_moments_of_the_whole(tmp_path_factory, seed, rows, ordered):
     folder = tmp_path_factory.mktemp("numbers")

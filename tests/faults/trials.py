@@ -17,8 +17,10 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -36,16 +38,23 @@ import numpy as np
 from PIL import Image
 from typer.testing import CliRunner
 
-from diptych import AWCCA, HKSE, Retriever
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import current_version
+from diptych._persistence import current_version, lock_for_serving
 from diptych.cli import app
 from diptych.data import read_pairs
+from diptych.encoders import image_encoder
+from diptych.retrieval._calibration import fit_calibration
+from diptych.retrieval._encoders import EncoderRecord
 from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
 from diptych.service._images import Images
+from diptych.service._limits import MovedError
 from diptych.service._model import LoadedModel, ModelHolder
-from diptych.service._writes import Upload
+from diptych.service._writes import Upload, read_entries
+from example_files import network_with_weights
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
 SENTENCES = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
@@ -522,6 +531,373 @@ def moved_and_linked(place, rounds, rng, count):
         count.rounds += 1
 
 
+def served_folder_replaced(place, rounds, rng, count):
+    """A served folder is removed, moved or made anew: what is acknowledged is on disk."""
+    while count.rounds < rounds:
+        root = Path(tempfile.mkdtemp(dir=place))
+        folder, moved = root / "model", root / "moved"
+        fresh(place, folder)
+        first, acknowledged, refused, wrong = opened(folder), [], [], []
+        begun, replaced = threading.Event(), threading.Event()
+
+        def add_items(
+            first=first, done=acknowledged, refused=refused, late=wrong, begun=begun, over=replaced
+        ):
+            for number in range(1000):
+                is_late, name = over.is_set(), f"item {number}"
+                try:
+                    write(first, name, f"rgb({number % 250},9,9)" if number % 2 else None)
+                except (MovedError, OSError) as error:
+                    refused.append(error)
+                else:
+                    (late if is_late else done).append(name if number % 2 else f"{name}#0")
+                if number == 3:
+                    begun.set()
+                if len(refused) > 3 or len(late) > 3:
+                    return
+
+        thread = threading.Thread(target=add_items)
+        thread.start()
+        begun.wait()
+        time.sleep(rng.uniform(0, 0.02))
+        is_moved, is_made_anew = rng.random() < 0.5, rng.random() < 0.7
+        while folder.exists():  # files are added while it is removed
+            folder.rename(moved) if is_moved else shutil.rmtree(folder, ignore_errors=True)
+        if is_made_anew:
+            fresh(place, folder)
+        replaced.set()
+        thread.join()
+        count.struck += bool(refused)
+        count.check(not wrong, f"{wrong} were acknowledged, and are nowhere")
+        if is_made_anew:
+            with lock_for_serving(folder):  # a second server
+                second = opened(folder)
+                write(second, "second")
+                version = current_version(folder)
+                first.save()
+                count.check(not asyncio.run(first.refresh()), "the first server loads what it does not lock")
+                count.check(current_version(folder) == version, "the first server saved to the new folder")
+                second.save()
+                second.writer.journal.close()
+            count.check("second#0" in served_by_a_restart(folder), "a change of the second server is lost")
+        else:
+            first.save()
+            count.check(not folder.exists(), f"the folder is there again: {[*folder.rglob('*')]}")
+        first.writer.journal.close()
+        if is_moved:
+            lost = set(acknowledged) - served_by_a_restart(moved)
+            count.check(not lost, f"{sorted(lost)} are lost")
+        count.rounds += 1
+
+
+# What clients and files can make a server do
+
+
+def unknown_filter_keys(place, rounds, rng, count):
+    """40 filters of 16 kB in a round, with keys that no item has: they cost no memory, and no time later."""
+    rows = np.random.default_rng(0).normal(size=(2000, 4)).astype(np.float32)
+    about = {str(i): {"year": 1950 + i % 70} for i in range(len(rows))}
+    model = Retriever.from_features(rows, rows, metadata=about, model=AWCCA(params=(1.0, 1.0)))
+
+    def seconds():
+        start = time.perf_counter()
+        model.search(rows[0], where="year >= 2000")
+        return time.perf_counter() - start
+
+    before, memory = min(seconds() for _ in range(20)), None
+    while count.rounds < rounds:
+        for at in range(40):
+            where = {f"{count.rounds} {at} {key} {'x' * 40}": {"$ne": rng.random()} for key in range(250)}
+            count.struck += len(model.search(rows[0], where=where)) == 10
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = memory or used
+        count.rounds += 1
+    count.check(used - memory < 20 * 1024, f"{(used - memory) / 1024:.0f} MiB more after the first round")
+    after = min(seconds() for _ in range(20))
+    count.check(
+        after < 5 * before + 0.001, f"a filter took {1000 * before:.2f} ms, now {1000 * after:.2f} ms"
+    )
+
+
+def replayed_uploads(place, rounds, rng, count):
+    """Uploads are replayed after a crash, one of them replaced by an image that is too large to decode."""
+    decode = Image.open
+    while count.rounds < rounds:
+        folder = Path(tempfile.mkdtemp(dir=place)) / "model"
+        fresh(place, folder)
+        shelf = opened(folder)
+        names = ["first", "second", "third"]
+        for name, colour in zip(names, ("red", "green", "blue"), strict=True):
+            write(shelf, name, colour)
+        shelf.writer.journal.close()  # and a power cut
+        bad = rng.choice(names)
+        entry = next(entry for entry in shelf.writer.journal.entries if entry.id == bad)
+        Image.new("1", (7000, 7000)).save(folder / "uploads" / entry.file, "PNG")  # 49 megapixels, a few kB
+        here = []
+        Image.open = lambda *args, here=here, **options: here.append(args) or decode(*args, **options)
+        try:
+            now = served_by_a_restart(folder)
+        finally:
+            Image.open = decode
+        count.check(not here, "an upload was decoded by the server itself")
+        count.check(now >= {*names} - {bad}, "an upload is lost")
+        count.struck += bad not in now
+        kept = [entry.id for entry in read_entries(folder / "journal.jsonl")[0]]
+        count.check(kept == names, f"the journal has {kept}")
+        count.rounds += 1
+
+
+# Files of others, links and pipes in a model folder
+
+
+def snapshot(*places):
+    """What is in some folders or files: their names, links and contents."""
+    found = {}
+    for path in (path for place in places for path in (place, *sorted(place.rglob("*")))):
+        if path.is_symlink():
+            found[path] = os.readlink(path)
+        elif path.is_file():
+            found[path] = path.read_bytes()
+        else:
+            found[path] = "folder" if path.is_dir() else "other"
+    return found
+
+
+def random_name(rng):
+    """A name that a user might give, or that looks like one of ours."""
+    numbered = f"{rng.randrange(10**6):06d}-{rng.randrange(16**8):08x}"
+    hashed = f"{rng.randrange(16**64):064x}"
+    plain = ["notes.txt", "thesis.tex", "Über uns.md", "a b.csv", ".hidden", "config.json", "items.jsonl"]
+    return rng.choice([*plain, numbered, hashed, f".README.md.{hashed[:12]}", f"{hashed}.wav"])
+
+
+def user_files(rng, folder):
+    """Write some files of a user into a folder, at places that we use too; return them."""
+    version = find_version(folder)
+    places = ["", "", "versions", "versions/2023", "uploads", "uploads/album", "src"]
+    if version is not None:
+        places += [
+            f"versions/{version.id}",
+            f"versions/{version.id}/text-encoder",
+            f"versions/{version.id}/new",
+        ]
+    written = set()
+    for _ in range(rng.randint(1, 6)):
+        path = folder / rng.choice(places) / random_name(rng)
+        if not os.path.lexists(path):  # else it is one of ours
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(rng.randbytes(rng.randrange(40)))
+            written.add(path)
+    for name in rng.sample(["README.md", "regularization.png", "reliability.png"], rng.randint(0, 2)):
+        with open(folder / name, rng.choice(["ab", "wb"])) as file:
+            file.write(b"mine " + rng.randbytes(9))
+        written.add(folder / name)
+    return written
+
+
+def find_version(folder):
+    try:
+        return current_version(folder)
+    except InputError:
+        return None
+
+
+def serve_and_stop(rng, folder):
+    """Serve a folder with changes: an image that stays, one that is removed again, and a caption."""
+    with lock_for_serving(folder):
+        shelf = opened(folder)
+        try:
+            number = rng.randrange(10**9)
+            write(shelf, f"kept-{number}", tuple(rng.randbytes(3)))
+            write(shelf, f"removed-{number}", tuple(rng.randbytes(3)))
+            write(shelf, f"caption-{number}")
+            shelf.writer.remove(shelf.current.retriever, f"removed-{number}")
+            shelf.save()
+        finally:
+            shelf.writer.journal.close()
+
+
+def run_command(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exit_code == 2 and result.stderr.splitlines()[-1].startswith("error: "):
+        raise InputError(result.stderr)
+    assert result.exit_code == 0, result.output
+
+
+def commands(place, folder, rng):
+    """Everything that writes to a model folder, by name."""
+    data = place / "data"
+    if not data.is_dir():
+        data.mkdir()
+        for name, width in (("x", 7), ("y", 5)):
+            np.save(data / f"{name}.npy", np.random.default_rng(width).normal(size=(60, width)))
+        (data / "settings.toml").write_text("[model]\nparams = [1, 1]\n")
+    fit = ["fit", data / "x.npy", data / "y.npy", "-o", folder, "-q", "--config", data / "settings.toml"]
+    return {
+        "fit": partial(run_command, *fit),
+        "fit in Python": lambda: make_model(rng.randrange(9)).save(folder),
+        "add": lambda: add(folder, f"new-{rng.randrange(10**9)}"),
+        "remove": lambda: run_command("remove", folder, next(iter(ids(load(folder))))),
+        "refit": lambda: load(folder).refit().save(folder),
+        "save": lambda: load(folder).save(folder),
+        "serve": partial(serve_and_stop, rng, folder),
+    }
+
+
+def files_of_others(place, rounds, rng, count):
+    """Files of a user survive every command, in a project folder and in a model folder."""
+    while count.rounds < rounds:
+        folder = place / f"project-{count.rounds}"
+        is_model = rng.random() < 0.7
+        if is_model:
+            fresh(place, folder)
+        folder.mkdir(exist_ok=True)
+        mine = user_files(rng, folder)
+        known, done = commands(place, folder, rng), []
+        for _ in range(rng.randint(2, 6)):
+            before, name = snapshot(*mine), rng.choice(list(known))
+            try:
+                known[name]()
+                done.append(name)
+            except InputError:
+                pass  # a model of other features cannot be added to, for instance
+            except Exception as error:
+                count.check(False, f"{name}: {error!r}")
+            count.check(snapshot(*mine) == before, f"{name} changed a file of the user")
+            if is_model:
+                mine |= user_files(rng, folder)
+        count.check(is_model or not done, f"{done} wrote to a folder without a record")
+        count.struck += bool(done) or not is_model
+        shutil.rmtree(folder)
+        count.rounds += 1
+
+
+def links_and_pipes(place, rounds, rng, count):
+    """Where a link or a pipe takes the place of a file, nothing elsewhere changes, and nobody waits."""
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("it waits")))
+    while count.rounds < rounds:
+        root = place / f"round-{count.rounds}"
+        folder, elsewhere = root / "model", root / "elsewhere"
+        root.mkdir()
+        fresh(place, folder)
+        serve_and_stop(rng, folder)  # makes the journal and the uploads
+        known = commands(place, folder, rng)
+        elsewhere.mkdir()
+        for name in ("photos/holiday.jpg", "work/2023/thesis.tex", "file.txt", "versions/mine/a"):
+            (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
+            (elsewhere / name).write_text(f"mine: {name}")
+        version = f"versions/{current_version(folder).id}"
+        names = ["uploads", "versions", "journal.jsonl", "current.json", ".lock", ".server.lock", version]
+        inner = [path.relative_to(folder).as_posix() for path in (folder / version).rglob("*")]
+        upload = f"uploads/{next(iter(sorted((folder / 'uploads').iterdir()))).name}"
+        for name in rng.sample([*names, *names, upload, "README.md", *inner], rng.choice([1, 1, 2])):
+            replace_by_link(folder / name, elsewhere, rng)
+        before, done = snapshot(elsewhere), []
+        for name in rng.choices(list(known), k=3):
+            signal.alarm(60)
+            try:
+                known[name]()
+                done.append(name)
+            except InputError:
+                count.struck += 1
+            except Exception as error:
+                # The system says in one sentence that something is a folder, or not allowed.
+                count.check(isinstance(error, OSError) and error.filename is not None, f"{name}: {error!r}")
+            finally:
+                signal.alarm(0)
+            count.check(snapshot(elsewhere) == before, f"{name} changed something elsewhere")
+        shutil.rmtree(root)
+        count.rounds += 1
+
+
+def replace_by_link(path, elsewhere, rng):
+    """Put a link, a pipe or a socket where something was, which may now lie elsewhere."""
+    if not os.path.lexists(path) or path.is_symlink():
+        return
+    moved = elsewhere / f"moved-{len(list(elsewhere.iterdir()))}"
+    is_folder, kind = (
+        path.is_dir(),
+        rng.choice(["moved", "moved", "other", "nothing", "chain", "pipe", "socket"]),
+    )
+    if kind in ("moved", "chain"):
+        path.rename(moved)
+    elif is_folder:
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+        return
+    if kind == "socket":
+        here = os.getcwd()
+        os.chdir(path.parent)  # the name of a socket may not be long
+        with socket.socket(socket.AF_UNIX) as own:
+            own.bind(path.name)
+        os.chdir(here)
+        return
+    target = moved
+    if kind == "other":
+        target = elsewhere / rng.choice(["photos", "work", "versions"] if is_folder else ["file.txt"])
+    elif kind == "nothing":
+        target = elsewhere / "nothing"
+    elif kind == "chain":
+        target = elsewhere / f"link-{moved.name}"
+        target.symlink_to(moved)
+    path.symlink_to(target if rng.random() < 0.5 else os.path.relpath(target, path.parent))
+
+
+def weights_elsewhere(place, rounds, rng, count):
+    """A network whose weights lie in another file is known by them, and not by other files beside it."""
+    while count.rounds < rounds:
+        folder = Path(tempfile.mkdtemp(dir=place))
+        name = rng.choice(
+            ["weights.bin", "small.onnx.data", "small.onnx_data", "in/side", "größe", "a b", ".w"]
+        )
+        where = rng.choice(["initializer", "constant"])
+        path = network_with_weights(folder / "small.onnx", name, elsewhere=where)
+        record = EncoderRecord.of(image_encoder(path, {}))
+        backup = rng.choice(["small.onnx.bak", "small.onnx.data", "small.onnx_data.old", "small.onnx.1", "x"])
+        if backup != name:
+            (folder / backup).write_bytes(rng.randbytes(99))
+        try:
+            record.reopen("image")
+        except InputError as error:
+            count.check(False, f"{backup} locks the model out: {error}")
+        raw = bytearray((folder / name).read_bytes())
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        (folder / name).write_bytes(raw)
+        try:
+            record.reopen("image")
+            count.check(False, f"another {name} is not noticed")
+        except InputError as error:
+            count.check("has changed" in str(error), repr(error))
+            count.struck += 1
+        count.rounds += 1
+
+
+def many_captions(place, rounds, rng, count):
+    """With any number of captions for a held-out image there are probabilities, or a reason for none."""
+    pairs = np.random.default_rng(0).normal(size=(2, 200, 5))
+    embedding = Retriever.from_features(*pairs, model=AWCCA(params=(1.0, 1.0))).searcher.embedding
+    while count.rounds < rounds:
+        images, kind = rng.randint(100, 120), rng.choice(["many", "many", "few", "uneven"])
+        captions = [rng.randint(501, 1500) if kind == "many" else rng.randint(1, 9)] * images
+        if kind == "uneven":
+            captions[rng.randrange(images)] = rng.randint(2000, 40000)
+        pairing = np.repeat(np.arange(images), captions)
+        generator = np.random.default_rng(rng.randrange(10**6))
+        x = generator.normal(size=(images, 5))
+        y = x[pairing] + generator.normal(size=(len(pairing), 5))
+        try:
+            found = fit_calibration(embedding, x, y, pairing, "drawn")
+        except Exception as error:
+            count.check(False, f"{kind}, {max(captions)}: {error!r}")
+            continue
+        count.check(isinstance(found, str) or set(found) == {"search", "annotate"}, found)
+        count.struck += isinstance(found, dict)
+        count.rounds += 1
+
+
 # Processes that are killed, disks that are full
 
 
@@ -550,12 +926,16 @@ def killed_at(work, look):
             time.sleep(rng.uniform(0, 1.5 * seconds))
             end(child, reader, signal.SIGKILL)
             versions = folder / "versions"
-            count.struck += versions.is_dir() and len(list(versions.iterdir())) > 1
+            left = [*folder.glob(".*.diptych-*"), *(versions.iterdir() if versions.is_dir() else ())]
+            count.struck += len(left) > 1
             try:
                 look(folder)
             except Exception as error:
                 count.check(False, repr(error))
             count.rounds += 1
+        work(folder, 0)
+        count.check(not list(folder.glob(".*.diptych-*")), "a temporary file is left over")
+        count.check(len(list(versions.iterdir())) == 1, "a version is left over")
 
     return trial
 
@@ -588,10 +968,15 @@ def _fit(folder, number):
     make_model(number % 7).save(folder)
 
 
+def _export(folder, number):
+    load(folder).export_onnx(folder / "p.onnx", view="text", task="search")
+
+
 killed_saving = killed_at(_save, _look)
 killed_adding = killed_at(_add, _look)
 killed_refitting = killed_at(_refit, _look)
 killed_fitting = killed_at(_fit, _look)
+killed_exporting = killed_at(_export, _look)
 
 
 def killed_encoding(place, rounds, rng, count):
@@ -636,11 +1021,11 @@ def full_disk(place, rounds, rng, count):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             try:
                 retriever.save(folder)
-            except OSError:
-                os._exit(3)
+            except OSError as error:
+                os._exit(3 if str(folder) in str(error) else 4)
 
         code = end(*in_child(save))
-        count.check(code in (0, 3), f"exit code {code}")
+        count.check(code in (0, 3), "an error that names no file" if code == 4 else f"exit code {code}")
         count.struck += code == 3
         count.check(code == 0 or current_version(folder) == before, "the pointer moved")
         count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
@@ -689,10 +1074,18 @@ TRIALS = {
     "saved_while_folding": saved_while_folding,
     "replaced_while_starting": replaced_while_starting,
     "moved_and_linked": moved_and_linked,
+    "served_folder_replaced": served_folder_replaced,
+    "unknown_filter_keys": unknown_filter_keys,
+    "replayed_uploads": replayed_uploads,
+    "files_of_others": files_of_others,
+    "links_and_pipes": links_and_pipes,
+    "weights_elsewhere": weights_elsewhere,
+    "many_captions": many_captions,
     "killed_saving": killed_saving,
     "killed_adding": killed_adding,
     "killed_refitting": killed_refitting,
     "killed_fitting": killed_fitting,
+    "killed_exporting": killed_exporting,
     "killed_encoding": killed_encoding,
     "full_disk": full_disk,
     "read_only_disk": read_only_disk,

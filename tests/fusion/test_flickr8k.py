@@ -21,8 +21,8 @@ def test_resnet50_and_minilm(real_data):
     model = Fusion(blocks=blocks, grid=8, refit=False, bank=3000).fit(*training, validation=held)
     assert model.geometry_["x"]["x"].normalize == "sqrt-unit"
     for task, at_least in (("search", 33.5), ("annotate", 45.5)):
-        chosen = model.selection_["tasks"][task]
-        assert chosen["correction"]["kind"] == "csls"
-        assert chosen["parts"][0]["best"]["weighting"] == "residual"
+        chosen = model.selection_.tasks[task]
+        assert chosen.correction.kind == "csls"
+        assert chosen.parts[0].best.weighting == "residual"
         # Plain AW-CCA on these features reaches 31 and 44 on validation.
         assert model.score(*held, task=task) > at_least

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
@@ -30,7 +30,6 @@ def draw_vectors(seed, d=6):
     return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in drawn]
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 60), strength=st.floats(0.0, 1.0))
 def test_csls_is_an_inner_product_with_one_more_coordinate(seed, k, strength):
     items, bank, queries = draw_vectors(seed)
@@ -77,7 +76,6 @@ def draw_pairs(seed, hubness, images=60, d=12):
     return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in drawn]
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     hubness=st.sampled_from([0.0, 0.3, 1.0]),
@@ -136,7 +134,6 @@ def test_only_the_corrections_that_are_asked_for_are_tried(kinds, kind):
         assert chosen.neighbours == 5
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     scale=st.sampled_from([1e-12, 1.0, 1e12]),

@@ -1,7 +1,7 @@
 """The moments of all blocks side by side, and what parts take of them."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.cca import Moments, spectra_from_moments
@@ -31,7 +31,6 @@ def parts(draw):
     return Part(x, y, *scales)
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1000), part=parts())
 def test_a_part_takes_from_the_joint_moments_what_its_own_pass_gives(seed, part):
     pairs = make_blocks(seed)

@@ -34,11 +34,11 @@ def test_parts_with_a_weight_are_polished_where_it_helps(polished):
         for member in polished.members_[task]:
             assert member.use.epochs == (0 if member.polish is None else member.polish.epochs)
         assert polished.score(*unseen, task=task) > plain.score(*unseen, task=task) + 2
-        report = polished.selection_["tasks"][task]
-        tried = [use["epochs"] for part in report["parts"] for use in part["tried"]]
-        assert tried.count(0) == len(report["parts"])
+        report = polished.selection_.tasks[task]
+        tried = [use.epochs for part in report.parts for use in part.tried]
+        assert tried.count(0) == len(report.parts)
         assert max(tried) > 0
-        assert report["value"] > plain.selection_["tasks"][task]["value"]
+        assert report.value > plain.selection_.tasks[task].value
 
 
 def test_it_is_saved(polished, tmp_path):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -40,7 +40,6 @@ def problems(draw):
     return x, y, pairing
 
 
-@settings(max_examples=300)
 @given(problems(), st.sampled_from(["search", "annotate"]), st.sampled_from([1, 40, 10**6]))
 def test_l2_ranks_equal_a_sort_with_the_tie_rule(problem, task, block_bytes):
     x, y, pairing = problem
@@ -75,7 +74,6 @@ def brute_force_pairs(x, y, pairing, task):
     return result
 
 
-@settings(max_examples=300)
 @given(problems(), st.sampled_from(["search", "annotate"]), st.sampled_from([1, 40, 10**6]))
 def test_places_of_all_pairs_equal_a_sort_with_the_tie_rule(problem, task, block_bytes):
     x, y, pairing = problem

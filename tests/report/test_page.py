@@ -2,7 +2,9 @@
 
 import base64
 import io
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from diptych.report._page import (
     paragraph,
     section,
     show_hits,
+    show_items,
     table,
     verdict,
 )
@@ -176,3 +179,27 @@ def test_images_of_any_mode_are_shown(mode):
 def test_transparent_images_are_shown_on_white():
     (small,) = decode_images(show_hits(Image.new("RGBA", (8, 8), (255, 0, 0, 0)), []))
     assert (np.asarray(small) == 255).all()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1100, 360])
+def test_long_names_below_images_do_not_overlap(tmp_path, width):
+    chromium = Path("/usr/bin/chromium")
+    if not chromium.exists():
+        (pytest.fail if os.environ.get("DIPTYCH_REQUIRE_BROWSER") == "1" else pytest.skip)(
+            "there is no browser"
+        )
+    from playwright.sync_api import sync_playwright
+
+    names = ["IMG_20230514_183422_Burst01_edited_copy_2.jpg", "x" * 120, "a short name"]
+    items = show_items((Image.new("RGB", (60, 40)), name) for name in names)
+    (tmp_path / "sheet.html").write_text(page("Sheet", "", [section("Groups", items)]), "utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": width, "height": 600})
+        opened.goto((tmp_path / "sheet.html").as_uri())
+        script = (
+            "[...document.querySelectorAll('.strip li')].map(item => item.scrollWidth - item.clientWidth)"
+        )
+        assert opened.evaluate(script) == [0, 0, 0]
+        browser.close()

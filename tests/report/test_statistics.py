@@ -125,17 +125,17 @@ def test_any_number_of_components_is_drawn_without_overlap(test, intervals, size
     other = dataclasses.replace(test, **values)
     more = {}
     if panels == 2:
-        own = dataclasses.replace(intervals.correlations, estimate=sigma, low=sigma - 0.1, high=sigma)
-        more = {"bootstrap": dataclasses.replace(intervals, correlations=own)}
+        interval = dataclasses.replace(intervals.correlations, estimate=sigma, low=sigma - 0.1, high=sigma)
+        more = {"bootstrap": dataclasses.replace(intervals, correlations=interval)}
     assert not overlapping_texts(draw_correlations(other, **more))
 
 
 def test_loadings_are_sorted_bars(model, intervals):
-    own = loadings(model)
-    figure = draw_loadings(own, 1, bootstrap=intervals, views=("exercise", "body"))
+    result = loadings(model)
+    figure = draw_loadings(result, 1, bootstrap=intervals, views=("exercise", "body"))
     assert [axes.get_title() for axes in figure.axes] == ["exercise", "body"]
     for axes, table, interval, prefix in zip(
-        figure.axes, (own.x, own.y), (intervals.x_loadings, intervals.y_loadings), "xy", strict=True
+        figure.axes, (result.x, result.y), (intervals.x_loadings, intervals.y_loadings), "xy", strict=True
     ):
         values = [bar.get_width() for bar in axes.containers[0].patches]
         order = np.argsort(-table[:, 1])
@@ -147,36 +147,36 @@ def test_loadings_are_sorted_bars(model, intervals):
 
 
 def test_the_largest_loadings_of_either_sign_are_shown(model):
-    own = loadings(model)
-    figure = draw_loadings(own, 0, most=2)
+    result = loadings(model)
+    figure = draw_loadings(result, 0, most=2)
     shown = [bar.get_width() for bar in figure.axes[0].containers[0].patches]
-    np.testing.assert_allclose(np.sort(np.abs(shown)), np.sort(np.abs(own.x[:, 0]))[-2:])
+    np.testing.assert_allclose(np.sort(np.abs(shown)), np.sort(np.abs(result.x[:, 0]))[-2:])
     assert "2 largest of 6" in figure.axes[0].get_xlabel()
 
 
 def named_loadings(p, q):
     x, y = make_views(60, p, q)
-    own = loadings(AWCCA(params=(5.0, 5.0)).fit(x, y))
+    result = loadings(AWCCA(params=(5.0, 5.0)).fit(x, y))
     names = [[f"{LONG[i % len(LONG)]} {i}" for i in range(size)] for size in (p, q)]
-    return dataclasses.replace(own, feature_names_x=names[0], feature_names_y=names[1])
+    return dataclasses.replace(result, feature_names_x=names[0], feature_names_y=names[1])
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")  # a font for Chinese may not be installed
 @pytest.mark.parametrize(("p", "q"), [(2, 2), (6, 6), (9, 300)])
 def test_long_names_do_not_overlap(p, q):
-    own = named_loadings(p, q)
+    result = named_loadings(p, q)
     for figure in (
-        draw_loadings(own, 0, views=(LONG[0], LONG[1])),
-        draw_loadings(own, 1, most=60),
-        draw_biplot(own, most=20, views=(LONG[1], LONG[2])),
+        draw_loadings(result, 0, views=(LONG[0], LONG[1])),
+        draw_loadings(result, 1, most=60),
+        draw_biplot(result, most=20, views=(LONG[1], LONG[2])),
     ):
         assert not overlapping_texts(figure)
 
 
 def test_names_are_not_read_as_formulas():
-    own = named_loadings(6, 6)
-    labels = [label for axes in draw_loadings(own).axes for label in axes.get_yticklabels()]
-    labels += draw_biplot(own, most=12).axes[0].texts
+    result = named_loadings(6, 6)
+    labels = [label for axes in draw_loadings(result).axes for label in axes.get_yticklabels()]
+    labels += draw_biplot(result, most=12).axes[0].texts
     assert sum("$x_1$" in label.get_text() for label in labels) == 4
     assert not any(label.get_parse_math() for label in labels)
 
@@ -184,21 +184,21 @@ def test_names_are_not_read_as_formulas():
 def test_features_that_do_not_vary_are_left_out():
     x, y = make_views()
     x[:, 2] = 1.0
-    own = loadings(AWCCA(params=(1.0, 1.0)).fit(x, y))
-    assert np.isnan(own.x[2]).all()
-    names = [label.get_text() for label in draw_loadings(own).axes[0].get_yticklabels()]
+    result = loadings(AWCCA(params=(1.0, 1.0)).fit(x, y))
+    assert np.isnan(result.x[2]).all()
+    names = [label.get_text() for label in draw_loadings(result).axes[0].get_yticklabels()]
     assert sorted(names) == ["x0", "x1", "x3", "x4", "x5"]
-    assert "x2" not in [text.get_text() for text in draw_biplot(own, most=20).axes[0].texts]
+    assert "x2" not in [text.get_text() for text in draw_biplot(result, most=20).axes[0].texts]
 
 
 def test_the_biplot_has_all_loadings_and_the_rows(model, views):
-    own = loadings(model)
-    figure = draw_biplot(own, (0, 2), variates=model.transform(views[0]), views=("exercise", "body"))
+    result = loadings(model)
+    figure = draw_biplot(result, (0, 2), variates=model.transform(views[0]), views=("exercise", "body"))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rows", "exercise", "body"]
     points = [line.get_xydata() for line in figure.axes[0].lines]
-    for table in (own.x, own.y):
-        assert any(each.shape == (len(table), 2) and np.allclose(each, table[:, [0, 2]]) for each in points)
-    cloud = next(each for each in points if each.shape == (40, 2))
+    for table in (result.x, result.y):
+        assert any(p.shape == (len(table), 2) and np.allclose(p, table[:, [0, 2]]) for p in points)
+    cloud = next(p for p in points if p.shape == (40, 2))
     np.testing.assert_allclose(np.linalg.norm(cloud, axis=1).max(), 1.0)
 
 
@@ -209,10 +209,10 @@ def test_data_frames_are_drawn_with_their_names(views):
         for n, view in zip("ab", views, strict=True)
     )
     model = AWCCA(params=(1.0, 1.0)).set_output(transform="pandas").fit(x, y)
-    own = loadings(model)
-    figure = draw_biplot(own, variates=model.transform(x))
+    result = loadings(model)
+    figure = draw_biplot(result, variates=model.transform(x))
     assert {text.get_text() for text in figure.axes[0].texts} == {*x.columns, *y.columns}
-    labels = [label.get_text() for label in draw_loadings(own).axes[1].get_yticklabels()]
+    labels = [label.get_text() for label in draw_loadings(result).axes[1].get_yticklabels()]
     assert sorted(labels) == sorted(y.columns)
     assert len(draw_variates(model, x, y).axes[0].lines[0].get_xdata()) == len(x)
 
@@ -250,11 +250,11 @@ def test_groups_have_their_own_markers(model, views):
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_figures_are_written(test, model, views, tmp_path, suffix):
-    own, file = loadings(model), tmp_path / f"figure.{suffix}"
+    result, file = loadings(model), tmp_path / f"figure.{suffix}"
     for draw in (
         lambda: draw_correlations(test, file),
-        lambda: draw_loadings(own, 0, file),
-        lambda: draw_biplot(own, (0, 1), file),
+        lambda: draw_loadings(result, 0, file),
+        lambda: draw_biplot(result, (0, 1), file),
         lambda: draw_variates(model, *views, file=file),
     ):
         file.unlink(missing_ok=True)
@@ -263,11 +263,11 @@ def test_figures_are_written(test, model, views, tmp_path, suffix):
 
 
 def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
-    own = loadings(model)
+    result = loadings(model)
     small = loadings(AWCCA(params=(1.0, 1.0)).fit(views[0][:, :2], views[1]))
     refused = [
         (
-            lambda: draw_correlations(own),
+            lambda: draw_correlations(result),
             "Loadings in place of a PermutationTest; give what permutation_test",
         ),
         (lambda: draw_correlations(test, bootstrap=test), "give what bootstrap"),
@@ -277,17 +277,17 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
             "test.null contains NaN",
         ),
         (lambda: draw_loadings(test), "give what loadings"),
-        (lambda: draw_loadings(own, 5), "counted from 0 to 4"),
-        (lambda: draw_loadings(own, -1), "component=-1"),
-        (lambda: draw_loadings(own, most=61), "at most 60"),
-        (lambda: draw_loadings(own, views=("one",)), "not a pair of names"),
+        (lambda: draw_loadings(result, 5), "counted from 0 to 4"),
+        (lambda: draw_loadings(result, -1), "component=-1"),
+        (lambda: draw_loadings(result, most=61), "at most 60"),
+        (lambda: draw_loadings(result, views=("one",)), "not a pair of names"),
         (lambda: draw_loadings(small, bootstrap=intervals), "the same model"),
-        (lambda: draw_biplot(own, (0, 5)), "counted from 0 to 4"),
-        (lambda: draw_biplot(own, (0,)), "not two components"),
-        (lambda: draw_biplot(own, (1, 1)), "not two components"),
-        (lambda: draw_biplot(own, most=21), "at most 20"),
-        (lambda: draw_biplot(own, variates=np.full((9, 5), np.nan)), "variates contains NaN"),
-        (lambda: draw_biplot(own, variates=np.zeros((9, 1))), "beyond the last of variates"),
+        (lambda: draw_biplot(result, (0, 5)), "counted from 0 to 4"),
+        (lambda: draw_biplot(result, (0,)), "not two components"),
+        (lambda: draw_biplot(result, (1, 1)), "not two components"),
+        (lambda: draw_biplot(result, most=21), "at most 20"),
+        (lambda: draw_biplot(result, variates=np.full((9, 5), np.nan)), "variates contains NaN"),
+        (lambda: draw_biplot(result, variates=np.zeros((9, 1))), "beyond the last of variates"),
         (lambda: draw_variates(model, *views, component=5), "counted from 0 to 4"),
         (lambda: draw_variates(model, *views, groups=["a"]), "got 1 groups for 40 rows"),
         (lambda: draw_variates(model, *views, groups=range(40)), "40 labels"),
@@ -295,7 +295,7 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
         (lambda: draw_variates(model, *views, held_out=views[0]), "held_out is not"),
         (lambda: draw_variates(model, views[0] * np.nan, views[1]), "NaN"),
         (lambda: draw_variates(AWCCA(), *views), "not fitted"),
-        (lambda: draw_variates(own, *views), "give a fitted AWCCA"),
+        (lambda: draw_variates(result, *views), "give a fitted AWCCA"),
         (lambda: draw_correlations(test, "figure.gif"), "png"),
     ]
     for draw, words in refused:

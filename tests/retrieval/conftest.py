@@ -25,16 +25,7 @@ def views():
     return make_views
 
 
-@pytest.fixture(params=["memory", "postgresql"])
-def new_index(request):
-    """Returns the ``index`` of an empty store: ``new_index("hnsw")``."""
-    if request.param == "memory":
-        return lambda kind="flat": kind
-    fresh = request.getfixturevalue("fresh")
-    return lambda kind="flat": fresh(**({} if kind == "flat" else {"index": kind}))
-
-
-def made(seed=1, shape=None, **options):
+def make_retriever(seed=1, shape=None, **options):
     """A retriever on generated features, with what it was made of."""
     x, y, pairing = make_views(seed, **(shape or {}))
     options.setdefault("model", AWCCA(params=(2.0, 3.0)))
@@ -43,16 +34,10 @@ def made(seed=1, shape=None, **options):
     )
 
 
-@pytest.fixture
-def make(new_index):
-    """Makes such retrievers, once in memory and once in PostgreSQL."""
-    return lambda *args, index="flat", **options: made(*args, index=new_index(index), **options)
-
-
-@pytest.fixture
-def make_here():
-    """Makes such retrievers in memory, for what is about memory and files."""
-    return made
+@pytest.fixture(scope="session")
+def make():
+    """Makes such retrievers. That every store behaves alike is tested in test_stores and test_contract."""
+    return make_retriever
 
 
 class Thumbnails:
@@ -103,8 +88,5 @@ def same_answers():
             found, expected = getattr(one, task)(queries, k=k), getattr(other, task)(queries, k=k)
             for hits, its in zip(found, expected, strict=True):
                 assert_same_hits(hits, its, tolerance)
-        packs = (each.annotate(x, k=k, packs=True) for each in (one, other))
-        for mine, its in zip(*packs, strict=True):
-            assert_same_hits(mine, its, tolerance)
 
     return asserted

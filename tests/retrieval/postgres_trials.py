@@ -50,11 +50,9 @@ def fit(name, n, address):
 def check(retriever, query):
     """Check that all hits have vectors of one model; return the ids of the images."""
     hits = retriever.search(query, k=10**6)
-    embedding = retriever._searcher.embedding  # of the model that this search used
+    embedding = retriever._current.get().embedding  # of the model that this search used
     names = [hit.id for hit in hits]
-    expected = (
-        embedding.items(rows(names, "image"), "search")[0] @ embedding.queries(query[None], "search")[0]
-    )
+    expected = embedding.items(rows(names, "image"), "search") @ embedding.queries(query[None], "search")[0]
     np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-5)
     return names
 
@@ -170,8 +168,8 @@ def look(address, number, until):
     models, searches = set(), 0
     while time.monotonic() < until:
         check(retriever, rng.normal(size=WIDTHS["text"]))
-        retriever.annotate(rng.normal(size=WIDTHS["image"]), k=5, packs=searches % 7 == 0)
-        models.add(retriever._searcher.version)
+        retriever.annotate(rng.normal(size=WIDTHS["image"]), k=5)
+        models.add(retriever.version)
         searches += 1
     Path(os.environ["TRIAL"], f"seen {number}").write_text(f"{len(models)} {searches}")
 

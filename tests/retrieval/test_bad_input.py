@@ -7,12 +7,10 @@ from diptych import AWCCA, InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
 
 
-@pytest.fixture(scope="module", params=["memory", "postgresql"])
-def made(views, request):
+@pytest.fixture(scope="module")
+def made(views):
     x, y, pairing = views()
-    address = request.getfixturevalue("database").address if request.param == "postgresql" else None
-    index = "flat" if address is None else address(schema="bad_input")
-    return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)), index=index), x, y
+    return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0))), x, y
 
 
 def refused(words, action):
@@ -27,9 +25,7 @@ def test_k_must_be_a_whole_number_of_at_least_one(made, k):
     for ask in (
         lambda: retriever.search(y[0], k=k),
         lambda: retriever.annotate(x[0], k=k),
-        lambda: retriever.annotate(x[0], k=k, packs=True),
         lambda: retriever.similar(image=x[0], k=k),
-        lambda: retriever.search(y[0], k=k, weighting="none"),
     ):
         refused("is not a number of hits", ask)
 
@@ -85,24 +81,6 @@ def test_similar_takes_one_item(made):
     refused("one item at a time", lambda: retriever.similar(image=x[:2]))
 
 
-def test_packs_stand_alone(made):
-    retriever, x, _ = made
-    for options in ({"where": ["0"]}, {"weighting": "none"}, {"where": lambda item: True}):
-        refused(
-            "leave out where, plus, minus, weighting",
-            lambda o=options: retriever.annotate(x[0], packs=True, **o),
-        )
-
-
-def test_packs_need_captions_of_images(views):
-    x, y, pairing = views()
-    retriever = Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)))
-    retriever.remove([f"{i}#{j}" for i in range(60) for j in range(2)])
-    retriever.add(captions=y[:3])
-    refused("no caption in the index belongs to an image", lambda: retriever.annotate(x[0], packs=True))
-    assert len(retriever.annotate(x[0])) == 3
-
-
 @pytest.mark.parametrize("where", [5, ["nobody"], "nobody", {"n": {"$over": 1}}, [5], [["0"]], 1.5], ids=str)
 def test_filters_that_are_not_filters_are_refused(made, where):
     retriever, x, y = made
@@ -110,20 +88,15 @@ def test_filters_that_are_not_filters_are_refused(made, where):
         lambda: retriever.search(y[0], where=where),
         lambda: retriever.annotate(x[0], where=where),
         lambda: retriever.similar(image=x[0], where=where),
-        lambda: retriever.search(y[0], where=where, weighting="none"),
     ):
         refused("there is no item|is not a filter|is wrong|is not an operator", ask)
 
 
-@pytest.mark.parametrize(
-    "weighting", ["bad", (1,), (1, -1), (1, 2, 3), 5, np.ones(2), ("a", "b"), (1, np.inf)]
-)
-def test_unknown_weightings_are_refused(made, weighting):
+@pytest.mark.parametrize("weighting", ["bad", "asymmetric", (0.5, 1), 5, np.ones(2)], ids=str)
+def test_a_weighting_is_refused_for_a_model_without_parts(made, weighting):
     retriever, x, y = made
-    with pytest.raises(InputError):
-        retriever.search(y[0], weighting=weighting)
-    with pytest.raises(InputError):
-        retriever.annotate(x[0], weighting=weighting)
+    refused("names a part of a fusion.* leave it out", lambda: retriever.search(y[0], weighting=weighting))
+    refused("names a part of a fusion.* leave it out", lambda: retriever.annotate(x[0], weighting=weighting))
 
 
 @pytest.mark.parametrize(

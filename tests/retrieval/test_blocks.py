@@ -36,10 +36,10 @@ def kind(request):
 
 
 @pytest.fixture
-def blocks(new_index, views, kind):
+def blocks(views, kind):
     x, y, pairing = views()
     named = [dict(reversed(view.items())) for view in (images(x), texts(y))]
-    return Retriever.from_features(*named, pairing, model=MODELS[kind], index=new_index()), x, y, pairing
+    return Retriever.from_features(*named, pairing, model=MODELS[kind]), x, y, pairing
 
 
 def test_whatever_asks_takes_named_blocks(blocks):
@@ -55,8 +55,6 @@ def test_whatever_asks_takes_named_blocks(blocks):
         assert len(found) == 4
         for one, other in zip(found, expected, strict=True):
             same(one, other)
-    packs = retriever.annotate(images(x[3]), packs=True)
-    assert [pack.image for pack in packs] == [pack.image for pack in retriever.annotate(x[3], packs=True)]
     np.testing.assert_allclose(
         retriever.embed_images(images(x[:4])), retriever.embed_images(x[:4]), atol=1e-6
     )
@@ -76,14 +74,11 @@ def test_items_are_added_and_pairs_evaluated_by_named_blocks(blocks):
     assert found == retriever.evaluate(PairedViews(dataset, x, y))
 
 
-def test_they_outlive_a_refit_and_the_disk(blocks, kind, tmp_path):
-    retriever, x, y, pairing = blocks
-    if kind == "awcca":
-        retriever.add(images(x[:2] + 0.01), texts(y[:2]), ids=["one", "two"])
-        retriever.refit(validation=(images(x), texts(y), pairing))
-    retriever.save(tmp_path / "model")
-    again = Retriever.load(tmp_path / "model")
-    same(again.annotate(images(x[3])), retriever.annotate(x[3]))
+def test_validation_pairs_are_named_blocks_too(views):
+    x, y, pairing = views()
+    retriever = Retriever.from_features(images(x), texts(y), pairing, model=MODELS["awcca"])
+    retriever.refit(validation=(images(x), texts(y), pairing))
+    assert retriever.info()["facts"]["selection"]["pairs"] == "the validation pairs that refit was given"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import PairedDataset, PairedViews
+from diptych.retrieval._searcher import Search
 from tolerance import assert_ranked, assert_same_hits, rounding
 
 
@@ -63,37 +64,18 @@ def test_items_without_an_id_get_an_unused_one(make, tmp_path):
     assert loaded.store.count() == 180 + 3 - 3 + 8
 
 
-def test_removing_an_image_removes_its_captions(make):
+def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make, tmp_path):
     made = make()
-    assert made.retriever.remove("7") == 3
-    left = {hit.id for hit in made.retriever.annotate(made.x[7], k=1000)}
-    assert not left & {"7#0", "7#1"}
-    assert len(left) == 118
-    assert made.retriever.remove(["8#0", "9", "9#0", "9"]) == 4
-    assert made.retriever.remove(name for name in ["8"]) == 2
-    assert made.retriever.remove([]) == 0
-    assert {hit.id for hit in made.retriever.search(made.y[0], k=100)} == set(map(str, range(60))) - set(
-        "789"
-    )
-    assert made.retriever.add(made.x[7:8], made.y[14:16], pairing=[0, 0], ids=["7"]) == ["7", "7#0", "7#1"]
-    assert made.retriever.search(made.y[14], k=1)[0].id == "7"
-
-
-def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make_here, tmp_path):
-    made = make_here()
     assert made.retriever.remove([str(i) for i in range(60)]) == 180
     assert made.retriever.search(made.y[0]) == made.retriever.annotate(made.x[0]) == []
     assert made.retriever.similar(image=made.x[0]) == []
-    assert made.retriever.search(made.y[0], weighting="none") == []
-    with pytest.raises(InputError, match="no caption in the index belongs to an image"):
-        made.retriever.annotate(made.x[0], packs=True)
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model", mmap=True)
     assert loaded.search(made.y[0]) == []
     for retriever in (made.retriever, loaded):
         retriever.add(made.x[:3], made.y[:3], ids=["a", "b", "c"])
         assert len(retriever.search(made.y[0])) == 3
-        assert len(retriever.annotate(made.x[0], packs=True)) == 3
+        assert len(retriever.annotate(made.x[0])) == 3
 
 
 @pytest.mark.parametrize(
@@ -177,15 +159,15 @@ class TestFarItems:
             made.retriever.add(made.x[:1] + 1000)
         assert caught[0].filename == __file__
 
-    def test_items_like_those_of_training_are_added_silently(self, make_here, tmp_path, recwarn):
-        made = make_here(model=AWCCA(params=(1.0, 1.0), normalize=("unit", "sqrt-unit")))
+    def test_items_like_those_of_training_are_added_silently(self, make, tmp_path, recwarn):
+        made = make(model=AWCCA(params=(1.0, 1.0), normalize=("unit", "sqrt-unit")))
         made.retriever.save(tmp_path / "model")
         for retriever in (made.retriever, Retriever.load(tmp_path / "model")):
             retriever.add(made.x[:30], made.y[:30], ids=[f"new {i}" for i in range(30)])
         assert not [w for w in recwarn if w.category is DataWarning]
 
-    def test_the_limit_is_saved_with_the_model(self, make_here, tmp_path):
-        made = make_here()
+    def test_the_limit_is_saved_with_the_model(self, make, tmp_path):
+        made = make()
         made.retriever.save(tmp_path / "model")
         said = []
         for retriever in (made.retriever, Retriever.load(tmp_path / "model")):
@@ -205,13 +187,9 @@ class TestRefit:
         x, y, pairing = views(n=100, captions=2)
         return x, y, pairing
 
-    @pytest.fixture(autouse=True)
-    def _use(self, new_index):
-        self.new_index = new_index
-
     def retrieved(self, x, y, pairing, n, **model):
-        options = {"ids": [f"p{i}" for i in range(n)], "model": AWCCA(**model), "index": self.new_index()}
-        return Retriever.from_features(x[:n], y[: 2 * n], pairing[: 2 * n], **options)
+        ids = [f"p{i}" for i in range(n)]
+        return Retriever.from_features(x[:n], y[: 2 * n], pairing[: 2 * n], ids=ids, model=AWCCA(**model))
 
     def add_rest(self, retriever, x, y, pairing, start, stop):
         ids = [f"p{i}" for i in range(start, stop)]
@@ -331,36 +309,25 @@ class TestRefit:
             assert [hit.id for hit in found] == [hit.id for hit in expected]
             np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], atol=1e-5)
 
-    def test_adding_does_not_refit(self, make):
+    def test_searches_that_began_before_a_refit_finish_on_the_old_vectors(self, make):
         made = make()
-        fitted = made.retriever.fitted
-        made.retriever.add(made.x[:5], made.y[:5], ids=list("abcde"))
-        assert made.retriever.fitted is fitted
-
-    def test_searches_that_began_before_a_refit_finish_on_the_old_vectors(self, make_here):
-        made = make_here()
         begun = made.retriever.searcher
         expected = [hit.id for hit in made.retriever.search(made.y[0], k=60)]
-        made.retriever.annotate(made.x[0], k=60, packs=True)
-        made.retriever.search(made.y[0], k=60, weighting="none")
         made.retriever.refit()
         made.retriever.remove([expected[0], expected[4]])
         left = [name for name in expected if made.retriever.item(name) is not None]
         found = {}
 
         def finish():
-            found["plain"] = begun.search("search", made.y[:1], 60, None)[0]
-            found["reweighted"] = begun.search("search", made.y[:1], 60, None, "none")[0]
-            found["packs"] = begun.packs(made.x[:1], 60)[0]
+            found["search"] = begun.search(Search("text", "image", made.y[0], k=60))
+            found["annotate"] = begun.search(Search("image", "text", made.x[0], k=120))
 
         searching = threading.Thread(target=finish, daemon=True)
         searching.start()
         searching.join(timeout=30)
         assert not searching.is_alive()
-        assert [hit.id for hit in found["plain"]] == left
-        assert sorted(hit.id for hit in found["reweighted"]) == sorted(left)
-        assert sorted(pack.image for pack in found["packs"]) == sorted(left)
-        assert all(len(pack.captions) == 2 for pack in found["packs"])
+        assert [hit.id for hit in found["search"]] == left
+        assert sorted(hit.item.image for hit in found["annotate"]) == sorted(2 * left)
 
 
 @pytest.mark.filterwarnings("ignore:.*lies? far")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from functools import reduce
@@ -11,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych.text import WordVectors
-from saved_files import files_of, places, seal_config
+from diptych import AWCCA, HKSE, Fusion, InputError, Retriever
+from diptych._persistence import read_tensors, write_tensors
+from diptych.encoders import WordVectors
+from saved_files import files_of, places, seal, seal_config
 
 WORDS = (
     ["red", "green", "blue"],
@@ -23,7 +26,7 @@ WORDS = (
 
 
 def save_models(folder):
-    """Three small models: with an HKSE and features, with graphs, and without features in half precision."""
+    """Small models: with an HKSE, with graphs, in half precision, with probabilities, and a fusion."""
     sentences = [f"a {a} {b} {c}" for a in WORDS[0] for b in WORDS[1] for c in WORDS[2]]
     words = sorted({word for sentence in sentences for word in sentence.split()} | {"quokka", "wombat"})
     table = WordVectors(words, np.random.default_rng(1).normal(size=(len(words), 9)).astype(np.float32))
@@ -46,6 +49,13 @@ def save_models(folder):
         Retriever.from_features(x, y, pairing, captions=sentences, metadata=metadata, **options).save(
             folder / name
         )
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(160, 6))
+    y = x @ rng.normal(size=(6, 5)) + rng.normal(size=(160, 5))
+    splits = ["train"] * 60 + ["val"] * 100
+    models = {"calibrated": AWCCA(params=(1.0, 1.0)), "fusion": Fusion(grid=3, parts="together")}
+    for name, model in models.items():
+        Retriever.from_features(x, y, splits=splits, model=model).save(folder / f"model-{name}")
 
 
 def damage(folder, count, seed):
@@ -87,8 +97,8 @@ def test_a_wrong_type_anywhere_in_a_config_is_refused_when_it_is_read(views, tmp
         assert "\n" not in str(caught.value), place
 
 
-def test_an_unknown_key_or_choice_is_refused_when_it_is_read(make_here, tmp_path):
-    make_here().retriever.save(tmp_path / "model")
+def test_an_unknown_key_or_choice_is_refused_when_it_is_read(make, tmp_path):
+    make().retriever.save(tmp_path / "model")
     path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text("utf-8"))
     for place in ((), ("model",), ("model", "encoders", "text"), ("model", "facts"), ("items",)):
@@ -116,8 +126,8 @@ def test_a_thousand_damaged_folders(tmp_path):
     assert counts["grown"] < 300
 
 
-def test_links_are_not_followed(make_here, tmp_path):
-    made = make_here()
+def test_links_are_not_followed(make, tmp_path):
+    made = make()
     for name in ("items.jsonl", "model.safetensors", "index.safetensors", "config.json"):
         folder = tmp_path / name / "model"
         made.retriever.save(folder)
@@ -127,3 +137,67 @@ def test_links_are_not_followed(make_here, tmp_path):
         for mmap in (False, True):
             with pytest.raises(InputError, match="is a link"):
                 Retriever.load(folder, mmap=mmap)
+
+
+@pytest.mark.parametrize("name", ["search.vectors", "annotate.vectors", "features"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_numbers_that_are_not_finite_are_refused_when_they_are_read(make, tmp_path, name, value):
+    make().retriever.save(tmp_path / "model")
+    file, name = ("features", "image") if name == "features" else ("index", name)
+    path = files_of(tmp_path / "model") / f"{file}.safetensors"
+    arrays = dict(read_tensors(path))
+    arrays[name].flat[7] = value
+    write_tensors(path, arrays)
+    seal(tmp_path / "model")
+    with pytest.raises(InputError, match=f"{file}.safetensors: '{name}' has numbers that are not finite"):
+        Retriever.load(tmp_path / "model")
+
+
+def test_a_mapped_vector_that_is_not_finite_is_one_error(make, tmp_path):
+    made = make()
+    made.retriever.save(tmp_path / "model")
+    path = files_of(tmp_path / "model") / "index.safetensors"
+    arrays = dict(read_tensors(path))
+    arrays["search.vectors"][5, 0] = np.inf
+    write_tensors(path, arrays)
+    seal(tmp_path / "model")
+    mapped = Retriever.load(tmp_path / "model", mmap=True)
+    with pytest.raises(InputError, match="a stored vector is not finite"):
+        mapped.search(made.y)
+
+
+def test_a_vector_too_large_for_half_precision_is_refused_and_changes_nothing(make, tmp_path):
+    made = make(dtype="float16", model=AWCCA(params=(1.0, 1.0), similarity="l2"))
+    before = made.retriever.search(made.y[:1], k=5)
+    with pytest.raises(InputError, match="numbers too large for dtype=float16; choose float32"):
+        made.retriever.add(np.vstack([made.x[:1], made.x[:1] * 1e5]), ids=["fits", "large"])
+    assert made.retriever.item("fits") is None
+    assert made.retriever.search(made.y[:1], k=5) == before
+    made.retriever.save(tmp_path / "model")
+    assert Retriever.load(tmp_path / "model").search(made.y[:1], k=5) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder"])
+def test_nobody_waits_for_a_file_that_is_none(make, tmp_path, kind, monkeypatch):
+    make().retriever.save(tmp_path / "model")
+    files = sorted(path for path in (tmp_path / "model").rglob("*") if path.is_file())
+    for path in files:
+        folder = tmp_path / "copy"
+        shutil.copytree(tmp_path / "model", folder)
+        copy = folder / path.relative_to(tmp_path / "model")
+        copy.unlink()
+        if kind == "pipe":
+            os.mkfifo(copy)
+        elif kind == "socket":
+            monkeypatch.chdir(copy.parent)  # its name may not be long
+            with socket.socket(socket.AF_UNIX) as own:
+                own.bind(copy.name)
+        else:
+            copy.mkdir()
+        for mmap in (False, True):
+            if copy.name in ("README.md", ".lock") or "moments" in copy.name:
+                Retriever.load(folder, mmap=mmap)
+            else:
+                with pytest.raises(InputError, match=rf"{copy.name} is missing, or is not a file"):
+                    Retriever.load(folder, mmap=mmap)
+        shutil.rmtree(folder)

@@ -36,7 +36,7 @@ def shape():
     return {"n": 150, "m_x": 40, "m_y": 30, "hidden": 20}
 
 
-def test_copies_are_found_in_every_store(make, rng, shape):
+def test_copies_are_found_by_their_features(make, rng, shape):
     made = make(shape=shape)
     assert made.retriever.duplicates() == []
     expected = add_copies(made, rng)
@@ -118,9 +118,9 @@ def test_equal_texts_are_together_whatever_their_features(make, shape):
         (lambda r: Retriever().duplicates(), "not fitted"),
     ],
 )
-def test_wrong_arguments_are_one_sentence(make_here, call, words):
+def test_wrong_arguments_are_one_sentence(make, call, words):
     with pytest.raises(InputError, match=words):
-        call(make_here().retriever)
+        call(make().retriever)
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +219,8 @@ def test_images_that_are_gone_are_named(photos, tmp_path):
     assert "<li>again.jpg</li>" in html
 
 
-def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make_here, tmp_path, monkeypatch):
-    retriever = make_here().retriever
+def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make, tmp_path, monkeypatch):
+    retriever = make().retriever
     n = SHEET_GROUPS + 5
     texts = [f"{NASTY} {i}" for i in range(n)] * 2 + [f"{NASTY} 0"] * (SHEET_ITEMS + 3)
     rows = np.random.default_rng(0).normal(size=(len(texts), 7))

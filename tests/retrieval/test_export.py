@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -245,7 +245,6 @@ def sessions(fit, tmp_path_factory):
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_features_give_the_vectors_of_python(fit, sessions, data):
     name, view, task = data.draw(st.sampled_from(list(sessions)))

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
@@ -31,7 +31,6 @@ def answers(found):
     ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     dtype=st.sampled_from(["float32", "float16"]),
     chunk_rows=st.sampled_from([1, 2, 3, 7, 1000]),
@@ -150,7 +149,7 @@ def test_an_index_lies_over_arrays_as_they_are(rng, tmp_path):
     vectors = rng.normal(size=(3000, 5)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-    tested = VectorIndex.of(mapped, np.ones(3000, np.float32), np.arange(3000))
+    tested = VectorIndex.of(mapped, np.arange(3000))
     assert all(isinstance(chunk.vectors, np.memmap) for chunk in tested.chunks())
     queries = rng.normal(size=(4, 5)).astype(np.float32)
     expected = np.argsort(-(queries @ vectors.T), axis=1)[:, :7]
@@ -160,15 +159,6 @@ def test_an_index_lies_over_arrays_as_they_are(rng, tmp_path):
     tested.add(np.array([3000]), 9 * queries[:1])
     assert tested.search(queries[:1], 1)[1].tolist() == [[3000]]
     np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), vectors)
-
-
-def test_lengths_stay_with_their_vectors(rng):
-    tested = VectorIndex(2)
-    tested._chunk_rows = 4
-    tested.add(np.arange(10), np.ones((10, 2), np.float32), np.arange(10, dtype=np.float32))
-    tested.remove(np.array([0, 5]))
-    for chunk in tested.chunks():
-        assert chunk.norms.tolist() == chunk.keys.tolist()
 
 
 @pytest.mark.parametrize(

@@ -91,28 +91,6 @@ def test_searches_give_those_recalls_too(flickr, retriever, by_hand):
         assert 100 * np.mean(right) == pytest.approx(metrics["annotate"][f"r@{k}"], abs=0.2)
 
 
-def test_packs_find_what_means_of_embeddings_find(flickr, retriever):
-    """A thousand images against eight thousand packs; in NumPy, from the embeddings of AWCCA."""
-    pairs, x, y = flickr
-    images = pairs.image_rows("test")
-    fitted = retriever.fitted.model
-    queries = unit(fitted.transform(x[images], task="annotate"))
-    embedded = fitted.transform(y=y, task="annotate")
-    means = np.zeros((pairs.n_images, embedded.shape[1]))
-    np.add.at(means, pairs.pairing, embedded)
-    scores = queries @ unit(means).T
-    best = [pairs.image_ids[row] for row in np.argmax(scores, axis=1)]
-    found = retriever.annotate(x[images], k=1, packs=True)
-    same = np.mean([packs[0].image == name for packs, name in zip(found, best, strict=True)])
-    assert same > 0.998
-    names = [pairs.image_ids[row] for row in images]
-    by_hand = np.mean([a == b for a, b in zip(best, names, strict=True)])
-    right = np.mean([packs[0].image == name for packs, name in zip(found, names, strict=True)])
-    assert right == pytest.approx(by_hand, abs=0.002)
-    assert right > 0.25  # chance is one in eight thousand
-    assert all(len(packs[0].captions) == 5 for packs in found)
-
-
 def test_a_graph_over_forty_thousand_captions_finds_them(flickr, retriever):
     pairs, x, _ = flickr
     held = retriever.store.indexes["annotate"].chunks()

@@ -10,10 +10,10 @@ from PIL import Image
 from diptych import AWCCA, InputError, Retriever, read_pairs
 from diptych.cca import Moments
 from diptych.cca._weighting import to_unit_length
+from diptych.encoders import FunctionEncoder
 from diptych.fusion import Fusion, Part
 from diptych.fusion._blocks import apply_geometry
 from diptych.fusion._members import LinearMaps, Member, Use
-from diptych.image import FunctionEncoder
 from diptych.ranking import recall_at_k
 from diptych.retrieval._description import describe_members
 from diptych.retrieval._folder import _parse_moments
@@ -73,31 +73,6 @@ def test_its_recalls_are_those_of_the_model(fused, blocks):
         assert told["test"][task]["r@1"] == recall_at_k(ranks, 1)
 
 
-def test_it_comes_back_from_disk(fused, blocks, tmp_path):
-    fused.save(tmp_path / "m")
-    again = Retriever.load(tmp_path / "m")
-    query = rows(blocks)[1][5]
-    assert again.search(query, 10) == fused.search(query, 10)
-    assert again.info() == fused.info()
-    assert "weighted sum of cosines" in (tmp_path / "m" / "README.md").read_text()
-    saved, kept = again.fitted.load_moments(), fused.fitted.load_moments()
-    assert saved.count == kept.count == 260, "the training pairs and, in a refit, the validation pairs"
-    np.testing.assert_array_equal(saved.xy, kept.xy)
-
-
-def test_items_come_and_go(fused, blocks, tmp_path):
-    fused.save(tmp_path / "m")
-    changing = Retriever.load(tmp_path / "m")
-    x, y = rows(blocks)
-    changing.remove("7")
-    assert "7" not in [hit.id for hit in changing.search(y[7], k=319)]
-    changing.add(x[7:8], y[7:8], ids=["seven"])
-    best, before = changing.search(y[7], k=1)[0], fused.search(y[7], k=1)[0]
-    assert before.id == "7" or best.id == before.id
-    assert best.score == pytest.approx(before.score, abs=1e-5)
-    assert changing.annotate(x[7], k=1, packs=True)[0].best.score <= 2
-
-
 def test_what_it_cannot_do_is_said(fused, blocks):
     y = rows(blocks)[1]
     with pytest.raises(InputError, match="cannot be selected again in a refit; leave out validation"):
@@ -128,9 +103,9 @@ def test_other_weightings_are_refused(blocks, weighting):
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_each_part_is_compared_with_the_whole(blocks, new_index, kind, tmp_path):
+def test_each_part_is_compared_with_the_whole(blocks, kind, tmp_path):
     model = Fusion(grid=4, parts=TWO_PARTS, hubness=("csls",))
-    retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model, index=new_index(kind))
+    retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model, index=kind)
     retriever.save(tmp_path / "m")
     x, y = blocks
     names = {"search": [str(i) for i in range(320)], "annotate": [f"{i}#0" for i in range(320)]}
@@ -180,18 +155,13 @@ def test_parts_of_the_same_blocks_have_names_of_their_own():
 class TestRefit:
     """Saved moments and new pairs are as good as all pairs."""
 
-    @pytest.fixture(autouse=True)
-    def _use(self, new_index):
-        self.new_index = new_index
-
     def take(self, blocks, start, stop):
         return tuple({name: view[start:stop] for name, view in views.items()} for views in blocks)
 
     def fit(self, blocks, n, **model):
         x, y = self.take(blocks, 0, n)
         model = Fusion(**{"grid": 4, "parts": TWO_PARTS, **model})
-        options = {"ids": [f"p{i}" for i in range(n)], "index": self.new_index()}
-        return Retriever.from_features(x, y, model=model, **options)
+        return Retriever.from_features(x, y, model=model, ids=[f"p{i}" for i in range(n)])
 
     def add(self, retriever, blocks, start, stop):
         retriever.add(*self.take(blocks, start, stop), ids=[f"p{i}" for i in range(start, stop)])
@@ -203,7 +173,7 @@ class TestRefit:
         before = retriever.fitted.load_moments()
         if way == "adopted":
             expected.moments_ = before
-            retriever = Retriever.from_model(expected, index=self.new_index())
+            retriever = Retriever.from_model(expected)
             self.add(retriever, blocks, 150, 320)
             assert retriever.info()["facts"]["moments"] == {"pairs": 150}
             assert "moments_" not in vars(retriever.fitted.model)
@@ -291,7 +261,7 @@ class TestRefit:
         x, y = make_dual_features(260, seed=5)
         parts = [Part(("x",), ("y",), kind="identity"), Part(("x",), ("y",))]
         model = Fusion(grid=4, parts=parts, search_weights=False)
-        retriever = Retriever.from_features(x[:200], y[:200], model=model, index=self.new_index())
+        retriever = Retriever.from_features(x[:200], y[:200], model=model)
         kinds = [m.part.kind for m in retriever.fitted.model.members_["search"]]
         assert "identity" in kinds
         retriever.save(tmp_path / "m")
@@ -308,7 +278,7 @@ def test_a_fusion_saved_without_moments_is_not_refitted(fused, tmp_path, blocks)
     fused.save(tmp_path / "m")
     slim = Retriever.load(tmp_path / "m")
     searcher = slim.searcher
-    slim._searcher = Searcher(replace(searcher.fitted, load_moments=None), slim.store, slim.encoders)
+    slim._current.searcher = Searcher(replace(searcher.fitted, load_moments=None), slim.store, slim.encoders)
     slim.save(tmp_path / "slim")
     assert not (tmp_path / "slim" / "moments.safetensors").exists()
     again = Retriever.load(tmp_path / "slim")
@@ -392,9 +362,9 @@ def test_a_dual_encoder_searches_without_any_pairs(tmp_path):
     assert again.info()["filters"]["search"] == ["1 × (x × y), identity"]
 
 
-def test_a_store_holds_a_dual_encoder(new_index):
+def test_a_dual_encoder_is_ranked_by_its_cosine_and_the_correction():
     x, y = make_dual_features(200, seed=5)
-    retriever = Retriever.from_features(x, y, model=Fusion(grid=4), index=new_index())
+    retriever = Retriever.from_features(x, y, model=Fusion(grid=4))
     model = retriever.fitted.model
     assert model.members_["search"][0].part.kind == "identity"
     scores = model.queries({"y": y[3:4]}) @ model.items({"x": x}).T

@@ -94,26 +94,24 @@ def test_vectors_that_are_no_numbers_do_no_harm(vectors):
     assert recall(keys, tested.search(vectors[1:20], 5, exact=True)[1]) > 0.8
 
 
-def test_a_retriever_with_a_graph_reports_its_recall(make_here):
-    made = make_here(index="hnsw", shape={"n": 400, "captions": 1})
+def test_a_retriever_with_a_graph_reports_its_recall(make):
+    made = make(index="hnsw", shape={"n": 400, "captions": 1})
     facts = made.retriever.info()["facts"]["graph_recall"]
     assert set(facts) == {"search", "annotate"}
     assert min(facts.values()) > 0.95
-    exact = make_here(shape={"n": 400, "captions": 1})
+    exact = make(shape={"n": 400, "captions": 1})
     found, expected = made.retriever.search(made.y[:50], k=10), exact.retriever.search(made.y[:50], k=10)
     names = [[[hit.id for hit in hits] for hits in several] for several in (found, expected)]
     assert recall(*names) > 0.95
-    # A filter that most items pass, one that few pass, and another weighting.
+    # A filter that most items pass, and one that few pass.
     for where in (lambda item: item.id != "0", lambda item: item.id in ("3", "4")):
         found, expected = (each.retriever.search(made.y[3], k=5, where=where) for each in (made, exact))
         assert_same_hits(found, expected, rounding(np.float32, 8))
-    found, expected = (each.retriever.search(made.y[3], k=3, weighting="none") for each in (made, exact))
-    assert_same_hits(found, expected, rounding(np.float32, 8))
 
 
 @pytest.mark.filterwarnings("ignore:.*lies? far")
-def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make_here, views):
-    made = make_here(index="hnsw")
+def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make, views):
+    made = make(index="hnsw")
     before = made.retriever.info()["facts"]["graph_recall"]
     kept = dict(before)
     x, y, pairing = views(seed=1, n=70)
@@ -126,8 +124,8 @@ def test_a_refit_builds_the_graph_anew_and_leaves_the_old_facts_alone(make_here,
 
 class TestOnDisk:
     @pytest.fixture
-    def saved(self, make_here, tmp_path):
-        made = make_here(index="hnsw", shape={"n": 300, "captions": 1})
+    def saved(self, make, tmp_path):
+        made = make(index="hnsw", shape={"n": 300, "captions": 1})
         made.retriever.save(tmp_path / "model")
         made.folder = tmp_path / "model"
         return made
@@ -186,8 +184,8 @@ class TestOnDisk:
             Graph.read(tmp_path / "graph", graph.keys, graph.index.d, 1.0)
 
 
-def test_a_graph_over_an_empty_side(make_here, tmp_path):
-    made = make_here(index="hnsw")
+def test_a_graph_over_an_empty_side(make, tmp_path):
+    made = make(index="hnsw")
     made.retriever.remove([str(i) for i in range(60)])
     assert made.retriever.search(made.y[0]) == []
     made.retriever.save(tmp_path / "empty")

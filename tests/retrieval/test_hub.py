@@ -1,5 +1,6 @@
 """Models published in repositories: a real client against a Hub on this machine, in processes of its own."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from diptych import InputError, Retriever
-from diptych._persistence import CONFIG, POINTER, lock_for_serving, new_version, write_config
+from diptych._persistence import CONFIG, RECORD, new_version, write_config
 from diptych.data import read_pairs
 from diptych.retrieval._folder import KIND, RetrieverConfig
 from diptych.scenes import make_scenes
 from example_files import write_network
 from hub_server import HubServer, Repository
+from saved_files import seal_config
 from tolerance import assert_same_hits
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -104,7 +106,7 @@ def test_a_published_model_answers_as_before(published, place, client, tmp_path)
     (version,) = {name.split("/")[1] for name in files if name.startswith("versions/")}
     expected = {f"versions/{version}/{name}" for name in (*NAMES, *(f"text-encoder/{n}" for n in NAMES[::3]))}
     assert {name for name in files if name.startswith("versions/")} == expected
-    assert set(files) - expected <= {".gitattributes", "README.md", "regularization.png", POINTER}
+    assert set(files) - expected <= {".gitattributes", "README.md", "regularization.png", RECORD}
     for name, content in files.items():
         assert b"hidden-place" not in content, name
         assert str(place.parent).encode() not in content, name
@@ -127,7 +129,7 @@ def test_a_published_model_answers_as_before(published, place, client, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_downloaded_model_in_the_cache_is_only_read(hub, published, place, client, tmp_path):
+def test_a_downloaded_model_is_a_folder_without_links(hub, published, place, client, tmp_path):
     result = client(
         place,
         tmp_path,
@@ -153,10 +155,9 @@ def test_a_downloaded_model_in_the_cache_is_only_read(hub, published, place, cli
         known = Retriever.from_pretrained("ada/scenes", image_encoder=place / "colours.onnx")
         result["annotated"] = len(known.annotate(str(place / "scenes" / result["hits"][0])))
         added = known.add(str(place / "scenes" / result["hits"][0]), ids=["new"])
-        refuse("save", lambda: known.save(folder))
-        refuse("add", lambda: Retriever.load(folder).save(folder))
         known.save(out / "copy")
         snapshot_download("ada/scenes", local_dir=out / "local")
+        refuse("links", lambda: Retriever.load(snapshot_download("ada/scenes")))
         result["local"] = [hit.id for hit in Retriever.from_pretrained(out / "local").search("a red star")]
         result["copy"] = Retriever.load(out / "copy").item("new") is not None
         print(json.dumps(result))
@@ -164,18 +165,18 @@ def test_a_downloaded_model_in_the_cache_is_only_read(hub, published, place, cli
     )
     cache = Path(result["folder"])
     assert cache.is_relative_to(tmp_path / "home")
-    assert (cache / POINTER).is_symlink()  # to a blob
+    assert not [path for path in cache.rglob("*") if path.is_symlink()]
     expected = Retriever.load(place / "model")
     assert result["local"] == result["hits"]
     assert result["hits"] == [hit.id for hit in expected.search(QUERY)]
     assert set(result["paths"]) == {None}
     assert "its images were encoded by colours.onnx" in result["annotate"]
     assert result["annotated"] == 5
-    assert "in the cache of the Hugging Face Hub, which must not be changed" in result["save"]
-    assert result["add"] == result["save"]
+    assert f"{RECORD} is a link, and links are not followed" in result["links"]
     assert result["copy"]
-    names = {path.name for path in cache.rglob("*") if path.is_file()}
-    assert names <= {*NAMES, POINTER, "README.md", "regularization.png"}
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    names = {path.name for path in files if ".cache" not in path.relative_to(cache).parts}
+    assert names <= {*NAMES, RECORD, "README.md", "regularization.png"}
 
     # Without a network, from the cache.
     seen, before = len(hub.requests), list_files(cache)
@@ -229,11 +230,43 @@ def test_pushing_again_replaces_the_model_and_features_allow_a_refit(hub, place,
 @pytest.mark.slow
 def test_only_the_files_of_a_model_are_downloaded(hub, published, client, tmp_path):
     (version,) = {name.split("/")[1] for name in published.files() if name.startswith("versions/")}
-    evil = dict.fromkeys(("model.py", "model.pkl", f"versions/{version}/search.hnsw", "a.bin"), b"evil")
-    hub.repositories["models/ada/extra"] = published.copy(**evil)
+    names = ["model.py", "model.pkl", "a.bin", "versions/000009-00000000/index.safetensors"]
+    names += [f"versions/{version}/{name}" for name in ("search.hnsw", "other.json", "other.safetensors")]
+    evil = dict.fromkeys(names, b"evil")
+    # The config names some of them.
+    path = tmp_path / "evil"
+    for name, content in (published.files() | evil).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    config = json.loads((path / "versions" / version / CONFIG).read_text())
+    entry = {"bytes": 4, "sha256": hashlib.sha256(b"evil").hexdigest()}
+    config["files"] |= dict.fromkeys(("search.hnsw", "other.json", "../../model.py", "*"), entry)
+    (path / "versions" / version / CONFIG).write_text(json.dumps(config))
+    seal_config(path)
+    changed = {name: (path / name).read_bytes() for name in (RECORD, f"versions/{version}/{CONFIG}")}
+    hub.repositories["models/ada/extra"] = published.copy(**evil, **changed)
+    hub.requests.clear()
     client("pull", "ada/extra", "--out", tmp_path / "pulled", "-q")
     assert Retriever.load(tmp_path / "pulled").search(QUERY)
     assert not [name for name in evil if any(request.endswith(name) for request in hub.requests)]
+    client("pull", "ada/extra", "--out", tmp_path / "again", "-q", "--max-gigabytes", 0.1)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_too_large_is_not_downloaded(hub, published, client):
+    hub.requests.clear()
+    message = client(
+        code="""
+        import json
+        from diptych import InputError, Retriever
+        try:
+            Retriever.from_pretrained("ada/scenes", max_gigabytes=1e-5)
+        except InputError as error:
+            print(json.dumps(str(error)))
+        """,
+    )
+    assert "more than max_gigabytes=1e-05; raise that to download it" in message
+    assert not [request for request in hub.requests if request.endswith("index.safetensors")]
 
 
 @pytest.mark.slow
@@ -353,13 +386,13 @@ def test_no_path_of_a_published_model_is_opened(place, tmp_path):
     assert [hit.path for hit in found.search(QUERY)] == [hit.path for hit in trusted.search(QUERY)]
 
 
-def test_ids_that_lead_out_of_the_images_are_not_files(place, tmp_path, make_here):
+def test_ids_that_lead_out_of_the_images_are_not_files(place, tmp_path, make):
     names = ["../secret.png", str(tmp_path / "secret.png"), "inside.png"]
     (tmp_path / "images").mkdir()
     for name in ("secret.png", "images/inside.png"):
         (tmp_path / name).write_bytes(b"")
     ids = names + [str(row) for row in range(57)]
-    make_here(ids=ids).retriever.save(tmp_path / "model")
+    make(ids=ids).retriever.save(tmp_path / "model")
     found = Retriever.from_pretrained(tmp_path / "model", images=tmp_path / "images")
     assert [found.item(name).path for name in names] == [None, None, str(tmp_path / "images" / "inside.png")]
 
@@ -376,43 +409,13 @@ def test_no_database_is_opened_for_a_published_model(tmp_path):
             listener.accept()
 
 
-def test_links_are_followed_only_into_the_blobs_of_their_repository(place, tmp_path):
-    repository = tmp_path / "models--ada--scenes"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    shutil.copytree(place / "model", snapshot)
-    (repository / "blobs").mkdir()
-
-    def link(target):
-        (snapshot / POINTER).unlink()
-        (snapshot / POINTER).symlink_to(target)
-
-    content = (snapshot / POINTER).read_bytes()
-    for name in ("blobs/good", "elsewhere.json"):
-        (repository / name).write_bytes(content)
-    link("../../blobs/good")
-    assert Retriever.from_pretrained(snapshot).search(QUERY)
-    for target in (repository / "elsewhere.json", "../../blobs/../elsewhere.json", "../../blobs/chain"):
-        (repository / "blobs" / "chain").unlink(missing_ok=True)
-        (repository / "blobs" / "chain").symlink_to("../elsewhere.json")
-        link(target)
-        with pytest.raises(InputError, match=f"{POINTER} is a link"):
-            Retriever.from_pretrained(snapshot)
-    with pytest.raises(InputError, match="in the cache of the Hugging Face Hub"), lock_for_serving(snapshot):
-        pass
-    shutil.move(repository / "blobs", tmp_path / "blobs")
-    (repository / "blobs").symlink_to(tmp_path / "blobs")
-    link("../../blobs/good")
-    with pytest.raises(InputError, match=f"{POINTER} is a link"):
-        Retriever.from_pretrained(snapshot)
-
-
-def test_what_is_not_published_is_refused_before_anything_is_sent(hub, fresh, make_here):
+def test_what_is_not_published_is_refused_before_anything_is_sent(hub, fresh, make):
     seen = len(hub.requests)
     ids = ["/a/1.jpg", "/b/1.jpg", *map(str, range(58))]
     for retriever, options, message in (
-        (make_here(index=fresh()).retriever, {}, "are in a database and are not published"),
-        (make_here(ids=ids).retriever, {}, "the id '1.jpg' is given twice"),
-        (make_here(keep_features=False).retriever, {"keep_features": True}, "does not have its features"),
+        (make(index=fresh()).retriever, {}, "are in a database and are not published"),
+        (make(ids=ids).retriever, {}, "the id '1.jpg' is given twice"),
+        (make(keep_features=False).retriever, {"keep_features": True}, "does not have its features"),
         (Retriever(), {}, "this retriever is not fitted"),
     ):
         with pytest.raises(InputError, match=message):
@@ -425,11 +428,11 @@ def test_options_of_a_folder(place):
         Retriever.from_pretrained(place / "model", revision="main")
 
 
-def test_the_package_is_named_where_it_is_missing(monkeypatch, make_here):
+def test_the_package_is_named_where_it_is_missing(monkeypatch, make):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for action in (
         lambda: Retriever.from_pretrained("ada/scenes"),
-        lambda: make_here().retriever.push_to_hub("ada/scenes"),
+        lambda: make().retriever.push_to_hub("ada/scenes"),
     ):
         with pytest.raises(InputError, match="needs huggingface-hub; install with: pip install"):
             action()

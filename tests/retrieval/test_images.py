@@ -52,11 +52,6 @@ def test_batches_of_queries_and_every_kind_of_image(fitted, drawn):
     assert fitted.search(tuple(sentences), k=4) == fitted.search(iter(sentences), k=4)
 
 
-def test_similar_images_and_similar_texts(fitted, drawn):
-    assert fitted.similar(drawn.paths[4], k=3)[0].path == str(drawn.paths[4])
-    assert fitted.similar(text=drawn.captions[4], k=3)[0].text == drawn.captions[4]
-
-
 def test_words_that_were_ignored_are_named(fitted, drawn):
     hits = fitted.search("a red quokka and a Wombat", k=3)
     assert hits.ignored_words == ("quokka", "wombat")

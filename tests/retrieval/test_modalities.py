@@ -16,8 +16,7 @@ from commands import config, refused, run, run_json
 from diptych import AWCCA, HKSE, InputError, Retriever, read_pairs
 from diptych._checks import DataWarning, ViewNames, check_view_names, count, plural, with_article
 from diptych.data import PairedDataset, encode_images, encoded_blocks, inspect_pairs, join
-from diptych.image import FunctionEncoder
-from diptych.text import sentence_encoder
+from diptych.encoders import FunctionEncoder, sentence_encoder
 from example_files import code_blocks
 from modality_files import make_molecules, write_molecules, write_series, write_tone, write_tones
 
@@ -115,18 +114,6 @@ def test_names_are_saved_and_a_model_of_images_says_nothing_of_them(fitted, tmp_
     assert Retriever.load(tmp_path / "plain").views == ("image", "text")
     written = next((tmp_path / "plain").rglob("config.json")).read_text("utf-8")
     assert '"views"' not in written  # so that earlier versions can read it
-
-
-def test_names_are_kept_in_every_store(new_index, views):
-    x, y, pairing = views()
-    index = new_index()
-    options = {"model": AWCCA(grid=3), "views": ("molecule", "name"), "index": index}
-    retriever = Retriever.from_features(x, y, pairing, **options)
-    retriever.add(x[:1] + 0.01, y[:1], ids=["one more"])
-    retriever.refit()
-    assert retriever.views == ("molecule", "name")
-    if retriever.store.shared:
-        assert Retriever.connect(index).views == ("molecule", "name")
 
 
 def test_interrupted_work_resumes_and_unreadable_files_are_left_out(clips, tones, tmp_path):
@@ -273,7 +260,7 @@ def test_no_message_of_a_session_with_audio_speaks_of_images(fitted, model, clip
         lambda: model.annotate(np.full(width, np.nan)),
         lambda: model.annotate(np.full(width, 1e38)),
         lambda: model.annotate({"a": np.ones(3)}),
-        lambda: model.annotate(folder / "new.wav", packs=True, where={"a": 1}),
+        lambda: model.annotate(folder / "new.wav", weighting="none"),
         lambda: model.similar(),
         lambda: model.similar(image=[folder / "new.wav"] * 2),
         lambda: model.search("qwrtz"),
@@ -341,7 +328,7 @@ def test_the_commands_speak_of_audio(clips, tmp_path, monkeypatch):
         refused(*fit),
         refused(*fit, "--image-encoder", "nothing.py:tones"),
         refused(*fit, "--image-encoder", "encoders.py:nothing"),
-        refused(*fit, "--image-encoder", "encoders.py:spectrum").replace("diptych.image", ""),
+        refused(*fit, "--image-encoder", "encoders.py:spectrum").replace("diptych.encoders", ""),
     ]
     assert "there is no audio encoder for these pairs" in messages[0]
     result = run(*fit, *encoder)

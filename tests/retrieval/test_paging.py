@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError, Retriever
-from diptych.fusion import Fusion
 from diptych.retrieval import Hits
 from diptych.retrieval.stores._base import FIRST_STEP, search_in_steps
 from diptych.retrieval.stores._faiss import VectorIndex
@@ -58,7 +57,6 @@ def test_pages_joined_are_one_long_search(paged):
     searches = {
         "plain": lambda **page: retriever.search(y[3], **page),
         "filtered": lambda **page: retriever.search(y[3], where={"even": True}, **page),
-        "another weighting": lambda **page: retriever.search(y[3], weighting="none", **page),
         "composed": lambda **page: retriever.search(y[3], plus=[y[7]], **page),
         "annotate": lambda **page: retriever.annotate(x[3], **page),
         "similar": lambda **page: retriever.similar(image=x[3], **page),
@@ -68,31 +66,16 @@ def test_pages_joined_are_one_long_search(paged):
         assert len(whole) == len(set(whole)) == (N // 2 if name == "filtered" else N), name
         for k in (61, 250):
             assert join_pages(search, k) == whole, (name, k)
-
-
-def test_pages_of_several_queries_and_of_packs(paged):
-    retriever, x, y = paged
-    whole = retriever.search(y[:3], k=300)
+    several = retriever.search(y[:3], k=300)
     for offset in (0, 90, 180):
-        for hits, page in zip(whole, retriever.search(y[:3], k=90, offset=offset), strict=True):
+        for hits, page in zip(several, retriever.search(y[:3], k=90, offset=offset), strict=True):
             assert [hit.id for hit in page] == [hit.id for hit in hits[offset : offset + 90]]
             assert page.more
-    packs = [pack.image for pack in retriever.annotate(x[3], k=30, packs=True)]
-    pages = [retriever.annotate(x[3], k=10, offset=offset, packs=True) for offset in (0, 10, 20)]
-    assert [pack.image for page in pages for pack in page] == packs
-
-
-def test_the_pages_of_a_fusion_are_one_long_search(views):
-    x, y, pairing = views(n=120, captions=1)
-    retriever = Retriever.from_features(x, y, pairing, model=Fusion(grid=3, hubness=("csls",)))
-    for options in ({}, {"weighting": "uncorrected"}):
-        ids = join_pages(lambda o=options, **page: retriever.search(y[3], **page, **o), 25)
-        assert ids == [hit.id for hit in retriever.search(y[3], k=120, **options)]
 
 
 @pytest.mark.parametrize("offset", [-1, 1.5, True, None, "2"])
-def test_an_offset_is_a_number(make_here, offset):
-    made = make_here()
+def test_an_offset_is_a_number(make, offset):
+    made = make()
     for call in (made.retriever.search, lambda row, **o: made.retriever.similar(text=row, **o)):
         with pytest.raises(InputError, match=f"offset={offset!r} is not a number of hits to leave out"):
             call(made.y[0], offset=offset)

@@ -61,8 +61,7 @@ class TestSharing:
         other = Retriever.connect(address)
         one.add(x[:1], y[:1], ids=["new"], metadata={"new": {"by": "one"}})
         assert other.search(y[0], k=100, where={"by": "one"})[0].id == "new"
-        packs = [each.annotate(x[0], packs=True, k=100) for each in (other, one)]
-        assert_same_hits(*packs, rounding(np.float32, 8))
+        assert_same_hits(other.annotate(x[0], k=100), one.annotate(x[0], k=100), rounding(np.float32, 8))
         other.remove("new")
         assert "new" not in ids(one.search(y[0], k=100))
         with pytest.raises(InputError, match="no item 'new'"):
@@ -79,8 +78,6 @@ class TestSharing:
             "function": lambda r: r.search(y[0], k=5, where=lambda item: item.id.startswith("new")),
             "ids": lambda r: r.search(y[0], k=5, where=["1", "2"]),
             "annotate": lambda r: r.annotate(x[0], k=5),
-            "packs": lambda r: r.annotate(x[0], k=5, packs=True),
-            "weighting": lambda r: r.search(y[0], k=5, weighting="none"),
             "similar": lambda r: r.similar(image=x[0], k=5),
             "embed": lambda r: r.embed_images(x[:3]).tolist(),
             "info": lambda r: r.info(),
@@ -179,7 +176,7 @@ class TestVersions:
         assert len(other.search("search", rows[:1], 5, None, version)[0]) == 5
         for _ in range(times):
             fill(one, rows[:, :3])
-        block = Block("image", [Item("new", "image")], rows[:1], np.ones(1))
+        block = Block("image", [Item("new", "image")], rows[:1])
         for call in (
             lambda: other.search("search", rows[:1], 5, None, version),
             lambda: list(other.vectors("search", version)),
@@ -202,7 +199,7 @@ class TestVersions:
 
     def test_an_id_given_twice_is_refused(self, stores):
         one, _, rows = stores
-        twice = Block("image", [Item("same", "image")] * 2, rows[:2], np.ones(2))
+        twice = Block("image", [Item("same", "image")] * 2, rows[:2])
         with pytest.raises(InputError, match="'same'"):
             one.add([twice], one.state().version)
         assert one.count() == 30
@@ -231,7 +228,7 @@ class TestFolders:
         loaded.add(x[:1], ids=["new"])
         assert [item.id for item in PostgresStore(address).items(ids=["new"])] == ["new"]
 
-    def test_another_process_may_save_the_same_pointer_but_nothing_else(self, filled, make_here, tmp_path):
+    def test_another_process_may_save_the_same_pointer_but_nothing_else(self, filled, make, tmp_path):
         retriever, _, x, y = filled
         folder = tmp_path / "model"
         retriever.save(folder)
@@ -243,7 +240,7 @@ class TestFolders:
         loaded = Retriever.load(folder)
         assert {"mine", "theirs"} <= {hit.id for hit in loaded.search(y[0], k=1000)}
         mine = Retriever.load(folder)
-        make_here().retriever.save(folder)
+        make().retriever.save(folder)
         with pytest.raises(InputError, match="load it again"):
             mine.save(folder)
         assert Retriever.load(folder).index == "flat"
@@ -266,8 +263,8 @@ class TestFolders:
             assert secret not in text
         assert Retriever.load(tmp_path / "model", index=quoted).search(y[0]) == retriever.search(y[0])
 
-    def test_an_address_for_a_folder_with_items_of_its_own_is_refused(self, make_here, tmp_path):
-        make_here().retriever.save(tmp_path / "model")
+    def test_an_address_for_a_folder_with_items_of_its_own_is_refused(self, make, tmp_path):
+        make().retriever.save(tmp_path / "model")
         with pytest.raises(InputError, match="index="):
             Retriever.load(tmp_path / "model", index="postgresql://host/database")
 
@@ -287,9 +284,8 @@ class TestLimits:
         with pytest.raises(InputError, match="at most 100 are read"):
             Retriever.connect(f"{address}&max_model=100")
         few = Retriever.connect(f"{address}&max_memory=100")
-        for call in (lambda: few.annotate(x[0], packs=True), lambda: few.search(y[0], weighting="none")):
-            with pytest.raises(InputError, match="all vectors into memory"):
-                call()
+        with pytest.raises(InputError, match="all vectors into memory"):
+            list(few.store.vectors("search", few.version))
         assert len(few.search(y[0])) == 10
 
 

@@ -7,7 +7,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from database import Proxy
@@ -145,7 +144,7 @@ class TestLostCommits:
     def test_items_are_added_once(self, stores):
         store, through, rows = stores
         items = [Item("a", "image"), Item("b", "image")]
-        through.add([Block("image", items, rows[:2], np.ones(2), rows[:2])], "1")
+        through.add([Block("image", items, rows[:2], rows[:2])], "1")
         assert store.count() == 32
         assert [item.id for item in store.items(new=True)] == ["a", "b"]
         assert len(store.search("search", rows[:1], 100, None, "1")[0]) == 32

@@ -51,6 +51,21 @@ class TestMigrations:
         versions = database.ask(f"SELECT version FROM {schema_of(address)}.schema_version ORDER BY 1")
         assert versions == [(number + 1,) for number in range(len(MIGRATIONS) + 1)]
 
+    def test_the_first_schema_is_migrated(self, database, store, address, rng):
+        """Its tables of vectors had a column for lengths, and it counted changes."""
+        schema, rows = schema_of(address), unit_rows(rng, 1, 4)
+        expected = columns(database, address)
+        with database.connect() as connection:
+            for table in ("search_1", "annotate_1"):
+                connection.execute(f"ALTER TABLE {schema}.{table} ADD norm real NOT NULL DEFAULT 1")
+                connection.execute(f"ALTER TABLE {schema}.{table} ALTER norm DROP DEFAULT")
+            connection.execute(f"ALTER TABLE {schema}.current_version ADD changes bigint NOT NULL DEFAULT 0")
+            connection.execute(f"DELETE FROM {schema}.schema_version WHERE version = 2")
+        opened = PostgresStore(address)
+        opened.add([Block("image", [Item("new", "image")], rows)], opened.state().version)
+        assert opened.search("search", rows, 1, None, "1")[0][0][0].id == "new"
+        assert columns(database, address) == expected
+
     def test_a_migrated_schema_has_the_tables_of_a_new_one(self, database, fresh, monkeypatch):
         first, second = fresh(), fresh()
         PostgresStore(first, create=True).state()
@@ -117,7 +132,7 @@ class TestRights:
         other, query = PostgresStore(reader(address)), unit_rows(rng, 1, 4)
         assert other.state() == store.state()
         assert other.search("search", query, 5, None, "1") == store.search("search", query, 5, None, "1")
-        block = Block("image", [Item("new", "image")], query, query[:, 0])
+        block = Block("image", [Item("new", "image")], query)
         for write in (
             lambda: other.add([block], "1"),
             lambda: other.remove(["0"]),

@@ -3,7 +3,6 @@
 import json
 import shutil
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +11,8 @@ from commands import config, refused, run, run_json
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
-from diptych.image import OnnxEncoder, Recipe, image_encoder
-from diptych.retrieval._recipes import choose_recipe
+from diptych.encoders import OnnxEncoder, Recipe, image_encoder, sentence_encoder
 from diptych.scenes import make_scenes
-from diptych.text import sentence_encoder
 from saved_files import edit_config, files_of
 from tolerance import assert_same_hits, rounding
 
@@ -23,8 +20,8 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 
-def write_network(path, *, largest=255.0, metadata=None, side=32, layout="NCHW"):
-    """A network that wants values from 0 to ``largest``, and sees colours in four steps on 8 × 8 tiles.
+def write_network(path, *, lowest=0.0, largest=255.0, metadata=None, side=32, layout="NCHW"):
+    """A network that wants values from ``lowest`` to ``largest``; it sees colours in steps on 8 × 8 tiles.
 
     An image with any value outside gives zeros.
     """
@@ -32,7 +29,7 @@ def write_network(path, *, largest=255.0, metadata=None, side=32, layout="NCHW")
     shape = ["n", 3, side, side] if layout == "NCHW" else ["n", side, side, 3]
     constants = [
         helper.make_tensor("step", floats, [], [largest / 4]),
-        helper.make_tensor("low", floats, [], [0.0]),
+        helper.make_tensor("low", floats, [], [lowest]),
         helper.make_tensor("high", floats, [], [largest * 1.001]),
     ]
     nodes = (
@@ -79,26 +76,39 @@ def small(image, **options):
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_the_input_size_is_read_from_the_graph(tmp_path, layout):
-    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx", layout=layout))
+    path = write_network(tmp_path / "n.onnx", layout=layout)
+    encoder = OnnxEncoder(path)
     assert encoder.assumed
-    assert list(encoder.candidates) == [
-        f"{name}-32" for name in ("imagenet", "caffe", "clip", "inception", "unit", "bytes")
-    ]
     assert encoder.recipe == Recipe.preset("imagenet-32")
     assert encoder.dimension == 48
+    assert OnnxEncoder(path, "caffe").recipe == Recipe.preset("caffe-32")
 
 
-def test_without_pairs_the_usual_recipe_is_assumed_and_said_once(tmp_path, drawings):
-    from diptych.image import open_image
+def test_the_usual_recipe_is_assumed_and_said_once(tmp_path, drawings):
+    from diptych.encoders import open_image
 
     encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
     image = open_image(drawings.paths[0])
-    with pytest.warns(DataWarning, match="n.onnx does not say .*; imagenet-32 is assumed. .* --recipe"):
+    with pytest.warns(
+        DataWarning, match="n.onnx does not say .*; imagenet-32 is assumed. .* --recipe caffe "
+    ):
         encoder.encode([image])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encoder.encode([image])
         OnnxEncoder(tmp_path / "n.onnx", "bytes-32").encode([image])
+
+
+def test_a_fit_says_once_which_recipe_is_assumed(tmp_path, drawings):
+    path = write_network(tmp_path / "n.onnx", lowest=-3.0, largest=3.0)
+    with pytest.warns(DataWarning, match="imagenet-32 is assumed") as caught:
+        fitted = small(str(path)).fit(drawings)
+    assert len(caught) == 1
+    assert fitted.info()["encoders"]["image"]["name"] == "n.onnx (imagenet-32)"
+    fitted.save(tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Retriever.load(tmp_path / "model").annotate(drawings.paths[0])
 
 
 def test_what_the_file_says_is_taken(tmp_path):
@@ -107,40 +117,6 @@ def test_what_the_file_says_is_taken(tmp_path):
     (tmp_path / "n.json").write_text('{"preset": "bytes-32"}')
     assert OnnxEncoder(path).recipe == Recipe.preset("bytes-32")
     assert OnnxEncoder(path, "clip-32").recipe == Recipe.preset("clip-32")
-
-
-@pytest.mark.parametrize(
-    ("options", "recipe"), [({}, "bytes-32"), ({"largest": 1.0}, "unit-32")], ids=["bytes", "unit"]
-)
-def test_the_recipe_is_chosen_by_retrieval(tmp_path, drawings, options, recipe):
-    path = write_network(tmp_path / "n.onnx", **options)
-    with pytest.warns(DataWarning, match=rf"; {recipe} retrieves best on 56 .*imagenet-32 .*--recipe"):
-        fitted = small(str(path)).fit(drawings)
-    assert fitted.encoders.image.recipe == Recipe.preset(recipe)
-    assert fitted.info()["encoders"]["image"]["name"] == f"n.onnx ({recipe})"
-    # The same pairs and seed give the same choice, and the features are those of the recipe named.
-    with pytest.warns(DataWarning) as said:
-        again = choose_recipe(OnnxEncoder(path), drawings, fitted.encoders.text)
-    assert again.fingerprint == fitted.encoders.image.fingerprint == OnnxEncoder(path, recipe).fingerprint
-    assert len(said) == 1
-
-
-def test_too_few_images_are_not_chosen_by(tmp_path, drawings):
-    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
-    with pytest.warns(DataWarning, match="10 training image.* too few to choose by; imagenet-32 is used"):
-        chosen = choose_recipe(encoder, drawings.subset("train").select(range(10)))
-    assert (chosen.recipe, chosen.assumed) == (encoder.recipe, False)
-
-
-def test_images_that_cannot_be_read_are_no_hindrance(tmp_path, drawings):
-    paths = list(drawings.paths)
-    train = drawings.image_rows("train")
-    for row in train[:8]:
-        paths[row] = tmp_path / f"{row}.png"
-        paths[row].write_bytes(b"no image")
-    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
-    with pytest.warns(DataWarning, match="bytes-32 retrieves best on 48 "):
-        assert choose_recipe(encoder, replace(drawings, paths=tuple(paths))).recipe.scale == 255
 
 
 def test_a_named_encoder_is_used_in_silence(drawings):
@@ -160,7 +136,7 @@ class TestAModelRemembersItsEncoder:
 
     def opened(self, monkeypatch):
         """The files that are given to onnxruntime from now on."""
-        from diptych.image import _onnx as module
+        from diptych.encoders import _onnx as module
 
         files, real = [], module._session
         monkeypatch.setattr(
@@ -193,7 +169,7 @@ class TestAModelRemembersItsEncoder:
         files = self.opened(monkeypatch)
         (place / "n.onnx").write_bytes(b"other")
         words = refused("annotate", "model", "image.png")
-        assert f"{place / 'n.onnx'} has changed (its digest differs)" in words
+        assert f"{place / 'n.onnx'} could not be loaded as an ONNX network" in words
         assert "encoded by n.onnx (bytes-32)" in words
         assert "--image-encoder" in words
         (place / "n.onnx").unlink()
@@ -221,8 +197,8 @@ class TestAModelRemembersItsEncoder:
         assert words in refused("annotate", "model", "image.png", "--recipe", "bytes-32")
         np.save("x.npy", np.eye(9))
         assert words in refused("fit", "x.npy", "x.npy", "-o", "m", "--recipe", "bytes-32")
-        assert "There is no recipe 'caffe'" in refused(
-            "annotate", "model", "image.png", "--image-encoder", "n.onnx", "--recipe", "caffe"
+        assert "There is no recipe 'cafe'" in refused(
+            "annotate", "model", "image.png", "--image-encoder", "n.onnx", "--recipe", "cafe"
         )
 
     @pytest.mark.parametrize(
@@ -244,22 +220,23 @@ class TestAModelRemembersItsEncoder:
         small(OnnxEncoder("n.onnx", "bytes-32"), index=address).fit(drawings)
         assert Retriever.connect(address).annotate("image.png")
         (place / "n.onnx").write_bytes(b"other")
-        with pytest.raises(InputError, match="has changed"):
+        with pytest.raises(InputError, match="could not be loaded as an ONNX network"):
             Retriever.connect(address).annotate("image.png")
 
 
-def test_features_made_by_a_chosen_recipe_are_asked_with_it(tmp_path, monkeypatch):
+def test_features_are_asked_with_the_recipe_that_made_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_network(tmp_path / "n.onnx")
-    assert run("scenes", "drawn", "-n", 80).exit_code == 0
-    encoded = run("encode", "images", "drawn", "--image-encoder", "n.onnx", "-o", "x")
+    make_scenes(80, size=48).write(tmp_path / "drawn")
+    network = ["--image-encoder", "n.onnx", "--recipe", "bytes"]
+    encoded = run("encode", "images", "drawn", *network, "-o", "x")
     assert encoded.exit_code == 0, encoded.output
-    assert "bytes-32 retrieves best" in encoded.stderr
     words = [*config(hkse={"word": "lin", "sentence": "lin"}), "--save-encoder", "words"]
     assert run("encode", "text", "drawn", "-o", "y", *words).exit_code == 0
     run_json("fit", "x", "y", "--pairs", "drawn", "-o", "m", *config(model={"params": [5, 5]}))
     image = next((tmp_path / "drawn").rglob("*.png"))
-    run_json("annotate", "m", image, "--image-encoder", "n.onnx")
+    run_json("annotate", "m", image, *network)
+    assert "give that one" in refused("annotate", "m", image, "--image-encoder", "n.onnx")
 
 
 def write_hub_cache(cache, repository, folder):

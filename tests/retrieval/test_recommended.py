@@ -12,10 +12,9 @@ import pytest
 from commands import config, refused, run, run_json
 from diptych import AWCCA, Retriever, read_pairs
 from diptych._checks import DataWarning, InputError
-from diptych.image import PyramidDescriptor
+from diptych.encoders import HKSE, PyramidDescriptor
 from diptych.retrieval._recommended import PACKAGES, RECOMMENDED, default_encoder
 from diptych.scenes import make_scenes
-from diptych.text import HKSE
 from example_files import code_blocks, write_network, write_photos
 from fastembed_models import write_fastembed_cache
 

@@ -18,7 +18,7 @@ from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenE
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._memory import MemoryStore
 from filtering import FILTERS, METADATA
-from tolerance import assert_same_hits, rounding
+from tolerance import rounding
 
 DIMENSIONS = {"search": 4, "annotate": 5}
 WIDTHS = {"image": 3, "text": 6}
@@ -43,7 +43,6 @@ def make_block(view, ids, seed=0, *, image=None, metadata=None, features=True):
         view,
         items,
         unit(rng.normal(size=(len(ids), DIMENSIONS[task]))),
-        rng.uniform(1, 2, len(ids)).astype(np.float32),
         rng.normal(size=(len(ids), WIDTHS[view])).astype(np.float32) if features else None,
     )
 
@@ -78,7 +77,7 @@ def map_from_disk(store, folder):
     def mapped(name, index):
         chunk = index.chunks()[0]
         np.save(folder / f"{name}.npy", chunk.vectors)
-        return VectorIndex.of(np.load(folder / f"{name}.npy", mmap_mode="r"), chunk.norms, chunk.keys)
+        return VectorIndex.of(np.load(folder / f"{name}.npy", mmap_mode="r"), chunk.keys)
 
     return MemoryStore(
         table=store.table,
@@ -146,7 +145,7 @@ def test_search_returns_the_items_with_the_largest_inner_products(filled, task, 
 
 def test_equal_products_are_ordered_by_addition(empty):
     block = make_block("image", IMAGES)
-    same = Block("image", block.items, np.tile(block.vectors[:1], (30, 1)), block.norms, block.features)
+    same = Block("image", block.items, np.tile(block.vectors[:1], (30, 1)), block.features)
     store = empty.replace(lambda: contents([same]))
     (own,) = store.search("search", block.vectors[:1], 9, None, store.state().version)
     ids = [item.id for item, _ in own]
@@ -201,7 +200,7 @@ def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
     assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(METADATA, st.lists(FILTERS, min_size=1, max_size=4))
 def test_filters_mean_the_same_in_every_store(without_items, metadata, filters):
     store, known = without_items, {key for own in metadata for key in own}
@@ -222,6 +221,20 @@ def test_filters_mean_the_same_in_every_store(without_items, metadata, filters):
         store.remove(names)
 
 
+def test_numbers_come_back_as_they_were_stored(without_items):
+    numbers = [0, 1, -(2**63), 2**63 - 1, 2**53 + 1, 0.5, 1e-300, 2.0**63, 1e23, -1e300]
+    about = {"n": numbers, "deep": {"n": numbers}}
+    store, block = without_items, make_block("image", ["numbers"], metadata={"numbers": about})
+    store.add([block], store.state().version)
+    try:
+        (item,) = store.items(ids=["numbers"])
+        for found in (item.metadata["n"], item.metadata["deep"]["n"]):
+            assert found == numbers
+            assert [type(value) for value in found] == [type(value) for value in numbers]
+    finally:
+        store.remove(["numbers"])
+
+
 def test_a_metadata_key_that_no_item_has_is_an_error(filled):
     queries = queries_of("search")
     with pytest.raises(InputError, match="'color', which no item has .* did you mean 'colour'"):
@@ -237,7 +250,6 @@ def test_items_are_added_and_searched(filled):
     filled.store.add(new, filled.version)
     after = filled.store.state()
     assert (after.version, after.added) == (before.version, before.added + 3)
-    assert after.changes > before.changes
     (own,) = filled.store.search("search", new[0].vectors[:1], 1, None, filled.version)
     assert own[0][0] == new[0].items[0]
     np.testing.assert_allclose(
@@ -312,18 +324,14 @@ def test_threads_search_while_one_adds_and_removes(filled):
     ],
 )
 def test_an_addition_that_fails_adds_nothing(filled, blocks, error):
-    before = filled.store.state()
     with pytest.raises(error):
         filled.store.add(blocks, filled.version)
-    assert filled.store.state().changes == before.changes
     assert filled.store.count() == 90
     assert list(filled.store.items(ids=["new"])) == []
 
 
 def test_an_image_is_removed_with_its_captions(filled):
-    before = filled.store.state()
     assert filled.store.remove(["i4", TEXTS[0], "i4"]) == 4
-    assert filled.store.state().changes > before.changes
     assert (filled.store.count(), filled.store.count("image"), filled.store.count("text")) == (86, 29, 57)
     queries = queries_of("annotate")
     gone = {TEXTS[0], "i4#4", "i4#34"}
@@ -342,10 +350,9 @@ def test_an_id_can_be_used_again_after_its_item_was_removed(filled):
 
 
 def test_an_unknown_id_removes_nothing(filled):
-    before = filled.store.state()
     with pytest.raises(InputError, match="there is no item 'nobody'"):
         filled.store.remove(["i3", "nobody"])
-    assert filled.store.state() == before
+    assert filled.store.count() == 90
     assert filled.store.remove([]) == 0
 
 
@@ -376,7 +383,6 @@ def test_all_vectors_can_be_read(filled, task):
     (stored,) = (block for block in BLOCKS if block.view == SEARCHED[task])
     assert [item for block in blocks for item in block.items] == stored.items
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), stored.vectors)
-    np.testing.assert_array_equal(np.concatenate([block.norms for block in blocks]), stored.norms)
 
 
 def test_features_come_in_the_order_of_the_ids(filled):
@@ -497,17 +503,15 @@ def test_a_shared_store_keeps_the_model_and_notices_another(filled, tmp_path):
     assert (tmp_path / "config.json").read_text() == "second"
 
 
-class TestRetrievers:
-    """Retrievers behave alike on every kind of store."""
+class TestModelsFromElsewhere:
+    """Retrievers of models that were fitted without one."""
 
     @pytest.mark.parametrize("features", [False, True])
-    def test_a_fitted_model_is_filled_in_batches_and_refitted(
-        self, new_index, views, tmp_path, features, recwarn
-    ):
+    def test_a_fitted_model_is_filled_in_batches_and_refitted(self, views, tmp_path, features, recwarn):
         x, y, pairing = views(n=90)
         model = AWCCA(**MODEL).fit(x[:60], y[:120], pairing[:120])
         sample = (x[:60], y[:120]) if features else None
-        retriever = Retriever.from_model(model, features=sample, index=new_index())
+        retriever = Retriever.from_model(model, features=sample)
         assert retriever.search(y[0]) == []
         for start in range(0, 60, 20):
             rows = slice(2 * start, 2 * start + 40)
@@ -525,12 +529,12 @@ class TestRetrievers:
         retriever.refit()  # the pairs were added, so they count once more
         assert retriever.info()["facts"]["refitted"] == {"pairs": 240, "before": 120}
 
-    def test_a_model_without_its_spectra_cannot_be_refitted(self, new_index, views, tmp_path):
+    def test_a_model_without_its_spectra_cannot_be_refitted(self, views, tmp_path):
         x, y, pairing = views()
         model = AWCCA(**MODEL).fit(x, y, pairing)
         del model.spectra_
         model.save(tmp_path / "awcca")
-        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"), index=new_index())
+        retriever = Retriever.from_model(AWCCA.load(tmp_path / "awcca"))
         retriever.add(x, y, pairing=pairing)
         with pytest.raises(InputError, match="moments of this model's training pairs are not known"):
             retriever.refit()
@@ -551,7 +555,7 @@ class TestRetrievers:
         # γ is in units of a sum over pairs, so it grows with their total weight.
         gammas = np.array([3.0, 2.0]) * every.sum() / (weight * captions.sum())
         expected = AWCCA(params=tuple(gammas)).fit(x, y, pairing, sample_weight=every)
-        refitted = retriever._current().fitted.core.models_["search"]
+        refitted = retriever.searcher.fitted.core.models_["search"]
         np.testing.assert_allclose(
             refitted.correlations,
             expected.models_["search"].correlations,
@@ -567,19 +571,3 @@ class TestRetrievers:
         x, y, pairing = views()
         with pytest.raises(InputError, match="features"):
             Retriever.from_model(AWCCA(**MODEL).fit(x, y, pairing), features=(x,))
-
-    def test_filters_by_metadata_and_by_a_function_agree(self, make):
-        about = {str(i): {"colour": ["red", "blue", "green"][i % 3], "even": i % 2 == 0} for i in range(60)}
-        made = make(metadata=about)
-        for where in ({"colour": "red"}, {"colour": ["red", "blue"], "even": True}, {"colour": []}, {}):
-            hits = made.retriever.search(made.y[0], k=100, where=where)
-            chosen = parse_filter(where)
-            assert {int(hit.id) for hit in hits} == {
-                i for i in range(60) if chosen.matches(Item("", "image", metadata=about[str(i)]))
-            }
-            similar = [
-                made.retriever.similar(image=made.x[0], k=100, where=each) for each in (where, chosen.matches)
-            ]
-            assert_same_hits(*similar, rounding(np.float32, 8))
-            weighted = made.retriever.search(made.y[0], k=100, where=where, weighting="none")
-            assert {hit.id for hit in weighted} == {hit.id for hit in hits}

@@ -67,12 +67,6 @@ def busy(make):
     return lambda *args, **options: run_busy(make, *args, **options)
 
 
-@pytest.fixture
-def busy_here(make_here):
-    """The same in memory alone."""
-    return lambda *args, **options: run_busy(make_here, *args, **options)
-
-
 def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
     made = make(metadata={str(i): {"fixed": i < 20} for i in range(60)}, **options)
     retriever, rng = made.retriever, np.random.default_rng(0)
@@ -115,8 +109,7 @@ def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
             lambda: retriever.search(made.y[:2], k=7)[1],
             lambda: retriever.search(made.y[0], k=1000),
             lambda: retriever.search(made.y[0], k=9, where=lambda item: not item.metadata.get("fixed")),
-            lambda: retriever.search(made.y[0], k=9, weighting="none"),
-            lambda: retriever.search(made.y[0], k=9, weighting=(0.5, 0.5), where=fixed),
+            lambda: retriever.search(made.y[0], k=9, where=fixed),
             lambda: retriever.similar(image=made.x[0], k=30),
         ):
             presence.check(*timed(ask))
@@ -130,14 +123,9 @@ def run_busy(make, seconds, extra=lambda busy, retriever: None, **options):
 
         for ask in (
             lambda: retriever.annotate(made.x[0], k=7, where=named),
-            lambda: retriever.annotate(made.x[0], k=1000, where=named, weighting="symmetric"),
+            lambda: retriever.annotate(made.x[0], k=1000, where=named),
         ):
             presence.check(*timed(ask))
-        packs, start, end = timed(lambda: retriever.annotate(made.x[0], k=12, packs=True))
-        assert len({pack.image for pack in packs}) == len(packs)
-        for pack in packs:
-            assert pack.best.item.image == pack.image
-            presence.check(pack.captions, start, end)
 
     for number in range(2):
         work.repeat(f"add {number}", add)
@@ -178,7 +166,7 @@ def test_searching_while_others_refit(busy):
     assert work.rounds["refit"] > 1
 
 
-def test_saving_while_others_add_and_remove(busy_here, tmp_path, same_answers):
+def test_saving_while_others_add_and_remove(busy, tmp_path, same_answers):
     loaded = []
 
     def save(retriever):
@@ -190,7 +178,7 @@ def test_saving_while_others_add_and_remove(busy_here, tmp_path, same_answers):
             assert item.image is None or found.item(item.image) is not None
         loaded.append(len(ids))
 
-    made, _ = busy_here(2.0, lambda work, retriever: work.repeat("save", lambda: save(retriever)))
+    made, _ = busy(2.0, lambda work, retriever: work.repeat("save", lambda: save(retriever)))
     assert loaded
     made.retriever.save(tmp_path / "model")
     same_answers(Retriever.load(tmp_path / "model"), made.retriever, made.x[:3], made.y[:3])
@@ -214,8 +202,8 @@ def test_many_threads_may_add_items_without_ids(make):
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_an_item_removed_during_a_search_makes_room_for_the_next(make_here, monkeypatch, filtered):
-    made = make_here()
+def test_an_item_removed_during_a_search_makes_room_for_the_next(make, monkeypatch, filtered):
+    made = make()
     expected = [hit.id for hit in made.retriever.search(made.y[0], k=6)]
     search, gone = VectorIndex.search, []
 

@@ -7,15 +7,15 @@ import shutil
 import numpy as np
 import pytest
 
-from diptych import AWCCA, InputError, Retriever
+from diptych import AWCCA, InputError, Retriever, _persistence
 from diptych._persistence import current_version, new_version, read_current, replace_file
 from diptych.retrieval import _folder
 from saved_files import files_of, seal
 
 
 @pytest.fixture
-def made(make_here):
-    return make_here()
+def made(make):
+    return make()
 
 
 @pytest.fixture
@@ -91,16 +91,16 @@ class TestTwoWriters:
         mine.save(folder)
         assert {"taken", "taken#0", "mine"} <= ids(folder)
 
-    def test_a_model_of_other_features_is_not_overwritten(self, folder, made, make_here):
+    def test_a_model_of_other_features_is_not_overwritten(self, folder, made, make):
         mine = Retriever.load(folder)
         mine.remove("3")
-        make_here(seed=2, shape={"m_x": 9}).retriever.save(folder)
+        make(seed=2, shape={"m_x": 9}).retriever.save(folder)
         before = current_version(folder)
         with pytest.raises(InputError, match="another image encoder; load it again"):
             mine.save(folder)
         assert current_version(folder) == before
 
-    def test_a_model_of_another_encoder_is_not_overwritten(self, folder, made, make_here, thumbnails):
+    def test_a_model_of_another_encoder_is_not_overwritten(self, folder, made, make, thumbnails):
         class Others:
             dimension, fingerprint, name = 8, "others", "others"
 
@@ -109,7 +109,7 @@ class TestTwoWriters:
 
         mine = Retriever.load(folder)
         mine.remove("3")
-        make_here(image_encoder=Others()).retriever.save(folder)
+        make(image_encoder=Others()).retriever.save(folder)
         with pytest.raises(InputError, match="another image encoder"):
             mine.save(folder)
 
@@ -144,9 +144,9 @@ class TestTwoWriters:
         mine.save(tmp_path / "lean")
         assert {"mine", "mine#0", "theirs"} <= ids(tmp_path / "lean")
 
-    def test_a_fitted_model_replaces_what_is_there(self, folder, made, make_here):
+    def test_a_fitted_model_replaces_what_is_there(self, folder, made, make):
         add(folder, made, "theirs")
-        make_here(seed=2).retriever.save(folder)
+        make(seed=2).retriever.save(folder)
         assert "theirs" not in ids(folder)
 
     def test_a_model_of_another_folder_replaces_what_is_there(self, folder, made, tmp_path):
@@ -223,19 +223,32 @@ class TestFiles:
         assert (folder / "README.md").read_text() == (files_of(folder) / "README.md").read_text()
 
     def test_what_a_killed_writer_left_is_removed(self, folder, made, tmp_path):
-        left = folder / "versions" / "000007-00000000"
-        left.mkdir()
-        (left / "items.jsonl").write_text("half")
-        (folder / ".current.json.0123456789ab").write_text("half")
-        assert len(ids(folder)) == 180
-        add(folder, made, "new")
-        assert not left.exists()
-        assert not list(folder.glob(".current*"))
-        # The first save of all was killed: there is no pointer yet.
-        (tmp_path / "first" / "versions" / "000001-00000000").mkdir(parents=True)
-        (tmp_path / "first" / ".lock").touch()
-        made.retriever.save(tmp_path / "first")
-        assert len(ids(tmp_path / "first")) == 180
+        def kill_while_writing(place):
+            with new_version(place, "retriever") as draft:
+                (draft.path / "items.jsonl").write_text("half")
+                os._exit(9)  # as if killed: nothing is cleaned up
+
+        for place, number in ((folder, 180), (tmp_path / "first", 0)):
+            if (child := os.fork()) == 0:
+                kill_while_writing(place)
+            os.waitpid(child, 0)
+            (place / ".README.md.diptych-0123456789ab").write_text("half")
+            assert len(list((place / "versions").iterdir())) == 1 + (number > 0)
+            if number:
+                assert len(ids(place)) == number
+            else:
+                with pytest.raises(InputError, match="current.json names no version"):
+                    Retriever.load(place)
+            made.retriever.save(place)
+            assert [path.name for path in (place / "versions").iterdir()] == [current_version(place).id]
+            assert not list(place.glob(".*.diptych-*"))
+            assert len(ids(place)) == 180
+
+    def test_a_folder_is_as_empty_if_the_first_save_was_killed_before_its_record(self, made, tmp_path):
+        (tmp_path / ".lock").touch()
+        (tmp_path / ".current.json.diptych-0123456789ab").write_text("half")
+        made.retriever.save(tmp_path)
+        assert len(ids(tmp_path)) == 180
 
     def test_a_pointer_or_version_that_leads_elsewhere_is_refused(self, folder, tmp_path):
         path = files_of(folder)
@@ -254,6 +267,133 @@ class TestFiles:
             staged.write_text("content")
         (tmp_path / "other").write_text("content")
         assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+class TestFilesOfOthers:
+    NAMES = (
+        *("versions/2023/thesis.tex", "versions/000009-0123abcd/old.txt", "versions/notes.txt"),
+        *("uploads/holiday.jpg", "notes.md", "src/main.py", ".git/HEAD", "versions/latest/.keep"),
+    )
+
+    def write(self, folder, *names):
+        for name in names:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"mine: {name}")
+
+    def check(self, folder, *names):
+        for name in names:
+            assert (folder / name).read_text() == f"mine: {name}"
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            *([name] for name in ("README.md", "regularization.png", "uploads/a.jpg", "versions/a/b.txt")),
+            *([name] for name in ("journal.jsonl", ".lock", ".server.lock", "current.json", ".gitignore")),
+            *([name] for name in (".current.json.0123456789ab", ".README.md.diptych-0123456789ab")),
+            ["versions/2023/thesis.tex", "uploads/holiday.jpg", "README.md"],
+        ],
+    )
+    def test_a_folder_without_a_record_is_not_written_to(self, made, tmp_path, names):
+        self.write(tmp_path / "project", *names)
+        for save in (made.retriever.save, AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save):
+            with pytest.raises(InputError, match="exists and is not a diptych .*choose another folder"):
+                save(tmp_path / "project")
+        self.check(tmp_path / "project", *names)
+        files = [path for path in (tmp_path / "project").rglob("*") if path.is_file()]
+        assert len(files) == len(names)
+
+    def test_a_record_of_another_program_is_none(self, made, tmp_path):
+        for content in ("", "{}", "[1]", '{"version": "1.2", "sha256": ""}', "\0" * 99):
+            (tmp_path / "current.json").write_text(content)
+            with pytest.raises(InputError, match="exists and is not a diptych retriever .*current.json"):
+                made.retriever.save(tmp_path)
+            assert (tmp_path / "current.json").read_text() == content
+
+    def test_files_of_others_in_a_model_folder_stay(self, folder, made, make):
+        inside = f"versions/{current_version(folder).id}"
+        names = (*self.NAMES, f"{inside}/mine.txt", f"{inside}/text-encoder/mine.txt")
+        self.write(folder, *names)
+        for number in range(3):
+            add(folder, made, f"new-{number}")
+        Retriever.load(folder).refit().save(folder)
+        make(seed=2).retriever.save(folder)
+        self.check(folder, *names)
+        assert len(list((folder / "versions").rglob("mine.txt"))) == 2  # no version takes them over
+        left = {path.name for path in (folder / inside).iterdir()}
+        assert left == {"mine.txt", "text-encoder"}  # the files of the version itself are gone
+
+    @pytest.mark.parametrize("edited", [True, False])
+    def test_a_readme_that_the_user_wrote_stays(self, folder, made, edited):
+        with open(folder / "README.md", "a" if edited else "w") as file:
+            file.write("my own words")
+        text = (folder / "README.md").read_text()
+        add(folder, made, "new")
+        Retriever.load(folder).refit().save(folder)
+        assert (folder / "README.md").read_text() == text
+        (folder / "README.md").unlink()
+        add(folder, made, "more")  # the card is shown again
+        assert (folder / "README.md").read_text() == (files_of(folder) / "README.md").read_text()
+
+    def test_a_card_is_replaced_also_after_a_save_that_was_killed_before_it(self, folder, made, monkeypatch):
+        def kill(*args):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(_persistence, "_show_for_people", kill)
+            with pytest.raises(KeyboardInterrupt):
+                Retriever.load(folder).refit().save(folder)
+        text = (files_of(folder) / "README.md").read_text()
+        assert (folder / "README.md").read_text() != text
+        add(folder, made, "new")
+        assert (folder / "README.md").read_text() == text
+
+    def test_a_name_in_a_config_does_not_lead_out_of_its_version(self, folder, made, tmp_path):
+        self.write(tmp_path, "mine.txt", "model/mine.txt")
+        config = json.loads((files_of(folder) / "config.json").read_text())
+        names = ("../../../mine.txt", "../../mine.txt", str(tmp_path / "mine.txt"), "elsewhere/mine.txt")
+        for name in names:
+            config["files"][name] = {"bytes": 1, "sha256": ""}
+        (files_of(folder) / "config.json").write_text(json.dumps(config))
+        (files_of(folder) / "elsewhere").symlink_to(tmp_path)
+        made.retriever.base = None
+        made.retriever.save(folder)
+        self.check(tmp_path, "mine.txt", "model/mine.txt")
+
+    @pytest.mark.parametrize("name", ["current.json", ".lock", "versions", "version", "README.md"])
+    def test_nothing_is_written_through_a_link(self, folder, made, tmp_path, name):
+        elsewhere = tmp_path / "elsewhere"
+        path = files_of(folder) if name == "version" else folder / name
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere)
+        before = {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()}
+        if name == "README.md":
+            made.retriever.save(folder)
+        else:
+            with pytest.raises(InputError, match="is a link"):
+                made.retriever.save(folder)
+        assert path.is_symlink()
+        assert {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()} == before
+
+    def test_an_unchanged_file_that_became_a_link_is_not_copied(self, folder, made, tmp_path):
+        mine = Retriever.load(folder)
+        (tmp_path / "secret").write_text("secret")
+        (files_of(folder) / "moments.safetensors").unlink()
+        (files_of(folder) / "moments.safetensors").symlink_to(tmp_path / "secret")
+        mine.add(made.x[:1], ids=["new"])
+        with pytest.raises(InputError, match="moments.safetensors is a link"):
+            mine.save(folder)
+
+    @pytest.mark.parametrize("name", ["current.json", ".lock", "versions", "README.md"])
+    def test_a_pipe_keeps_nobody_waiting(self, folder, made, name):
+        shutil.rmtree(folder / name) if name == "versions" else (folder / name).unlink()
+        os.mkfifo(folder / name)
+        if name == "README.md":
+            made.retriever.save(folder)
+        else:
+            with pytest.raises(InputError, match=rf"{name} is (neither a file nor a folder|missing, or)"):
+                made.retriever.save(folder)
+        assert (folder / name).is_fifo()
 
 
 class TestReaders:
@@ -306,7 +446,7 @@ class TestReaders:
 
 class TestPlacesOfImages:
     @pytest.fixture
-    def project(self, make_here, tmp_path, monkeypatch):
+    def project(self, make, tmp_path, monkeypatch):
         """A model of images that were given by relative paths."""
         project = tmp_path / "project"
         (project / "photos" / "old").mkdir(parents=True)
@@ -314,7 +454,7 @@ class TestPlacesOfImages:
         names = ["photos/a.png", "photos/old/b.png", *(f"photos/{i}.png" for i in range(58))]
         for name in names[:2]:
             (project / name).write_text("picture")
-        make_here(paths=names).retriever.save("model")
+        make(paths=names).retriever.save("model")
         monkeypatch.chdir(tmp_path)
         return project
 

@@ -20,9 +20,10 @@ from starlette.testclient import TestClient
 from diptych import HKSE, Retriever
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
-from diptych.service._app import Service, build_app
+from diptych.service._app import build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
+from diptych.service._service import Service
 from other_views import fit_molecules, write_encoders
 
 LOCAL = "http://127.0.0.1"
@@ -221,14 +222,14 @@ def live_guarded(folder):
     server.kill()
 
 
-HURRIED = """
+LIMITED = """
 import sys
 from pathlib import Path
-from diptych.service._app import Service
+from diptych.service._service import Service
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
 from diptych.service._serve import listen, run
-limits = Limits(header_seconds=0.5, body_seconds=1.0, decoders=1)
+limits = Limits(decoders=1, **{options})
 with listen("127.0.0.1", 0) as listener:
     service = Service(ModelHolder.open(Path(sys.argv[1])), limits, threads=1)
     run(service, listener, say=lambda line: print(line, flush=True))
@@ -238,7 +239,15 @@ with listen("127.0.0.1", 0) as listener:
 @pytest.fixture(scope="module")
 def live_hurried(folder):
     """One server with short time limits."""
-    server = Server(folder, code=HURRIED)
+    server = Server(folder, code=LIMITED.format(options={"header_seconds": 0.5, "body_seconds": 1.0}))
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def live_of_few(folder):
+    """One server with at most three waiting connections."""
+    server = Server(folder, code=LIMITED.format(options={"connections": 3}))
     yield server.url
     server.kill()
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from diptych.service._limits import Limits, Problem
-from diptych.service._security import Gate
-from diptych.service._serve import HEADER_BYTES, WaitingList, raise_file_limit
+from diptych.service._security import Access, Gate
+from diptych.service._serve import HEADER_BYTES, raise_file_limit
 
 TOKEN = "0123456789abcdef0123"
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -100,7 +100,7 @@ def test_unfinished_requests_do_not_block_others(live_guarded, easy):
     assert wrong == []
     assert len(seconds) > 30
     assert max(seconds) < 5
-    assert closed >= 1400 - Limits().unfinished_per_address
+    assert closed >= 1400 - Limits().connections
 
 
 def test_slow_headers_are_cut_off(live_hurried):
@@ -168,31 +168,22 @@ def test_a_client_that_reads_nothing_is_disconnected(live_hurried):
         assert closed
 
 
-class Closing:
-    """A connection that records whether it was closed."""
-
-    def __init__(self):
-        self.transport, self.closed = self, False
-
-    def abort(self):
-        self.closed = True
-
-
-def test_the_oldest_of_an_address_is_closed_then_the_oldest_of_all():
-    waiting = WaitingList(limit=4, limit_per_address=3)
-    busy = [Closing() for _ in range(4)]
-    for one in busy:
-        waiting.add(one, "a")
-    assert [one.closed for one in busy] == [True, False, False, False]
-    waiting.add(busy[1], "a")  # it is in the list already
-    others = [Closing() for _ in range(2)]
-    for one in others:
-        waiting.add(one, "b")
-    assert [one.closed for one in busy] == [True, True, False, False]
-    assert len(waiting) == 4
-    waiting.remove(busy[2])
-    waiting.remove(busy[2])
-    assert len(waiting) == 3
+def test_the_connection_that_has_waited_longest_is_closed(live_of_few):
+    """A server with at most three waiting connections."""
+    busy = [send(live_of_few, HALF) for _ in range(3)]
+    time.sleep(0.2)
+    assert not any(map(is_closed, busy))
+    kept = send(live_of_few, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert b"200 OK" in kept.recv(65536)  # it waits again, since this moment
+    assert is_closed(busy[0], 5)
+    more = [send(live_of_few, body_of(100)) for _ in range(2)]
+    assert all(is_closed(connection, 5) for connection in busy[1:])
+    time.sleep(0.2)
+    assert not any(map(is_closed, (kept, *more)))
+    more.append(send(live_of_few, HALF))
+    assert is_closed(kept, 2)  # sooner than an idle connection is closed
+    for connection in (*busy, kept, *more):
+        connection.close()
 
 
 def make_scope(path, headers=(), method="POST"):
@@ -214,7 +205,7 @@ def test_unfinished_bodies_do_not_count_as_open_requests():
         await send({"type": "http.response.body", "body": b""})
 
     async def run():
-        gate = Gate(answer, Limits(requests=2), TOKEN)
+        gate = Gate(answer, Limits(requests=2), Access(TOKEN))
         never = asyncio.Event()
         statuses = []
 
@@ -273,7 +264,7 @@ def test_a_body_that_arrives_at_a_full_server_gets_503():
         async def whole():
             return {"type": "http.request", "body": b"{}", "more_body": False}
 
-        gate = Gate(answer, Limits(requests=1))
+        gate = Gate(answer, Limits(requests=1), Access(None))
         gate._open_requests[False] = 1
         await gate(make_scope("/v1/search", {"content-length": "2"}), whole, send)
         return statuses

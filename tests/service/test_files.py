@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 
 from diptych import InputError, Retriever
 from diptych.service import Limits, create_app
-from diptych.service._app import Service, build_app
+from diptych.service._app import build_app
 from diptych.service._model import ModelHolder
+from diptych.service._service import Service
 from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder, write_encoders
 
 LOCAL = "http://127.0.0.1"

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from diptych.image import UnreadableImage
+from diptych.encoders import UnreadableImage
 from diptych.service._images import Decoder
 from diptych.service._limits import Limits
 

@@ -52,13 +52,6 @@ def test_search_by_the_id_of_a_stored_caption(client, easy):
     assert ids(by_id) == ids(by_text)
 
 
-@pytest.mark.parametrize("weighting", ["none", "symmetric", "search-generation"])
-def test_weightings_are_those_of_the_retriever(client, retriever, easy, weighting):
-    answer = client.post("/v1/search", json={"text": easy.text, "k": 9, "weighting": weighting})
-    assert ids(answer) == [hit.id for hit in retriever.search(easy.text, k=9, weighting=weighting)]
-    assert answer.json()["weighting"] == weighting
-
-
 def test_where_filters_by_metadata(client, easy):
     for split in ("train", "test"):
         answer = client.post("/v1/search", json={"text": easy.text, "k": 5, "where": {"split": split}})
@@ -88,25 +81,16 @@ def test_an_uploaded_and_a_stored_image_get_the_same_captions(client, easy, path
     assert uploaded.json()["results"][0]["hits"][0]["text"] == easy.text
 
 
-def test_several_images_with_filter_and_weighting(client, retriever, easy, path_of):
+def test_several_images_with_a_filter(client, retriever, easy, path_of):
     other = next(item.id for item in retriever.store.items() if item.id != easy.image)
     parts = [("image", (name, Path(path_of(name)).read_bytes())) for name in (easy.image, other)]
-    fields = {"k": "4", "weighting": "none", "where": json.dumps({"split": "train"})}
+    fields = {"k": "4", "where": json.dumps({"split": "train"})}
     answer = client.post("/v1/annotate", files=parts, data=fields)
     for at, name in enumerate((easy.image, other)):
         expected = retriever.annotate(
-            path_of(name), k=4, where=lambda item: item.metadata["split"] == "train", weighting="none"
+            path_of(name), k=4, where=lambda item: item.metadata["split"] == "train"
         )
         assert ids(answer, at) == [hit.id for hit in expected]
-
-
-def test_packs_are_those_of_the_retriever(client, retriever, easy, path_of):
-    answer = client.post("/v1/annotate", json={"id": easy.image, "k": 2, "packs": True})
-    packs = answer.json()["results"][0]["packs"]
-    expected = retriever.annotate(path_of(easy.image), k=2, packs=True)
-    assert [pack["image"] for pack in packs] == [pack.image for pack in expected]
-    refused = client.post("/v1/annotate", json={"id": easy.image, "packs": True, "weighting": "none"})
-    assert refused.status_code == 422
 
 
 def test_an_item_is_most_similar_to_itself(client, easy):
@@ -189,6 +173,29 @@ def test_errors_are_problem_details(client, path, body, status, kind):
     assert problem["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "detail"),
+    [
+        ("search", {"id": "a\0b"}, "id.0", "it contains an unpaired surrogate or a control character"),
+        ("search", {"text": ["a star", " "]}, "text.1", "it is empty; give at least one word"),
+        ("search", {"text": 5}, "text", "expected a string, or a list of strings"),
+        ("search", {"text": "a", "plus": [{"id": ["a", "b"]}]}, "plus.0", "give one text, one id or"),
+        ("search", {"text": "a", "plus": [7]}, "plus.0", "expected a text, or an object with text, id"),
+        ("annotate", {"id": ""}, "id.0", "String should have at least 1 character"),
+        ("similar", {"id": ["a", "b"]}, "", "give one id, or the features of one item"),
+        ("search", {"text": "a", "colour": "red"}, "colour", "Extra inputs are not permitted"),
+    ],
+)
+def test_messages_name_the_field_and_nothing_internal(client, path, body, field, detail):
+    answer = client.post(f"/v1/{path}", json=body)
+    (error,) = answer.json()["errors"]
+    assert answer.status_code == 422
+    assert error["field"] == field
+    assert error["detail"].startswith(detail)
+    assert "function" not in answer.text
+    assert "[" not in answer.json()["detail"]
+
+
 def test_other_content_than_json_and_forms_is_refused(client):
     assert client.post("/v1/annotate", content=b"x", headers={"content-type": "text/csv"}).status_code == 415
     assert client.post("/v1/annotate", data={"k": "3"}, files={"x": b"y"}).status_code == 422
@@ -250,7 +257,7 @@ def test_a_fusion_offers_its_parts(make_client, fused_scenes):
 
 def test_a_model_without_a_fusion_has_no_parts(client):
     description = client.get("/v1/model").json()
-    assert (description["parts"], description["corrections"]) == ({}, {})
+    assert (description["parts"], description["corrections"], description["weightings"]) == ({}, {}, [])
     refused = client.post("/v1/search", json={"text": "a star", "weighting": "heavy"})
     assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
 
@@ -297,14 +304,12 @@ def test_every_search_route_takes_features(start, of_features):
         one = client.post("/v1/search", json={"features": y[3].tolist(), "k": 4})
         assert ids(one) == [hit.id for hit in retriever.search(y[3], k=4)]
         assert one.json()["results"][0]["query"] is None
-        several = client.post("/v1/search", json={"features": y[:5].tolist(), "k": 4, "weighting": "none"})
+        several = client.post("/v1/search", json={"features": y[:5].tolist(), "k": 4})
         for at in range(5):
-            expected = retriever.search(y[at], k=4, weighting="none")
+            expected = retriever.search(y[at], k=4)
             assert ids(several, at) == [hit.id for hit in expected]
         captions = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2})
         assert ids(captions) == [hit.id for hit in retriever.annotate(x[7], k=2)]
-        packs = client.post("/v1/annotate", json={"features": x[7].tolist(), "k": 2, "packs": True})
-        assert packs.json()["results"][0]["packs"][0]["image"] == "7"
         like = client.post("/v1/similar", json={"features": x[7].tolist(), "view": "image", "k": 3})
         assert ids(like) == [hit.id for hit in retriever.similar(image=x[7], k=3)]
         assert ids(client.post("/v1/similar", json={"features": y[7].tolist(), "view": "text", "k": 1}))

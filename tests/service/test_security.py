@@ -2,13 +2,25 @@
 
 import json
 import logging
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from PIL import Image
 
 from diptych import InputError, Retriever
-from diptych.service._security import HEADERS, check_token, is_loopback
+from diptych.service._security import (
+    HEADERS,
+    MOST_ADDRESSES,
+    SESSION_SECONDS,
+    WRONG_SECONDS,
+    WRONG_TOKENS,
+    Access,
+    check_token,
+    is_loopback,
+)
 from saved_files import edit_config, files_of, seal
 
 TOKEN = "0123456789abcdef0123"
@@ -30,8 +42,9 @@ def test_listening_for_other_machines_needs_a_token():
     assert check_token("0.0.0.0", TOKEN) == TOKEN
     with pytest.raises(InputError, match="--token"):
         check_token("0.0.0.0", None)
-    with pytest.raises(InputError, match="at least 16"):
-        check_token("127.0.0.1", "short")
+    for weak in ("short", " " * 20, f"{TOKEN} ", "0123456789abcdef\t123", "0123456789abcdéf0123"):
+        with pytest.raises(InputError, match="at least 16"):
+            check_token("127.0.0.1", weak)
 
 
 def test_every_response_has_the_security_headers(client):
@@ -73,11 +86,82 @@ def test_the_token_is_exchanged_for_a_cookie(make_client, easy):
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
+    assert f"Max-Age={SESSION_SECONDS}" in cookie
     assert TOKEN not in cookie
     assert client.get(f"/v1/items/{easy.image}/thumbnail").status_code == 200
     client.cookies.set("diptych_session", "forged", domain="127.0.0.1")
     client.cookies.delete("diptych_session")
     assert client.get("/v1/model", headers={"Cookie": "diptych_session=forged"}).status_code == 401
+
+
+def test_a_cookie_expires(make_client, monkeypatch):
+    client, now = make_client(token=TOKEN), time.time()
+    client.post("/v1/session", json={"token": TOKEN})
+    cookie = client.cookies["diptych_session"]
+    expires, _, signature = cookie.partition(".")
+    client.cookies.clear()
+
+    def status(value):
+        return client.get("/v1/model", headers={"Cookie": f"diptych_session={value}"}).status_code
+
+    assert status(cookie) == 200
+    for forged in (
+        f"{int(expires) + 1}.{signature}",
+        f"{expires}.",
+        expires,
+        f".{signature}",
+        f"x.{signature}",
+    ):
+        assert status(forged) == 401
+    monkeypatch.setattr("time.time", lambda: now + SESSION_SECONDS - 60)
+    assert status(cookie) == 200
+    monkeypatch.setattr("time.time", lambda: now + SESSION_SECONDS + 60)
+    assert status(cookie) == 401
+
+
+def test_guesses_are_limited(make_client):
+    """Of 200 parallel guesses few are compared, and then the token itself is refused from that address."""
+    client = make_client(token=TOKEN)
+
+    def guess(number):
+        if number % 2:
+            return client.post("/v1/session", json={"token": f"guess {number}"})
+        return client.get("/v1/model", headers={"Authorization": f"Bearer guess-{number}"})
+
+    with ThreadPoolExecutor(20) as threads:
+        answers = list(threads.map(guess, range(200)))
+    assert Counter(answer.status_code for answer in answers) == {
+        401: WRONG_TOKENS - 1,
+        429: 201 - WRONG_TOKENS,
+    }
+    right = client.get("/v1/model", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert (right.status_code, right.headers["retry-after"]) == (429, "60")
+    assert right.json()["type"].endswith("too-many")
+    assert client.post("/v1/session", json={"token": TOKEN}).status_code == 429
+    assert client.get("/v1/model").status_code == 429
+    # What needs no token is answered as ever.
+    assert client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 200
+    assert client.get("/healthz").status_code == 200
+
+
+def test_wrong_tokens_are_counted_by_address_and_forgotten(monkeypatch):
+    access, now = Access(TOKEN), time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    for _ in range(100):  # an outdated cookie, which a browser sends with every image
+        assert not access.accepts("browser", cookie="1.outdated")
+    assert access.accepts("browser", token=TOKEN)
+    for number in range(100):
+        assert not access.accepts("attacker", token=f"guess {number}")
+        assert not access.accepts("browser", token=f"guess {number}")
+    assert not access.accepts("attacker", token=TOKEN)
+    assert access.refuse("attacker", "no").status_code == 429
+    assert access.accepts("browser", cookie=access.make_cookie())
+    assert access.accepts("other", token=TOKEN)
+    monkeypatch.setattr("time.monotonic", lambda: now + WRONG_SECONDS + 1)
+    assert access.accepts("attacker", token=TOKEN)
+    for number in range(3 * MOST_ADDRESSES):
+        access.accepts(f"address {number}", token="wrong")
+    assert len(access._wrong) == MOST_ADDRESSES
 
 
 def test_other_hosts_and_origins_are_refused(client, easy):

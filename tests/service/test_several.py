@@ -6,7 +6,7 @@ import pytest
 
 from diptych import AWCCA, HKSE, Retriever
 from diptych.data import read_pairs
-from diptych.image import open_image
+from diptych.encoders import open_image
 from diptych.scenes import make_scenes
 from example_files import write_network
 from tolerance import rounding

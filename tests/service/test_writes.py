@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import threading
@@ -67,6 +68,8 @@ def test_captions_are_added_without_an_image(make_client, own_folder):
         {"metadata": "[1]"},
         {"metadata": "{"},
         {"metadata": json.dumps({"a": "x" * 20_000})},
+        {"metadata": json.dumps({"n": 2**63})},
+        {"metadata": "[" * 200 + "]" * 200},
         {"colour": "red"},
     ],
 )
@@ -154,6 +157,71 @@ def test_nothing_is_added_on_a_full_disk(make_client, own_folder, monkeypatch):
     answer = client.post("/v1/items", json={"captions": ["a star"], "id": "lost"})
     assert answer.status_code == 507
     assert client.get("/v1/items/lost%230").status_code == 404
+
+
+def test_an_upload_that_is_refused_leaves_no_file(make_client, own_folder, monkeypatch):
+    client = make_client(own_folder, writable=True)
+    journal = client.service.holder.writer.journal
+    assert client.post("/v1/items", files={"image": png()}, data={"id": "kept"}).status_code == 201
+    for error, status in ((OSError(28, "No space left on device"), 507), (InputError("no"), 422)):
+
+        def fail(entry, error=error):
+            raise error
+
+        monkeypatch.setattr(journal, "append", fail)
+        for colour in ("green", "red"):  # the second is the file of another item
+            answer = client.post("/v1/items", files={"image": png(colour)}, data={"id": "refused"})
+            assert answer.status_code == status
+    assert [path.name for path in journal.uploads.iterdir()] == [Upload(png()).stored_name]
+    assert client.get("/v1/items/kept/thumbnail").status_code == 200
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "made anew", "moved and made anew", "a file"])
+def test_a_folder_that_is_gone_takes_no_changes(make_client, own_folder, folder, how):
+    client = make_client(own_folder, writable=True)
+    assert client.post("/v1/items", files={"image": png()}, data={"id": "kept"}).status_code == 201
+    moved = own_folder.with_name("moved")
+    own_folder.rename(moved)
+    if "moved" not in how:
+        shutil.rmtree(moved)
+    if "anew" in how:
+        shutil.copytree(folder, own_folder)
+    elif how == "a file":
+        own_folder.write_text("")
+    before = sorted(own_folder.parent.rglob("*"))
+    for answer in (
+        client.post("/v1/items", files={"image": png("blue")}, data={"id": "lost"}),
+        client.post("/v1/items", json={"captions": ["a star"], "id": "lost"}),
+        client.delete("/v1/items/kept"),
+    ):
+        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (507, "disk")
+        assert "restart the server" in answer.json()["detail"]
+    assert client.get("/v1/items/lost").status_code == 404
+    assert client.get("/v1/items/lost%230").status_code == 404
+    assert client.get("/v1/items/kept").status_code == 200
+    make_client.stop()
+    assert sorted(own_folder.parent.rglob("*")) == before
+    if "moved" in how:
+        client = make_client(moved, writable=True)
+        assert client.get("/v1/items/kept/thumbnail").status_code == 200
+
+
+def test_uploads_are_replayed_in_a_process_of_their_own(own_folder, monkeypatch, caplog):
+    holder = ModelHolder.open(own_folder, writable=True)
+    retriever = holder.current.retriever
+    for name, colour in (("small", "red"), ("large", "green")):
+        rows = retriever.encoders.encode_images([png(colour)])
+        holder.writer.add(retriever, (Upload(png(colour)), rows), [], name, {})
+    holder.writer.journal.close()  # and a power cut
+    upload = own_folder / "uploads" / holder.writer.journal.entries[1].file
+    Image.new("1", (7000, 7000)).save(upload, "PNG")
+    monkeypatch.setattr("PIL.Image.open", lambda *args: 1 / 0)
+    again = ModelHolder.open(own_folder, writable=True)
+    again.writer.journal.close()
+    assert again.current.retriever.item("small") is not None
+    assert again.current.retriever.item("large") is None
+    assert "'large' cannot be added" in caplog.text
+    assert "at most 40,000,000 are decoded" in caplog.text
 
 
 def test_nothing_is_removed_on_a_full_disk(make_client, own_folder, easy, monkeypatch):
@@ -469,3 +537,89 @@ def test_changes_go_to_the_folder_that_was_opened(own_folder, folder, tmp_path):
     holder.writer.journal.close()
     assert current_version(tmp_path / "other") == replace(current_version(folder), folder=tmp_path / "other")
     assert Retriever.load(own_folder).item("kept#0") is not None
+
+
+def test_files_of_others_in_uploads_stay(make_client, own_folder):
+    others = {"holiday.jpg": b"mine", "0" * 64: b"mine too", ".hidden": b"", "album/beach.jpg": b"more"}
+    for name, content in others.items():
+        (own_folder / "uploads" / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_folder / "uploads" / name).write_bytes(content)
+    for colour in ("red", "blue"):
+        client = make_client(own_folder, writable=True)
+        for name in ("kept", "removed"):
+            image = png(colour) if name == "kept" else png(f"dark{colour}")
+            added = client.post("/v1/items", files={"image": image}, data={"id": f"{name} {colour}"})
+            assert added.status_code == 201
+        assert client.delete(f"/v1/items/removed {colour}").status_code == 200
+        make_client.stop()
+    files = {
+        path.relative_to(own_folder / "uploads").as_posix(): path.read_bytes()
+        for path in (own_folder / "uploads").rglob("*")
+        if path.is_file()
+    }
+    assert others.items() <= files.items()
+    assert {files[name] for name in files.keys() - others.keys()} == {png("red"), png("blue")}
+
+
+def test_an_upload_that_was_changed_is_not_deleted(make_client, own_folder):
+    client = make_client(own_folder, writable=True)
+    client.post("/v1/items", files={"image": png()}, data={"id": "mine"})
+    (upload,) = (own_folder / "uploads").iterdir()
+    upload.write_bytes(b"somebody else has written here")
+    client.delete("/v1/items/mine")
+    make_client.stop()
+    assert upload.read_bytes() == b"somebody else has written here"
+
+
+@pytest.mark.parametrize("name", ["uploads", "journal.jsonl", ".server.lock"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_a_server_does_not_write_through_links_or_wait_for_pipes(own_folder, tmp_path, name, kind):
+    elsewhere = tmp_path / "elsewhere"
+    if kind == "pipe":
+        os.mkfifo(own_folder / name)
+    else:
+        (own_folder / name).symlink_to(elsewhere)
+    if kind == "link":
+        elsewhere.mkdir() if name == "uploads" else elsewhere.write_text("mine")
+    with (
+        pytest.raises(InputError, match=f"{name} is (a link|neither a file nor a folder)"),
+        lock_for_serving(own_folder),
+    ):
+        ModelHolder.open(own_folder, writable=True)
+    assert elsewhere.exists() == (kind == "link")
+    if elsewhere.is_file():
+        assert elsewhere.read_text() == "mine"
+
+
+def test_an_upload_does_not_go_through_a_link_that_is_made_later(make_client, own_folder, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "holiday.jpg").write_text("mine")
+    client = make_client(own_folder, writable=True)
+    client.post("/v1/items", files={"image": png()}, data={"id": "before"})
+    shutil.rmtree(own_folder / "uploads")
+    (own_folder / "uploads").symlink_to(tmp_path / "photos")
+    refused = client.post("/v1/items", files={"image": png("blue")}, data={"id": "after"})
+    assert refused.status_code == 507
+    assert "uploads or a file in it is a link" in refused.text
+    client.delete("/v1/items/before")
+    make_client.stop()
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["holiday.jpg"]
+
+
+@pytest.mark.parametrize("content", [b"dear diary", b"\xff\xfe", b"1\n2", b'{"op": "add", "id": "a"}\nnotes'])
+def test_a_journal_that_is_none_is_not_cut(tmp_path, content):
+    (tmp_path / "journal.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match="is not an entry of a journal"):
+        Journal(tmp_path)
+    assert (tmp_path / "journal.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize("tail", [b'{"o', b'{"op": "add", "id": "b\0\0', b"\0" * 40, b'{"op\0\0\0\0\0\0'])
+def test_the_end_of_a_journal_after_a_crash_is_dropped(tmp_path, tail):
+    journal = Journal(tmp_path)
+    journal.append(Entry(op="remove", id="a"))
+    journal.close()
+    whole = (tmp_path / "journal.jsonl").read_bytes()
+    (tmp_path / "journal.jsonl").write_bytes(whole + tail)
+    Journal(tmp_path).close()
+    assert (tmp_path / "journal.jsonl").read_bytes() == whole

@@ -1,37 +1,22 @@
 """Bootstrap intervals: against refits of AWCCA, their coverage, alignment, blocks and engines."""
 
-import logging
-from functools import reduce
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_linnerud
 
-import diptych.stats._bootstrap as module
 from diptych import AWCCA, InputError
-from diptych.cca import SpectralFilter
-from diptych.stats import bootstrap, loadings
-from diptych.stats._bootstrap import _make_sample, _match, _Piece, _refit_piece
-from diptych.stats._inputs import prepare
+from diptych.cca import SpectralFilter, regularized_cca
+from diptych.stats import _bootstrap, _resamples, bootstrap, loadings
+from diptych.stats._paired_inputs import prepare_pairs
+from diptych.stats._resamples import match_components, prepare_resamples, refit_resamples
+from diptych.stats._row_blocks import ResampledBlocks
+from engines import InTree
 from generated_pairs import make_pairs
 from tolerance import rounding
 
 PARTS = ("correlations", "x_weights", "y_weights", "x_loadings", "y_loadings")
-
-
-class Here:
-    """An engine that merges results in a tree, as a cluster does."""
-
-    def map(self, function, items):
-        return [function(item) for item in items]
-
-    def reduce(self, function, mapped):
-        middle = len(mapped) // 2
-        return reduce(
-            function, [reduce(function, part) for part in (mapped[:middle], mapped[middle:]) if part]
-        )
 
 
 def assert_same(one, other, atol=1e-9):
@@ -43,7 +28,7 @@ def assert_same(one, other, atol=1e-9):
 
 def refit_with_awcca(model, sample, x, y, pairing, number):
     """The model of a resample as AWCCA fits it, from rows that are really repeated."""
-    times = sample.draw(number).astype(int)
+    times = sample.blocks.draw(number).astype(int)
     rows = np.repeat(np.arange(len(x)), times)
     new_x, new_y, new_pairing = [], [], []
     for new, row in enumerate(rows):
@@ -58,7 +43,6 @@ def refit_with_awcca(model, sample, x, y, pairing, number):
     return scaled.fit(np.array(new_x), np.array(new_y), np.array(new_pairing)), count
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     sizes=st.sampled_from([(14, 11, 3), (90, 6, 1), (60, 80, 1), (8, 120, 2)]),
@@ -76,25 +60,25 @@ def test_a_resample_is_a_fit_of_the_repeated_rows(seed, sizes, kind, blocks):
         "tsvd": AWCCA(filter="tsvd", params=(4, 3)),
         "custom": AWCCA(filter=SpectralFilter(lambda squares, c: 1 / (squares + c)), params=(20.0, 30.0)),
     }[kind].fit(x, y, pairing)
-    problem = prepare(model, x, y, pairing, "search")
+    pairs = prepare_pairs(model, x, y, pairing, "search")
     labels = np.arange(len(x)) // 3 if blocks else None
-    wanted = problem.count_components(3)
-    estimate = module.regularized_cca(problem.spectra, *problem.filters, wanted)
-    sample = _make_sample(problem, estimate, labels, seed)
-    (refit,) = _refit_piece(_Piece(sample, range(7, 8), None))
+    wanted = pairs.count_components(3)
+    estimate = regularized_cca(pairs.spectra, *pairs.filters, wanted)
+    sample = prepare_resamples(pairs, estimate, labels, seed)
+    (refit,) = refit_resamples(sample, range(7, 8))
     expected, count = refit_with_awcca(model, sample, x, y, pairing, 7)
-    own = expected.models_["search"]
+    canonical = expected.models_["search"]
     found = np.asarray(refit.correlations)
-    at = [int(np.argmin(np.abs(own.train_correlations - value))) for value in found]
-    gaps = np.abs(np.subtract.outer(own.correlations, own.correlations))
+    at = [int(np.argmin(np.abs(canonical.train_correlations - value))) for value in found]
+    gaps = np.abs(np.subtract.outer(canonical.correlations, canonical.correlations))
     np.fill_diagonal(gaps, 1.0)
     condition = 1e5 / np.min(gaps[at])
     atol = rounding(np.float64, 300, condition=condition)
-    np.testing.assert_allclose(found, own.train_correlations[at], rtol=0, atol=atol)
+    np.testing.assert_allclose(found, canonical.train_correlations[at], rtol=0, atol=atol)
     table = loadings(expected)
     for view, weights, expected_loadings, refitted in (
-        (sample.x, own.x_weights, table.x, refit.x),
-        (sample.y, own.y_weights, table.y, refit.y),
+        (sample.x, canonical.x_weights, table.x, refit.x),
+        (sample.y, canonical.y_weights, table.y, refit.y),
     ):
         result = view.to_features @ refitted.products / refitted.lengths[:, None]
         signs = np.sign(np.sum(result * expected_loadings[:, at], axis=0))
@@ -110,9 +94,9 @@ def test_estimates_are_those_of_the_model():
     (x, y, pairing), _ = make_pairs(3)
     model = AWCCA(params=(10.0, 20.0)).fit(x, y, pairing)
     result = bootstrap(model, x, y, pairing, n_resamples=20, n_components=4)
-    own, table = model.models_["search"], loadings(model, n_components=4)
-    np.testing.assert_allclose(result.correlations.estimate, own.train_correlations[:4])
-    np.testing.assert_allclose(result.x_weights.estimate, own.x_weights[:, :4])
+    canonical, table = model.models_["search"], loadings(model, n_components=4)
+    np.testing.assert_allclose(result.correlations.estimate, canonical.train_correlations[:4])
+    np.testing.assert_allclose(result.x_weights.estimate, canonical.x_weights[:, :4])
     np.testing.assert_allclose(result.y_loadings.estimate, table.y)
     for name in PARTS:
         interval = getattr(result, name)
@@ -122,9 +106,9 @@ def test_estimates_are_those_of_the_model():
 
 def test_intervals_are_percentiles_of_the_resamples():
     (x, y, pairing), _ = make_pairs(4)
-    problem = prepare((10.0, 10.0), x, y, pairing, "search")
-    sample = _make_sample(problem, module.regularized_cca(problem.spectra, *problem.filters, 2), None, seed=5)
-    refits = _refit_piece(_Piece(sample, range(40), None))
+    pairs = prepare_pairs((10.0, 10.0), x, y, pairing, "search")
+    sample = prepare_resamples(pairs, regularized_cca(pairs.spectra, *pairs.filters, 2), None, seed=5)
+    refits = refit_resamples(sample, range(40))
     result = bootstrap(
         (10.0, 10.0), x, y, pairing, n_resamples=40, random_state=5, n_components=2, confidence=0.8
     )
@@ -138,26 +122,12 @@ def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
     (x, y, pairing), _ = make_pairs(5, n=60, m_x=40)
     options = {"n_resamples": 30, "n_components": 3}
     expected = bootstrap((10.0, 10.0), x, y, pairing, **options)
-    assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=Here(), **options), expected)
-    monkeypatch.setattr(module, "RESAMPLES_AT_ONCE", 7)
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 8 * 30 * 3 * 5)
-    assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=Here(), **options), expected)
+    assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
+    monkeypatch.setattr(_bootstrap, "RESAMPLES_AT_ONCE", 7)
+    for module in (_bootstrap, _resamples):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 30 * 3 * 5)
+    assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
-
-
-@pytest.mark.slow
-def test_a_cluster_returns_the_same_intervals():
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    from diptych.distributed import DaskEngine
-
-    (x, y, pairing), _ = make_pairs(5, n=60, m_x=40)
-    model = AWCCA(params=(10.0, 10.0)).fit(x, y, pairing)
-    options = {"n_resamples": 70, "n_components": 3}
-    expected = bootstrap(model, x, y, pairing, **options)
-    local = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-    with distributed.LocalCluster(n_workers=2, **local) as cluster, distributed.Client(cluster) as client:
-        result = bootstrap(model, x, y, pairing, engine=DaskEngine(client), **options)
-    assert_same(result, expected)
 
 
 def test_backends_and_devices_agree(backend):
@@ -170,7 +140,7 @@ def test_backends_and_devices_agree(backend):
     pytest.importorskip("torch")
     there = bootstrap((30.0, 30.0), x, y, pairing, device="cpu", **options)
     assert_same(there, expected, atol=1e-8)
-    there = bootstrap((30.0, 30.0), x, y, pairing, device="cpu", engine=Here(), **options)
+    there = bootstrap((30.0, 30.0), x, y, pairing, device="cpu", engine=InTree(), **options)
     assert_same(there, expected, atol=1e-8)
 
 
@@ -200,10 +170,10 @@ def test_features_in_very_different_units_are_resampled_alike(rng):
 
 def test_components_are_matched_one_to_one_with_signs():
     cosines = np.array([[0.1, -1.9, 0.2, 0.0], [1.8, 0.1, 0.0, 0.1], [0.0, 0.3, 0.1, -0.6]])
-    at, signs = _match(cosines)
+    at, signs = match_components(cosines)
     assert at.tolist() == [1, 0, 3]
     assert signs.tolist() == [-1.0, 1.0, -1.0]
-    at, _ = _match(cosines[:, :2])
+    at, _ = match_components(cosines[:, :2])
     assert at.tolist() == [1, 0, -1]
 
 
@@ -217,20 +187,20 @@ def draw_population(rng, n, mixes, correlations):
 def test_intervals_cover_the_truth():
     rng = np.random.default_rng(11)
     correlations = np.array([0.9, 0.6, 0.1, 0.1])
-    hits, data_sets = [], 50
+    hits, data_sets = [], 30
     for _ in range(data_sets):
         mixes = rng.normal(size=(2, 4, 4))
         x, y = draw_population(rng, 150, mixes, correlations)
-        result = bootstrap((0, 0), x, y, n_resamples=200, n_components=2)
-        own = []
+        result = bootstrap((0, 0), x, y, n_resamples=100, n_components=2)
+        covered = []
         for k, correlation in enumerate(correlations[:2]):
             interval = result.correlations
-            own.append(interval.low[k] <= correlation <= interval.high[k])
+            covered.append(interval.low[k] <= correlation <= interval.high[k])
             for mix, side in ((mixes[0], result.x_loadings), (mixes[1], result.y_loadings)):
                 truth = mix[:, k] / np.linalg.norm(mix, axis=1)
                 truth = truth * np.sign(truth @ side.estimate[:, k])
-                own += list((side.low[:, k] <= truth) & (truth <= side.high[:, k]))
-        hits.append(np.mean(own))
+                covered += list((side.low[:, k] <= truth) & (truth <= side.high[:, k]))
+        hits.append(np.mean(covered))
     # Intervals of one data set depend on each other, so the error is that of the mean over data sets.
     error = np.std(hits) / data_sets**0.5
     assert abs(np.mean(hits) - 0.95) < 0.02 + 3 * error
@@ -267,9 +237,7 @@ def test_blocks_are_resampled_as_a_whole():
     by_block = bootstrap((0, 0), x, y, n_resamples=200, blocks=labels)
     widths = [result.correlations.high[0] - result.correlations.low[0] for result in (naive, by_block)]
     assert widths[1] > 1.5 * widths[0]
-    problem = prepare((0, 0), x, y, None, "search")
-    estimate = module.regularized_cca(problem.spectra, *problem.filters, 2)
-    times = _make_sample(problem, estimate, labels, 0).draw(0)
+    times = ResampledBlocks.of_pairs(labels, np.arange(160), 160, 0).draw(0)
     assert all(len(set(times[subjects == subject])) == 1 for subject in range(20))
     assert times.sum() == 160
 
@@ -288,7 +256,7 @@ def test_labels_of_blocks_may_be_given_per_pair():
         bootstrap((30.0, 30.0), x, y, pairing, blocks=np.zeros(len(x)))
 
 
-def test_rows_without_captions_are_left_out():
+def test_rows_without_pairs_are_left_out():
     (x, y, pairing), _ = make_pairs(9)
     extra = np.vstack([x, np.full((5, x.shape[1]), 7.0)])
     options = {"n_resamples": 10, "n_components": 2}
@@ -300,8 +268,8 @@ def test_rows_without_captions_are_left_out():
 
 @pytest.mark.parametrize("feature", ["constant", "far smaller than the others"])
 def test_a_feature_that_spectra_do_not_resolve_has_no_loading(rng, feature):
-    own = np.full(60, 1e9 / 3) if feature == "constant" else 1e-10 * rng.normal(size=60)
-    x = np.insert(rng.normal(size=(60, 3)), 1, own, axis=1)
+    unresolved = np.full(60, 1e9 / 3) if feature == "constant" else 1e-10 * rng.normal(size=60)
+    x = np.insert(rng.normal(size=(60, 3)), 1, unresolved, axis=1)
     y = x[:, [0, 2]] + rng.normal(size=(60, 2))
     model = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y)
     side = bootstrap(model, x, y, n_resamples=20).x_loadings
@@ -384,6 +352,8 @@ def test_a_printed_table_and_data_frames_show_the_same():
         f"{result.correlations.low[0]:.4f}",
         f"{result.correlations.high[0]:.4f}",
     ]
+    column = bootstrap((0, 0), data.target, data.data["Chins"], n_resamples=2)
+    assert column.feature_names_y == ["Chins"]
     frames = result.to_frames()
     assert frames["x_loadings"].loc[("Waist", 1), "low"] == result.x_loadings.low[1, 0]
     assert frames["y_weights"].loc[("Chins", 3), "estimate"] == result.y_weights.estimate[0, 2]
@@ -393,11 +363,11 @@ def test_a_printed_table_and_data_frames_show_the_same():
 def test_an_interruption_ends_it(rng, monkeypatch):
     calls = []
 
-    def interrupt(sample, counts, lengths):
+    def interrupt(*_):
         calls.append(1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_refit_one", interrupt)
+    monkeypatch.setattr(_resamples, "_refit", interrupt)
     x, y = rng.normal(size=(2, 30, 3))
     with pytest.raises(KeyboardInterrupt):
         bootstrap((1.0, 1.0), x, y)

@@ -6,8 +6,8 @@ from sklearn.datasets import load_diabetes, load_iris, load_linnerud
 from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.multivariate.multivariate_ols import multivariate_stats
 
-from diptych import InputError
-from diptych.stats import classical_tests
+from diptych import AWCCA, InputError
+from diptych.stats import bootstrap, classical_tests, cross_validated_correlations, permutation_test
 from tolerance import rounding
 
 STATISTICS = {
@@ -67,14 +67,14 @@ def test_the_sequence_of_wilks_is_that_of_statsmodels():
     x, y = DATA["linnerud"]
     expected = CanCorr(y, x).corr_test().stats
     tests = classical_tests(x, y)
-    for own, column in (
+    for values, column in (
         (tests.correlations, "Canonical Correlation"),
         (tests.wilks.statistic, "Wilks' lambda"),
         (tests.wilks.df_denominator, "Den DF"),
         (tests.wilks.f, "F Value"),
         (tests.wilks.p_values, "Pr > F"),
     ):
-        np.testing.assert_allclose(own, expected[column].astype(float), rtol=1e-9)
+        np.testing.assert_allclose(values, expected[column].astype(float), rtol=1e-9)
 
 
 def test_all_statistics_of_every_hypothesis_are_those_of_statsmodels(views):
@@ -128,16 +128,16 @@ def test_combinations_of_features_do_not_count():
 
 def test_backends_agree(backend):
     x, y = DATA["related"]
-    own, expected = classical_tests(backend(x), backend(y)), classical_tests(x, y)
+    result, expected = classical_tests(backend(x), backend(y)), classical_tests(x, y)
     tolerance = rounding(np.float64, 60, condition=100)
-    np.testing.assert_allclose(own.correlations, expected.correlations, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(result.correlations, expected.correlations, rtol=0, atol=tolerance)
 
 
 def test_a_pairing_may_reorder_rows_and_leave_some_out():
     x, y = DATA["related"]
     order = np.random.default_rng(0).permutation(60)[:50]
-    own, expected = classical_tests(x, y[order], order), classical_tests(x[order], y[order])
-    np.testing.assert_allclose(own.wilks.f, expected.wilks.f, rtol=1e-9)
+    result, expected = classical_tests(x, y[order], order), classical_tests(x[order], y[order])
+    np.testing.assert_allclose(result.wilks.f, expected.wilks.f, rtol=1e-9)
 
 
 def test_repeated_rows_are_refused():
@@ -149,6 +149,23 @@ def test_repeated_rows_are_refused():
 def test_too_few_pairs_are_refused(rng):
     with pytest.raises(InputError, match="at least 9 pairs, or use permutation_test"):
         classical_tests(rng.normal(size=(8, 4)), rng.normal(size=(8, 3)))
+
+
+@pytest.mark.parametrize(
+    "analyse",
+    [
+        classical_tests,
+        lambda x, y: permutation_test((0.0, 0.0), x, y, n_permutations=9),
+        lambda x, y: bootstrap((0.0, 0.0), x, y, n_resamples=9),
+        lambda x, y: cross_validated_correlations(AWCCA(params=(0.0, 0.0)), x, y),
+    ],
+)
+def test_features_too_small_to_be_squared_are_refused(rng, analyse):
+    x = rng.normal(size=(60, 3))
+    y = x + rng.normal(size=(60, 3))
+    analyse(x * 1e-100, y)
+    with pytest.raises(InputError, match="X has only values so small"):
+        analyse(x * 1e-310, y)
 
 
 def test_equal_views_have_infinite_f(rng):

@@ -54,14 +54,14 @@ def test_folds_are_fits_of_the_others():
         share = inside.mean()
         local = np.searchsorted(described[train], pairing[inside])
         model = AWCCA(params=(20.0 * share, 10.0 * share)).fit(x[described[train]], y[inside], local)
-        own = model.models_["search"]
-        u = (x[pairing[~inside]] - model.x_mean_) @ own.x_weights[:, :2]
-        v = (y[~inside] - model.y_mean_) @ own.y_weights[:, :2]
+        canonical = model.models_["search"]
+        u = (x[pairing[~inside]] - model.x_mean_) @ canonical.x_weights[:, :2]
+        v = (y[~inside] - model.y_mean_) @ canonical.y_weights[:, :2]
         expected = [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)]
         np.testing.assert_allclose(result.folds[number], expected, atol=1e-9)
         variates.append((u * inside.sum() ** 0.5, v * inside.sum() ** 0.5))
-        sizes.append(own.train_correlations[:2])
-    u, v = (np.concatenate(own) for own in zip(*variates, strict=True))
+        sizes.append(canonical.train_correlations[:2])
+    u, v = (np.concatenate(folds) for folds in zip(*variates, strict=True))
     np.testing.assert_allclose(
         result.pooled, [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)], atol=1e-9
     )
@@ -82,9 +82,9 @@ def test_blocks_stay_in_one_fold():
 
 def test_rows_of_y_stay_with_their_row_of_x():
     rng = np.random.default_rng(5)
-    x, own = rng.normal(size=(2, 40, 30))
+    x, centres = rng.normal(size=(2, 40, 30))
     pairing = np.repeat(np.arange(40), 5)
-    y = own[pairing] + 0.01 * rng.normal(size=(200, 30))
+    y = centres[pairing] + 0.01 * rng.normal(size=(200, 30))
     result = cross_validated_correlations((0.1, 0.1), x, y, pairing)
     assert result.in_sample[0] > 0.9
     assert abs(result.pooled[0]) < 0.5
@@ -104,9 +104,9 @@ def test_backends_agree(backend):
 def test_a_model_is_not_changed():
     (x, y, pairing), _ = make_pairs(7)
     model = AWCCA(params=(20.0, 10.0), normalize=("unit", "none")).fit(x, y, pairing)
-    before = model.spectra_
+    spectra = model.spectra_
     result = cross_validated_correlations(model, x, y, pairing, task="annotate", n_components=1)
-    assert model.spectra_ is before
+    assert model.spectra_ is spectra
     assert model.params == (20.0, 10.0)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     expected = cross_validated_correlations((20.0, 10.0), unit, y, pairing, n_components=1)

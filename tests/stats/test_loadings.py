@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 from cca_zoo import linear as cca_zoo
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_linnerud
 from sklearn.linear_model import LinearRegression
@@ -23,8 +23,8 @@ def correlate(features, variates):
 
 
 def variates_of(model, x, y, task="search"):
-    own = model.models_[task]
-    return (x - model.x_mean_) @ own.x_weights, (y - model.y_mean_) @ own.y_weights
+    canonical = model.models_[task]
+    return (x - model.x_mean_) @ canonical.x_weights, (y - model.y_mean_) @ canonical.y_weights
 
 
 @pytest.mark.parametrize("solver", ["svd", "gram"])
@@ -36,13 +36,13 @@ def test_loadings_are_correlations_over_pairs(params, solver, backend):
     reference = AWCCA(params=params, solver=solver).fit(x, y, pairing)
     u, v = variates_of(reference, x, y)
     tolerance = rounding(np.float64, 300, condition=1e4)
-    for own, expected in (
+    for table, expected in (
         (result.x, correlate(x[pairing], u[pairing])),
         (result.y, correlate(y, v)),
         (result.x_cross, correlate(x[pairing], v)),
         (result.y_cross, correlate(y, u[pairing])),
     ):
-        np.testing.assert_allclose(own, expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(table, expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(result.correlations, np.diag(correlate(u[pairing], v)), rtol=0, atol=tolerance)
     np.testing.assert_allclose(
         result.correlations, reference.models_["search"].train_correlations, rtol=0, atol=tolerance
@@ -71,11 +71,10 @@ def test_loadings_are_those_of_cca_zoo():
     peer = cca_zoo.CCA(n_components=3).fit([x, y])
     u, v = peer.transform([x, y])
     result = loadings(AWCCA(params=(0, 0)).fit(x, y), n_components=3)
-    for own, features, variates in ((result.x, x, u), (result.y, y, v)):
-        np.testing.assert_allclose(np.abs(own), np.abs(correlate(features, variates)), atol=1e-6)
+    for table, features, variates in ((result.x, x, u), (result.y, y, v)):
+        np.testing.assert_allclose(np.abs(table), np.abs(correlate(features, variates)), atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), p=st.integers(1, 5), q=st.integers(1, 5))
 def test_redundancies_add_up_to_the_variance_that_regression_explains(seed, p, q):
     rng = np.random.default_rng(seed)
@@ -92,7 +91,6 @@ def test_redundancies_add_up_to_the_variance_that_regression_explains(seed, p, q
     np.testing.assert_allclose(result.x_cross, result.x * result.correlations, atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_plain_loadings_do_not_depend_on_scale_or_on_the_coordinates_of_the_other_view(seed):
     rng = np.random.default_rng(seed)

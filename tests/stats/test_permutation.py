@@ -1,54 +1,32 @@
 """Permutation tests: against refits on permuted pairs, enumeration, cca-zoo, and simulated data sets."""
 
-import logging
-import pickle
-from functools import reduce
 from itertools import permutations
 
 import numpy as np
 import pytest
 from cca_zoo.linear import RidgeCCA
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 from sklearn.datasets import load_linnerud
 
-import diptych.stats._permutation as module
 from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter
-from diptych.stats import permutation_test
-from diptych.stats._inputs import prepare
-from diptych.stats._permutation import (
-    _make_units,
-    _Remainder,
-    _remove,
-    _sample,
-    _Units,
-    permute_within,
-    permuted_correlations,
-)
+from diptych.stats import _singular_values, permutation_test
+from diptych.stats._chains import Remainder, draw_largest
+from diptych.stats._paired_inputs import prepare_pairs
+from diptych.stats._permutation import _remove, _whiten_pairs, permuted_correlations
+from diptych.stats._row_blocks import ExchangeBlocks
+from engines import InTree
 
 GAMMA = (20.0, 30.0)
-
-
-class Here:
-    """An engine that sends items and merges results in a tree, as a cluster does."""
-
-    def map(self, function, items):
-        return [function(pickle.loads(pickle.dumps(item))) for item in items]
-
-    def reduce(self, function, mapped):
-        middle = len(mapped) // 2
-        return reduce(
-            function, [reduce(function, part) for part in (mapped[:middle], mapped[middle:]) if part]
-        )
 
 
 def unrelated(seed, rows=20, features=(30, 25), signal=0.0):
     """Two views that share one hidden cause if there is a signal."""
     rng = np.random.default_rng(seed)
-    x, y = (rng.normal(size=(rows, own)) for own in features)
+    x, y = (rng.normal(size=(rows, size)) for size in features)
     hidden = signal * rng.normal(size=rows)
     x[:, 0] += hidden
     y[:, 0] += hidden
@@ -57,9 +35,7 @@ def unrelated(seed, rows=20, features=(30, 25), signal=0.0):
 
 def rotate(model, x, y, pairing=None, blocks=None):
     """Return the rotated whitened views of a test and their correlations."""
-    units = _make_units(prepare(model, x, y, pairing, "search"), blocks)
-    p_x, sigma, p_y = np.linalg.svd(units.a.T @ units.b)
-    return _Units(units.a @ p_x, units.b @ p_y.T, units.mean, units.labels), sigma
+    return _whiten_pairs(prepare_pairs(model, x, y, pairing, "search"), blocks).rotate()
 
 
 FILTERS = {
@@ -71,12 +47,11 @@ FILTERS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(FILTERS)), st.integers(1, 3), st.integers(0, 1000), st.booleans())
-def test_a_permutation_gives_the_correlations_of_a_refit(name, captions, seed, torch_arrays):
+def test_a_permutation_gives_the_correlations_of_a_refit(name, rows_of_y, seed, torch_arrays):
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(15, 5)), rng.normal(size=(15 * captions, 4))
-    pairing = rng.permutation(np.repeat(np.arange(15), captions))
+    x, y = rng.normal(size=(15, 5)), rng.normal(size=(15 * rows_of_y, 4))
+    pairing = rng.permutation(np.repeat(np.arange(15), rows_of_y))
     order = rng.permutation(15)
     model = AWCCA(**FILTERS[name], verbose=False).fit(x, y, pairing)
     refit = AWCCA(**FILTERS[name], verbose=False).fit(x[order], y, pairing)
@@ -95,8 +70,8 @@ def test_permuted_correlations_equal_those_of_cca_zoo():
     order = np.random.default_rng(1).permutation(40)
     value = permuted_correlations((gamma, gamma), x, y, [order])
     x, y = x[order] - x.mean(0), y - y.mean(0)
-    u, v = (own[:, 0] for own in RidgeCCA(shrinkage=shrinkage).fit([x, y]).weights_)
-    lengths = [np.sum((view @ own) ** 2) + gamma * own @ own for view, own in ((x, u), (y, v))]
+    u, v = (weights[:, 0] for weights in RidgeCCA(shrinkage=shrinkage).fit([x, y]).weights_)
+    lengths = [np.sum((view @ w) ** 2) + gamma * w @ w for view, w in ((x, u), (y, v))]
     assert value[0] == pytest.approx(abs((x @ u) @ (y @ v)) / np.sqrt(lengths[0] * lengths[1]), abs=1e-9)
 
 
@@ -109,20 +84,20 @@ def test_correlations_are_those_of_the_model():
     assert test.null.shape == (5, 9)
 
 
-@pytest.mark.parametrize("captions", [1, 3])
+@pytest.mark.parametrize("rows_of_y", [1, 3])
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_what_remains_keeps_its_correlations_and_products(captions, k):
+def test_what_remains_keeps_its_correlations_and_products(rows_of_y, k):
     x, y = unrelated(0)
-    pairing = np.repeat(np.arange(20), captions)
-    y = np.random.default_rng(1).normal(size=(len(pairing), 25)) if captions > 1 else y
-    units, sigma = rotate(GAMMA, x, y, pairing)
-    remainder = _remove(units, sigma, np.ones(k))
-    assert len(remainder.a) == len(remainder.labels) == 20 - 1 - 2 * k
+    pairing = np.repeat(np.arange(20), rows_of_y)
+    y = np.random.default_rng(1).normal(size=(len(pairing), 25)) if rows_of_y > 1 else y
+    rotated, sigma = rotate(GAMMA, x, y, pairing)
+    remainder = _remove(rotated, sigma, np.ones(k))
+    assert len(remainder.a) == len(remainder.blocks.labels) == 20 - 1 - 2 * k
     value, _ = remainder.evaluate(np.arange(len(remainder.a))[None, :])
     assert value[0] == pytest.approx(sigma[k], abs=1e-10)
     # The basis is orthonormal: products of a view with itself are those of its two parts.
-    z = np.linalg.qr(np.column_stack([units.mean, units.a[:, :k], units.b[:, :k]]))[0]
-    for part, view in ((remainder.a, units.a[:, k:]), (remainder.b, units.b[:, k:])):
+    z = np.linalg.qr(np.column_stack([rotated.mean, rotated.a[:, :k], rotated.b[:, :k]]))[0]
+    for part, view in ((remainder.a, rotated.a[:, k:]), (remainder.b, rotated.b[:, k:])):
         along = z.T @ view
         np.testing.assert_allclose(part.T @ part + along.T @ along, view.T @ view, atol=1e-10)
 
@@ -139,10 +114,10 @@ def test_the_first_p_value_is_that_of_all_permutations():
 @pytest.mark.parametrize("blocks", [None, [0, 0, 0, 0, 1, 1, 1, 1, 1]])
 def test_chains_draw_permutations_with_their_weights(blocks, p_corrected, power):
     x, y = unrelated(5, 9, (4, 4), 1.0)
-    units, sigma = rotate((1.0, 1.0), x, y, blocks=None if blocks is None else np.array(blocks))
-    remainder = _remove(units, sigma, np.array([p_corrected]))
-    rows, labels = len(remainder.labels), remainder.labels
-    every = np.array([o for o in permutations(range(rows)) if np.array_equal(labels[list(o)], labels)])
+    rotated, sigma = rotate((1.0, 1.0), x, y, blocks=None if blocks is None else np.array(blocks))
+    remainder = _remove(rotated, sigma, np.array([p_corrected]))
+    labels = remainder.blocks.labels
+    every = np.array([o for o in permutations(range(len(labels))) if np.array_equal(labels[list(o)], labels)])
     values, logs = remainder.evaluate(every)
     squares = (
         np.array([np.linalg.svd(remainder.a[list(o)].T @ remainder.b + remainder.fixed)[1] for o in every])
@@ -156,36 +131,33 @@ def test_chains_draw_permutations_with_their_weights(blocks, p_corrected, power)
     np.testing.assert_allclose(steps, steps[0], atol=1e-9)
     weights = np.exp(logs - logs.max())
     assert np.min(weights) < 0.5 * np.max(weights)
-    sample = _sample(remainder, 8000, [0, 1], None, None, lambda share: None)
+    sample = draw_largest(remainder, 8000, [0, 1])
     for cut in np.quantile(values, [0.2, 0.5, 0.8]):
         exact = np.sum(weights[values > cut]) / np.sum(weights)
         # Neighbours in a chain are alike, so the error is that of far fewer draws.
         assert np.mean(sample > cut) == pytest.approx(exact, abs=4 * np.sqrt(0.25 / 1000))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 1000))
 def test_rows_change_places_within_their_label(labels, seed):
     labels, rng = np.array(labels), np.random.default_rng(seed)
     part = rng.permutation(len(labels))[: rng.integers(1, len(labels) + 1)]
-    order = permute_within(np.arange(len(labels)), part, labels, rng)
+    order = ExchangeBlocks(labels).permute_part(np.arange(len(labels)), part, rng)
     assert sorted(order) == list(range(len(labels)))
     np.testing.assert_array_equal(labels[order], labels)
     others = np.setdiff1d(np.arange(len(labels)), part)
     np.testing.assert_array_equal(order[others], others)
 
 
-def test_rows_change_places_with_those_of_as_many_captions():
-    x, _ = unrelated(0, 8)
+def test_rows_change_places_with_those_of_as_many_rows_of_y():
     pairing = np.array([0, 0, 1, 1, 2, 3, 4, 4, 5, 6])  # row 7 has none
-    y = np.random.default_rng(0).normal(size=(10, 25))
-    labels = _make_units(prepare(GAMMA, x, y, pairing, "search"), None).labels
+    labels = ExchangeBlocks.of_pairs(None, pairing, 8).labels
     assert [labels[i] == labels[0] for i in range(7)] == [True, True, False, False, True, False, False]
     blocks = np.array([0, 1, 0, 0, 1, 1, 1, 5])
-    labels = _make_units(prepare(GAMMA, x, y, pairing, "search"), blocks).labels
+    labels = ExchangeBlocks.of_pairs(blocks, pairing, 8).labels
     assert len(set(labels[[0, 1, 2, 5]])) == 4
     assert labels[1] == labels[4]
-    per_pair = _make_units(prepare(GAMMA, x, y, pairing, "search"), blocks[pairing]).labels
+    per_pair = ExchangeBlocks.of_pairs(blocks[pairing], pairing, 8).labels
     np.testing.assert_array_equal(labels, per_pair)
 
 
@@ -200,7 +172,7 @@ def test_blocks_account_for_subjects():
     assert permutation_test(GAMMA, x, y, **settings).p_values[0] == 1 / 200
     assert permutation_test(GAMMA, x, y, **settings, blocks=subject).p_values[0] > 0.05
     names = np.array([f"subject {number}" for number in subject])
-    one, other = (permutation_test(GAMMA, x, y, **settings, blocks=own) for own in (subject, names))
+    one, other = (permutation_test(GAMMA, x, y, **settings, blocks=labels) for labels in (subject, names))
     np.testing.assert_array_equal(one.null, other.null)
 
 
@@ -208,28 +180,15 @@ def test_neither_engine_nor_chunks_nor_backend_change_the_result(monkeypatch):
     x, y = unrelated(0, signal=2.0)
     settings = {"n_permutations": 130, "n_components": 3, "random_state": 7}
     test = permutation_test(GAMMA, x, y, **settings)
-    np.testing.assert_allclose(permutation_test(GAMMA, x, y, **settings, engine=Here()).null, test.null)
-    monkeypatch.setattr(module, "_ENTRIES_AT_ONCE", 1)
+    np.testing.assert_allclose(permutation_test(GAMMA, x, y, **settings, engine=InTree()).null, test.null)
+    monkeypatch.setattr(_singular_values, "_ENTRIES_AT_ONCE", 1)
     np.testing.assert_allclose(permutation_test(GAMMA, x, y, **settings).null, test.null, rtol=1e-9)
     assert not np.allclose(permutation_test(GAMMA, x, y, **settings | {"random_state": 8}).null, test.null)
     torch = pytest.importorskip("torch")
     tensors = torch.asarray(x), torch.asarray(y)
     np.testing.assert_allclose(permutation_test(GAMMA, *tensors, **settings).null, test.null, rtol=1e-9)
-    on_device = permutation_test(GAMMA, x, y, **settings, device="cpu", engine=Here())
+    on_device = permutation_test(GAMMA, x, y, **settings, device="cpu", engine=InTree())
     np.testing.assert_allclose(on_device.null, test.null, rtol=1e-9)
-
-
-def test_a_cluster_returns_the_same_result():
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    from diptych.distributed import DaskEngine
-
-    x, y = unrelated(0, signal=2.0)
-    settings = {"n_permutations": 130, "n_components": 2}
-    expected = permutation_test(GAMMA, x, y, **settings)
-    local = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-    with distributed.LocalCluster(n_workers=2, **local) as cluster, distributed.Client(cluster) as client:
-        result = permutation_test(GAMMA, x, y, **settings, engine=DaskEngine(client))
-    np.testing.assert_allclose(result.null, expected.null, rtol=1e-9)
 
 
 @pytest.mark.parametrize("features", [(100, 100), (70, 300), (300, 66)])
@@ -237,25 +196,32 @@ def test_a_cluster_returns_the_same_result():
 @pytest.mark.parametrize("torch_arrays", [False, True])
 def test_large_matrices_give_the_same_first_correlation(features, rows, torch_arrays):
     x, y = unrelated(0, rows, features)
-    units, _ = rotate(GAMMA, x, y)
+    rotated, _ = rotate(GAMMA, x, y)
     orders = np.stack([np.random.default_rng(seed).permutation(rows) for seed in range(5)])
-    expected = [np.linalg.svd(units.a[order].T @ units.b, compute_uv=False)[0] for order in orders]
-    a, b = units.a, units.b
+    expected = [np.linalg.svd(rotated.a[order].T @ rotated.b, compute_uv=False)[0] for order in orders]
+    a, b = rotated.a, rotated.b
     if torch_arrays:
         torch = pytest.importorskip("torch")
         a, b = torch.asarray(a), torch.asarray(b)
-    remainder = _Remainder(a, b, None, units.labels, np.empty(0), np.empty(0))
-    assert remainder.is_large
+    remainder = Remainder(a, b, rotated.blocks)
+    assert _singular_values.is_large(a, b)
     np.testing.assert_allclose(remainder.evaluate(orders)[0], expected, rtol=1e-9)
+
+
+def test_a_test_of_large_matrices_has_the_same_null(monkeypatch):
+    views, options = unrelated(0, 80, (70, 90)), {"n_permutations": 70, "n_components": 1}
+    test = permutation_test(GAMMA, *views, **options)
+    monkeypatch.setattr(_singular_values, "_SMALL", 1000)
+    np.testing.assert_allclose(permutation_test(GAMMA, *views, **options).null, test.null, rtol=1e-8)
 
 
 def test_equal_correlations_are_found_too(monkeypatch):
     # Every singular value of an orthogonal matrix is 1, and Lanczos' algorithm ends after one step.
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(80, 80)))[0]
-    remainder = _Remainder(np.eye(80), turn, None, np.zeros(80, dtype=int), np.empty(0), np.empty(0))
+    remainder = Remainder(np.eye(80), turn, ExchangeBlocks(np.zeros(80, dtype=int)))
     orders = np.random.default_rng(0).permutation(80)[None, :]
     assert remainder.evaluate(orders)[0] == pytest.approx(1.0, rel=1e-9)
-    monkeypatch.setattr(module, "_MOST_STEPS", 3)  # as if it did not converge
+    monkeypatch.setattr(_singular_values, "_MOST_STEPS", 3)  # as if it did not converge
     assert remainder.evaluate(orders)[0] == pytest.approx(1.0, rel=1e-12)
 
 
@@ -265,24 +231,23 @@ def test_without_a_seed_permutations_differ():
     assert not np.allclose(one.null, other.null)
 
 
-def collect_p_values(sets, signal):
+def collect_p_values(signal, n_components):
+    options = {"n_permutations": 39, "n_components": n_components}
     tests = (
-        permutation_test(
-            GAMMA, *unrelated(seed, signal=signal), n_permutations=99, n_components=3, random_state=seed
-        )
-        for seed in range(sets)
+        permutation_test(GAMMA, *unrelated(seed, signal=signal), random_state=seed, **options)
+        for seed in range(100)
     )
     return np.array([test.p_values for test in tests])
 
 
 def test_p_values_are_uniform_if_the_views_are_unrelated():
-    values = collect_p_values(150, 0.0)
+    values = collect_p_values(0.0, 3)
     for k in range(3):
         assert kstest(values[:, k], "uniform").pvalue > 0.01
 
 
 def test_the_second_p_value_is_uniform_if_only_the_first_component_is_real():
-    values = collect_p_values(150, 8.0)
+    values = collect_p_values(8.0, 2)
     assert np.mean(values[:, 0] <= 0.05) > 0.99
     assert kstest(values[:, 1], "uniform").pvalue > 0.01
 
@@ -315,6 +280,7 @@ def test_tables_show_every_component():
         ({"model": "cca"}, "str is not a model"),
         ({"blocks": np.arange(20)}, "no two rows of X may change places"),
         ({"blocks": np.arange(3)}, "blocks has shape"),
+        ({"blocks": np.full(20, np.nan)}, "blocks contains NaN"),
         ({"task": "find"}, "task='find'"),
     ],
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         spectra_from_moments,
     )
     from diptych.cca._streaming import Engine
-    from diptych.cca._weighting import maps, powers
+    from diptych.cca._weighting import maps, normalize, powers, project
 
 __all__ = [
     "AWCCA",
@@ -32,7 +32,9 @@ __all__ = [
     "g_soft",
     "maps",
     "moments_from_spectra",
+    "normalize",
     "powers",
+    "project",
     "regularized_cca",
     "spectra",
     "spectra_from_moments",
@@ -47,6 +49,6 @@ __getattr__, __dir__ = export_lazily(
         "_moments": ["Moments"],
         "_spectra": ["Spectra", "moments_from_spectra", "spectra", "spectra_from_moments"],
         "_streaming": ["Engine"],
-        "_weighting": ["maps", "powers"],
+        "_weighting": ["maps", "normalize", "powers", "project"],
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +56,7 @@ from diptych.cca._prediction import (
     ridge_maps,
 )
 from diptych.cca._spectra import Solver, Spectra, spectra_from_moments
-from diptych.cca._streaming import Block, Engine, are_blocks
+from diptych.cca._streaming import Block, Engine, are_blocks, remove_checkpoint
 from diptych.cca._weighting import (
     Projection,
     Weighting,
@@ -288,7 +287,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self._set_names(names)
         _warn_of_ones(filters_of(self.models_), self.spectra_)
         if checkpoint is not None:
-            pathlib.Path(checkpoint).unlink(missing_ok=True)
+            remove_checkpoint(checkpoint)
         return self
 
     def fit_transform(

@@ -325,6 +325,11 @@ def _check_range(largest: float, like: Array, name: str) -> None:
             f"{name} has values so large that their squares overflow; keep them below {limit:.0e}, for "
             "example by dividing the whole view by a constant."
         )
+    if 0.0 < largest < 1.0 / limit:
+        raise InputError(
+            f"{name} has only values so small that their squares are rounded to 0; bring the largest above "
+            f"{1.0 / limit:.0e}, for example by multiplying the whole view by a constant."
+        )
 
 
 def _check_varies(top: float, name: str) -> None:

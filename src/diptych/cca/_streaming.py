@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -255,6 +255,13 @@ class Checkpoint:
         """Replace the file by the sum of the first ``blocks`` blocks."""
         moments.save(self.path, {"of": self._identity, "blocks": str(blocks)})
         self._last_write = time.monotonic()
+
+
+def remove_checkpoint(path: str | os.PathLike[str]) -> None:
+    """Remove a checkpoint; a file that is none stays."""
+    with suppress(InputError):
+        if os.path.isfile(path) and "blocks" in read_metadata(path):
+            os.unlink(path)
 
 
 def sum_blocks(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
+from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, as_dtype, is_sparse, move_like, namespace, replace_entries
 from diptych._checks import InputError, check_choice, check_matrix, check_number, check_task, check_view
@@ -135,6 +136,27 @@ def weight_factors(correlations: Array, weighting: Weighting, task: str) -> tupl
 
     because :math:`X^\top Y = V_x T_0 V_y^\top` and :math:`T = D_x^{-1/2} T_0 D_y^{-1/2} = P_x \Sigma
     P_y^\top` (Theorem 1). The same with X and Y exchanged gives :math:`W_y = V\Sigma` (equation 3).
+
+    That Σ belongs on the searched view is the *query generation* of Appendix A. Let r say whether a query q
+    and an item s belong together. Items are ranked by the log-odds, which Bayes' rule gives in two ways:
+
+    .. math::
+        \log\frac{P(r=1 \mid q, s)}{P(r=0 \mid q, s)}
+          &= \log\frac{P(s \mid q, r=1)}{P(s \mid q, r=0)} + \log\frac{P(r=1 \mid q)}{P(r=0 \mid q)}
+             \quad\text{(search generation)} \\
+          &= \log\frac{P(q \mid s, r=1)}{P(q \mid s, r=0)} + \log\frac{P(r=1 \mid s)}{P(r=0 \mid s)}
+             \quad\text{(query generation)}
+
+    The last term of the first line is constant for a query, but items that do not belong to it must be
+    modelled too. In the second line this falls away if a query is independent of the items that it does not
+    belong to, :math:`P(q \mid s, r=0) = P(q \mid r=0)`, and no item is relevant more often than another,
+    :math:`P(r \mid s) = P(r)`: then :math:`\log P(q \mid s, r=1)` ranks alike. With the Gaussian model
+    :math:`q = V^\top y \sim \mathcal N(W_x^\top x, \sigma^2 I)` its likelihood is greatest at
+    :math:`W_x = U\Sigma` (equation 2), and
+
+    .. math:: \log P(q \mid s, r=1) = -\frac{\|V^\top y - \Sigma U^\top x\|^2}{2\sigma^2} + \mathrm{const}
+
+    so that items are ranked by the ℓ2 distance of the asymmetric vectors, whatever σ is.
     """
     check_task(task)
     if weighting == "residual":
@@ -186,7 +208,8 @@ def project(features: Array, mean: Array, weights: Array, factors: Array | None 
     r"""Return the vectors of normalised ``features`` of one view, such as :math:`\Sigma U^\top(x - \mu_x)`.
 
     These are the embeddings of Table 1. ``weights`` are U or V with the ``model_factors`` of the view, or
-    the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``.
+    the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``. Equal
+    rows get equal vectors, so that they tie in every ranking.
     """
     mean = move_like(mean, features, dtype=features.dtype)
     if not isinstance(weights, SparseVectors):
@@ -197,9 +220,24 @@ def project(features: Array, mean: Array, weights: Array, factors: Array | None 
         vectors = multiply_any(features, weights) - multiply_any((mean - shift)[None, :], weights)
     else:
         vectors = multiply_any(features - mean, weights)
+        if is_numpy_array(features):
+            _repeat_vectors(features, vectors)
     vectors = as_dtype(vectors, features.dtype)
     factors = None if factors is None else move_like(factors, features, dtype=features.dtype)
     return apply_factors(vectors, factors)
+
+
+def _repeat_vectors(features: Array, vectors: Array) -> None:
+    """Give equal rows of ``features`` the vector of the first of them.
+
+    BLAS rounds a row by its place in the matrix, in proportion to the row and not to its vector. Where most
+    of a row is orthogonal to the weights, as with more features than training pairs, the vectors of equal
+    rows can differ by more than the ``tie_slack`` of a ranking, which knows the vectors alone.
+    """
+    _, group, sizes = np.unique(features.sum(axis=1), return_inverse=True, return_counts=True)
+    first: dict[bytes, int] = {}
+    for row in np.flatnonzero(sizes[group] > 1).tolist():
+        vectors[row] = vectors[first.setdefault(features[row].tobytes(), row)]
 
 
 @dataclass(frozen=True, eq=False)

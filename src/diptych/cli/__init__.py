@@ -18,15 +18,16 @@ from diptych import __version__
 class LazyGroup(TyperGroup):
     """A group whose commands are imported when they run.
 
-    ``table`` has the module, the function and the summary of each command. The summary is the first line of
-    the function's docstring.
+    ``table`` has the module and the summary of each command, which is the first line of the docstring of the
+    function ``prefix`` + name in that module.
     """
 
-    table: ClassVar[dict[str, tuple[str, str, str]]] = {}
+    table: ClassVar[dict[str, tuple[str, str]]] = {}
+    prefix: ClassVar = ""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        summaries = {name: TyperCommand(name, help=summary) for name, (*_, summary) in self.table.items()}
+        summaries = {name: TyperCommand(name, help=summary) for name, (_, summary) in self.table.items()}
         self.commands = {**summaries, **self.commands}
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -46,9 +47,9 @@ class LazyGroup(TyperGroup):
         return name, self._import(name) if name in self.table else command, rest
 
     def _import(self, name: str) -> Any:
-        module, function, _ = self.table[name]
+        function = getattr(import_module(f"diptych.cli.{self.table[name][0]}"), self.prefix + name)
         alone = typer.Typer(**OPTIONS, add_completion=False)
-        alone.command(name)(getattr(import_module(module), function))
+        alone.command(name)(import_module("diptych.cli._run").expand_options(function))
         command: Any = typer.main.get_command(alone)
         flags = {param.name: max(param.opts, key=len) for param in command.params}
         import_module("diptych.cli._output").OPTION_NAMES.set(
@@ -61,105 +62,32 @@ class Commands(LazyGroup):
     """``diptych …``."""
 
     table: ClassVar = {
-        "demo": (
-            "diptych.cli._paper",
-            "demo",
-            "Draw scenes, encode, select, compare, search both ways; write a model and a report.",
-        ),
-        "fit": (
-            "diptych.cli._fit",
-            "fit",
-            "Fit a searchable model on pairs, or on features of both views, and report its recall.",
-        ),
-        "evaluate": (
-            "diptych.cli._fit",
-            "evaluate",
-            "Measure how well a model retrieves known pairs, both ways.",
-        ),
-        "search": (
-            "diptych.cli._search",
-            "search",
-            "Find images for texts, with scores and, where they are known, probabilities.",
-        ),
-        "annotate": (
-            "diptych.cli._search",
-            "annotate",
-            "Find texts for images, with scores and, where they are known, probabilities.",
-        ),
-        "similar": (
-            "diptych.cli._search",
-            "similar",
-            "Find images similar to an image, or texts similar to a text.",
-        ),
-        "duplicates": (
-            "diptych.cli._search",
-            "duplicates",
-            "List groups of near-identical images or texts.",
-        ),
-        "add": (
-            "diptych.cli._search",
-            "add",
-            "Add images or pairs to a model. It learns from new pairs only with --refit.",
-        ),
-        "remove": (
-            "diptych.cli._search",
-            "remove",
-            "Remove items from a model; an image is removed with its captions.",
-        ),
-        "info": (
-            "diptych.cli._search",
-            "info",
-            "Show what a model is, what it was fitted on, and how good it is.",
-        ),
-        "export": (
-            "diptych.cli._search",
-            "export",
-            "Write an ONNX file that turns features of one view into vectors, for clients without Python.",
-        ),
-        "serve": (
-            "diptych.cli._serve",
-            "serve",
-            "Open a web page that searches images with text and text with images, and serve the HTTP API.",
-        ),
-        "push": ("diptych.cli._hub", "push", "Publish a model on the Hugging Face Hub."),
-        "pull": ("diptych.cli._hub", "pull", "Download a published model from the Hugging Face Hub."),
-        "encoders": (
-            "diptych.cli._encoders",
-            "encoders",
-            "List the encoders: what is installed, and which to name for which need.",
-        ),
-        "check": (
-            "diptych.cli._data",
-            "check",
-            "Check pairs and their images; exit with 1 when something is wrong.",
-        ),
-        "scenes": (
-            "diptych.cli._data",
-            "scenes_command",
-            "Draw scenes with five captions each: images and a table of pairs, with splits.",
-        ),
-        "reproduce": (
-            "diptych.cli._paper",
-            "reproduce",
-            "Compute every table and figure of the paper, and compare the numbers with the published ones.",
-        ),
+        "demo": ("_demo", "Draw scenes, fit, compare, search both ways; write models and a report."),
+        "fit": ("_fit", "Fit a searchable model on pairs, or on features of both views, and measure it."),
+        "evaluate": ("_fit", "Measure how well a model retrieves known pairs, both ways."),
+        "search": ("_search", "Find images for texts, with scores and, if measured, probabilities."),
+        "annotate": ("_search", "Find texts for images, with scores and, if measured, probabilities."),
+        "similar": ("_search", "Find images similar to an image, or texts similar to a text."),
+        "duplicates": ("_items", "List groups of near-identical images or texts."),
+        "add": ("_items", "Add images or pairs to a model. It learns from new pairs only with --refit."),
+        "remove": ("_items", "Remove items from a model; an image is removed with its captions."),
+        "info": ("_items", "Check the files of a model; show what it is and how good it is."),
+        "export": ("_items", "Write an ONNX file from features to vectors, for clients without Python."),
+        "serve": ("_serve", "Serve a web page that searches both ways, and an HTTP API."),
+        "push": ("_hub", "Publish a model on the Hugging Face Hub."),
+        "pull": ("_hub", "Download a published model from the Hugging Face Hub."),
+        "encoders": ("_encoders", "List the encoders: what is installed, and which to name for which need."),
+        "check": ("_data", "Check pairs and their images; exit with 1 when something is wrong."),
     }
 
 
 class Encode(LazyGroup):
     """``diptych encode …``."""
 
+    prefix: ClassVar = "encode_"
     table: ClassVar = {
-        "images": (
-            "diptych.cli._data",
-            "encode_images_command",
-            "Encode images into a feature store; interrupted work resumes.",
-        ),
-        "text": (
-            "diptych.cli._data",
-            "encode_text_command",
-            "Encode captions into a feature store; hkse is fitted on the training captions.",
-        ),
+        "images": ("_data", "Encode images into a feature store; interrupted work resumes."),
+        "text": ("_data", "Encode captions into a feature store; hkse is fitted on the training captions."),
     }
 
 

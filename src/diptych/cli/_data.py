@@ -1,264 +1,202 @@
-"""``check``, ``scenes`` and ``encode``: look at pairs, draw pairs, and encode them into features."""
+"""``check`` and ``encode``: look at pairs, and encode them into features."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych._checks import InputError, count, plural
+from diptych._checks import InputError, ViewNames, count, plural
 from diptych.cli import _options as opt
-from diptych.cli._options import (
-    TableOptions,
-    is_set,
-    list_hkse_settings,
-    make_hkse,
-    make_image_encoder,
-    make_text_encoder,
-    read_settings,
-    read_views,
-    refuse_unused,
-    take_one,
-)
-from diptych.cli._output import (
-    RESUMES,
-    hide_library_bars,
-    limit_threads,
-    make_console,
-    print_json,
-    report_errors,
-    show_progress,
-)
+from diptych.cli._encoders import Device, ImageEncoderOptions, TextEncoderOptions
+from diptych.cli._options import ColumnOptions, TableOptions, list_hkse_settings, read_settings, read_views
+from diptych.cli._output import hide_library_bars
+from diptych.cli._run import ResumedRun, RunOptions, option, refuse_unused
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
-
-    from diptych.data import FeatureStore, Progress
+    from diptych.data import FeatureStore, PairsReport, Progress
+    from diptych.encoders import HKSE
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
-Batch = Annotated[int, typer.Option(min=1, help="Items encoded together.")]
-Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
+Out = Annotated[Path, option("Folder to write to.", "--out", "-o")]
 
 
-def check(
-    pairs: PairsFile,
-    images: opt.ImagesFolder = None,
-    image_column: opt.ImageColumn = None,
-    caption_column: opt.CaptionColumn = None,
-    encoding: opt.Encoding = None,
-    views: opt.Views = opt.VIEWS,
-    threads: opt.Threads = None,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class StoreOptions:
+    """How features are stored."""
+
+    batch_size: Annotated[int | None, option("Items encoded together.", min=1)] = None
+    dtype: Annotated[str, option("float32 or float16.")] = "float32"
+    views: opt.Views = opt.VIEWS
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of ``encode_images`` and ``encode_texts``."""
+        size = {} if self.batch_size is None else {"batch_size": self.batch_size}
+        return {"dtype": self.dtype, **size}
+
+
+@dataclass(frozen=True)
+class HkseOptions:
+    """How hkse is fitted."""
+
+    vectors: opt.Vectors = None
+    config: Annotated[Path | None, option("TOML file with more settings of hkse, as in Python: [hkse].")] = (
+        None
+    )
+    random_state: opt.RandomState = None
+    save_encoder: Annotated[Path | None, option("Folder to save the fitted hkse to.")] = None
+
+    def make(self) -> HKSE:
+        """Return an unfitted HKSE with these settings."""
+        from diptych.encoders import HKSE
+
+        seed: dict[str, Any] = {} if self.random_state is None else {"random_state": self.random_state}
+        settings = read_settings(self.config, seed, hkse=list_hkse_settings())["hkse"]
+        return HKSE(self.vectors, **seed | settings)
+
+
+def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions, run: RunOptions) -> None:
     """Check pairs and their images; exit with 1 when something is wrong.
 
     Files that are not images, of --views audio,text for example, must exist and not be empty.
 
     Example: `diptych check captions.csv --images photos`
     """
-    from diptych.data import inspect_pairs, read_pairs
+    from diptych._threads import progress_bar
+    from diptych.data import inspect_pairs
 
-    with report_errors():
-        hide_library_bars(quiet or as_json)
-        names = read_views(views)
-        with show_progress(f"checking {plural(names.image)}", quiet or as_json) as (progress, task):
-            columns = TableOptions(image_column, caption_column, encoding, names)
-            report = inspect_pairs(
-                read_pairs(pairs, images=images, **vars(columns)),
-                workers=threads,
-                progress=lambda done, total: progress.update(task, completed=done, total=total),
-            )
-        if as_json:
-            print_json({**asdict(report), "ok": report.ok})
-        elif not quiet:
-            console = make_console()
-            sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
-            items = count(report.images, names.image), count(report.captions, names.caption)
-            console.print(f"{items[0]} ({sizes}), {items[1]}")
-            for name, summary in (
-                (f"{plural(names.caption)} per {names.image}", report.captions_per_image),
-                (f"words per {names.caption}", report.caption_words),
-            ):
-                console.print(f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}")
-            if not report.images_checked:
-                console.print(f"no {names.image} files were checked: give their folder as --images")
-            if report.copies:
-                groups = count(len(report.copies), "group")
-                console.print(f"{groups} of equal {plural(names.image)} within a split")
-            for name, reason in report.unreadable:
-                console.print(f"unreadable: {name}: {reason}")
-            for problem in report.problems:
-                console.print(f"problem: {problem}")
-        if not report.ok:
-            raise typer.Exit(1)
+    hide_library_bars(run.silent)
+    names = read_views(views)
+    with progress_bar(f"checking {plural(names.image)}", run.bars) as show:
+        report = inspect_pairs(
+            table.read(pairs, names),
+            workers=run.threads,
+            progress=lambda done, total: show(done / max(1, total)),
+        )
+    run.show({**asdict(report), "ok": report.ok}, _describe_report(report, names))
+    if not report.ok:
+        raise typer.Exit(1)
 
 
-def scenes_command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder.")],
-    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many scenes.")] = 1000,
-    random_state: opt.RandomState = 0,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Draw scenes with five captions each: images and a table of pairs, with splits.
-
-    Example: `diptych scenes scenes -n 3000`
-    """
-    from diptych.scenes import make_scenes
-
-    with report_errors():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder} exists and is not empty; give a new folder.")
-        make_scenes(n, random_state=random_state).write(folder)
-        if as_json:
-            print_json({"folder": str(folder), "scenes": n})
-        elif not quiet:
-            make_console().print(f"drew {n} scenes into {folder}")
-
-
-def encode_images_command(
+def encode_images(
     pairs: PairsFile,
     out: Out,
-    image_column: opt.ImageColumn = None,
-    caption_column: opt.CaptionColumn = None,
-    encoding: opt.Encoding = None,
-    image_encoder: opt.ImageEncoderNames = None,
-    recipe: opt.Recipe = None,
-    weights: opt.Weights = None,
-    images: opt.ImagesFolder = None,
-    views: opt.Views = opt.VIEWS,
-    batch_size: Batch = 32,
-    dtype: Dtype = "float32",
-    threads: opt.Threads = None,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
+    *,
+    table: TableOptions,
+    encoder: ImageEncoderOptions,
+    store: StoreOptions,
+    run: ResumedRun,
 ) -> None:
     """Encode images into a feature store; interrupted work resumes.
 
     Example: `diptych encode images captions.csv --images photos --image-encoder resnet50.onnx -o x`
     """
-    from diptych.data import encode_images, read_pairs
-    from diptych.image import OnnxEncoder
-    from diptych.image import image_encoder as image_encoder_named
+    from diptych import data
+    from diptych.encoders import image_encoder
     from diptych.retrieval._encoders import open_defaults
-    from diptych.retrieval._recipes import choose_recipe
 
-    with (
-        report_errors(RESUMES),
-        limit_threads(threads),
-        show_progress(f"encoding {plural(read_views(views).image)}", quiet or as_json) as (progress, task),
-    ):
-        columns = vars(TableOptions(image_column, caption_column, encoding, read_views(views)))
-        dataset = read_pairs(pairs, images=images, **columns)
-        named = make_image_encoder(take_one(image_encoder, "--image-encoder"), recipe, weights)
-        if named not in (None, "auto"):
-            encoder = image_encoder_named(named) if isinstance(named, str) else named
-        elif dataset.views.image != "image":
-            raise InputError(f"there is no {dataset.views.image} encoder; name one with --image-encoder.")
-        else:
-            encoder = open_defaults(["image"])["image"]
-        if isinstance(encoder, OnnxEncoder) and encoder.assumed:
-            encoder = choose_recipe(encoder, dataset, watch=lambda done: _update(progress, task, done))
-        store = encode_images(
-            dataset,
-            encoder,
-            out,
-            batch_size=batch_size,
-            dtype=dtype,
-            progress=lambda done: _update(progress, task, done),
+    names = read_views(store.views)
+    dataset = table.read(pairs, names)
+    _refuse_several(encoder.image_encoder, "--image-encoder")
+    network = encoder.open_image_encoder()
+    if isinstance(network, str) and network != "auto":
+        network = image_encoder(network)
+    elif network in (None, "auto"):
+        if names.image != "image":
+            raise InputError(f"there is no {names.image} encoder; name one with --image-encoder.")
+        network = open_defaults(["image"])["image"]
+    with _show_encoding(names.image, run) as watch:
+        features = data.encode_images(dataset, network, out, progress=watch, **store.settings())
+    _show_store(features, run)
+    if not features.ids:
+        raise InputError(
+            f"none of {count(len(features.skipped), names.image)} can be read; see diptych check."
         )
-        _report(store, quiet, as_json)
-        if not store.ids:
-            none = f"none of {count(len(store.skipped), dataset.views.image)} can be read"
-            raise InputError(f"{none}; see diptych check.")
 
 
-def encode_text_command(
-    ctx: typer.Context,
+def encode_text(
     pairs: PairsFile,
     out: Out,
-    image_column: opt.ImageColumn = None,
-    caption_column: opt.CaptionColumn = None,
-    encoding: opt.Encoding = None,
-    text_encoder: opt.TextEncoderNames = None,
-    vectors: opt.Vectors = None,
-    config: opt.HkseConfig = None,
-    random_state: opt.RandomState = 0,
-    save_encoder: Annotated[Path | None, typer.Option(help="hkse: folder to save the encoder to.")] = None,
-    views: opt.Views = opt.VIEWS,
-    batch_size: Batch = 1024,
-    dtype: Dtype = "float32",
-    threads: opt.Threads = None,
-    device: opt.Device = "cpu",
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
+    device: Device = "cpu",
+    *,
+    columns: ColumnOptions,
+    encoder: TextEncoderOptions,
+    hkse: HkseOptions,
+    store: StoreOptions,
+    run: ResumedRun,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
-    from diptych.data import encode_texts, read_pairs
+    from diptych import data
+    from diptych.encoders import HKSE, sentence_encoder
     from diptych.retrieval._encoders import open_defaults
-    from diptych.text import HKSE, sentence_encoder
 
-    with (
-        report_errors(RESUMES),
-        limit_threads(threads),
-        show_progress(f"encoding {plural(read_views(views).caption)}", quiet or as_json) as (progress, task),
-    ):
-        of_hkse = ("vectors", "config", "random_state", "save_encoder")
-        [name] = take_one(text_encoder, "--text-encoder") or ["auto"]
-        if name == "auto" and any(is_set(ctx, option) for option in of_hkse):
-            name = "hkse"
-        if name in ("auto", "hkse"):
-            which = "hkse" if name == "hkse" else "the default encoder"
-            refuse_unused(ctx, ("device",), f"with {which}, which runs on the CPU")
-        else:
-            refuse_unused(ctx, of_hkse, f"with --text-encoder {name}; it belongs to hkse")
-        settings = read_settings(ctx, config, hkse=list_hkse_settings())
-        table = TableOptions(image_column, caption_column, encoding, read_views(views))
-        dataset = read_pairs(pairs, **vars(table))
-        chosen = make_text_encoder([name], device, make_hkse(vectors, random_state, settings["hkse"]))
-        if name == "auto":
-            chosen = open_defaults(["text"])["text"]
+    names = read_views(store.views)
+    _refuse_several(encoder.text_encoder, "--text-encoder")
+    [name] = encoder.text_encoder or ["auto" if hkse == HkseOptions() else "hkse"]
+    if name not in ("auto", "hkse"):
+        refuse_unused(hkse, vars(hkse), f"with --text-encoder {name}; it belongs to hkse")
+    elif device != "cpu":
+        which = "hkse" if name == "hkse" else "the default encoder"
+        raise InputError(f"--device has no effect with {which}, which runs on the CPU; leave it out.")
+    dataset = columns.read(pairs, names)
+    chosen: Any = hkse.make() if name == "hkse" else encoder.open_text_encoder(device)
+    if name == "auto":
+        chosen = open_defaults(["text"])["text"]
+    with _show_encoding(names.caption, run) as watch:
         if isinstance(chosen, HKSE) and name in ("auto", "hkse"):
             split = "train" in dataset.split_sizes()
             chosen.fit((dataset.subset("train") if split else dataset).captions)
-            if save_encoder is not None:
-                chosen.save(save_encoder)
-        store = encode_texts(
-            dataset,
-            sentence_encoder(chosen),
-            out,
-            batch_size=batch_size,
-            dtype=dtype,
-            progress=lambda done: _update(progress, task, done),
+            if hkse.save_encoder is not None:
+                chosen.save(hkse.save_encoder)
+        encode = sentence_encoder(chosen)
+        features = data.encode_texts(dataset, encode, out, progress=watch, **store.settings())
+    _show_store(features, run)
+
+
+@contextmanager
+def _show_encoding(name: str, run: RunOptions) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar; yield a function to call with the progress of encoding."""
+    from diptych._threads import progress_bar
+
+    with progress_bar(f"encoding {plural(name)}", run.bars) as show:
+        yield lambda progress: show(progress.done / max(1, progress.total))
+
+
+def _refuse_several(names: list[str] | None, option: str) -> None:
+    if names is not None and len(names) > 1:
+        raise InputError(
+            f"encode takes one {option}, and {len(names)} were given; run it once for each, or use fit."
         )
-        _report(store, quiet, as_json)
 
 
-def _update(progress: Bar, task: TaskID, done: Progress) -> None:
-    progress.update(task, completed=done.done, total=done.total)
+def _describe_report(report: PairsReport, names: ViewNames) -> Iterator[str]:
+    sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
+    yield f"{count(report.images, names.image)} ({sizes}), {count(report.captions, names.caption)}"
+    for name, summary in (
+        (f"{plural(names.caption)} per {names.image}", report.captions_per_image),
+        (f"words per {names.caption}", report.caption_words),
+    ):
+        yield f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}"
+    if not report.images_checked:
+        yield f"no {names.image} files were checked: give their folder as --images"
+    if report.copies:
+        yield f"{count(len(report.copies), 'group')} of equal {plural(names.image)} within a split"
+    for name, reason in report.unreadable:
+        yield f"unreadable: {name}: {reason}"
+    for problem in report.problems:
+        yield f"problem: {problem}"
 
 
-def _report(store: FeatureStore, quiet: bool, as_json: bool) -> None:
-    content: dict[str, Any] = {
-        "store": str(store.folder),
-        "rows": len(store.ids),
-        "dimension": store.job.dimension,
-        "skipped": [asdict(each) for each in store.skipped],
-    }
-    if as_json:
-        print_json(content)
-    elif not quiet:
-        console = make_console()
-        for each in store.skipped:
-            console.print(f"skipped: {each.id}: {each.reason}")
-        console.print(
-            f"{count(content['rows'], 'row')} of {count(content['dimension'], 'number')} in {store.folder}"
-        )
+def _show_store(store: FeatureStore, run: RunOptions) -> None:
+    rows, dimension = len(store.ids), store.job.dimension
+    content = {"store": str(store.folder), "rows": rows, "dimension": dimension}
+    lines = [f"skipped: {item.id}: {item.reason}" for item in store.skipped]
+    lines.append(f"{count(rows, 'row')} of {count(dimension, 'number')} in {store.folder}")
+    run.show({**content, "skipped": [asdict(item) for item in store.skipped]}, lines)

@@ -1,23 +1,116 @@
-"""``encoders``: what is installed, and which encoder to name for which need."""
+"""The options that name encoders, and ``encoders``: what is installed, and which to name for which need."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from diptych.cli import _options as opt
-from diptych.cli._output import make_console, print_json, report_errors
+from diptych._checks import InputError
+from diptych.cli._output import print_json, say
+from diptych.cli._run import AsJson, option, run_option
 
 if TYPE_CHECKING:
+    from diptych.encoders import HKSE
+    from diptych.retrieval import Retriever
     from diptych.retrieval._recommended import Recommendation
+
+encoder_option = partial(option, panel="Encoders")
+
+Device = Annotated[str, run_option("cpu, or a torch device such as cuda.")]
+
+
+@dataclass(frozen=True)
+class ImageEncoderOptions:
+    """The encoder of the images."""
+
+    image_encoder: Annotated[
+        list[str] | None,
+        encoder_option(
+            "An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, pyramid (no "
+            "weights), or FILE.py:NAME: an encoder in your own Python file, which is run. See diptych "
+            "encoders. Several: give the option several times."
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        encoder_option(
+            "Preprocessing of the image network (docs/data.md), such as caffe. Default: what the network "
+            "says, else ImageNet's."
+        ),
+    ] = None
+    weights: Annotated[Path | None, encoder_option("Safetensors weights of a named image network.")] = None
+
+    def open_image_encoder(self) -> Any:
+        """Return the image encoder, or a list of several, as ``Retriever`` takes them; None if not named.
+
+        Bare names are kept, so that a model can add its recipes.
+        """
+        names = self.image_encoder or []
+        for flag, value in (("--recipe", self.recipe), ("--weights", self.weights)):
+            if value is not None and not names:
+                raise InputError(f"{flag} needs --image-encoder; give both.")
+            if value is not None and len(names) > 1:
+                raise InputError(
+                    f"{flag} is for one --image-encoder, and {len(names)} were given; write the recipe "
+                    "into a JSON file beside each network, or give the encoders in Python."
+                )
+        if self.recipe is not None or self.weights is not None:
+            from diptych.encoders import image_encoder
+
+            return image_encoder(names[0], self.recipe, weights=self.weights)
+        return _one_or_all([_open_image_encoder(name) for name in names])
+
+
+@dataclass(frozen=True)
+class TextEncoderOptions:
+    """The encoder of the texts."""
+
+    text_encoder: Annotated[
+        list[str] | None,
+        encoder_option(
+            "fastembed:NAME, fastembed:FOLDER, a sentence-transformers model, hkse, the folder of a "
+            "saved HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych "
+            "encoders. Several: give the option several times."
+        ),
+    ] = None
+
+    def open_text_encoder(self, device: str = "cpu", hkse: HKSE | str = "hkse") -> Any:
+        """Return the text encoder, or a list of several, as ``Retriever`` takes them; None if not named.
+
+        ``hkse`` is what that name stands for: an HKSE to fit, or the one that is stored with a model.
+        """
+        return _one_or_all(
+            [hkse if name == "hkse" else _open_text_encoder(name, device) for name in self.text_encoder or ()]
+        )
+
+
+@dataclass(frozen=True)
+class EncoderOptions(TextEncoderOptions, ImageEncoderOptions):
+    """The encoders of both views."""
+
+
+@dataclass(frozen=True)
+class LoadOptions(EncoderOptions):
+    """The encoders for a model that is loaded, and where they run."""
+
+    device: Device = "cpu"
+
+    def load(self, model: Path, *, mmap: bool = True) -> Retriever:
+        """Load a model with these encoders."""
+        from diptych.retrieval import Retriever
+
+        encoders = self.open_image_encoder(), self.open_text_encoder(self.device)
+        return Retriever.load(model, *encoders, mmap=mmap, device=self.device)
 
 
 def encoders(
-    everything: Annotated[bool, typer.Option("--all", help="List every model of fastembed.")] = False,
-    as_json: opt.AsJson = False,
+    everything: Annotated[bool, option("List every model of fastembed.", "--all")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the encoders: what is installed, and which to name for which need.
 
@@ -27,43 +120,93 @@ def encoders(
     """
     from diptych.retrieval._recommended import FIELDS, RECOMMENDED, installed_packages
 
-    with report_errors():
-        packages = installed_packages()
-        listed = _list_all() if everything else list(RECOMMENDED)
-        if as_json:
-            rows = [asdict(each) for each in listed]
-            print_json({"installed": packages, "encoders": rows, "fields": dict(FIELDS)})
-            return
-        console = make_console()
-        for package, version in packages.items():
-            console.print(f"{package} {version or f'is not installed: pip install {package}'}")
-        for line in _align(listed):
-            console.print(line)
-        for field, pointer in FIELDS.items():
-            console.print(f"{field} images: {pointer}")
-        console.print("Give the name as --image-encoder or --text-encoder; docs/encoders.md says more.")
+    packages = installed_packages()
+    encoders = _list_all() if everything else list(RECOMMENDED)
+    if as_json:
+        rows = [asdict(encoder) for encoder in encoders]
+        print_json({"installed": packages, "encoders": rows, "fields": dict(FIELDS)})
+        return
+    for package, version in packages.items():
+        say(f"{package} {version or f'is not installed: pip install {package}'}")
+    for line in _align(encoders):
+        say(line)
+    for field, pointer in FIELDS.items():
+        say(f"{field} images: {pointer}")
+    say("Give the name as --image-encoder or --text-encoder; docs/encoders.md says more.")
 
 
 def _list_all() -> list[Recommendation]:
-    from diptych._fastembed import FASTEMBED, list_fastembed_models
+    from diptych.encoders._fastembed import FASTEMBED, list_fastembed_models
     from diptych.retrieval._items import VIEWS
     from diptych.retrieval._recommended import Recommendation
 
     return [
         Recommendation(
-            *(view, each.description, FASTEMBED + each.name),
-            *(each.dimension, each.gigabytes, each.licence),
+            *(view, model.description, FASTEMBED + model.name),
+            *(model.dimension, model.gigabytes, model.licence),
         )
         for view in VIEWS
-        for each in list_fastembed_models(view)
+        for model in list_fastembed_models(view)
     ]
 
 
-def _align(listed: Iterable[Recommendation]) -> list[str]:
+def _align(encoders: Iterable[Recommendation]) -> list[str]:
     """Return the lines of a table; one of rich would break names that are to be copied."""
     rows = [("view", "name", "dimension", "GB", "licence", "for")]
-    for each in listed:
-        size = f"{each.gigabytes:g}" if each.gigabytes else "-"
-        rows.append((each.view, each.name, str(each.dimension), size, each.licence or "-", each.need))
+    for encoder in encoders:
+        size = f"{encoder.gigabytes:g}" if encoder.gigabytes else "-"
+        licence = encoder.licence or "-"
+        rows.append((encoder.view, encoder.name, str(encoder.dimension), size, licence, encoder.need))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _open_text_encoder(name: str, device: str) -> Any:
+    """Return a saved or named text encoder; ``auto`` stays a name."""
+    if name == "auto":
+        return name
+    from diptych._persistence import RECORD
+    from diptych.encoders import HKSE, sentence_encoder
+
+    if (Path(name) / RECORD).is_file():
+        return HKSE.load(name)
+    if (encoder := _load_from_file(name)) is not None:
+        return sentence_encoder(encoder)
+    return sentence_encoder(name, device=None if device == "cpu" else device)
+
+
+def _load_from_file(name: str) -> Any:
+    """Return the object that FILE.py:NAME names in a Python file of the user; None for any other name.
+
+    Only a command runs such a file: what a model folder names is never run.
+    """
+    path, _, variable = name.rpartition(":")
+    if not path.endswith(".py"):
+        return None
+    if not Path(path).is_file():
+        raise InputError(f"{path} does not exist or is not a file; check the path.")
+    spec = spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # dataclasses and pickle look it up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} could not be run ({type(error).__name__}: {error}).") from error
+    if not hasattr(module, variable):
+        raise InputError(f"{path} has no {variable!r}; give FILE.py:NAME, the name of an encoder in it.")
+    return getattr(module, variable)
+
+
+def _open_image_encoder(name: str) -> Any:
+    from diptych.encoders import ImageEncoder
+
+    encoder = _load_from_file(name)
+    if encoder is not None and not isinstance(encoder, ImageEncoder):
+        raise InputError(f"{name} is not an encoder; make one with diptych.encoders.FunctionEncoder.")
+    return name if encoder is None else encoder
+
+
+def _one_or_all(encoders: list[Any]) -> Any:
+    return None if not encoders else encoders[0] if len(encoders) == 1 else encoders

@@ -2,118 +2,127 @@
 
 from __future__ import annotations
 
-import shutil
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from diptych._checks import InputError, check_choice, check_task, count
+from diptych._checks import InputError, ViewNames, check_choice, check_task, count
 from diptych.cli import _options as opt
-from diptych.cli._options import (
-    INDEX,
-    MODEL,
-    RUN,
-    TableOptions,
-    list_hkse_settings,
-    list_model_settings,
-    make_hkse,
-    make_image_encoder,
-    make_text_encoder,
-    open_data,
-    open_engine,
-    read_metadata_columns,
-    read_settings,
-    read_views,
+from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
+from diptych.cli._options import TableOptions, list_hkse_settings, open_engine, read_settings, read_views
+from diptych.cli._output import hide_library_bars, print_table
+from diptych.cli._run import (
+    ResumedRun,
+    RunOptions,
+    option,
     refuse_settings,
     refuse_unused,
-)
-from diptych.cli._output import (
-    RESUMES,
-    EncodingBars,
-    describe_model,
-    hide_library_bars,
-    limit_threads,
-    make_console,
-    metrics_table,
-    print_json,
-    recall_table,
-    report_errors,
-    show_progress,
+    run_option,
 )
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
-    from diptych.data import PairedDataset, PairedViews
+    from diptych.data import PairedDataset
     from diptych.fusion import Fusion
+    from diptych.retrieval import Evaluation
+
+model_option, index_option, file_option = (
+    partial(option, panel=name) for name in ("Model", "Index", "Files")
+)
 
 Settings = dict[str, dict[str, Any]]
 
-FILES = "Files"
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is fitted, and how its settings are selected."""
+
+    preset: Annotated[str | None, model_option("best: several models as one, more accurate and slower.")] = (
+        None
+    )
+    filter: Annotated[str | None, model_option("Regularisation: tikhonov (the default), tsvd or guided.")] = (
+        None
+    )
+    metric: Annotated[
+        str | None,
+        model_option(
+            "What to select by on validation pairs: r@K (r@1 is the default), mean_recall, median_rank or "
+            "mean_rank."
+        ),
+    ] = None
+    polish: Annotated[
+        bool,
+        model_option(
+            "Learn further from the training pairs with a contrastive loss, if validation gains.", "--polish"
+        ),
+    ] = False
+    config: Annotated[
+        Path | None,
+        model_option("TOML file with more settings, as in Python: [model], [hkse], [retriever]."),
+    ] = None
+    random_state: opt.RandomState = None
+
+    def read(self) -> Settings:
+        """Return the settings of the model, of hkse and of the retriever, from options and the file."""
+        names = ("filter", "metric", "polish", "random_state")
+        given = {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
+        if self.preset is not None:
+            refuse_unused(self, ("filter", "metric"), f"with --preset {self.preset}")
+            refuse_unused(self, ("polish",), f"with --preset {self.preset}; preset best polishes already")
+        allowed = {"model": self._list_settings(), "hkse": list_hkse_settings()}
+        settings = read_settings(self.config, given, **allowed, retriever=("keep_features",))
+        return {**settings, "model": given | settings["model"]}
+
+    def _list_settings(self) -> list[str]:
+        """Return the parameters that ``[model]`` may set: those of AWCCA, or of Fusion for a preset."""
+        from diptych.cca import AWCCA
+        from diptych.fusion import PRESETS, Fusion
+
+        if self.preset is None:
+            return [name for name in AWCCA().get_params() if name != "verbose"]
+        names = Fusion(check_choice(self.preset, tuple(PRESETS), "preset")).get_params()
+        return [name for name in names if name not in ("preset", "blocks", "parts", "verbose")]
+
+    def make(self, settings: dict[str, Any], verbose: bool | None) -> AWCCA | Fusion:
+        """Return the model to fit."""
+        from diptych.cca import AWCCA
+        from diptych.fusion import Fusion
+
+        if self.preset is not None:
+            return Fusion(self.preset, **settings, verbose=verbose)
+        if settings.get("params") is not None:
+            unused = {"grid", "path_metrics", "validation_fraction"} & set(settings)
+            if settings.get("n_components") == "auto":  # which is selected
+                unused.discard("validation_fraction")
+            refuse_settings(sorted(unused), "with params, which leave nothing to select")
+        return AWCCA(**settings, verbose=verbose)
 
 
 def fit(
-    ctx: typer.Context,
     source: opt.Source,
     texts: opt.Texts = None,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the model to.")],
+    out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
     pairs: opt.Pairs = None,
-    images: opt.ImagesFolder = None,
-    image_column: opt.ImageColumn = None,
-    caption_column: opt.CaptionColumn = None,
-    encoding: opt.Encoding = None,
+    table: TableOptions,
     metadata: opt.Metadata = None,
     views: opt.Views = opt.VIEWS,
-    image_encoder: opt.ImageEncoderNames = None,
-    recipe: opt.Recipe = None,
-    weights: opt.Weights = None,
-    text_encoder: opt.TextEncoderNames = None,
+    encoders: EncoderOptions,
     vectors: opt.Vectors = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=MODEL, help="best: several models as one, more accurate and slower."),
-    ] = None,
-    filter: Annotated[
-        str, typer.Option(rich_help_panel=MODEL, help="Regularisation: tikhonov, tsvd or guided.")
-    ] = "tikhonov",
-    metric: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=MODEL,
-            help="What to select by on validation pairs: r@K, mean_recall, median_rank, mean_rank.",
-        ),
-    ] = "r@1",
-    polish: Annotated[
-        bool,
-        typer.Option(
-            "--polish",
-            rich_help_panel=MODEL,
-            help="Learn further from the training pairs with a contrastive loss, if validation gains.",
-        ),
-    ] = False,
-    config: opt.Config = None,
-    index: Annotated[
-        str,
-        typer.Option(rich_help_panel=INDEX, help="flat (exact), hnsw, or postgresql://user@host/database."),
-    ] = "flat",
-    dtype: Annotated[
-        str, typer.Option(rich_help_panel=INDEX, help="Type of the stored vectors: float32 or float16.")
-    ] = "float32",
+    index: Annotated[str, index_option("flat (exact), hnsw, or postgresql://user@host/database.")] = "flat",
+    dtype: Annotated[str, index_option("Type of the stored vectors: float32 or float16.")] = "float32",
+    model: ModelOptions,
     dask: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=RUN, help="Sum the training pairs on Dask: a scheduler's address, or local."
-        ),
+        str | None, run_option("Sum the training pairs on Dask: a scheduler's address, or local.")
     ] = None,
-    random_state: opt.RandomState = 0,
-    threads: opt.Threads = None,
-    device: opt.Device = "cpu",
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
+    device: Device = "cpu",
+    run: ResumedRun,
 ) -> None:
-    """Fit a searchable model on pairs, or on features of both views, and report its recall.
+    """Fit a searchable model on pairs, or on features of both views, and measure it.
 
     Images and captions are encoded first. Interrupted work resumes when the same command runs again. The
     regularisation is selected on the val split, or on held-out training pairs if there is none.
@@ -123,110 +132,148 @@ def fit(
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
     from diptych._persistence import check_writable
-    from diptych.cca import AWCCA
     from diptych.data import PairedDataset
-    from diptych.fusion import Fusion
+    from diptych.data._feature_store import remove_store
+    from diptych.encoders import HKSE
     from diptych.retrieval import Retriever
     from diptych.retrieval._folder import KIND
 
-    silent, start = quiet or as_json, time.perf_counter()
-    with report_errors(RESUMES), limit_threads(threads):
-        settings = read_settings(
-            ctx,
-            config,
-            model=list_model_settings(preset),
-            hkse=list_hkse_settings(),
-            retriever=("keep_features",),
-        )
-        if preset is not None:
-            refuse_unused(ctx, ("filter", "metric"), f"with --preset {preset}")
-            refuse_unused(ctx, ("polish",), f"with --preset {preset}; preset best polishes already")
-        options: dict[str, Any] = {"random_state": random_state} | settings["model"]
-        model: AWCCA | Fusion
-        if preset is not None:
-            model = Fusion(preset, **options, verbose=False if silent else None)
-        else:
-            own: dict[str, Any] = {"filter": filter, "metric": metric, "polish": polish}
-            model = AWCCA(**own | options, verbose=False if silent else None)
-            if dask is not None and model.solver == "svd":
-                raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
-        model.check_parameters()
-        check_writable(out, KIND)
-        hide_library_bars(silent)
-        columns = read_metadata_columns(metadata)
-        table = TableOptions(image_column, caption_column, encoding, read_views(views), columns)
-        data = open_data(source, texts, pairs, images, table)
-        is_raw = isinstance(data, PairedDataset)
-        if text_encoder in (None, [], ["auto"]):
-            means_hkse = vectors is not None or settings["hkse"]
-            text_encoder = ["hkse" if means_hkse else "auto"] if is_raw else None
-        _refuse_unused(ctx, data, text_encoder or [], model, settings)
-        retriever = Retriever(
-            make_image_encoder(image_encoder, recipe, weights) or ("auto" if is_raw else None),
-            make_text_encoder(text_encoder, device, make_hkse(vectors, random_state, settings["hkse"])),
-            model,
-            index=index,
-            dtype=dtype,
-            device=device,
-            views=table.views,
-            **settings["retriever"],
-        )
-        work = out.absolute().with_name(f".{out.name}.features")
-        with open_engine(dask) as engine:
-            if is_raw:
-                with show_progress("encoding", silent) as bar:
-                    features = retriever.encode(data, features=work, watch=EncodingBars(*bar))  # type: ignore[arg-type]
-            else:
-                features = data  # type: ignore[assignment]
-            retriever.fit(features, engine=engine, checkpoint=out.absolute().with_name(f".{out.name}.sum"))
-        retriever.save(out)
-        shutil.rmtree(work, ignore_errors=True)
-        seconds = round(time.perf_counter() - start, 1)
-        info = retriever.info() | {"model": str(out), "seconds": seconds}
-        if as_json:
-            print_json(info)
-        elif not quiet:
-            _print_fitted(info)
+    start = time.perf_counter()
+    settings = model.read()
+    estimator = model.make(settings["model"], False if run.silent else None)
+    estimator.check_parameters()
+    if dask is not None and settings["model"].get("solver") == "svd":
+        raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
+    check_writable(out, KIND)
+    hide_library_bars(run.silent)
+    data = table.open(source, texts, pairs, read_views(views), metadata)
+    is_raw = isinstance(data, PairedDataset)
+    dataset = data if isinstance(data, PairedDataset) else data.dataset
+    if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
+        refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
+    encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
+    if not _draws(settings["model"], model.preset, encoders.text_encoder, dataset):
+        refuse_unused(model, ("random_state",), "here, where nothing is drawn at random")
+    seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
+    retriever = Retriever(
+        encoders.open_image_encoder() or ("auto" if is_raw else None),
+        encoders.open_text_encoder(device, HKSE(vectors, **seed | settings["hkse"])),
+        estimator,
+        index=index,
+        dtype=dtype,
+        device=device,
+        views=dataset.views,
+        **settings["retriever"],
+    )
+    work, checkpoint = (out.absolute().with_name(f".{out.name}.{kind}") for kind in ("features", "sum"))
+    with open_engine(dask) as engine:
+        if isinstance(data, PairedDataset):
+            data = retriever.encode(data, features=work)
+        retriever.fit(data, engine=engine, checkpoint=checkpoint)
+    retriever.save(out)
+    if is_raw:
+        for name in ("images", "texts"):
+            remove_store(work / name)
+        with suppress(OSError):  # files of others are there
+            work.rmdir()
+    info = retriever.info() | {"model": str(out), "seconds": round(time.perf_counter() - start, 1)}
+    run.show(info, _describe_fit(info))
+
+
+def _choose_text_encoder(
+    encoders: EncoderOptions, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
+) -> EncoderOptions:
+    """Return the encoders with the one of texts: hkse if it has settings, which nothing else takes."""
+    names = encoders.text_encoder or []
+    of_hkse = ["--vectors"] * (vectors is not None) + [f"{key} in [hkse]" for key in hkse]
+    if not is_raw:
+        if "hkse" in names:
+            raise InputError(
+                "--text-encoder hkse is fitted on captions, and these are features; leave it out."
+            )
+        refuse_settings(of_hkse, "on features")
+        return encoders
+    if names in ([], ["auto"]):
+        names = ["hkse" if of_hkse else "auto"]
+    if "hkse" not in names:
+        refuse_settings(of_hkse, f"with --text-encoder {' and '.join(names)}; they belong to hkse")
+    return replace(encoders, text_encoder=names)
+
+
+def _draws(
+    settings: dict[str, Any], preset: str | None, text_encoders: list[str] | None, dataset: PairedDataset
+) -> bool:
+    """Return whether a fit draws anything at random: features of hkse, pairs to hold out, or batches."""
+    from diptych.retrieval._recommended import default_encoder
+
+    uses_hkse = "hkse" in (text_encoders or ())
+    uses_hkse |= text_encoders == ["auto"] and default_encoder("text") is None
+    selects = settings.get("params") is None or settings.get("n_components") == "auto"
+    holds_out = selects and "val" not in dataset.split_sizes()
+    return uses_hkse or holds_out or preset is not None or bool(settings.get("polish"))
+
+
+def _describe_fit(info: dict[str, Any]) -> Iterator[str]:
+    """Say in words what was learned, how good it is, and where the time went."""
+    from diptych.report._card import describe_fit
+
+    yield from describe_fit(info)
+    facts, names = info["facts"], ViewNames(*info["views"])
+    for task, recall in facts.get("graph_recall", {}).items():
+        yield f"{task}: the graph finds {100 * recall:.1f} % of the exact ten best"
+    parts = {name: value for name, value in facts["seconds"].items() if name != "all"}
+    parts["reading, indexing and writing"] = max(0.0, info["seconds"] - sum(parts.values()))
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
+    yield f"{info['seconds']:.1f} s in all: {times}"
+    items = " and ".join(count(n, names.of(view)) for view, n in info["items"].items())
+    yield f"wrote {info['model']}: {items} to search; diptych info {info['model']} says more"
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Files that ``evaluate`` writes."""
+
+    csv: Annotated[Path | None, file_option("CSV file of the metrics.")] = None
+    latex: Annotated[Path | None, file_option("LaTeX table of the metrics.")] = None
+    run: Annotated[Path | None, file_option("TREC run: the best items of each query.")] = None
+    qrels: Annotated[Path | None, file_option("TREC qrels: which items are right.")] = None
+    task: Annotated[str, file_option("Of --run and --qrels: search or annotate.")] = "search"
+    depth: Annotated[int, file_option("Items of each query in --run.", min=1)] = 100
+
+    def check(self) -> None:
+        """Refuse what has no effect, before anything is computed."""
+        check_task(self.task)
+        if self.run is None:
+            refuse_unused(self, ("depth",), "without --run")
+        if self.run is None and self.qrels is None:
+            refuse_unused(self, ("task",), "without --run or --qrels")
+
+    def write(self, result: Evaluation) -> list[Path]:
+        """Write the files that were asked for, and return their names."""
+        if self.csv is not None:
+            result.write_csv(self.csv)
+        if self.latex is not None:
+            result.write_latex(self.latex)
+        if self.run is not None:
+            result.write_run(self.run, task=self.task, depth=self.depth)
+        if self.qrels is not None:
+            result.write_qrels(self.qrels, task=self.task)
+        return [file for file in (self.csv, self.latex, self.run, self.qrels) if file is not None]
 
 
 def evaluate(
-    ctx: typer.Context,
     model: opt.Model,
     source: opt.Source,
     texts: opt.Texts = None,
-    split: Annotated[str, typer.Option(help="Split of the pairs: train, val, test, or all.")] = "test",
+    split: Annotated[
+        str | None, option("Split of the pairs: train, val, test or all. Default: test, or all if not split.")
+    ] = None,
     pairs: opt.Pairs = None,
-    images: opt.ImagesFolder = None,
-    image_column: opt.ImageColumn = None,
-    caption_column: opt.CaptionColumn = None,
-    encoding: opt.Encoding = None,
-    image_encoder: opt.ImageEncoderNames = None,
-    recipe: opt.Recipe = None,
-    weights: opt.Weights = None,
-    text_encoder: opt.TextEncoderNames = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", rich_help_panel=FILES, help="CSV file of the metrics.")
-    ] = None,
-    latex: Annotated[
-        Path | None, typer.Option("--latex", rich_help_panel=FILES, help="LaTeX table of the metrics.")
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", rich_help_panel=FILES, help="TREC run: the best items of each query."),
-    ] = None,
-    qrels: Annotated[
-        Path | None, typer.Option("--qrels", rich_help_panel=FILES, help="TREC qrels: which items are right.")
-    ] = None,
-    task: Annotated[
-        str, typer.Option(rich_help_panel=FILES, help="Of --run and --qrels: search or annotate.")
-    ] = "search",
-    depth: Annotated[
-        int, typer.Option(min=1, rich_help_panel=FILES, help="Items of each query in --run.")
-    ] = 100,
-    threads: opt.Threads = None,
-    device: opt.Device = "cpu",
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
+    *,
+    table: TableOptions,
+    encoders: LoadOptions,
+    files: FileOptions,
+    how: RunOptions,
 ) -> None:
     """Measure how well a model retrieves known pairs, both ways.
 
@@ -234,107 +281,29 @@ def evaluate(
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
+    from diptych._threads import progress_bar
     from diptych.data import PairedDataset
-    from diptych.retrieval import Retriever
+    from diptych.retrieval._evaluation import TITLES
 
-    with report_errors(), limit_threads(threads):
+    if split is not None:
         check_choice(split, ("train", "val", "test", "all"), "split")
-        check_task(task)
-        if run is None:
-            refuse_unused(ctx, ("depth",), "without --run")
-        if run is None and qrels is None:
-            refuse_unused(ctx, ("task",), "without --run or --qrels")
-        retriever = Retriever.load(
-            model,
-            make_image_encoder(image_encoder, recipe, weights),
-            make_text_encoder(text_encoder, device),
-            mmap=True,
-            device=device,
-        )
-        table = TableOptions(image_column, caption_column, encoding, retriever.views)
-        data = open_data(source, texts, pairs, images, table)
-        is_raw = isinstance(data, PairedDataset)
-        dataset = data if isinstance(data, PairedDataset) else data.dataset
-        if dataset.splits is None and split != "all":
-            refuse_unused(ctx, ("split",), "on pairs without splits")
-        if not is_raw:
-            refuse_unused(ctx, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
-        name = "all" if dataset.splits is None else split
-        with show_progress("encoding", quiet or as_json or not is_raw) as bar:
-            result = retriever.evaluate(data, None if name == "all" else name, watch=EncodingBars(*bar))
-        if csv is not None:
-            result.write_csv(csv)
-        if latex is not None:
-            result.write_latex(latex)
-        if run is not None:
-            result.write_run(run, task=task, depth=depth)
-        if qrels is not None:
-            result.write_qrels(qrels, task=task)
-        if as_json:
-            print_json({name: result, "intervals": result.intervals()})
-        elif not quiet:
-            console = make_console()
-            console.print(metrics_table(name, result))
-            for file in filter(None, (csv, latex, run, qrels)):
-                console.print(f"wrote {file}")
-
-
-def _refuse_unused(
-    ctx: typer.Context,
-    data: PairedDataset | PairedViews,
-    text_encoders: list[str],
-    model: AWCCA | Fusion,
-    settings: Settings,
-) -> None:
-    """Raise an error for options and settings that have no effect on these data with this model."""
-    from diptych.data import PairedDataset
-    from diptych.fusion import Fusion
-    from diptych.retrieval._recommended import default_encoder
-
-    is_raw, is_fusion = isinstance(data, PairedDataset), isinstance(model, Fusion)
-    dataset = data if isinstance(data, PairedDataset) else data.dataset
-    has_validation = "val" in dataset.split_sizes()
-    uses_hkse = "hkse" in text_encoders or (text_encoders == ["auto"] and default_encoder("text") is None)
-    if not is_raw and "hkse" in text_encoders:
-        raise InputError("--text-encoder hkse is fitted on captions, but features were given; leave it out.")
-    if not uses_hkse:
-        reason = (
-            "on features"
-            if not is_raw
-            else f"with --text-encoder {' and '.join(text_encoders)}; they belong to hkse"
-        )
-        refuse_unused(ctx, ("vectors",), reason)
-        refuse_settings([f"{key} in [hkse]" for key in settings["hkse"]], reason)
-    selects = is_fusion or model.params is None or model.n_components == "auto"
-    unused = {"grid", "path_metrics"} & set(settings["model"]) if not is_fusion and model.params else set()
-    refuse_settings(sorted(unused), "with params, which leave nothing to select")
-    if "validation_fraction" in settings["model"] and (has_validation or not selects):
-        why = (
-            "on pairs with a val split, which is used to select"
-            if has_validation
-            else ("with params, which leave nothing to select")
-        )
-        refuse_settings(["validation_fraction"], why)
-    if not uses_hkse and not is_fusion and not model.polish and (not selects or has_validation):
-        refuse_unused(ctx, ("random_state",), "here, where nothing is drawn at random")
-
-
-def _print_fitted(info: dict[str, Any]) -> None:
-    console, facts = make_console(), info["facts"]
-    for part, scores in facts["metrics"].items():
-        console.print(recall_table(part, scores))
-    for line in describe_model(info):
-        console.print(line)
-    console.print(facts["quality"])
-    for task, recall in facts.get("graph_recall", {}).items():
-        console.print(f"{task}: the graph finds {100 * recall:.1f} % of the exact ten best")
-    parts = {name: value for name, value in facts["seconds"].items() if name != "all"}
-    parts["reading, indexing and writing"] = max(0.0, info["seconds"] - sum(parts.values()))
-    times = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
-    sizes = " and ".join(
-        count(n, name) for name, n in zip(info["views"], info["items"].values(), strict=True)
-    )
-    console.print(
-        f"{count(facts['pairs']['train'][1], 'training pair')}; {info['seconds']:.1f} s in all: {times}"
-    )
-    console.print(f"wrote {info['model']}: {sizes} to search")
+    files.check()
+    retriever = encoders.load(model)
+    data = table.open(source, texts, pairs, retriever.views)
+    is_raw = isinstance(data, PairedDataset)
+    has_splits = (data if isinstance(data, PairedDataset) else data.dataset).splits is not None
+    if split not in (None, "all") and not has_splits:
+        refuse_settings(["--split"], "on pairs without splits")
+    if not is_raw:
+        refuse_unused(encoders, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
+    name = (split or "test") if has_splits else "all"
+    with progress_bar("measuring", how.bars):
+        result = retriever.evaluate(data, None if name == "all" else name)
+    written = files.write(result)
+    if how.quiet and not how.as_json:
+        return
+    intervals = result.intervals()
+    if not how.as_json:
+        rows = ([title, *result.cells(metric, intervals)] for metric, title in TITLES.items())
+        print_table(name, ["metric", *result], rows)
+    how.show({name: result, "intervals": intervals}, [f"wrote {file}" for file in written])

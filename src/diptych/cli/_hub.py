@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from diptych.cli import _options as opt
-from diptych.cli._output import hide_library_bars, make_console, print_json, report_errors
+from diptych.cli._output import hide_library_bars
+from diptych.cli._run import RunOptions, option
 
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
+
+
+class PushOptions(RunOptions):
+    """How ``push`` runs."""
+
+    interrupted = "the repository may be incomplete; run the same command again"
 
 
 def push(
     model: opt.Model,
     repo: Repository,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    branch: Annotated[str | None, typer.Option(help="Branch to push to. Default: main.")] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Push model with diptych",
-    license: Annotated[str, typer.Option(help="Licence that the card names, such as cc-by-4.0.")] = "unknown",
+    private: Annotated[bool, option("Make a new repository private.", "--private")] = False,
+    branch: Annotated[str | None, option("Branch to push to. Default: main.")] = None,
+    message: Annotated[str, option("Message of the commit.")] = "Push model with diptych",
+    license: Annotated[str, option("Licence that the card names, such as cc-by-4.0.")] = "unknown",
     keep_features: Annotated[
-        bool, typer.Option("--keep-features", help="Publish what others need to refit the model.")
+        bool, option("Publish what others need to refit the model.", "--keep-features")
     ] = False,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
+    *,
+    run: PushOptions,
 ) -> None:
     """Publish a model on the Hugging Face Hub.
 
@@ -35,33 +42,31 @@ def push(
     """
     from diptych.retrieval import Retriever
 
-    with report_errors("the repository may be incomplete; run the same command again"):
-        hide_library_bars(quiet or as_json)
-        url = Retriever.load(model).push_to_hub(
-            repo,
-            private=private or None,
-            branch=branch,
-            commit_message=message,
-            license=license,
-            keep_features=keep_features,
-        )
-        if as_json:
-            print_json({"model": str(model), "repository": repo, "commit": url})
-        elif not quiet:
-            make_console().print(f"published {model}: {url}")
+    hide_library_bars(run.silent)
+    url = Retriever.load(model).push_to_hub(
+        repo,
+        private=private or None,
+        branch=branch,
+        commit_message=message,
+        license=license,
+        keep_features=keep_features,
+    )
+    content = {"model": str(model), "repository": repo, "commit": url}
+    run.show(content, [f"published {model}: {url}"])
 
 
 def pull(
     repo: Repository,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the model to.")],
+    out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
     revision: Annotated[
-        str | None, typer.Option(help="A branch, a tag or a commit. Default: the newest on main.")
+        str | None, option("A branch, a tag or a commit. Default: the newest on main.")
     ] = None,
     images: Annotated[
-        Path | None, typer.Option(help="Folder with the image files under their ids, if you have them.")
+        Path | None, option("Folder with the image files under their ids, if you have them.")
     ] = None,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
+    max_gigabytes: Annotated[float, option("Download no larger model.")] = 20.0,
+    *,
+    run: RunOptions,
 ) -> None:
     """Download a published model from the Hugging Face Hub.
 
@@ -73,12 +78,10 @@ def pull(
     from diptych.retrieval import Retriever
     from diptych.retrieval._folder import KIND
 
-    with report_errors():
-        hide_library_bars(quiet or as_json)
-        check_writable(out, KIND)
-        retriever = Retriever.from_pretrained(repo, revision=revision, images=images)
-        retriever.save(out)
-        if as_json:
-            print_json({"repository": repo, "model": str(out), "items": retriever.info()["items"]})
-        elif not quiet:
-            make_console().print(f"wrote {out}: {retriever}")
+    hide_library_bars(run.silent)
+    check_writable(out, KIND)
+    options: dict[str, Any] = {"revision": revision, "images": images, "max_gigabytes": max_gigabytes}
+    retriever = Retriever.from_pretrained(repo, **options)
+    retriever.save(out)
+    content = {"repository": repo, "model": str(out), "items": retriever.info()["items"]}
+    run.show(content, [f"wrote {out}: {retriever}"])

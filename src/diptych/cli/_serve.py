@@ -3,74 +3,52 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from diptych._checks import missing_package_error
-from diptych.cli._options import (
-    ImageEncoderNames,
-    Model,
-    Recipe,
-    TextEncoderNames,
-    Threads,
-    Weights,
-    make_image_encoder,
-    make_text_encoder,
-)
-from diptych.cli._output import make_console, report_errors
+from diptych.cli._encoders import EncoderOptions
+from diptych.cli._options import Model
+from diptych.cli._output import report_errors, say
+from diptych.cli._run import Threads, option
 
-LIMITS = "Limits"
+limit_option = partial(option, panel="Limits")
 
 
 def serve(
     model: Model,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any other than loopback needs a token.")
+        str, option("Address to listen on; any other than loopback needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    port: Annotated[int, option("Port to listen on; 0: any free one.", min=0, max=65535)] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(envvar="DIPTYCH_TOKEN", help="Secret that clients must send; prefer DIPTYCH_TOKEN."),
+        option("Secret that clients must send; prefer DIPTYCH_TOKEN.", envvar="DIPTYCH_TOKEN"),
     ] = None,
-    writable: Annotated[
-        bool, typer.Option("--writable", help="Let clients add and remove items, durably.")
-    ] = False,
-    image_encoder: ImageEncoderNames = None,
-    recipe: Recipe = None,
-    weights: Weights = None,
-    text_encoder: TextEncoderNames = None,
-    max_upload_mb: Annotated[
-        float, typer.Option(min=0.001, help="Size of a request with files.", rich_help_panel=LIMITS)
-    ] = 20,
+    writable: Annotated[bool, option("Let clients add and remove items, durably.", "--writable")] = False,
+    *,
+    encoders: EncoderOptions,
+    max_upload_mb: Annotated[float, limit_option("Size of a request with files.", min=0.001)] = 20,
     max_file_mb: Annotated[
         float,
-        typer.Option(min=0.001, help="Size of an audio or video file to send.", rich_help_panel=LIMITS),
+        limit_option("Size of an audio or video file to send.", min=0.001),
     ] = 1024,
-    max_pixels: Annotated[
-        int, typer.Option(min=1, help="Pixels of one image.", rich_help_panel=LIMITS)
-    ] = 40_000_000,
-    max_k: Annotated[int, typer.Option(min=1, help="Hits per query.", rich_help_panel=LIMITS)] = 200,
-    max_batch: Annotated[int, typer.Option(min=1, help="Queries per request.", rich_help_panel=LIMITS)] = 64,
-    max_concurrency: Annotated[
-        int, typer.Option(min=1, help="Threads that search and encode.", rich_help_panel=LIMITS)
-    ] = 8,
-    decode_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time to decode one image.", rich_help_panel=LIMITS)
-    ] = 10,
-    log_queries: Annotated[
-        bool, typer.Option("--log-queries", help="Write queries to the access log.")
-    ] = False,
+    max_pixels: Annotated[int, limit_option("Pixels of one image.", min=1)] = 40_000_000,
+    max_k: Annotated[int, limit_option("Hits per query.", min=1)] = 200,
+    max_batch: Annotated[int, limit_option("Queries per request.", min=1)] = 64,
+    max_concurrency: Annotated[int, limit_option("Threads that search and encode.", min=1)] = 8,
+    decode_seconds: Annotated[float, limit_option("Time to decode one image.", min=0.1)] = 10,
+    log_queries: Annotated[bool, option("Write queries to the access log.", "--log-queries")] = False,
     send_files: Annotated[
         bool,
-        typer.Option("--send-files", help="Let clients download files that are no image, audio or video."),
+        option("Let clients download files that are no image, audio or video.", "--send-files"),
     ] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
+    no_browser: Annotated[bool, option("Do not open a browser.", "--no-browser")] = False,
     threads: Threads = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write no access log.")] = False,
+    quiet: Annotated[bool, option("Write no access log.", "--quiet", "-q")] = False,
 ) -> None:
-    """Open a web page that searches images with text and text with images, and serve the HTTP API.
+    """Serve a web page that searches both ways, and an HTTP API.
 
     A new version that is saved to MODEL is loaded without a restart.
 
@@ -101,9 +79,9 @@ def serve(
             log_queries=log_queries,
             threads=threads,
             quiet=quiet,
-            image_encoder=make_image_encoder(image_encoder, recipe, weights),
-            text_encoder=make_text_encoder(text_encoder),
+            image_encoder=encoders.open_image_encoder(),
+            text_encoder=encoders.open_text_encoder(),
             send_files=send_files,
             browser=not no_browser and sys.stdout.isatty(),
-            say=make_console().print,
+            say=say,
         )

@@ -32,11 +32,10 @@ from diptych.data._feature_store import (
     read_job,
 )
 from diptych.data._pairs import PairedDataset, RowNumbers
-from diptych.image import ImageEncoder
-from diptych.image import image_encoder as make_image_encoder
-from diptych.image._decoding import DEFAULT_MAX_PIXELS
-from diptych.image._encoders import encode_inputs, inputs_of, prepare_input
-from diptych.text import SentenceEncoder, sentence_encoder
+from diptych.encoders import ImageEncoder, SentenceEncoder, sentence_encoder
+from diptych.encoders import image_encoder as make_image_encoder
+from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
+from diptych.encoders._image import encode_inputs, inputs_of, prepare_input
 
 _SAMPLE_BYTES = 4096
 _PROBE_CAPTIONS = 8
@@ -103,7 +102,7 @@ def encode_images(
     Examples
     --------
     >>> from tempfile import mkdtemp
-    >>> from diptych.image import PyramidDescriptor
+    >>> from diptych.encoders import PyramidDescriptor
     >>> from diptych.scenes import make_scenes
     >>> pairs = make_scenes(5, size=32).write(mkdtemp())
     >>> encode_images(pairs, PyramidDescriptor(), mkdtemp()).features.shape
@@ -143,7 +142,7 @@ def encode_texts(
     Examples
     --------
     >>> from tempfile import mkdtemp
-    >>> from diptych.text import sentence_encoder
+    >>> from diptych.encoders import sentence_encoder
     >>> pets = PairedDataset.of([("cat.jpg", ["A cat.", "It sleeps."]), ("dog.jpg", ["A dog."])])
     >>> lengths = sentence_encoder(lambda texts: np.array([[float(len(text))] for text in texts]))
     >>> encode_texts(pets, lengths, mkdtemp()).features.tolist()
@@ -353,9 +352,9 @@ def encoded_blocks(
     dataset
         Pairs that have the paths of their images; for one split, ``dataset.subset("train")``.
     image_encoder
-        An ``ImageEncoder``, or what ``diptych.image.image_encoder`` takes.
+        An ``ImageEncoder``, or what ``diptych.encoders.image_encoder`` takes.
     text_encoder
-        A fitted ``HKSE``, an object with ``encode``, or what ``diptych.text.sentence_encoder`` takes.
+        A fitted ``HKSE``, an object with ``encode``, or what ``diptych.encoders.sentence_encoder`` takes.
     images
         About how many images a block has.
     batch_size
@@ -370,7 +369,7 @@ def encoded_blocks(
     --------
     >>> from tempfile import mkdtemp
     >>> from diptych.scenes import make_scenes
-    >>> from diptych.text import HKSE
+    >>> from diptych.encoders import HKSE
     >>> pairs = make_scenes(12).write(mkdtemp())
     >>> hkse = HKSE(word_features=8, sentence_features=8).fit(pairs.captions)
     >>> blocks = encoded_blocks(pairs, "pyramid", hkse, images=5)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeAlias, TypeVar
@@ -30,6 +31,7 @@ from diptych._persistence import (
     convert,
     file_digest,
     map_npy,
+    name_in_errors,
     read_json,
     replace_file,
     write_json,
@@ -214,12 +216,15 @@ class StoreWriter:
                 f"the encoder gave NaN or numbers beyond {self.job.dtype} for inputs {self.done} to "
                 f"{self.done + inputs - 1}; check the network's recipe, or store float32."
             )
-        self._data.write(rows.tobytes())
-        _flush(self._data)
+        with name_in_errors(self.folder / _PARTIAL):
+            self._data.write(rows.tobytes())
+            _flush(self._data)
         self.done, self.rows = self.done + inputs, self.rows + len(rows)
         self.skipped += skipped
-        self._journal.write(msgspec.json.encode(_JournalEntry(self.done, self.rows, list(skipped))) + b"\n")
-        _flush(self._journal)
+        entry = msgspec.json.encode(_JournalEntry(self.done, self.rows, list(skipped)))
+        with name_in_errors(self.folder / _JOURNAL):
+            self._journal.write(entry + b"\n")
+            _flush(self._journal)
 
     def finish(self, ids: Sequence[str]) -> FeatureStore:
         """Complete the store; ``ids`` are those of all inputs."""
@@ -243,9 +248,12 @@ class StoreWriter:
 
     def close(self) -> None:
         """Close the files; another writer may continue the work."""
-        self._data.close()
-        self._journal.close()
-        self._lock.release()
+        try:
+            with name_in_errors(self.folder / _PARTIAL):  # they may have to write something yet
+                self._data.close()
+                self._journal.close()
+        finally:
+            self._lock.release()
 
     def _recover(self) -> None:
         """Keep what the journal mentions and the disk has."""
@@ -309,6 +317,14 @@ def _read_values(path: Path, kind: type[T]) -> list[T]:
         return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is damaged ({error}); encode again into an empty folder.") from None
+
+
+def remove_store(folder: Path) -> None:
+    """Remove the files of a store, finished or not, and its folder unless others wrote there."""
+    for name in (_FEATURES, _IDS, _SKIPPED, _PARTIAL, _JOURNAL, _WORK, LOCK, CONFIG):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _remove_work_files(folder: Path) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def contained_path(folder: str | os.PathLike[str], name: str) -> Path:
     return Path(folder, *parts.parts)
 
 
-def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return shape, whether columns come first, type, and the offset of the numbers of a ``.npy`` file."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -109,8 +109,8 @@ def explain_hub_errors(name: str) -> Iterator[None]:
         causes: list[BaseException] = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and len(causes) < 10:
             causes.append(cause)
-        answers = (each for each in causes if isinstance(each, errors.HfHubHTTPError))
-        answer: Any = next((each for each in answers if each.response is not None), None)
+        answers = (cause for cause in causes if isinstance(cause, errors.HfHubHTTPError))
+        answer: Any = next((reply for reply in answers if reply.response is not None), None)
         status = 0 if answer is None else answer.response.status_code
         if isinstance(error, errors.HFValidationError):
             message = f"{name!r} is not the name of a repository; give user/name."
@@ -118,7 +118,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
             message = f"{name} is gated; ask for access on its page, and log in with: hf auth login"
         elif isinstance(answer, errors.RevisionNotFoundError):
             message = f"{name} has no such revision; give a branch, a tag or a commit of it."
-        elif any(isinstance(each, errors.LocalTokenNotFoundError) for each in causes) or status == 401:
+        elif any(isinstance(cause, errors.LocalTokenNotFoundError) for cause in causes) or status == 401:
             message = f"{name} needs a valid login to the Hub, or does not exist; log in with: hf auth login"
         elif (
             isinstance(answer, errors.RepositoryNotFoundError)
@@ -131,7 +131,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
             message = f"the Hub answered {status} for {name}; try again later."
         elif status:
             message = f"the Hub refused {name} ({' '.join(str(error).split())[:300].rstrip('.')})."
-        elif any(isinstance(each, unreachable) for each in causes):
+        elif any(isinstance(cause, unreachable) for cause in causes):
             message = (
                 f"{name} is not in the cache, and the Hub cannot be reached; check the network, and that "
                 "HF_HUB_OFFLINE is not set."

@@ -25,7 +25,7 @@ from diptych._checks import DataWarning, InputError, count, missing_package_erro
 from diptych.data._files import explain_hub_errors
 from diptych.data._pairs import normalize_split
 from diptych.data._tables import Rows
-from diptych.image._decoding import EXTENSIONS, FORMATS
+from diptych.encoders._decoding import EXTENSIONS, FORMATS
 
 PREFIX = "hf:"
 
@@ -80,7 +80,7 @@ class HubDataset:
         """
         size, number, empty = 0, 0, 0
         for name, table in self.splits.items():
-            own = _name_split(name, single=len(self.splits) == 1)
+            split_name = _name_split(name, single=len(self.splits) == 1)
             folder = re.sub(r"[^\w-]+", "_", name)  # a name from a file must not lead out of the images
             for row in self._read(table, image, captions, split):
                 number += 1
@@ -94,7 +94,8 @@ class HubDataset:
                 if file is None:
                     empty += 1
                     continue
-                yield number, {"image": file, "caption": texts, "split": own if split is None else row[split]}
+                row_split = split_name if split is None else row[split]
+                yield number, {"image": file, "caption": texts, "split": row_split}
         if empty:
             warnings.warn(
                 f"{count(empty, 'row')} of {self.name} without an image left out.", DataWarning, stacklevel=4
@@ -120,9 +121,9 @@ class HubDataset:
             content = path.read_bytes()
         _check_size(len(content), self.name)
         digest = hashlib.sha256(content).hexdigest()
-        known = PurePosixPath((cell["path"] or "").replace("\\", "/"))
-        suffix = known.suffix.lower() if known.suffix.lower() in EXTENSIONS else _detect_suffix(content)
-        stem = re.sub(r"[^\w.-]+", "_", known.stem)[:80].strip("._-")
+        original = PurePosixPath((cell["path"] or "").replace("\\", "/"))
+        suffix = original.suffix.lower() if original.suffix.lower() in EXTENSIONS else _detect_suffix(content)
+        stem = re.sub(r"[^\w.-]+", "_", original.stem)[:80].strip("._-")
         file = f"{folder}/{stem}-{digest[:12]}{suffix}" if stem else f"{folder}/{digest[:20]}{suffix}"
         target = images / file
         if not target.is_file() or target.stat().st_size != len(content):

@@ -15,8 +15,8 @@ from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, with_a
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
-from diptych.image._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
-from diptych.image._encoders import open_input
+from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
+from diptych.encoders._image import open_input
 
 _LISTED = 3
 

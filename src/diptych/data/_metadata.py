@@ -25,7 +25,7 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")  # +49 … is a telephone number
 _NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(_DATE.pattern + r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:?[0-9]{2})?")
-_INTEGER_LIMIT = 2**63
+_INT64 = range(-(2**63), 2**63)
 
 
 class MetadataReader:
@@ -44,7 +44,7 @@ class MetadataReader:
             if not isinstance(name, str) or name in used or name == SPLIT:
                 what = "is part of the pairs already" if isinstance(name, str) else "is not a name"
                 raise InputError(f"metadata names the column {name!r}, which {what}; leave it out.")
-        self._rows: list[tuple[int, int, dict[str, Any]]] = []
+        self._rows: list[tuple[int, int, int, dict[str, Any]]] = []
         self._seen: dict[str, None] = {}
 
     def add(self, number: int, cells: Mapping[str, Any], image: int, n_captions: int) -> None:
@@ -59,7 +59,7 @@ class MetadataReader:
             value = self._check(value, name, number) if self._typed else (value or "").strip() or None
             if value is not None:
                 values[name] = value
-        self._rows.append((image, n_captions, values))
+        self._rows.append((number, image, n_captions, values))
 
     def finish(
         self, columns: Iterable[str], image_ids: Sequence[str], caption_ids: Sequence[str]
@@ -75,7 +75,7 @@ class MetadataReader:
         metadata: Metadata = {}
         of_images: dict[int, list[dict[str, Any]]] = {}
         captions = iter(caption_ids)
-        for image, n_captions, values in self._rows:
+        for _, image, n_captions, values in self._rows:
             of_images.setdefault(image, []).append(values)
             own = [next(captions) for _ in range(n_captions)]
             metadata.update(dict.fromkeys(own, values) if values else {})
@@ -86,7 +86,10 @@ class MetadataReader:
 
     def _convert(self, name: str) -> None:
         """Give the cells of a column the type that all of them have."""
-        rows = [values for _, _, values in self._rows if name in values]
+        rows = [values for *_, values in self._rows if name in values]
+        if all(_NUMBER.fullmatch(values[name]) for values in rows):
+            for number, *_, values in self._rows:
+                self._check_size(values.get(name, ""), name, number)
         for parse in _PARSERS:
             parsed = [parse(values[name]) for values in rows]
             if None not in parsed:
@@ -100,12 +103,24 @@ class MetadataReader:
         if isinstance(value, list | tuple):
             plain = [_as_plain(element) for element in value]
         parts = plain if isinstance(plain, list) else [plain]
+        for part in parts:
+            if type(part) is int:
+                self._check_size(str(part), name, number)
         if any(part is _REFUSED for part in parts):
             raise InputError(
                 f"{self._path}, row {number}: column {name!r} holds {str(value)[:60]!r}, which cannot be "
                 "metadata; expected text, a number, true or false, a date, or a list of these."
             )
         return plain
+
+    def _check_size(self, cell: str, name: str, number: int) -> None:
+        """Refuse a whole number that does not fit into 64 bits, as those of a store do."""
+        if _INTEGER.fullmatch(cell) and _parse_integer(cell) is None:
+            shown = cell if len(cell) <= 24 else f"{cell[:12]}… ({len(cell):,} characters)"
+            raise InputError(
+                f"{self._path}, row {number}: column {name!r} holds {shown}, and a whole number of metadata "
+                "has at most 64 bits; leave the column out, or store it as text."
+            )
 
 
 _REFUSED = object()
@@ -142,7 +157,9 @@ def _merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_integer(cell: str) -> int | None:
-    return int(cell) if _INTEGER.fullmatch(cell) and abs(int(cell)) < _INTEGER_LIMIT else None
+    # Python refuses to read thousands of digits.
+    fits = len(cell) <= 20 and _INTEGER.fullmatch(cell) and int(cell) in _INT64
+    return int(cell) if fits else None
 
 
 def _parse_number(cell: str) -> float | None:

@@ -34,7 +34,7 @@ from diptych.data._hub_datasets import PREFIX, open_hub_dataset
 from diptych.data._metadata import Columns, MetadataReader
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
 from diptych.data._tables import TABLE_SUFFIXES, Rows, open_table
-from diptych.image._decoding import EXTENSIONS
+from diptych.encoders._decoding import EXTENSIONS
 
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
 FLICKR30K_TOKENS = "results_20130124.token"

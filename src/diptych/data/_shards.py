@@ -209,17 +209,17 @@ def _cut_in_order(xs: list[Matrix], ys: list[Matrix], captions: int, rows: int |
     block_rows = rows or int(_BLOCK_BYTES / 4 / (xs[0].width / captions + ys[0].width))
     images = max(1, block_rows // captions)
     starts = [0, *accumulate(y.rows for y in ys)]
-    before = 0
+    previous_rows = 0
     for x in xs:
         for low, high in _cut_range(x.rows, images, (x.grain, max(1, ys[0].grain // captions))):
-            first, last = (before + low) * captions, (before + high) * captions
+            first, last = (previous_rows + low) * captions, (previous_rows + high) * captions
             pieces = (
                 Piece(y, max(first - start, 0), min(last - start, y.rows))
                 for y, start in zip(ys, starts, strict=False)
                 if start < last and first < start + y.rows
             )
             yield Shard(Piece(x, low, high), tuple(pieces), captions)
-        before += x.rows
+        previous_rows += x.rows
 
 
 def _check_row_counts(xs: list[Matrix], ys: list[Matrix], captions: int) -> None:
@@ -229,9 +229,9 @@ def _check_row_counts(xs: list[Matrix], ys: list[Matrix], captions: int) -> None
         pairs = [(f"x in {len(xs)} file(s)", total_x, f"y in {len(ys)}", total_y)]
     for x, n_x, y, n_y in pairs:
         if n_x * captions != n_y:
-            each = "one" if captions == 1 else str(captions)
+            rows = "one" if captions == 1 else str(captions)
             raise InputError(
-                f"{x} has {n_x} rows and {y} has {n_y}; expected {n_x * captions}, {each} for each row of x. "
+                f"{x} has {n_x} rows and {y} has {n_y}; expected {n_x * captions}, {rows} for each row of x. "
                 "Give pairing, the rows of y for each row of x or the row of x for each row of y."
             )
 
@@ -272,7 +272,7 @@ def _cut_range(rows: int, most: int, grains: tuple[int, ...]) -> Iterator[tuple[
         return
     grain = math.lcm(*grains)
     if grain > most:
-        grain = max((each for each in grains if each <= most), default=1)
+        grain = max((grain for grain in grains if grain <= most), default=1)
     step = -(-rows // -(-rows // most))
     step = min(-(-step // grain) * grain, most // grain * grain)
     for start in range(0, rows, step):
@@ -286,7 +286,7 @@ def _read_pairings(pairing: Any, n_files: int, options: StorageOptions) -> list[
         pairing = [pairing]
     elif isinstance(pairing, str | os.PathLike):
         pairing = expand_names(pairing, options)
-    arrays = [_read_pairing(each, options) for each in pairing]
+    arrays = [_read_pairing(entry, options) for entry in pairing]
     if len(arrays) != n_files:
         raise InputError(f"there are {len(arrays)} pairings for {n_files} files of y; give one for each.")
     return arrays

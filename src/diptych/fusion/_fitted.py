@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, Self, TypeAlias, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,6 +40,7 @@ from diptych.fusion._blocks import (
     sum_pairs,
     unit_key,
 )
+from diptych.fusion._choosing import SelectionReport
 from diptych.fusion._hubness import Correction, Gate, append_gates, append_offsets, compute_offsets
 from diptych.fusion._members import (
     LinearMaps,
@@ -80,52 +82,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 """``"best"``: every ingredient that helped (``docs/accuracy.md``). ``"plain"``: AW-CCA as in the paper."""
 
 
-CorrectionReport: TypeAlias = dict[str, str | int | float]
-Recalls: TypeAlias = dict[str, float]
+@dataclass(frozen=True, eq=False)
+class FusedModels:
+    """The models of a fusion: the geometry of the blocks, and for each task what ``Fusion`` documents."""
 
+    geometry: dict[str, Side]
+    members: dict[Task, list[Member]]
+    corrections: dict[Task, Correction]
+    banks: dict[Task, Floats]
+    gates: dict[Task, Gate | None]
 
-class UseReport(TypedDict):
-    weighting: str
-    relaxation: float
-    epochs: NotRequired[int]
-    recall: Recalls
-    corrected: Recalls
-    correction: CorrectionReport
-
-
-class PartReport(TypedDict):
-    part: str
-    value: float
-    best: dict[str, str | float]
-    tried: list[UseReport]
-
-
-class TaskReport(TypedDict):
-    parts: list[PartReport]
-    weights: list[float]
-    correction: CorrectionReport
-    value: float
-    recall: Recalls
-
-
-class FitReport(TypedDict):
-    x: dict[str, float]
-    y: dict[str, float]
-    params: dict[Task, list[float]]
-    choice: dict[Task, list[int]]
-    seconds: float
-
-
-class SelectionReport(TypedDict):
-    """What was tried, its value on validation, and what was chosen: ``Fusion.selection_``."""
-
-    criterion: str
-    validation: str
-    refitted: bool
-    geometry: dict[str, dict[str, str | int | Recalls]]
-    parts: list[FitReport]
-    tasks: dict[Task, TaskReport]
-    seconds: float
+    def moment_widths(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return names and widths of the blocks of both views in ``Fusion.moments_``, in order."""
+        parts = [member.part for members in self.members.values() for member in members]
+        x, y = (
+            {name: shape.width for name, shape in self.geometry[view].items()}
+            | {
+                unit_key(name): shape.width
+                for name, shape in self.geometry[view].items()
+                if name in identity_blocks(parts, view)
+            }
+            for view in ("x", "y")
+        )
+        return x, y
 
 
 class MemberConfig(Schema, frozen=True):
@@ -135,6 +114,7 @@ class MemberConfig(Schema, frozen=True):
     use: Use
     weight: float
     params: tuple[float, float] | None = None
+    canonical: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a weight or a γ that is not positive."""
@@ -225,7 +205,7 @@ class FittedFusion:
         name = check_task(task)
         view = QUERY_VIEW[name]
         projected = project_members(self.members_[name], self._shape(features, name, view), view)
-        vectors = np.concatenate([np.asarray(to_unit_length(own)) for own in projected], axis=1)
+        vectors = np.concatenate([np.asarray(to_unit_length(rows)) for rows in projected], axis=1)
         gate = self.gates_[name]
         return append_gates(vectors, 1.0 if gate is None else gate.compute(np.concatenate(projected, axis=1)))
 
@@ -293,7 +273,9 @@ class FittedFusion:
                         f"{task}.{at}.polish_x": member.polish.x,
                         f"{task}.{at}.polish_y": member.polish.y,
                     }
-            members = [MemberConfig(m.part, m.use, m.weight, m.params) for m in self.members_[task]]
+            members = [
+                MemberConfig(m.part, m.use, m.weight, m.params, m.canonical) for m in self.members_[task]
+            ]
             gate = self.gates_[task]
             if gate is not None:
                 tensors[f"{task}.gate"] = gate.rates
@@ -338,7 +320,8 @@ class FittedFusion:
     def moment_widths(self) -> dict[str, int]:
         """Return the numbers of columns of ``"x"`` and of ``"y"`` in ``moments_``."""
         self._check_fitted()
-        return {view: sum(own.values()) for view, own in zip("xy", self._moment_widths(), strict=True)}
+        x, y = self._models().moment_widths()
+        return {"x": sum(x.values()), "y": sum(y.values())}
 
     def __sklearn_is_fitted__(self) -> bool:
         """Return whether there are models."""
@@ -350,19 +333,12 @@ class FittedFusion:
 
             raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit() first.")
 
-    def _moment_widths(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return names and widths of the blocks of both views in ``moments_``, in order."""
-        parts = [member.part for members in self.members_.values() for member in members]
-        x, y = (
-            {name: shape.width for name, shape in self.geometry_[view].items()}
-            | {
-                unit_key(name): shape.width
-                for name, shape in self.geometry_[view].items()
-                if name in identity_blocks(parts, view)
-            }
-            for view in ("x", "y")
-        )
-        return x, y
+    def _models(self) -> FusedModels:
+        return FusedModels(self.geometry_, self.members_, self.corrections_, self.banks_, self.gates_)
+
+    def _set_models(self, models: FusedModels) -> None:
+        self.geometry_, self.members_, self.corrections_ = models.geometry, models.members, models.corrections
+        self.banks_, self.gates_ = models.banks, models.gates
 
     def _shape(self, features: Any, task: Task, view: str) -> Blocks:
         """Return features of a view as blocks in the geometry that the members of a task expect."""
@@ -399,7 +375,7 @@ def _take_member(
         take_array(tensors, f"{name}.y_map", (m_y, x_map.shape[1]), source),
     )
     polish = take_polish(tensors, name, stored.use.epochs, x_map.shape[1], source)
-    return Member(part, stored.use, stored.weight, linear, stored.params, polish)
+    return Member(part, stored.use, stored.weight, linear, stored.params, polish, stored.canonical)
 
 
 def _to_cosines(items: Floats, queries: Floats) -> tuple[Floats, Floats]:

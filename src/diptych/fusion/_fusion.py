@@ -3,90 +3,26 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
-from diptych._arrays import fields_to_numpy
-from diptych._checks import (
-    QUERY_VIEW,
-    TASKS,
-    InputError,
-    Task,
-    check_choice,
-    check_count,
-)
+from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, check_count
 from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._moments import PRECISIONS, Moments, Precision
-from diptych.cca._polish import COMPONENTS, polish_for
-from diptych.cca._streaming import Engine
+from diptych.cca._streaming import Engine, remove_checkpoint
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
-from diptych.fusion._blocks import (
-    Block,
-    Blocks,
-    Floats,
-    Geometry,
-    JointMoments,
-    Pairs,
-    Side,
-    count_rows,
-    sample_images,
-    sum_pairs,
-    take_rows,
-)
-from diptych.fusion._fitted import (
-    PRESETS,
-    FitReport,
-    FittedFusion,
-    PartReport,
-    SelectionReport,
-    TaskReport,
-    Views,
-    as_pairs,
-    shape_pairs,
-)
-from diptych.fusion._hubness import (
-    KINDS,
-    Correction,
-    Evaluator,
-    Gate,
-    TaskChoice,
-    choose_weights,
-)
-from diptych.fusion._members import (
-    AnyPart,
-    Choice,
-    LinearMaps,
-    Member,
-    Part,
-    Trial,
-    Use,
-    carry_vectors,
-    choose_geometry,
-    choose_use,
-    embed_members,
-    fit_part,
-    make_gate,
-    make_parts,
-    make_uses,
-    polish_use,
-    project_pairs,
-    refit_member,
-)
-
-Item = TypeVar("Item")
-
-POLISHED = 0.25
-"""The weight from which a part is polished; the first always is. Others change the sum too little."""
+from diptych.fusion._blocks import Block, Floats, Geometry, JointMoments, Pairs, count_rows, take_rows
+from diptych.fusion._choosing import SelectionReport
+from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, Views, as_pairs
+from diptych.fusion._fitting import Settings, fit_fusion
+from diptych.fusion._hubness import KINDS, Correction, Gate
+from diptych.fusion._members import LinearMaps, Member, Part, Use, carry_vectors, make_gate, refit_member
 
 
 class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
@@ -151,8 +87,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
     moments_ : Moments
         Of the pairs that the models were fitted on: all blocks in their geometry side by side, then those
         that identity parts compare, with unit length. Not saved with the model.
-    selection_ : dict
-        Plain data: what was tried, its value on validation, what was chosen.
+    selection_ : SelectionReport
+        What was tried, its value on validation, what was chosen: ``selection_.tasks["search"].weights``.
 
     Examples
     --------
@@ -247,8 +183,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
                 "feature blocks. AWCCA fits an iterable of blocks of pairs."
             )
         self.check_parameters()
-        with progress_bar("fitting", self.verbose):
-            self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
+        self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
         return self
 
     @one_blas_thread()
@@ -266,117 +201,36 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         Where the chosen models are fitted again on all pairs, it is what they were before.
         """
         self.check_parameters()
-        with progress_bar("fitting", self.verbose):
-            unseen = self._fit(as_pairs(*pairs), validation, engine, device, checkpoint, keep=True)
-        assert unseen is not None
-        return unseen
+        return self._fit(as_pairs(*pairs), validation, engine, device, checkpoint, keep_unseen=True)
 
     def _fit(
         self,
-        given: Pairs,
+        pairs: Pairs,
         validation: tuple[Any, ...] | None,
         engine: Engine | None,
         device: str | None,
         checkpoint: str | os.PathLike[str] | None,
-        keep: bool = False,
-    ) -> tuple[FittedFusion, Pairs, Pairs] | None:
-        start, settings = time.perf_counter(), self._settings()
-        training, held_out, description = self._split(given, validation)
-        unseen, seen = held_out, training
-        parts = self._make_parts(settings["parts"], training)
-        where = partial(sum_pairs, precision=self.precision, engine=engine, device=device)
-        with progress_bar("choosing normalisations"):
-            geometry, geometries = self._choose_geometry(training, held_out, lambda pairs: where(pairs)[0])
-        training, held_out = (shape_pairs(geometry, pairs, parts) for pairs in (training, held_out))
-        with progress_bar("summing") as progress:
-            joint, training = where(training, checkpoint=checkpoint, progress=progress)
-        scales = tuple(map(float, self.scales))
-        fitted = [
-            fit_part(part, joint, held_out, self.grid, scales, engine)
-            for part in self._show("fitting parts", parts)
-        ]
-        sample = sample_images(held_out, self.random_state)
-        choices: dict[Task, tuple[list[Use], TaskChoice]] = {}
-        reports: dict[Task, TaskReport] = {}
-        for task in TASKS:
-            uses, choice, reports[task] = self._choose(task, fitted, training, sample, settings, device)
-            choices[task] = uses, choice
-        make = partial(self._make_models, geometry, choices, training, settings, device)
-        refits = self.refits(validation)
-        before = make(fitted, [training], joint) if keep and refits else None
-        if refits:
-            joint += where(held_out)[0]
-            used = {
-                at for _, choice in choices.values() for at, weight in enumerate(choice.weights) if weight
-            }
-            final = [one.refit(joint) if at in used else one for at, one in enumerate(fitted)]
-            made = make(final, [training, held_out], joint)
-        else:
-            made = make(fitted, [training], joint)
-        # Set together at the end, so that an interrupted fit leaves no half-fitted model.
-        self.__dict__.update(made)
-        widths = self._moment_widths()
-        kept = [(tuple(own), (1.0,) * len(own)) for own in widths]
-        self.moments_ = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*kept))
-        self.selection_: SelectionReport = {
-            "criterion": "mean of r@1, r@5 and r@10",
-            "validation": description,
-            "refitted": refits,
-            "geometry": geometries,
-            "parts": [_report_fit(one) for one in fitted],
-            "tasks": reports,
-            "seconds": time.perf_counter() - start,
-        }
-        if checkpoint is not None:
-            Path(checkpoint).unlink(missing_ok=True)
-        if not keep:
-            return None
-        model = FittedFusion(self.preset, grid=self.grid)
-        model.__dict__.update(made if before is None else before)
-        return model, unseen, seen
-
-    def _make_models(
-        self,
-        geometry: dict[str, Side],
-        choices: Mapping[Task, tuple[list[Use], TaskChoice]],
-        training: Pairs,
-        settings: dict[str, Any],
-        device: str | None,
-        parts: Sequence[AnyPart],
-        pairs: list[Pairs],
-        joint: JointMoments,
-    ) -> dict[str, Any]:
-        """Return the attributes of the chosen models, of fitted parts; they are polished on ``pairs``."""
-        members: dict[Task, list[Member]] = {}
-        gates: dict[Task, Gate | None] = {}
-        for task, (uses, choice) in choices.items():
-            members[task] = []
-            for one, use, weight in zip(parts, uses, choice.weights, strict=True):
-                if weight == 0.0:
-                    continue
-                most = settings["n_components"] or (COMPONENTS if use.epochs else None)
-                _, linear = next(one.make_maps(task, [use], most))
-                params, polish = one.params(task, use), None
-                if use.epochs:
-                    linear = linear.keep(COMPONENTS)
-                    vectors = project_pairs(one.part, linear, pairs, device)
-                    polish = fields_to_numpy(polish_for(*vectors, use.epochs, self.random_state))
-                    linear = linear.multiply(polish)
-                members[task].append(Member(one.part, use, weight, linear, params, polish))
-            gates[task] = (
-                None
-                if choice.correction.kind == "none"
-                else make_gate(members[task], QUERY_VIEW[task], joint, choice.limits)
+        keep_unseen: bool = False,
+    ) -> tuple[FittedFusion, Pairs, Pairs]:
+        training, held_out, description = self._split(pairs, validation)
+        with progress_bar("fitting", self.verbose):
+            result = fit_fusion(
+                self._settings(engine, device),
+                training,
+                held_out,
+                refit=self.refits(validation),
+                keep_unseen=keep_unseen,
+                description=description,
+                checkpoint=checkpoint,
             )
-        corrections = {task: choice.correction for task, (_, choice) in choices.items()}
-        banks = {task: self._make_bank(task, members[task], corrections[task], training) for task in TASKS}
-        return {
-            "geometry_": geometry,
-            "members_": members,
-            "corrections_": corrections,
-            "banks_": banks,
-            "gates_": gates,
-        }
+        # Set together at the end, so that an interrupted fit leaves no half-fitted model.
+        self._set_models(result.models)
+        self.moments_, self.selection_ = result.moments, result.selection
+        if checkpoint is not None:
+            remove_checkpoint(checkpoint)
+        unseen = FittedFusion(self.preset, grid=self.grid)
+        unseen._set_models(result.unseen)
+        return unseen, held_out, training
 
     def refit_moments(self, moments: Moments, count: int) -> Fusion:
         """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.
@@ -385,27 +239,27 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         and corrections stay. The vectors of the bank are carried over to the new models.
         """
         self._check_fitted()
-        widths = self._moment_widths()
         expected, given = tuple(self.moment_widths().values()), tuple(moments.xy.shape)
         if given != expected:
             raise InputError(
                 f"the moments have {given[0]} and {given[1]} columns, but this fusion has {expected[0]} and "
                 f"{expected[1]}; add moments_ and those of make_moments."
             )
-        joint, factor = JointMoments(moments, widths), moments.count / check_count(count, "count")
+        joint = JointMoments(moments, self._models().moment_widths())
+        factor = moments.count / check_count(count, "count")
         members: dict[Task, list[Member]] = {}
         banks: dict[Task, Floats] = {}
         gates: dict[Task, Gate | None] = {}
-        for task, before in self.members_.items():
-            members[task] = [refit_member(member, task, joint, factor) for member in before]
-            vectors = np.split(self.banks_[task], np.cumsum([m.dimension for m in before])[:-1], axis=1)
+        for task, previous in self.members_.items():
+            view, gate = QUERY_VIEW[task], self.gates_[task]
+            members[task] = [refit_member(member, task, joint, factor) for member in previous]
+            vectors = np.split(self.banks_[task], np.cumsum([m.dimension for m in previous])[:-1], axis=1)
             carried = [
-                carry_vectors(own, old, new, QUERY_VIEW[task], joint)
-                for own, old, new in zip(vectors, before, members[task], strict=True)
+                carry_vectors(rows, old, new, view, joint)
+                for rows, old, new in zip(vectors, previous, members[task], strict=True)
             ]
             banks[task] = np.concatenate(carried, axis=1)
-            gate = self.gates_[task]
-            gates[task] = gate and make_gate(members[task], QUERY_VIEW[task], joint, (gate.low, gate.high))
+            gates[task] = gate and make_gate(members[task], view, joint, (gate.low, gate.high))
         self.members_, self.banks_, self.gates_, self.moments_ = members, banks, gates, moments
         return self
 
@@ -424,27 +278,22 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         check_count(width, "width")
         part = Part(("x",), ("y",), kind="identity")
         model = cls(parts=[part], hubness=("none",))
-        model.geometry_ = {view: {view: Geometry("none", 1, 1.0, width)} for view in ("x", "y")}
         zero, eye = np.zeros(width, np.float32), np.eye(width, dtype=np.float32)
         member = Member(part, Use("identity", 1.0), 1.0, LinearMaps(zero, zero, eye, eye))
-        model.members_ = {task: [member] for task in TASKS}
-        model.corrections_ = {task: Correction() for task in TASKS}
-        model.banks_ = {task: np.zeros((0, width), dtype=np.float32) for task in TASKS}
-        model.gates_ = dict.fromkeys(TASKS)
-        model.selection_ = {
-            "criterion": "none",
-            "validation": "no pairs",
-            "refitted": False,
-            "geometry": {},
-            "parts": [],
-            "tasks": {},
-            "seconds": 0.0,
-        }
+        models = FusedModels(
+            geometry={view: {view: Geometry("none", 1, 1.0, width)} for view in ("x", "y")},
+            members={task: [member] for task in TASKS},
+            corrections={task: Correction() for task in TASKS},
+            banks={task: np.zeros((0, width), dtype=np.float32) for task in TASKS},
+            gates=dict.fromkeys(TASKS),
+        )
+        model._set_models(models)
+        model.selection_ = SelectionReport("none", "no pairs", False, {}, [], {}, 0.0)
         return model
 
     def refits(self, validation: tuple[Any, ...] | None = None) -> bool:
         """Return whether ``fit`` fits the chosen models again on training and validation pairs together."""
-        return bool(self._settings()["refit"] or validation is None)
+        return bool(self._preset()["refit"] or validation is None)
 
     def check_parameters(self) -> None:
         """Refuse wrong settings before any data is read; ``fit`` begins with this."""
@@ -452,21 +301,28 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         check_share(self.validation_fraction)
         self._settings()
 
-    def _settings(self) -> dict[str, Any]:
-        settings = dict(PRESETS[check_choice(self.preset, tuple(PRESETS), "preset")])
-        settings |= {name: value for name in settings if (value := getattr(self, name)) is not None}
-        if settings["n_components"] == "all":
-            settings["n_components"] = None
-        for kind in settings["hubness"]:
+    def _settings(self, engine: Engine | None = None, device: str | None = None) -> Settings:
+        preset = self._preset()
+        if preset["n_components"] == "all":
+            preset["n_components"] = None
+        for kind in preset["hubness"]:
             check_choice(kind, KINDS, "hubness")
-        for weighting in settings["weightings"]:
+        for weighting in preset["weightings"]:
             check_weighting(weighting)
         check_choice(self.precision, PRECISIONS, "precision")
-        if not settings["hubness"] or not settings["weightings"] or not list(self.relaxations):
+        if not preset["hubness"] or not preset["weightings"] or not list(self.relaxations):
             raise InputError("hubness, weightings and relaxations each need at least one value to try.")
         if not isinstance(self.bank, int) or self.bank < 1:
             raise InputError(f"bank={self.bank!r}; give how many training queries to keep, 1 or more.")
-        return settings
+        names = ("scales", "relaxations", "search_weights", "grid", "bank", "random_state", "precision")
+        given = {name: getattr(self, name) for name in names}
+        del preset["refit"]
+        return Settings(blocks=dict(self.blocks or {}), engine=engine, device=device, **preset, **given)
+
+    def _preset(self) -> dict[str, Any]:
+        """Return the parameters of the preset, with those that are given in place of its own."""
+        values = dict(PRESETS[check_choice(self.preset, tuple(PRESETS), "preset")])
+        return values | {name: value for name in values if (value := getattr(self, name)) is not None}
 
     def _split(self, pairs: Pairs, validation: tuple[Any, ...] | None) -> tuple[Pairs, Pairs, str]:
         """Return training pairs, validation pairs, and a description of the latter."""
@@ -474,8 +330,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
                 raise InputError("validation is not (X, Y) or (X, Y, pairing); give the pairs like that.")
             held_out = as_pairs(*validation)
-            for own, other, name in zip(pairs[:2], held_out[:2], ("X", "Y"), strict=True):
-                if {k: v.shape[1] for k, v in own.items()} != {k: v.shape[1] for k, v in other.items()}:
+            for blocks, others, name in zip(pairs[:2], held_out[:2], ("X", "Y"), strict=True):
+                if {k: v.shape[1] for k, v in blocks.items()} != {k: v.shape[1] for k, v in others.items()}:
                     raise InputError(f"validation {name} has other blocks than training; encode both alike.")
             counts = [count_rows(view) for view in held_out[:2]]
             return pairs, held_out, f"the given pairs, {counts[0]} rows of X and {counts[1]} of Y"
@@ -485,111 +341,3 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         counts = [count_rows(held_out[0]), count_rows(x)]
         description = f"{counts[0]} of {counts[1]} rows of X with their rows of Y"
         return train, held_out, f"{description} (random_state={self.random_state})"
-
-    def _choose_geometry(
-        self, training: Pairs, held_out: Pairs, sum_moments: Callable[[Pairs], JointMoments]
-    ) -> tuple[dict[str, Side], dict[str, Any]]:
-        given = dict(self.blocks or {})
-        names = {*training[0], *training[1]}
-        if not set(given) <= names:
-            raise InputError(f"blocks names {sorted(set(given) - names)}, which the views do not have.")
-        if len(names) < len(training[0]) + len(training[1]):
-            raise InputError("a block of X and a block of Y have the same name; give each its own.")
-        blocks = {name: given.get(name, Block()) for name in names}
-        return choose_geometry(training, held_out, blocks, sum_moments)
-
-    def _make_parts(self, setting: Any, training: Pairs) -> list[Part]:
-        if isinstance(setting, str):
-            kind = check_choice(setting, ("family", "together"), "parts")
-            return make_parts(kind, training, self.random_state)
-        parts: list[Part] = list(setting)
-        known = set(training[0]), set(training[1])
-        if not parts or not all(
-            isinstance(p, Part) and set(p.x) <= known[0] and set(p.y) <= known[1] for p in parts
-        ):
-            raise InputError(f"parts={parts!r} is not a list of Part of blocks of X and of Y; give that.")
-        for part in parts:
-            widths = training[0][part.x[0]].shape[1], training[1][part.y[0]].shape[1]
-            if part.kind == "identity" and widths[0] != widths[1]:
-                raise InputError(
-                    f"the identity part {part} compares {widths[0]} with {widths[1]} features; give blocks "
-                    "of the same width, from one dual encoder."
-                )
-        return parts
-
-    def _choose(
-        self,
-        task: Task,
-        fitted: list[AnyPart],
-        training: Pairs,
-        sample: Pairs,
-        settings: dict[str, Any],
-        device: str | None,
-    ) -> tuple[list[Use], TaskChoice, TaskReport]:
-        """Return the best use of every part, weights and a correction for all of them, and a report."""
-        evaluator = Evaluator(task, sample[2], count_rows(sample[0]), max(one.dimension for one in fitted))
-        items, queries = sample[0], sample[1]
-        if task == "annotate":
-            items, queries = sample[1], take_rows(sample[0], evaluator.truth.described)
-        trial = Trial(evaluator, items, queries, self._draw_bank(task, training))
-        uses, kinds = make_uses(settings["weightings"], self.relaxations), settings["hubness"]
-        best: list[Choice] = []
-        for one in self._show(f"choosing for {task}", fitted):
-            best.append(choose_use(one, trial, uses, settings["n_components"], kinds))
-            if one.part.kind != "identity":
-                # Trying all on every part takes twice as long, and on Flickr8k all parts choose the same.
-                uses = [best[-1].use]
-        unfitted = [at for at, one in enumerate(fitted) if one.part.kind == "identity"]
-
-        def weigh() -> TaskChoice:
-            return choose_weights(
-                evaluator, [each.scores for each in best], kinds, self.search_weights, unfitted
-            )
-
-        choice = weigh()
-        if settings["polish"]:
-            models = [at for at in range(len(best)) if at not in unfitted]
-            used = [at for at in models if choice.weights[at] >= POLISHED or at == models[0]]
-            for at in self._show(f"polishing for {task}", used):
-                most = settings["n_components"]
-                best[at] = polish_use(
-                    fitted[at], best[at], trial, training, most, kinds, self.random_state, device
-                )
-            choice = weigh()
-        report: TaskReport = {
-            "parts": [
-                cast(PartReport, each.report(one.part)) for each, one in zip(best, fitted, strict=True)
-            ],
-            "weights": list(choice.weights),
-            "correction": msgspec.structs.asdict(choice.correction),
-            "value": choice.value,
-            "recall": choice.recall,
-        }
-        return [each.use for each in best], choice, report
-
-    def _draw_bank(self, task: Task, training: Pairs) -> Blocks:
-        blocks = training[0] if QUERY_VIEW[task] == "x" else training[1]
-        rows = np.random.default_rng(self.random_state).permutation(count_rows(blocks))[: self.bank]
-        return take_rows(blocks, np.sort(rows))
-
-    def _make_bank(
-        self, task: Task, members: Sequence[Member], correction: Correction, training: Pairs
-    ) -> Floats:
-        if correction.kind == "none":
-            return np.zeros((0, sum(member.dimension for member in members)), dtype=np.float32)
-        return embed_members(members, self._draw_bank(task, training), QUERY_VIEW[task], weighted=False)
-
-    def _show(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
-        """Iterate over items with a progress bar."""
-        with progress_bar(title) as progress:
-            for done, item in enumerate(items, start=1):
-                yield item
-                progress(done / len(items))
-
-
-def _report_fit(one: AnyPart) -> FitReport:
-    scales = {
-        "x": dict(zip(one.part.x, one.part.x_scales, strict=True)),
-        "y": dict(zip(one.part.y, one.part.y_scales, strict=True)),
-    }
-    return cast(FitReport, {**scales, **one.report()})

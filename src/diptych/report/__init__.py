@@ -7,14 +7,38 @@ from diptych._lazy import export_lazily
 if TYPE_CHECKING:
     from diptych.report._card import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
     from diptych.report._figures import draw_recall_curves, draw_regularization_path, draw_reliability
+    from diptych.report._page import (
+        Html,
+        Row,
+        ShownHit,
+        best_cells,
+        bullets,
+        code,
+        figure,
+        format_cell,
+        heading,
+        join,
+        page,
+        paragraph,
+        section,
+        show_hits,
+        table,
+        verdict,
+    )
     from diptych.report._statistics import draw_biplot, draw_correlations, draw_loadings, draw_variates
 
 __all__ = [
     "Card",
     "EncoderFacts",
     "FusedTaskFacts",
+    "Html",
     "IndexFacts",
+    "Row",
+    "ShownHit",
     "TaskFacts",
+    "best_cells",
+    "bullets",
+    "code",
     "draw_biplot",
     "draw_correlations",
     "draw_loadings",
@@ -22,7 +46,17 @@ __all__ = [
     "draw_regularization_path",
     "draw_reliability",
     "draw_variates",
+    "figure",
+    "format_cell",
+    "heading",
+    "join",
     "model_card",
+    "page",
+    "paragraph",
+    "section",
+    "show_hits",
+    "table",
+    "verdict",
 ]
 
 __getattr__, __dir__ = export_lazily(
@@ -30,6 +64,24 @@ __getattr__, __dir__ = export_lazily(
     {
         "_card": ["Card", "EncoderFacts", "FusedTaskFacts", "IndexFacts", "TaskFacts", "model_card"],
         "_figures": ["draw_recall_curves", "draw_regularization_path", "draw_reliability"],
+        "_page": [
+            "Html",
+            "Row",
+            "ShownHit",
+            "best_cells",
+            "bullets",
+            "code",
+            "figure",
+            "format_cell",
+            "heading",
+            "join",
+            "page",
+            "paragraph",
+            "section",
+            "show_hits",
+            "table",
+            "verdict",
+        ],
         "_statistics": ["draw_biplot", "draw_correlations", "draw_loadings", "draw_variates"],
     },
 )

@@ -203,6 +203,59 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def describe_fit(info: Mapping[str, Any]) -> list[str]:
+    """Say in words what a model learned from, and how good it is among how many; shown after a fit.
+
+    ``info`` is what ``Retriever.info`` returns.
+
+    >>> encoders = {"image": {"name": "resnet50.onnx"}, "text": {"name": "hkse"}}
+    >>> facts = {"pairs": {"train": (6000, 30000)}, "metrics": {}}
+    >>> print(describe_fit({"views": ["image", "text"], "encoders": encoders, "facts": facts})[0])
+    Learned from 6,000 images with 30,000 captions; images are seen by resnet50.onnx, texts by hkse.
+    """
+    facts, names = info["facts"], ViewNames(*info["views"])
+    pairs, metrics = facts["pairs"], facts["metrics"]
+    # Where validation pairs were not measured, the model was fitted on them too.
+    learned = ["train", *(["val"] if "val" in pairs and "validation" not in metrics else [])]
+    images, captions = (sum(pairs[split][view] for split in learned) for view in (0, 1))
+    seen = [info["encoders"][view]["name"] or "the features given" for view in ("image", "text")]
+    lines = [
+        f"Learned from {count(images, names.image)} with {count(captions, names.caption)}; "
+        f"{plural(names.image)} are seen by {seen[0]}, {plural(names.text)} by {seen[1]}."
+    ]
+    for measured, split, what in (
+        ("test", "test", "test {}, which it had not seen"),
+        ("validation", "val", "validation {}, on which its settings were chosen"),
+    ):
+        if measured in metrics:
+            (n, m), scores = pairs[split], metrics[measured]
+            for task, number, found, asked in (
+                ("search", n, names.image, plural(names.text)),
+                ("annotate", m, names.caption, plural(names.image)),
+            ):
+                right = "the right one" if task == "search" else "a right one"
+                lines.append(
+                    f"Among {number:,} {what.format(plural(found))}, {right} comes first for "
+                    f"{scores[task]['r@1']:.1f} % of the {asked}, and among the first ten for "
+                    f"{scores[task]['r@10']:.1f} %."
+                )
+            return lines
+    if "selection" in facts:
+        selection = facts["selection"]
+        scores = ", ".join(f"{task} {selection[task]:.1f}" for task in TASKS)
+        figures = f"{selection['metric']} was {scores}"
+        if selection["metric"] == "r@1":
+            figures = (
+                f"the right {names.image} came first for {selection['search']:.1f} % of the "
+                f"{plural(names.text)}, and a right {names.text} for {selection['annotate']:.1f} % of the "
+                f"{plural(names.image)}"
+            )
+        lines.append(f"Settings were chosen on {selection['pairs']}. There, {figures}: slightly optimistic.")
+    else:
+        lines.append("It was not measured on pairs that it had not seen.")
+    return lines
+
+
 def describe_correction(correction: Mapping[str, Any]) -> str:
     """Describe a hubness correction, given as plain data; command line, card and page show this.
 
@@ -237,11 +290,8 @@ def describe_probabilities(calibration: Mapping[str, Any]) -> str:
     """
     if "absent" in calibration:
         return f"probabilities: none, because {calibration['absent']}"
-    own = [
-        f"{task} error {calibration[task]['ece']:.3f}, AUROC of a match {calibration[task]['auroc']:.2f}"
-        for task in TASKS
-    ]
-    return f"probabilities: {'; '.join(own)} (cross-validated on {calibration['search']['on']})"
+    own = [f"{task} error {calibration[task]['ece']:.3f}" for task in TASKS]
+    return f"probabilities: {', '.join(own)} (cross-validated on {calibration['search']['on']})"
 
 
 def escape_markdown(text: object, longest: int = 200) -> str:
@@ -423,19 +473,10 @@ def _scores(facts: Card) -> Iterator[str]:
     yield (
         "The probability of a hit is how likely it is right, if the gallery that was searched has a right "
         "item at all. It takes the size of the gallery into account, never changes the order, and can be "
-        "compared between queries. Each query also has a probability that there is a right item, as if half "
-        "of all queries had one. `no_match` is true where that is so small that at most one in twenty "
-        "held-out queries with a right item were told so."
+        "compared between queries."
     )
     yield _table(
-        (
-            "task",
-            "pairs",
-            "gallery",
-            "method",
-            "expected calibration error",
-            "is there a right item? (AUROC)",
-        ),
+        ("task", "pairs", "gallery", "method", "expected calibration error"),
         (
             (
                 titles[task],
@@ -443,7 +484,6 @@ def _scores(facts: Card) -> Iterator[str]:
                 f"{own['gallery']:,}",
                 own["method"],
                 f"{own['ece']:.3f}",
-                f"{own['auroc']:.2f}",
             )
             for task in TASKS
             if (own := known.get(task)) is not None
@@ -452,9 +492,7 @@ def _scores(facts: Card) -> Iterator[str]:
     on = escape_markdown(known["search"]["on"], longest=300)
     yield (
         f"Measured by cross-validation on {on}. The error is the mean difference between probability and "
-        "share of right hits, of the ten best hits of each query in 15 bins. AUROC is measured in galleries "
-        "of half the size; 0.5 is chance, 1 perfect. Where a right item is missing, others that are nearly "
-        "right remain, so this is hard to tell."
+        "share of right hits, of the ten best hits of each query in 15 bins."
     )
     if facts.has_reliability:
         yield f"![The share of right hits against their probability, for both tasks]({RELIABILITY_FILE})"

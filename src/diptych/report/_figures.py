@@ -269,7 +269,7 @@ def draw_reliability(
 
     Examples
     --------
-    >>> own = {"bins": [(0.1, 0.12, 900), (0.8, 0.75, 100)], "ece": 0.02, "auroc": 0.6}
+    >>> own = {"bins": [(0.1, 0.12, 900), (0.8, 0.75, 100)], "ece": 0.02}
     >>> figure = draw_reliability({"search": own, "annotate": own})
     >>> figure.axes[0].get_title().splitlines()[1]
     'expected calibration error 0.020'

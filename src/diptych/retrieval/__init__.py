@@ -7,17 +7,17 @@ from diptych._lazy import export_lazily
 if TYPE_CHECKING:
     from diptych.retrieval._duplicates import DuplicateGroup, Duplicates
     from diptych.retrieval._evaluation import Evaluation
-    from diptych.retrieval._items import Hit, Hits, Item, Pack
+    from diptych.retrieval._items import Hit, Hits, Item
     from diptych.retrieval._retriever import Retriever
 
-__all__ = ["DuplicateGroup", "Duplicates", "Evaluation", "Hit", "Hits", "Item", "Pack", "Retriever"]
+__all__ = ["DuplicateGroup", "Duplicates", "Evaluation", "Hit", "Hits", "Item", "Retriever"]
 
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
         "_duplicates": ["DuplicateGroup", "Duplicates"],
         "_evaluation": ["Evaluation"],
-        "_items": ["Hit", "Hits", "Item", "Pack"],
+        "_items": ["Hit", "Hits", "Item"],
         "_retriever": ["Retriever"],
     },
 )

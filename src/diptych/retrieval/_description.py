@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from diptych._checks import TASKS, InputError, Task
-from diptych._persistence import FOR_PEOPLE, library_version
+from diptych._persistence import FOR_PEOPLE, library_version, name_in_errors
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.fusion._members import Member, Use
@@ -98,7 +98,7 @@ def _describe_tasks(model: FittedAWCCA | FittedFusion) -> dict[str, Any]:
     return {
         "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
         "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
-        "epochs": {task: 0 if (own := models[task].polish) is None else own.epochs for task in TASKS},
+        "epochs": {task: 0 if (polish := models[task].polish) is None else polish.epochs for task in TASKS},
         "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
     }
 
@@ -129,8 +129,8 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
     with suppress(InputError):  # without matplotlib, and without probabilities
         draw_reliability(facts["calibration"], folder / RELIABILITY_FILE, views=retriever.views)
     encoders = [
-        EncoderFacts(**own, kept=searcher.encoders.can_reopen(view, published=bool(repo)))
-        if (own := facts["encoders"][view])["name"]
+        EncoderFacts(**encoder, kept=searcher.encoders.can_reopen(view, published=bool(repo)))
+        if (encoder := facts["encoders"][view])["name"]
         else None
         for view in VIEWS
     ]
@@ -156,13 +156,14 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
             store.dtype,
             min(recall.values()) if recall else None,
         ),
-        files={each: meaning for each, meaning in _FILES.items() if (folder / each).exists()},
+        files={file: meaning for file, meaning in _FILES.items() if (folder / file).exists()},
         has_figure=(folder / FIGURE_FILE).is_file(),
         views=retriever.views,
         calibration=facts["calibration"],
         has_reliability=(folder / RELIABILITY_FILE).is_file(),
     )
-    (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
+    with name_in_errors(folder / FOR_PEOPLE[0]):
+        (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
 
 
 def _task_facts(facts: Mapping[str, Any]) -> dict[Task, TaskFacts | FusedTaskFacts]:

@@ -118,7 +118,7 @@ class Duplicates(list[DuplicateGroup]):
 
     def _show(self, item: Item) -> tuple[Any, str]:
         """Return an image, or None if there is none to show, and what to write below it."""
-        from diptych.image._decoding import UnreadableImage, open_image
+        from diptych.encoders._decoding import UnreadableImage, open_image
 
         image = None
         if self._shows_images and item.path is not None:
@@ -130,18 +130,18 @@ class Duplicates(list[DuplicateGroup]):
 def find_duplicates(searcher: Searcher, view: str, threshold: float | None) -> Duplicates:
     """Return the groups of near-identical items of a view; ``threshold=None`` chooses one from the data."""
     check_choice(view, VIEWS, "view")
-    own: View = "image" if view == "image" else "text"
+    chosen: View = "image" if view == "image" else "text"
     if threshold is not None and not 0 < check_number(threshold, "threshold") <= 1:
         raise InputError(f"threshold={threshold} is not a similarity; give a number above 0, at most 1.")
     names = searcher.encoders.views
-    name = plural(names.of(own))
+    name = plural(names.of(chosen))
     with tempfile.TemporaryFile() as file, progress_bar(f"comparing {name}") as progress:
         try:
             compared: Compared = "features"
-            items, numbers, rows = _write_rows(_read_features(searcher, own), file)
+            items, numbers, rows = _write_rows(_read_features(searcher, chosen), file)
         except _NotKeptError:
             compared = "vectors"
-            items, numbers, rows = _write_rows(_read_vectors(searcher, own), file)
+            items, numbers, rows = _write_rows(_read_vectors(searcher, chosen), file)
         if not items:
             raise InputError(f"the model has no {name}; add some, and look for duplicates then.")
         limit = choose_threshold(rows) if threshold is None else float(threshold)
@@ -154,12 +154,12 @@ def find_duplicates(searcher: Searcher, view: str, threshold: float | None) -> D
     groups.sort(key=lambda group: -len(group.items))
     return Duplicates(
         groups,
-        view=own,
+        view=chosen,
         threshold=limit,
         compared=compared,
         n_items=len(items),
         views=names,
-        shows_images=own == "image" and searcher.encoders.inputs == "images",
+        shows_images=chosen == "image" and searcher.encoders.inputs == "images",
     )
 
 
@@ -194,11 +194,11 @@ def _write_rows(
     Items with the same text have the same row.
     """
     file.seek(0)
-    items, numbers, known, n_rows, width = list[Item](), list[int](), dict[str, int](), 0, 1
+    items, numbers, rows_of, n_rows, width = list[Item](), list[int](), dict[str, int](), 0, 1
     for some, features in blocks:
         is_new = np.zeros(len(some), bool)
         for at, item in enumerate(some):
-            number = known.setdefault(item.text, n_rows) if item.text else n_rows
+            number = rows_of.setdefault(item.text, n_rows) if item.text else n_rows
             is_new[at] = number == n_rows
             n_rows += int(is_new[at])
             numbers.append(number)

@@ -1,13 +1,13 @@
 """From features to the float32 vectors that a store compares; and which features are outliers.
 
 Both kinds of model have the same methods: ``items`` and ``queries`` embed features, ``scores`` turns inner
-products into what users see, ``means`` averages the vectors of packs.
+products into what users see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -29,10 +29,6 @@ _SAMPLE = 20_000
 Layout: TypeAlias = dict[str, int]
 """Feature blocks side by side in one matrix: their names and widths."""
 
-OtherWeighting: TypeAlias = str | tuple[float, float]
-"""What a search is compared with: for an ``AWCCA``, another of its weightings; for a ``Fusion``, the name of
-one of its parts, or ``"uncorrected"``."""
-
 UNCORRECTED = "uncorrected"
 
 _CANCELLED = 1e-4
@@ -45,17 +41,13 @@ class CanonicalEmbedding:
     A cosine is the inner product of vectors of length 1. A distance ranks as an inner product does once an
     item has −‖x‖²/2 as one more coordinate and a query has 1. So one kind of index serves both.
 
-    ``weighting`` is another than the model's own, without its polish; ``names`` are those of the views, for
-    messages.
+    ``names`` are those of the views, for messages.
     """
 
-    def __init__(
-        self, model: FittedAWCCA, weighting: Weighting | None = None, names: ViewNames = IMAGE_AND_TEXT
-    ) -> None:
+    def __init__(self, model: FittedAWCCA, names: ViewNames = IMAGE_AND_TEXT) -> None:
         self._model, self._names = model, names
-        polished = weighting is None and any(own.polish is not None for own in model.models_.values())
-        weighting = model.weighting if weighting is None else weighting
-        self.weighting: Weighting | Literal["polished"] = "polished" if polished else weighting
+        polished = any(canonical.polish is not None for canonical in model.models_.values())
+        self.weighting: Weighting | Literal["polished"] = "polished" if polished else model.weighting
         self._euclidean = model.similarity == "l2"
         self._normalize = dict(zip(VIEWS, model.normalize, strict=True))
         means = (to_numpy(mean).astype(np.float32) for mean in (model.x_mean_, model.y_mean_))
@@ -64,8 +56,7 @@ class CanonicalEmbedding:
         self._factors: dict[tuple[Task, View], Floats | None] = {}
         for task in TASKS:
             canonical = fields_to_numpy(model.models_[task])
-            own = canonical if polished else replace(canonical, polish=None)
-            factors = model_factors(own, weighting, task)
+            factors = model_factors(canonical, model.weighting, task)
             for view, weights, factor in zip(
                 VIEWS, (canonical.x_weights, canonical.y_weights), factors, strict=True
             ):
@@ -92,12 +83,16 @@ class CanonicalEmbedding:
         weights = apply_factors(self._weights[task, view], self._factors[task, view])
         return self._normalize[view], self._mean[view], weights
 
-    def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
-        """Return the vectors of items that a task searches, and the length of each before it was scaled."""
+    def items(self, features: Any, task: Task) -> Floats:
+        """Return the vectors of items that a task searches."""
         return self._scale(self._project(features, task, SEARCHED[task]))
 
     def queries(self, features: Any, task: Task) -> Floats:
-        return self.as_queries(self._scale(self._project(features, task, QUERIED[task]))[0])
+        return self.as_queries(self._scale(self._project(features, task, QUERIED[task])))
+
+    def masks(self, task: Task) -> dict[str, Floats]:
+        """Return what can be compared with the whole: nothing, it has one part."""
+        return {}
 
     def as_queries(self, vectors: Floats) -> Floats:
         """Return vectors of items as queries for similar items."""
@@ -119,24 +114,6 @@ class CanonicalEmbedding:
         distances: Floats = np.sqrt(np.maximum(squares - 2 * inner, 0))
         return -distances
 
-    def means(self, vectors: Floats, norms: Floats, groups: Any, n_groups: int) -> Floats:
-        """Return the mean of each group's embeddings before they were scaled, scaled."""
-        return self._scale(_group_means(self._unscale(vectors, norms), groups, n_groups))[0]
-
-    def reweight(self, weighting: Weighting) -> CanonicalEmbedding:
-        """Return the embedding of the same model under another weighting."""
-        return CanonicalEmbedding(self._model, weighting, self._names)
-
-    def convert(self, vectors: Floats, norms: Floats, task: Task, to: CanonicalEmbedding) -> Floats:
-        """Return vectors of items as ``to``, the same model under another weighting, would make them."""
-        before, after = (each._factors[task, SEARCHED[task]] for each in (self, to))
-        plain = self._unscale(vectors, norms)
-        if before is not None and before.ndim == 2:
-            plain = plain @ np.linalg.pinv(before)
-        elif before is not None:
-            plain = plain * np.where(before > 0, 1 / np.where(before > 0, before, 1), 0).astype(np.float32)
-        return to._scale(apply_factors(plain, after))[0]
-
     def _project(self, features: Any, task: Task, view: View) -> Floats:
         name = self._names.of(view)
         rows = to_numpy(check_view(features, f"{name} features", n_features=self.features(view)))
@@ -145,17 +122,11 @@ class CanonicalEmbedding:
             vectors = project(rows, self._mean[view], self._weights[task, view], self._factors[task, view])
             return _check_lengths(vectors, name)
 
-    def _scale(self, vectors: Floats) -> tuple[Floats, Floats]:
+    def _scale(self, vectors: Floats) -> Floats:
         if self._euclidean:
-            squares = -0.5 * np.sum(vectors**2, axis=1, keepdims=True)
-            return np.hstack([vectors, squares]), np.ones(len(vectors), np.float32)
-        norms = np.asarray(np.linalg.norm(vectors, axis=1), np.float32)
-        unit: Floats = vectors / np.where(norms > 0, norms, 1).astype(np.float32)[:, None]
-        return unit, norms
-
-    def _unscale(self, vectors: Floats, norms: Floats) -> Floats:
-        wide: Floats = np.asarray(vectors, np.float32)
-        return wide[:, :-1] if self._euclidean else wide * norms[:, None]
+            return np.hstack([vectors, -0.5 * np.sum(vectors**2, axis=1, keepdims=True)])
+        lengths = np.asarray(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+        return np.asarray(vectors / np.where(lengths > 0, lengths, 1).astype(np.float32), np.float32)
 
 
 class FusedEmbedding:
@@ -182,17 +153,12 @@ class FusedEmbedding:
         blocks = split_blocks(x, self._layout["image"]), split_blocks(y, self._layout["text"])
         return self._model.make_moments(*blocks, pairing)
 
-    def items(self, features: Any, task: Task) -> tuple[Floats, Floats]:
-        """Return the vectors of items that a task searches, and ones for their lengths."""
-        vectors = self._embed(self._model.items, features, task, SEARCHED[task])
-        return vectors, np.ones(len(vectors), np.float32)
+    def items(self, features: Any, task: Task) -> Floats:
+        """Return the vectors of items that a task searches."""
+        return self._embed(self._model.items, features, task, SEARCHED[task])
 
     def queries(self, features: Any, task: Task) -> Floats:
         return self._embed(self._model.queries, features, task, QUERIED[task])
-
-    def restrict(self, queries: Floats, task: Task, weighting: Any) -> Floats:
-        """Return queries that compare only what a ``weighting`` of ``masks`` does; None: everything."""
-        return queries if weighting is None else queries * self._mask(task, weighting)
 
     def masks(self, task: Task) -> dict[str, Floats]:
         """Return what can be compared with the whole, and what queries are multiplied by for that.
@@ -212,20 +178,6 @@ class FusedEmbedding:
             start += member.dimension
         return masks
 
-    def _mask(self, task: Task, weighting: Any) -> Floats:
-        masks = self.masks(task)
-        if not masks:
-            raise InputError(
-                f"the {task} model of this fusion has one part and no correction, so there is no other "
-                "weighting to compare with; leave it out."
-            )
-        if not isinstance(weighting, str) or weighting not in masks:
-            raise InputError(
-                f"weighting={weighting!r} is no part of this fusion that {task} uses; choose one of "
-                f"{', '.join(map(repr, masks))}."
-            )
-        return masks[weighting]
-
     def as_queries(self, vectors: Floats) -> Floats:
         """Return vectors of items as queries; the correction is for queries of the other view."""
         queries = vectors.copy()
@@ -239,10 +191,6 @@ class FusedEmbedding:
     def scores(self, inner: Floats, queries: Floats) -> Floats:
         """Return the corrected sums of cosines."""
         return inner
-
-    def means(self, vectors: Floats, norms: Floats, groups: Any, n_groups: int) -> Floats:
-        """Return the mean of each group's vectors: a query's score with it is the mean of its scores."""
-        return _group_means(np.asarray(vectors, np.float32), groups, n_groups)
 
     def _embed(self, embed: Callable[..., Any], features: Any, task: Task, view: View) -> Floats:
         name = self._names.of(view)
@@ -259,7 +207,25 @@ def embedding_of(model: FittedAWCCA | FittedFusion, names: ViewNames = IMAGE_AND
     """Return the embedding of a fitted model."""
     if isinstance(model, FittedFusion):
         return FusedEmbedding(model, names)
-    return CanonicalEmbedding(model, names=names)
+    return CanonicalEmbedding(model, names)
+
+
+def restrict(embedding: Embedding, queries: Floats, task: Task, weighting: str | None) -> Floats:
+    """Return queries that compare only what a ``weighting`` of ``masks`` does; None: everything."""
+    if weighting is None:
+        return queries
+    masks = embedding.masks(task)
+    if not masks:
+        raise InputError(
+            f"weighting={weighting!r} names a part of a fusion, and the {task} model has one part and no "
+            "correction; leave it out."
+        )
+    if not isinstance(weighting, str) or weighting not in masks:
+        raise InputError(
+            f"weighting={weighting!r} is no part of this fusion that {task} uses; choose one of "
+            f"{', '.join(map(repr, masks))}."
+        )
+    return queries * masks[weighting]
 
 
 def compose(embedding: Embedding, queries: Floats, weights: Sequence[float]) -> Floats:
@@ -291,7 +257,7 @@ def name_members(members: Sequence[Member]) -> list[str]:
 
 def fusion_layout(model: FittedFusion, view: View) -> Layout:
     """Return the names and widths of the feature blocks that a fusion was fitted on."""
-    return {name: each.width for name, each in model.geometry_["x" if view == "image" else "y"].items()}
+    return {name: block.width for name, block in model.geometry_["x" if view == "image" else "y"].items()}
 
 
 def split_blocks(features: Any, layout: Layout) -> dict[str, Any]:
@@ -308,14 +274,6 @@ def _check_lengths(vectors: Floats, name: str) -> Floats:
             f"{name} features, those of the training pairs too, by one constant."
         )
     return vectors
-
-
-def _group_means(rows: Floats, groups: Any, n_groups: int) -> Floats:
-    """Return the mean of the rows of each group; every group has at least one."""
-    order = np.argsort(groups, kind="stable")
-    starts = np.searchsorted(groups[order], np.arange(n_groups))
-    sizes = np.bincount(groups, minlength=n_groups)[:, None].astype(np.float32)
-    return np.asarray(np.add.reduceat(rows[order], starts, axis=0) / sizes, np.float32)
 
 
 @dataclass(frozen=True, eq=False)

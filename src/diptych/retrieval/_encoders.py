@@ -8,8 +8,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,18 +25,15 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych._fastembed import FASTEMBED, find_fastembed
 from diptych._persistence import Schema
-from diptych.image._decoding import is_image
-from diptych.image._encoders import ImageEncoder, Inputs, encode_inputs, inputs_of, prepare_input
-from diptych.image._preprocessing import Recipe
+from diptych.encoders._decoding import is_image
+from diptych.encoders._fastembed import FASTEMBED, find_fastembed
+from diptych.encoders._fitted_hkse import FittedHKSE
+from diptych.encoders._image import ImageEncoder, Inputs, encode_inputs, inputs_of, prepare_input
+from diptych.encoders._preprocessing import Recipe
+from diptych.encoders._several import join_encoders, join_names, name_blocks, split_encoders
+from diptych.encoders._text import HKSEEncoder, folder_fingerprint, sentence_encoder
 from diptych.retrieval._items import VIEWS, View, file_name
-from diptych.retrieval._several import join_encoders, join_names, name_blocks, split_encoders
-from diptych.text._encoders import HKSEEncoder, folder_fingerprint, sentence_encoder
-from diptych.text._fitted_hkse import FittedHKSE
-
-if TYPE_CHECKING:
-    from diptych.data import PairedDataset, Progress
 
 _ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 
@@ -91,9 +89,8 @@ class EncoderRecord(Schema, frozen=True):
     @classmethod
     def of(cls, encoder: Any) -> EncoderRecord:
         """Return what a model should know of an encoder."""
-        parts = tuple(map(cls.of, own)) if len(own := split_encoders(encoder)) > 1 else ()
-        if parts:
-            return cls._join(parts)
+        if len(encoders := split_encoders(encoder)) > 1:
+            return cls._join(tuple(map(cls.of, encoders)))
         fingerprint, origin = str(getattr(encoder, "fingerprint", "")), getattr(encoder, "origin", {})
         kind = fingerprint.partition(":")[0] or type(encoder).__name__
         name = str(getattr(encoder, "label", "") or getattr(encoder, "name", "")) or kind
@@ -172,8 +169,8 @@ class EncoderRecord(Schema, frozen=True):
         """
         if self.origin is None:
             raise InputError(f"{self.name} is not stored with the model")
-        from diptych.image._named import image_encoder
-        from diptych.image._onnx import network_fingerprint
+        from diptych.encoders._named import image_encoder
+        from diptych.encoders._onnx import network_fingerprint
 
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)
@@ -205,6 +202,39 @@ class EncoderRecord(Schema, frozen=True):
             raise InputError(f"{path} has changed (its digest differs)")
 
 
+@dataclass(frozen=True)
+class Auto:
+    """``fit`` chooses an encoder, and opens it when something is encoded: it may have to be downloaded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unfitted:
+    """Text encoders, one of which is an HKSE that is fitted on the captions first."""
+
+    encoders: Sequence[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """An open encoder; ``unfitted`` is what it was made from, if the next ``fit`` is to fit it again."""
+
+    encoder: Any
+    unfitted: Unfitted | None = None
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The encoder of a saved model, opened when it is first needed; ``failure`` says why that is impossible.
+
+    If the model has no record of an encoder, there is none.
+    """
+
+    failure: str = ""
+
+
+State: TypeAlias = Auto | Unfitted | Ready | Closed
+
+
 class Encoders:
     """The image encoders and the text encoders, mostly one of each; either may be missing.
 
@@ -213,11 +243,11 @@ class Encoders:
     Parameters
     ----------
     image
-        As ``diptych.image.image_encoder`` takes it, an ``ImageEncoder``, a list of these, or ``"auto"``.
+        As ``diptych.encoders.image_encoder`` takes it, an ``ImageEncoder``, a list of these, or ``"auto"``.
     text
-        ``"hkse"``, an ``HKSE`` (fitted or not), what ``diptych.text.sentence_encoder`` takes, a list of
+        ``"hkse"``, an ``HKSE`` (fitted or not), what ``diptych.encoders.sentence_encoder`` takes, a list of
         these, or ``"auto"``.
-    known
+    records
         The encoders that a model was fitted with; others are refused.
     views
         What messages call an image and a text.
@@ -231,29 +261,20 @@ class Encoders:
         self,
         image: Any = None,
         text: Any = None,
-        known: Mapping[View, EncoderRecord] | None = None,
+        records: Mapping[View, EncoderRecord] | None = None,
         views: ViewNames = IMAGE_AND_TEXT,
         hkse: FittedHKSE | None = None,
         layout: Callable[[View], Mapping[str, int]] = lambda view: {},
     ) -> None:
-        self.known: dict[View, EncoderRecord] = dict(known or {})
+        self.records: dict[View, EncoderRecord] = dict(records or {})
         self.views = views
-        self._failures: dict[View, str] = {}
         self._stored = None if hkse is None else HKSEEncoder(hkse)
         self._widths = {view: tuple(layout(view).values()) for view in VIEWS}
-        # The text encoders, if one of them is an HKSE that is not fitted yet.
-        self._unfitted: list[Any] = []
-        # What "auto" stands for may have to be downloaded, so it is opened when something is encoded.
-        self._auto: list[View] = []
-        self._open: dict[View, Any] = {"image": None, "text": None}
         if text is None and not self._record("text").parts:
             text = self._stored
-        for view, given in zip(VIEWS, (image, text), strict=True):
-            if isinstance(given, str) and given == "auto":
-                if view == "text" or views.image == "image":
-                    self._auto.append(view)
-            elif given is not None:
-                self._open_given(view, given)
+        self._states: dict[View, State] = {
+            view: self._read(view, given) for view, given in zip(VIEWS, (image, text), strict=True)
+        }
 
     @property
     def image(self) -> ImageEncoder | None:
@@ -264,7 +285,7 @@ class Encoders:
     @property
     def inputs(self) -> Inputs:
         """What the encoder of the first view takes: images, paths or texts; images if none is open."""
-        return inputs_of(self._open["image"])
+        return inputs_of(self._find_open("image"))
 
     @property
     def text(self) -> Any:
@@ -276,12 +297,12 @@ class Encoders:
         """The fitted HKSE, if that is the text encoder or one of them."""
         return None if (encoder := self._hkse_encoder()) is None else encoder.hkse
 
-    def match_open(self, view: View, known: Mapping[View, EncoderRecord]) -> Any:
-        """Return the open encoder if it is the one that ``known`` names; None otherwise."""
-        encoder = self._open[view]
+    def match_open(self, view: View, records: Mapping[View, EncoderRecord]) -> Any:
+        """Return the open encoder if it is the one that another model was fitted with; None otherwise."""
+        encoder = self._find_open(view)
         if encoder is None:
             return None
-        return encoder if known.get(view, EncoderRecord()).accepts(EncoderRecord.of(encoder)) else None
+        return encoder if records.get(view, EncoderRecord()).accepts(EncoderRecord.of(encoder)) else None
 
     def can_reopen(self, view: View, *, published: bool = False) -> bool:
         """Return whether a saved or published model can open the encoder of a view again."""
@@ -294,72 +315,61 @@ class Encoders:
 
         ``fuses`` says that the model is a fusion, which can use the similarity of two towers itself.
         """
-        has_text = self._unfitted or "text" in self._auto or self.text is not None
-        if not has_text or ("image" not in self._auto and self.image is None):
+        if any(isinstance(self._states[view], Closed) and self._get(view) is None for view in VIEWS):
             return
-        chosen, self._auto = open_defaults(self._auto, random_state, fuses=fuses), []
-        if isinstance(hkse := chosen.get("text"), FittedHKSE):
-            self._unfitted, chosen["text"] = [hkse], None
-        self._open |= chosen
+        auto = [view for view in VIEWS if isinstance(self._states[view], Auto)]
+        for view, encoder in open_defaults(auto, random_state, fuses=fuses).items():
+            unfitted = isinstance(encoder, FittedHKSE)
+            self._states[view] = Unfitted([encoder]) if unfitted else Ready(encoder)
 
     def fit_text(self, captions: Sequence[str]) -> None:
-        """Fit an HKSE that is not fitted yet."""
-        if self._unfitted:
-            from diptych.text._hkse import HKSE
+        """Fit an HKSE that is not fitted yet, or that an earlier fit has fitted."""
+        from diptych.encoders._hkse import HKSE
 
-            own = [sentence_encoder(e.fit(captions)) if isinstance(e, HKSE) else e for e in self._unfitted]
-            self._open["text"] = join_encoders("text", own)
-
-    def choose_recipes(
-        self, pairs: PairedDataset, random_state: int | None, watch: Callable[[Progress], None] | None
-    ) -> bool:
-        """Choose recipes for networks that do not say how they want their images; return whether any was."""
-        from diptych.image._onnx import OnnxEncoder
-        from diptych.retrieval._recipes import choose_recipe
-
-        own = split_encoders(self.image)
-        unclear = [i for i, each in enumerate(own) if isinstance(each, OnnxEncoder) and each.assumed]
-        if not unclear or self.text is None:
-            return False
-        for i in unclear:
-            own[i] = choose_recipe(own[i], pairs, self.text, random_state=random_state, watch=watch)
-        self._open["image"] = join_encoders("image", own)
-        return True
+        state = self._states["text"]
+        unfitted = state.unfitted if isinstance(state, Ready) else state
+        if isinstance(unfitted, Unfitted):
+            encoders = [
+                sentence_encoder(encoder.fit(captions)) if isinstance(encoder, HKSE) else encoder
+                for encoder in unfitted.encoders
+            ]
+            self._states["text"] = Ready(join_encoders("text", encoders), unfitted)
 
     def layout(self, widths: Mapping[View, int]) -> dict[View, dict[str, int]]:
         """Return names and widths of the feature blocks of each view; none if no view has several encoders.
 
         ``widths`` are the numbers of features of each view. A fusion takes no name twice.
         """
-        encoders = {view: split_encoders(encoder) for view, encoder in self._open.items()}
+        several = {view: split_encoders(self._find_open(view)) for view in VIEWS}
         layout: dict[View, dict[str, int]] = {}
         taken: set[str] = set()
-        for view, own in encoders.items() if max(map(len, encoders.values())) > 1 else ():
-            names = name_blocks((EncoderRecord.of(each).short_name for each in own), taken)
-            each = self._open[view].widths if len(own) > 1 else [widths[view]]
-            layout[view] = dict(zip(names, each, strict=True))
+        for view, encoders in several.items() if max(map(len, several.values())) > 1 else ():
+            names = name_blocks((EncoderRecord.of(encoder).short_name for encoder in encoders), taken)
+            sizes = self._find_open(view).widths if len(encoders) > 1 else [widths[view]]
+            layout[view] = dict(zip(names, sizes, strict=True))
             taken |= set(names)
         return layout
 
     def remember(self, fingerprints: Sequence[str]) -> None:
         """Remember which encoders made the features that a model is fitted on, where none is open here."""
         for view, fingerprint in zip(VIEWS, fingerprints, strict=True):
-            if fingerprint and self._open[view] is None:
-                self.known[view] = EncoderRecord(fingerprint, fingerprint)
+            if fingerprint and self._find_open(view) is None:
+                self.records[view] = EncoderRecord(fingerprint, fingerprint)
 
     def describe(self, view: View) -> EncoderRecord:
         """Return what a model should know of an encoder."""
-        encoder = self._open[view]
+        encoder = self._find_open(view)
         return self._record(view) if encoder is None else EncoderRecord.of(encoder)
 
     def name(self, view: View) -> str:
         """Return the name of an encoder for people."""
-        if view in self._auto:
+        state = self._states[view]
+        if isinstance(state, Auto):
             return "auto"
-        if view == "text" and self._open["text"] is None and self._unfitted:
-            own = self._unfitted
+        if isinstance(state, Unfitted):
             return join_names(
-                "hkse (not fitted)" if isinstance(e, FittedHKSE) else EncoderRecord.of(e).name for e in own
+                "hkse (not fitted)" if isinstance(encoder, FittedHKSE) else EncoderRecord.of(encoder).name
+                for encoder in state.encoders
             )
         return self.describe(view).name or "none"
 
@@ -372,9 +382,9 @@ class Encoders:
             if self.inputs == "paths":
                 images = [stack.enter_context(_as_file(image)) for image in images]
             prepared = [prepare_input(encoder, image, name) for image in images]
-            for each in prepared:
-                if isinstance(each, InputError):
-                    raise each
+            for image in prepared:
+                if isinstance(image, InputError):
+                    raise image
             features, refused = encode_inputs(encoder, prepared, name)
         for error in refused.values():
             raise error
@@ -397,14 +407,14 @@ class Encoders:
 
     def missing(self, view: View) -> InputError:
         """Return the error that says why there is no encoder, and what to give."""
-        record, name = self._record(view), self.views.of(view)
+        record, state, name = self._record(view), self._states[view], self.views.of(view)
         argument = _ARGUMENTS[view]
         option = argument.replace("_", "-")
         encoded = f"its {plural(name)} were encoded by {record.name}"
-        if view in self._failures:
+        if isinstance(state, Closed) and state.failure:
             wanted = self._list_parts(view) + "," if record.parts else "it"
             return InputError(
-                f"this model has no {name} encoder here: {encoded}, but {self._failures[view]}; give "
+                f"this model has no {name} encoder here: {encoded}, but {state.failure}; give "
                 f"{wanted} with --{option} ({argument}= in Python)."
             )
         encoded = encoded if record.name else "it was made from features"
@@ -431,49 +441,61 @@ class Encoders:
         return rows
 
     def _record(self, view: View) -> EncoderRecord:
-        return self.known.get(view, EncoderRecord())
+        return self.records.get(view, EncoderRecord())
 
-    def _open_given(self, view: View, given: Any) -> None:
+    def _find_open(self, view: View) -> Any:
+        """Return the encoder of a view if it is open; None otherwise."""
+        state = self._states[view]
+        return state.encoder if isinstance(state, Ready) else None
+
+    def _read(self, view: View, given: Any) -> State:
+        """Return the state of what the user has given for a view: an encoder, a list, a name, or None."""
+        if given is None:
+            return Closed()
+        if isinstance(given, str) and given == "auto":
+            return Auto() if view == "text" or self.views.image == "image" else Closed()
+        return self._open(view, given)
+
+    def _open(self, view: View, given: Any) -> Unfitted | Ready:
         """Open the encoder, or the list of encoders, that the user has given for a view."""
         name, record = self.views.of(view), self._record(view)
         sources = list(given) if isinstance(given, list | tuple) else split_encoders(given)
         if not sources:
             raise InputError(f"the list of {name} encoders is empty; give at least one.")
-        if any(isinstance(each, str) and each == "auto" for each in sources):
+        if any(isinstance(source, str) and source == "auto" for source in sources):
             raise InputError(f"'auto' in a list of {name} encoders stands for none of them; name each.")
         if record.parts and len(sources) != len(record.parts):
             raise InputError(
                 f"{count(len(sources), f'{name} encoder')} given, but the model was made with "
                 f"{len(record.parts)}; give {self._list_parts(view)}."
             )
-        known = record.parts or (record if len(sources) == 1 else EncoderRecord(),) * len(sources)
+        expected = record.parts or (record if len(sources) == 1 else EncoderRecord(),) * len(sources)
         open_one = self._open_image_encoder if view == "image" else self._open_text_encoder
-        own = [open_one(source, part) for source, part in zip(sources, known, strict=True)]
-        ready = [EncoderRecord.of(each) for each in own if not isinstance(each, FittedHKSE)]
-        for i, each in enumerate(ready):
-            if each.fingerprint and each.fingerprint in [other.fingerprint for other in ready[:i]]:
-                raise InputError(f"the {name} encoder {each.name} was given twice; give it once.")
-        if sum(isinstance(each, FittedHKSE | HKSEEncoder) for each in own) > 1:
+        encoders = [open_one(source, part) for source, part in zip(sources, expected, strict=True)]
+        ready = [EncoderRecord.of(encoder) for encoder in encoders if not isinstance(encoder, FittedHKSE)]
+        for i, found in enumerate(ready):
+            if found.fingerprint and found.fingerprint in [other.fingerprint for other in ready[:i]]:
+                raise InputError(f"the {name} encoder {found.name} was given twice; give it once.")
+        if sum(isinstance(encoder, FittedHKSE | HKSEEncoder) for encoder in encoders) > 1:
             raise InputError("a model stores one hkse; give one of them.")
-        if any(isinstance(each, FittedHKSE) for each in own):
-            self._unfitted = own
-            return
-        for each, part in zip(ready, known, strict=True) if record.parts else ():
-            if not part.accepts(each):
-                own_name, known_name = (
-                    f"{r.name} ({r.fingerprint})" if r.fingerprint else r.name for r in (each, part)
+        if any(isinstance(encoder, FittedHKSE) for encoder in encoders):
+            return Unfitted(encoders)
+        for found, part in zip(ready, expected, strict=True) if record.parts else ():
+            if not part.accepts(found):
+                found_name, part_name = (
+                    f"{r.name} ({r.fingerprint})" if r.fingerprint else r.name for r in (found, part)
                 )
                 raise InputError(
-                    f"of the {name} encoders given, {own_name} is where the model has {known_name}; give "
+                    f"of the {name} encoders given, {found_name} is where the model has {part_name}; give "
                     f"{self._list_parts(view)} (the same files, weights and preprocessing)."
                 )
-        encoder = self._join(view, own)
+        encoder = self._join(view, encoders)
         if not record.accepts(described := EncoderRecord.of(encoder)):
             raise InputError(
                 f"the {name} encoder given is {described.fingerprint or described.name!r}, but the model was "
                 f"made with {record.fingerprint!r}; give that one (the same file, weights and preprocessing)."
             )
-        self._open[view] = encoder
+        return Ready(encoder)
 
     def _join(self, view: View, encoders: Sequence[Any]) -> Any:
         widths = self._widths[view]
@@ -492,18 +514,13 @@ class Encoders:
                 f"{type(source).__name__} is not {with_article(f'{self.views.image} encoder')}; give an "
                 ".onnx file, a name, or an object with encode(), dimension and fingerprint."
             )
-        from diptych.image._named import image_encoder
-        from diptych.image._onnx import OnnxEncoder
+        from diptych.encoders._named import image_encoder
 
         name = os.fspath(source)
         takes_recipe = name != "pyramid" and not name.startswith(FASTEMBED)
         if takes_recipe and record.origin is not None and record.origin.recipe is not None:
             return image_encoder(source, Recipe.from_dict(record.origin.recipe))
-        encoder = image_encoder(source)
-        if isinstance(encoder, OnnxEncoder) and encoder.assumed and record.fingerprint:
-            others = map(encoder.with_recipe, encoder.candidates.values())
-            return next((other for other in others if other.fingerprint == record.fingerprint), encoder)
-        return encoder
+        return image_encoder(source)
 
     def _open_text_encoder(self, source: Any, record: EncoderRecord) -> Any:
         """Open a text encoder; an HKSE that is to be fitted is copied."""
@@ -512,7 +529,7 @@ class Encoders:
                 return self._stored
             if record.fingerprint:
                 raise InputError("no hkse is stored with this model; give the encoder it was made with.")
-            from diptych.text._hkse import HKSE
+            from diptych.encoders._hkse import HKSE
 
             source = HKSE()
         if isinstance(source, FittedHKSE) and not hasattr(source, "vectors_"):
@@ -525,15 +542,15 @@ class Encoders:
         return source
 
     def _get(self, view: View) -> Any:
+        """Return the encoder of a view, opened if the model knows where; None if there is none."""
         record = self._record(view)
-        can_open = record.origin is not None or record.parts
-        if self._open[view] is None and view not in self._failures and can_open and not self._unfitted:
+        if self._states[view] == Closed() and (record.origin is not None or record.parts):
             try:
-                own = [self._reopen(view, part) for part in record.parts or (record,)]
-                self._open[view] = self._join(view, own)
+                encoders = [self._reopen(view, part) for part in record.parts or (record,)]
+                self._states[view] = Ready(self._join(view, encoders))
             except InputError as error:
-                self._failures[view] = str(error).rstrip(".")
-        return self._open[view]
+                self._states[view] = Closed(str(error).rstrip("."))
+        return self._find_open(view)
 
     def _reopen(self, view: View, record: EncoderRecord) -> Any:
         if self._stored is not None and self._stored.fingerprint == record.fingerprint:
@@ -541,8 +558,8 @@ class Encoders:
         return record.reopen(view)
 
     def _hkse_encoder(self) -> HKSEEncoder | None:
-        own = (*split_encoders(self._open["text"]), self._stored)
-        return next((each for each in own if isinstance(each, HKSEEncoder)), None)
+        encoders = (*split_encoders(self._find_open("text")), self._stored)
+        return next((encoder for encoder in encoders if isinstance(encoder, HKSEEncoder)), None)
 
 
 def open_defaults(
@@ -553,9 +570,9 @@ def open_defaults(
     Where fastembed is installed these are the recommended encoders, which it downloads once. Otherwise they
     are ``pyramid`` and an ``HKSE`` that is not fitted yet.
     """
-    from diptych.image._named import image_encoder
+    from diptych.encoders._hkse import HKSE
+    from diptych.encoders._named import image_encoder
     from diptych.retrieval._recommended import default_encoder
-    from diptych.text._hkse import HKSE
 
     openers: dict[View, tuple[Callable[[str], Any], str]] = {
         "image": (image_encoder, "pyramid"),
@@ -601,8 +618,8 @@ def _warn(message: str) -> None:
 
 def needs_stored_hkse(text: Any) -> bool:
     """Return whether a text encoder, as users give it for a saved model, is the HKSE stored in it."""
-    given = text if isinstance(text, list | tuple) else [text]
-    return any(each is None or (isinstance(each, str) and each == "hkse") for each in given)
+    sources = text if isinstance(text, list | tuple) else [text]
+    return any(source is None or (isinstance(source, str) and source == "hkse") for source in sources)
 
 
 def is_array(value: Any) -> bool:
@@ -611,7 +628,7 @@ def is_array(value: Any) -> bool:
         return False
     if hasattr(value, "ndim") and hasattr(value, "dtype"):
         texts = value.ndim == 1 and getattr(value.dtype, "kind", "f") in "OUT"
-        return not (texts and all(isinstance(each, str) for each in value))
+        return not (texts and all(isinstance(text, str) for text in value))
     return hasattr(value, "columns") and hasattr(value, "__array__")
 
 

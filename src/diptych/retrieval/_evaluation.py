@@ -75,8 +75,8 @@ class Evaluation(dict[str, dict[str, float]]):
     def __init__(self, rankings: Mapping[Task, _Ranking], dataset: PairedDataset) -> None:
         super().__init__(
             {
-                task: summarize_pairs(own.places, _queries(task, dataset.pairing))
-                for task, own in rankings.items()
+                task: summarize_pairs(ranking.places, _queries(task, dataset.pairing))
+                for task, ranking in rankings.items()
             }
         )
         self._rankings, self._dataset = rankings, dataset
@@ -92,14 +92,14 @@ class Evaluation(dict[str, dict[str, float]]):
         pairing = self._dataset.pairing
         return {
             task: bootstrap_intervals(
-                own.places,
+                ranking.places,
                 _queries(task, pairing),
                 pairing,
                 n_resamples=n_resamples,
                 confidence=confidence,
                 random_state=random_state,
             )
-            for task, own in self._rankings.items()
+            for task, ranking in self._rankings.items()
         }
 
     def write_run(
@@ -112,13 +112,14 @@ class Evaluation(dict[str, dict[str, float]]):
         exists is replaced.
         """
         chosen, n_items = check_task(task), check_count(depth, "depth")
-        own, (queries, items) = self._rankings[chosen], self._ids(chosen)
+        ranking, (queries, items) = self._rankings[chosen], self._ids(chosen)
         if _UNSAFE.search(tag) or not tag:
             raise InputError(f"tag={tag!r} is not one word; give a name without spaces.")
 
         def lines() -> Iterator[str]:
-            asked, pairing = iter(queries), move_like(self._dataset.pairing, own.x)
-            blocks = best_items(own.x, own.y, pairing, n_items, task=chosen, similarity=own.similarity)
+            asked, pairing = iter(queries), move_like(self._dataset.pairing, ranking.x)
+            vectors = ranking.x, ranking.y
+            blocks = best_items(*vectors, pairing, n_items, task=chosen, similarity=ranking.similarity)
             for columns, scores in blocks:
                 for row, values in zip(to_numpy(columns).tolist(), to_numpy(scores), strict=True):
                     query = next(asked)
@@ -178,7 +179,7 @@ class Evaluation(dict[str, dict[str, float]]):
     def _escaped(self) -> tuple[list[str], list[str]]:
         """Return the ids of images and captions as TREC files have them."""
         data = self._dataset
-        return [_escape(own) for own in data.image_ids], [_escape(own) for own in data.caption_ids]
+        return list(map(_escape, data.image_ids)), list(map(_escape, data.caption_ids))
 
     def _ids(self, task: Task) -> tuple[Sequence[str], Sequence[str]]:
         """Return the ids of a task's queries, in the order of the ranking, and of its items."""
@@ -212,7 +213,7 @@ def measure_metrics(
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of a fitted model for both tasks on some pairs, computed on a device."""
     rankings = rank_pairs(model, part, device)
-    return {task: summarize_pairs(own.places, _queries(task, part[2])) for task, own in rankings.items()}
+    return {task: summarize_pairs(r.places, _queries(task, part[2])) for task, r in rankings.items()}
 
 
 def _queries(task: Task, pairing: Any) -> Any:

@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from heapq import nsmallest
 from math import isfinite
+from operator import ge, gt, le, lt
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -41,11 +42,13 @@ MAX_CHARACTERS = 2**16
 MOST_KEYS = 20
 """Metadata keys that an error lists."""
 
-EXACT_FLOATS = 2**53
-"""Floats below it are compared as they are; from there on they are integers, and compared as such."""
+MOST_COMPARED = 200
+"""Metadata keys among which an error looks for the one that was meant; for more it would take too long."""
 
-MAX_NUMBER = 10**400
-"""Larger numbers are refused; every float is smaller."""
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
+"""Integers in metadata and filters have 64 bits."""
+
+COMPARISONS: dict[Ordering, Callable[[Any, Any], Any]] = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
 
 _SHOWN = 60  # characters of a wrong filter that an error repeats
 
@@ -190,10 +193,11 @@ def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
             f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added, "
             "for example columns of a table with --metadata (in Python: read_pairs(..., metadata=...))."
         )
-    near = difflib.get_close_matches(unknown, keys, 1)
-    listed = ", ".join(map(repr, sorted(keys)[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
+    compared = [key for key in (unknown, *keys) if len(key) <= _SHOWN] if len(keys) <= MOST_COMPARED else []
+    near = difflib.get_close_matches(unknown, compared[1:], 1) if unknown in compared else []
+    listed = ", ".join(map(_show, nsmallest(MOST_KEYS, keys))) + (", …" if len(keys) > MOST_KEYS else "")
     raise FilterError(
-        f"where names the key {unknown!r}, which no item has in its metadata"
+        f"where names the key {_show(unknown)}, which no item has in its metadata"
         + (f"; did you mean {near[0]!r}?" if near else ".")
         + f" The keys there are: {listed}."
     )
@@ -218,12 +222,19 @@ def iso_string(value: date) -> str:
     return value.isoformat()
 
 
-def exact_number(value: int | float) -> int | float:
-    """Return a number as it is compared: large floats are the integers that JSON writes for them."""
-    # 1e23 is written so in JSON, and a database reads 10²³; the float next to it is another integer.
-    if isinstance(value, float) and isfinite(value) and abs(value) >= EXACT_FLOATS:
-        return int(Decimal(repr(float(value))))
-    return value
+def plain_number(value: int | float) -> int | float:
+    """Return a finite number as it is stored and compared: an int64 or a float64; else a ``ValueError``.
+
+    Floats from 2⁵³ on are integers, and become such ones within 64 bits. So a database that reads decimal
+    numbers compares them exactly: 2⁶⁰ as a float is written 1.152921504606847e18, which is not 2⁶⁰.
+
+    >>> plain_number(2.0**60), plain_number(0.5)
+    (1152921504606846976, 0.5)
+    """
+    fits = MIN_INTEGER <= value <= MAX_INTEGER
+    if isinstance(value, int) and not fits:
+        raise ValueError("an integer has more than 64 bits; write it as a float or as text")
+    return int(value) if fits and abs(value) >= 2**53 else value
 
 
 def is_number(value: Any) -> bool:
@@ -255,25 +266,13 @@ def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
 
 
 def _equal(stored: Any, value: Plain) -> bool:
-    if is_number(stored) and is_number(value):
-        return bool(exact_number(stored) == value)
     # True equals 1 in Python; in a filter, as in JSON, it must not.
     return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
 
 
 def _compare(stored: Any, operator: Ordering, value: Any) -> bool:
-    if isinstance(stored, str) and isinstance(value, str):
-        difference = (stored > value) - (stored < value)
-    elif is_number(stored) and is_number(value):
-        difference = (exact_number(stored) > value) - (exact_number(stored) < value)
-    else:
-        return False
-    return {
-        "$gt": difference > 0,
-        "$gte": difference >= 0,
-        "$lt": difference < 0,
-        "$lte": difference <= 0,
-    }[operator]
+    is_ordered = is_number(value) if is_number(stored) else isinstance(stored, str) and isinstance(value, str)
+    return is_ordered and bool(COMPARISONS[operator](stored, value))
 
 
 class _Parser:
@@ -391,12 +390,13 @@ def _plain_value(key: str, value: Any) -> Plain:
         value = value.item()
     if isinstance(value, date):
         return iso_string(value)
-    if isinstance(value, float) and isfinite(value):
-        return exact_number(value)
     if value is None or isinstance(value, str | bool):
         return value
-    if isinstance(value, int) and abs(value) < MAX_NUMBER:
-        return value
+    if isinstance(value, int) or (isinstance(value, float) and isfinite(value)):
+        try:
+            return plain_number(value)
+        except ValueError as error:
+            raise FilterError(f"the filter compares the key {key!r} wrongly: {error}.") from None
     raise FilterError(
         f"{_show(value)} of the key {key!r} is not a plain value; give a string, a finite number, a date, "
         "true, false or None, or a list of these."
@@ -423,11 +423,12 @@ def _list_operators(operators: Iterable[str]) -> str:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, int) and abs(value) >= MAX_NUMBER:
-        return "a number of more than 400 digits"
     if isinstance(value, str) and len(value) > _SHOWN:
         return repr(value[:_SHOWN]) + "…"
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # of an integer of thousands of digits
+        return "a value that is too long"
     return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,10 +38,11 @@ from diptych.cca.selection import holdout_size
 from diptych.cca.selection._grids import hold_out
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._duplicates import find_near_duplicates
+from diptych.data._feature_store import remove_store
 from diptych.fusion import Fusion
 from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality
-from diptych.retrieval._calibration import FEWEST_IMAGES, KNOWN, Calibration, HeldOut, fit_calibration
+from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
 from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
@@ -53,17 +53,17 @@ from diptych.retrieval._items import VIEWS, View
 _HELD_OUT = 0.2
 """Share of the training images that probabilities are measured on, where there is no validation split."""
 
-NO_HELD_OUT = (
-    "it was refitted, and there are no stored pairs with features to measure them on; Retriever.calibrate "
-    "takes such pairs"
+NOT_MEASURED_AGAIN = (
+    "it was refitted, and there are no features of a stored val split that it was not fitted on; "
+    "Retriever.calibrate measures them on held-out pairs"
 )
 """Why a refitted model has no probabilities."""
 
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
 
-Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part, tuple[Any, Any] | None]
-"""A model, pairs that it was not fitted on, and some features of both views that it was fitted on."""
+Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part]
+"""A model, and pairs that it was not fitted on."""
 
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
@@ -90,7 +90,7 @@ def encode_views(
     dataset = dataset.with_views(names)
     if encoders.image is None or encoders.text is None:
         missing: View = "image" if encoders.image is None else "text"
-        if encoders.known:
+        if encoders.records:
             raise encoders.missing(missing)
         raise InputError(
             f"there is no {names.of(missing)} encoder for these pairs; give one, or fit on features."
@@ -110,7 +110,7 @@ def encode_views(
         listed = "; diptych check lists all of them" if names.image == "image" else ""
         if not images.ids:
             # Otherwise the right folder of images would be refused as other inputs of interrupted work.
-            shutil.rmtree(images.folder)
+            remove_store(images.folder)
             raise InputError(
                 f"none of {count(len(skipped), names.image)} could be read (the first: {skipped[0].reason})"
                 f"{listed}."
@@ -145,103 +145,72 @@ def fit_model(
     are as ``AWCCA.fit`` takes them.
     """
     layout = layout or {}
-    for view, rows in zip(VIEWS, (views.x, views.y), strict=True):
-        widths = layout.get(view, {}).values()
-        if widths and sum(widths) != rows.shape[1]:
-            name = views.dataset.views.of(view)
-            raise InputError(
-                f"the layout of the {name} features has {sum(widths)} columns in all, but they have "
-                f"{rows.shape[1]}; give the width of every block."
-            )
-    start = time.perf_counter()
-    training, validation, test = _split_views(views)
-    n_pairs = len(training[1])
-    if n_pairs < FEW_PAIRS:
-        warnings.warn(
-            f"{count(n_pairs, 'training pair')} {'is' if n_pairs == 1 else 'are'} very few: what is selected "
-            f"is mostly chance. Give at least {FEW_PAIRS}, better a thousand, or set params yourself.",
-            DataWarning,
-            stacklevel=4,
-        )
-    uses_validation = isinstance(model, Fusion) and model.refits(validation)
-    facts: dict[str, Any] = {
+    _check_layout(layout, views)
+    start, splits = time.perf_counter(), _split_views(views)
+    _warn_if_few(len(splits.training[1]))
+    leaks = _find_leaks(splits)
+    where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
+    if isinstance(model, Fusion):
+        fit = _fit_fusion(model, splits, layout, where)
+    else:
+        fit = _fit_awcca(model, splits, where)
+    outliers = {
+        view: OutlierDetector.fit(rows, normalize)
+        for view, rows, normalize in zip(VIEWS, splits.training[:2], fit.normalize, strict=True)
+    }
+    measured = {"validation": None if fit.learned_validation else splits.validation, "test": splits.test}
+    with progress_bar("measuring recall"), _Timer() as recalls:
+        metrics = {
+            name: measure_metrics(fit.model, part, device)
+            for name, part in measured.items()
+            if part is not None
+        }
+    with progress_bar("measuring probabilities"), _Timer() as probabilities:
+        calibration = _calibrate(fit, splits, where)
+    seconds = {**views.seconds, **fit.seconds}
+    seconds |= {"recalls": recalls.seconds, "probabilities": probabilities.seconds}
+    facts = {
         "date": datetime.now(UTC).date().isoformat(),
         "pairs": _sizes(views.dataset),
-        "seconds": dict(views.seconds),
-        "training_sample": training_sample(views, ("train", "val") if uses_validation else ("train",)),
-        "leaks": _find_leaks(training, validation, test, views.dataset.views),
+        "seconds": {**seconds, "all": round(sum(views.seconds.values()) + time.perf_counter() - start, 3)},
+        "training_sample": training_sample(views, ("train", "val") if fit.learned_validation else ("train",)),
+        "leaks": leaks,
+        **fit.selection,
+        "metrics": metrics,
     }
     if layout:
         # As a list, because JSON objects may come back in another order.
-        facts["blocks"] = {view: [list(block) for block in own.items()] for view, own in layout.items()}
-    load_moments: Callable[[], Moments] | None = None
-    normalize = ("none", "none")
-    where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
-    names, share = views.dataset.views, _HELD_OUT
-    unseen: Unseen | None = None
-    if isinstance(model, Fusion):
-        unseen, share = (
-            _fit_fusion(model, training, validation, layout, facts, names, where),
-            model.validation_fraction,
-        )
-        model, load_moments = _take_moments(model)
-    else:
-        moments = _fit_awcca(model, training, validation, facts, names, where)
-        model, normalize, load_moments = _copy_model(model), model.normalize, lambda: moments
-        if validation is not None:
-            unseen = model, validation, (some_rows(training[0], KNOWN), some_rows(training[1], KNOWN))
-    outliers = {
-        view: OutlierDetector.fit(rows, how)
-        for view, rows, how in zip(VIEWS, training[:2], normalize, strict=True)
-    }
-    begun = time.perf_counter()
-    measured = {"test": test} if uses_validation else {"validation": validation, "test": test}
-    with progress_bar("measuring recall"):
-        facts["metrics"] = {
-            name: measure_metrics(model, part, device) for name, part in measured.items() if part is not None
-        }
-    facts["seconds"]["recalls"] = round(time.perf_counter() - begun, 3)
-    begun = time.perf_counter()
-    with progress_bar("measuring probabilities"):
-        if unseen is None:
-            assert isinstance(model, AWCCA)
-            unseen = _fit_without(model, moments.total, training, where)
-        on = _describe_held_out(training, validation, share, names)
-        final = embedding_of(model)
-        seen, held_out, known = unseen
-        calibration = fit_calibration(embedding_of(seen), *held_out, on, names, final, known)
-    facts["seconds"]["probabilities"] = round(time.perf_counter() - begun, 3)
-    facts["seconds"]["all"] = round(sum(views.seconds.values()) + time.perf_counter() - start, 3)
+        facts["blocks"] = {view: [list(block) for block in blocks.items()] for view, blocks in layout.items()}
     facts["quality"] = describe_quality(facts)
-    return Fitted(model, load_moments, outliers, facts, calibration)
+    return Fitted(fit.model, lambda: fit.moments, outliers, facts, calibration)
 
 
 def refit_model(
     fitted: Fitted,
     new: Moments,
     validation: tuple[Any, ...] | None,
-    held_out: HeldOut | None,
+    held_out: Part | None,
     names: ViewNames,
 ) -> Fitted:
     """Return a model fitted on the training pairs of another and on new pairs, both by their moments.
 
     The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
-    pairs to select on again. Probabilities are measured on the pairs ``held_out``.
+    pairs to select on again. Probabilities are measured on ``held_out``, the val split of the first fit.
     """
     assert fitted.load_moments is not None
-    before = fitted.load_moments()
-    moments = before + new
+    previous = fitted.load_moments()
+    moments = previous + new
 
     def refit(moments: Moments) -> AWCCA | Fusion:
         if isinstance(fitted.model, Fusion):
-            return _take_moments(copy.copy(fitted.model).refit_moments(moments, before.count))[0]
-        return _refit_awcca(fitted.model, moments, before.total, validation)
+            return _take_moments(copy.copy(fitted.model).refit_moments(moments, previous.count))[0]
+        return _refit_awcca(fitted.model, moments, previous.total, validation)
 
     model = refit(moments)
-    # These were measured on the model before.
+    # These were measured on the previous model.
     old = ("metrics", "seconds", "graph_recall")
     facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
-    facts["refitted"] = {"pairs": moments.count, "before": before.count}
+    facts["refitted"] = {"pairs": moments.count, "before": previous.count}
     if validation is not None and isinstance(model, AWCCA) and model.path_ is not None:
         facts["selection"] = {
             "pairs": "the validation pairs that refit was given",
@@ -249,13 +218,14 @@ def refit_model(
             **{task: model.path_.best(task) for task in TASKS},
         }
     facts["quality"] = describe_quality(facts)
-    calibration: Calibration = NO_HELD_OUT
+    calibration: Calibration = NOT_MEASURED_AGAIN
     if held_out is not None:
-        seen = model if held_out.learned is None else refit(moments - held_out.learned)
-        final = embedding_of(model)
-        calibration = fit_calibration(
-            embedding_of(seen), *held_out.pairs, held_out.on, names, final, held_out.known
-        )
+        unseen = model
+        if isinstance(model, FittedFusion) and model.selection_.refitted:
+            # It learned from the val split too, so it is measured by one that did not.
+            unseen = refit(moments - embedding_of(model).moments(*held_out))
+        on = f"the stored {_describe_val(held_out, names)}"
+        calibration = fit_calibration(embedding_of(unseen), *held_out, on, names)
     return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
 
 
@@ -328,84 +298,145 @@ def warn_if_training(facts: Mapping[str, Any], views: PairedViews, image_rows: n
         )
 
 
-def _split_views(views: PairedViews) -> tuple[Part, Part | None, Part | None]:
-    """Return training, validation and test pairs; None for a split that does not exist."""
+class _Timer:
+    """Measures the seconds of a ``with`` block."""
+
+    def __enter__(self) -> _Timer:
+        self._start, self.seconds = time.perf_counter(), 0.0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = round(time.perf_counter() - self._start, 3)
+
+
+class _Splits(NamedTuple):
+    """The pairs of each split, None for one that does not exist, and the names of the views."""
+
+    training: Part
+    validation: Part | None
+    test: Part | None
+    names: ViewNames
+
+
+@dataclass(frozen=True, eq=False)
+class _FitResult:
+    """A model fitted on the training pairs, in NumPy and without its moments.
+
+    ``normalize`` is how it normalises the features of each view first. ``selection`` and ``seconds`` are
+    facts for people. Probabilities are measured by the model ``unseen``, on pairs that it was not fitted on:
+    a share ``held_out`` of the training pairs, unless there is a validation split.
+    """
+
+    model: AWCCA | Fusion
+    moments: Moments
+    normalize: tuple[str, str]
+    learned_validation: bool  # whether it was fitted on the validation pairs too
+    selection: dict[str, Any]
+    seconds: dict[str, float]
+    held_out: float
+    unseen: Unseen | None = None  # None: to be fitted on the other training pairs
+
+
+def _check_layout(layout: Mapping[View, Layout], views: PairedViews) -> None:
+    for view, rows in zip(VIEWS, (views.x, views.y), strict=True):
+        widths = layout.get(view, {}).values()
+        if widths and sum(widths) != rows.shape[1]:
+            name = views.dataset.views.of(view)
+            raise InputError(
+                f"the layout of the {name} features has {sum(widths)} columns in all, but they have "
+                f"{rows.shape[1]}; give the width of every block."
+            )
+
+
+def _split_views(views: PairedViews) -> _Splits:
+    names = views.dataset.views
     if views.dataset.splits is None:
-        return views.of(np.arange(views.dataset.n_images)), None, None
+        return _Splits(views.of(np.arange(views.dataset.n_images)), None, None, names)
     sizes = views.dataset.split_sizes()
     if "train" not in sizes:
-        raise InputError(
-            f"the pairs have no train split; mark some {plural(views.dataset.views.image)} as train."
-        )
+        raise InputError(f"the pairs have no train split; mark some {plural(names.image)} as train.")
     val, test = (views.split(split) if split in sizes else None for split in ("val", "test"))
-    return views.split("train"), val, test
+    return _Splits(views.split("train"), val, test, names)
 
 
-def _fit_awcca(
-    model: AWCCA,
-    training: Part,
-    validation: Part | None,
-    facts: dict[str, Any],
-    names: ViewNames,
-    where: dict[str, Any],
-) -> Moments:
+def _warn_if_few(n_pairs: int) -> None:
+    if n_pairs < FEW_PAIRS:
+        warnings.warn(
+            f"{count(n_pairs, 'training pair')} {'is' if n_pairs == 1 else 'are'} very few: what is selected "
+            f"is mostly chance. Give at least {FEW_PAIRS}, better a thousand, or set params yourself.",
+            DataWarning,
+            stacklevel=5,
+        )
+
+
+def _fit_awcca(model: AWCCA, splits: _Splits, where: dict[str, Any]) -> _FitResult:
     # With given parameters, validation pairs still measure the correlations.
     uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
-    start = time.perf_counter()
-    model.fit(*training, validation=validation if uses else None, **where)
-    model.models_.values()  # decomposes them, which a search needs
-    seconds, path = time.perf_counter() - start, model.path_
+    with _Timer() as timer:
+        model.fit(*splits.training, validation=splits.validation if uses else None, **where)
+        model.models_.values()  # decomposes them, which a search needs
+    path = model.path_
+    selection: dict[str, Any] = {}
     spent = 0.0 if path is None else path.seconds
-    facts["seconds"]["spectra and models"] = round(seconds - spent, 3)
+    seconds = {"spectra and models": round(timer.seconds - spent, 3)}
     if path is not None:
         pairs = str(path.held_out)
         if model.selection == "validation":
-            pairs = _describe_held_out(training, validation, model.validation_fraction, names)
+            pairs = _describe_held_out(splits, model.validation_fraction)
         best = {task: path.best(task) for task in TASKS}
-        facts["selection"] = {"pairs": pairs, "metric": path.metric, **best}
+        selection["selection"] = {"pairs": pairs, "metric": path.metric, **best}
         if extension := path.describe_extension():
-            facts["selection"]["grid"] = extension
+            selection["selection"]["grid"] = extension
         grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
-        facts["seconds"][grid] = round(spent, 3)
+        seconds[grid] = round(spent, 3)
     elif model.params is None:
-        facts["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
-    return moments_from_spectra(model.spectra_, model.precision)
+        selection["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
+    moments, copied = moments_from_spectra(model.spectra_, model.precision), _copy_model(model)
+    unseen = None if splits.validation is None else (copied, splits.validation)
+    return _FitResult(copied, moments, model.normalize, False, selection, seconds, _HELD_OUT, unseen)
 
 
 def _fit_fusion(
-    model: Fusion,
-    training: Part,
-    validation: Part | None,
-    layout: Mapping[View, Layout],
-    facts: dict[str, Any],
-    names: ViewNames,
-    where: dict[str, Any],
-) -> Unseen:
-    """Fit a fusion; return it as it was before it was fitted on held-out pairs too, with those pairs."""
-
+    model: Fusion, splits: _Splits, layout: Mapping[View, Layout], where: dict[str, Any]
+) -> _FitResult:
     def blocks(part: Part) -> Part:
         x, y, pairing = part
         layouts = layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]})
         return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
 
-    start = time.perf_counter()
-    unseen, held_out, seen = model.fit_unseen(
-        blocks(training), None if validation is None else blocks(validation), **where
-    )
-    facts["seconds"]["selection and models"] = round(time.perf_counter() - start, 3)
-    selected: Any = model.selection_["tasks"]
-    facts["selection"] = {
-        "pairs": _describe_held_out(training, validation, model.validation_fraction, names),
+    def join(view: View, features: Mapping[str, Any]) -> Any:
+        return np.concatenate([np.asarray(features[name]) for name in fusion_layout(model, view)], axis=1)
+
+    validation = None if splits.validation is None else blocks(splits.validation)
+    with _Timer() as timer:
+        unseen, held_out, _ = model.fit_unseen(blocks(splits.training), validation, **where)
+    selected: Any = model.selection_.tasks
+    selection: dict[str, Any] = {
+        "pairs": _describe_held_out(splits, model.validation_fraction),
         "metric": "r@1",
-        **{task: float(selected[task]["recall"]["r@1"]) for task in TASKS},
+        **{task: float(selected[task].recall["r@1"]) for task in TASKS},
     }
+    copied, load_moments = _take_moments(model)
+    return _FitResult(
+        copied,
+        load_moments(),
+        ("none", "none"),
+        model.refits(splits.validation),
+        {"selection": selection},
+        {"selection and models": timer.seconds},
+        model.validation_fraction,
+        (unseen, (join("image", held_out[0]), join("text", held_out[1]), held_out[2])),
+    )
 
-    def join(view: View, own: Mapping[str, Any], most: int | None = None) -> Any:
-        blocks = (some_rows(own[name], most) for name in fusion_layout(unseen, view))
-        return np.concatenate([np.asarray(block) for block in blocks], axis=1)
 
-    pairs = join("image", held_out[0]), join("text", held_out[1]), held_out[2]
-    return unseen, pairs, (join("image", seen[0], KNOWN), join("text", seen[1], KNOWN))
+def _calibrate(fit: _FitResult, splits: _Splits, where: dict[str, Any]) -> Calibration:
+    """Fit the probabilities of hits on pairs that the model, or one like it, was not fitted on."""
+    unseen = fit.unseen
+    if unseen is None:
+        assert isinstance(fit.model, AWCCA)
+        unseen = _fit_without(fit.model, fit.moments.total, splits.training, where)
+    on = _describe_held_out(splits, fit.held_out)
+    return fit_calibration(embedding_of(unseen[0]), *unseen[1], on, splits.names)
 
 
 def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, Any]) -> Unseen:
@@ -417,26 +448,20 @@ def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, An
     rest, held_out = hold_out(pairing, len(x), _HELD_OUT, 0)
     pairs = x[held_out.images], y[held_out.captions], held_out.pairing
     if len(held_out.images) < FEWEST_IMAGES:
-        return model, pairs, None  # too few to measure probabilities on
+        return model, pairs  # too few to measure probabilities on
     prepare = Preparation(model.normalize, model.precision, where["device"])
     moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.captions), prepare, engine=where["engine"])
     with one_blas_thread():
         unseen = _copy_model(model).refit_moments(moments, total)
-    known = (own[some_rows(kept, KNOWN)] for own, kept in ((x, rest.images), (y, rest.captions)))
-    return _copy_model(unseen), pairs, (next(known), next(known))
-
-
-def some_rows(rows: Any, most: int | None) -> Any:
-    """Return at most so many rows, evenly spaced; None: all."""
-    return rows if most is None else rows[:: max(1, -(-len(rows) // most))]
+    return _copy_model(unseen), pairs
 
 
 def _copy_model(model: AWCCA) -> AWCCA:
     """Return a copy in NumPy without the spectra, which are as large as the moments."""
     copied = copy.copy(model)
     # Both tasks often share one model.
-    models = {id(own): fields_to_numpy(own) for own in model.models_.values()}
-    copied.models_ = {task: models[id(own)] for task, own in model.models_.items()}
+    models = {id(canonical): fields_to_numpy(canonical) for canonical in model.models_.values()}
+    copied.models_ = {task: models[id(canonical)] for task, canonical in model.models_.items()}
     copied.x_mean_, copied.y_mean_ = to_numpy(model.x_mean_), to_numpy(model.y_mean_)
     copied.__dict__.pop("spectra_", None)
     return copied
@@ -449,27 +474,32 @@ def _take_moments(model: Fusion) -> tuple[Fusion, Callable[[], Moments]]:
     return copied, lambda: moments
 
 
-def _refit_awcca(model: AWCCA, moments: Moments, before: float, validation: tuple[Any, ...] | None) -> AWCCA:
+def _refit_awcca(
+    model: AWCCA, moments: Moments, previous_total: float, validation: tuple[Any, ...] | None
+) -> AWCCA:
     model = _copy_model(model)
     if validation is not None:
         model.params = None
         model.fit_moments(moments, validation=validation)
     else:
-        model.refit_moments(moments, before)
+        model.refit_moments(moments, previous_total)
     del model.spectra_
     return model
 
 
-def _describe_held_out(training: Part, validation: Part | None, fraction: float, names: ViewNames) -> str:
+def _describe_held_out(splits: _Splits, fraction: float) -> str:
     """Describe the pairs that settings were selected on."""
-    if validation is not None:
-        sizes = count(len(validation[0]), names.image), count(len(validation[1]), names.caption)
-        return f"the val split ({', '.join(sizes)})"
-    size = holdout_size(len(np.unique(training[2])), fraction)
+    if splits.validation is not None:
+        return f"the {_describe_val(splits.validation, splits.names)}"
+    names, size = splits.names, holdout_size(len(np.unique(splits.training[2])), fraction)
     return (
-        f"{size} of {count(len(training[0]), f'training {names.image}')}, held out with their "
+        f"{size} of {count(len(splits.training[0]), f'training {names.image}')}, held out with their "
         f"{plural(names.caption)}; the model was then fitted on all of them"
     )
+
+
+def _describe_val(pairs: Part, names: ViewNames) -> str:
+    return f"val split ({count(len(pairs[0]), names.image)}, {count(len(pairs[1]), names.caption)})"
 
 
 def _hash_pairs(views: PairedViews, image_rows: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -493,13 +523,11 @@ def _sizes(dataset: PairedDataset) -> dict[str, list[int]]:
     return {split: [len(images), len(dataset.caption_rows(images))] for split, images in rows.items()}
 
 
-def _find_leaks(
-    training: Part, validation: Part | None, test: Part | None, names: ViewNames
-) -> dict[str, int]:
+def _find_leaks(splits: _Splits) -> dict[str, int]:
     """Count images of other splits that are copies of training images, and warn of them."""
-    leaks, images = {}, plural(names.image)
-    for name, part in (("validation", validation), ("test", test)):
-        copies = 0 if part is None else len(find_near_duplicates(training[0], part[0]))
+    leaks, images = {}, plural(splits.names.image)
+    for name, part in (("validation", splits.validation), ("test", splits.test)):
+        copies = 0 if part is None else len(find_near_duplicates(splits.training[0], part[0]))
         if copies:
             leaks[name] = copies
             warnings.warn(

@@ -32,7 +32,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, check_choice, check_view_names
+from diptych._checks import (
+    IMAGE_AND_TEXT,
+    TASKS,
+    InputError,
+    Task,
+    ViewNames,
+    check_choice,
+    check_view_names,
+)
 from diptych._persistence import (
     CONFIG,
     FOR_PEOPLE,
@@ -44,7 +52,7 @@ from diptych._persistence import (
     Tensors,
     Version,
     find_current,
-    link_files,
+    link_file,
     map_tensors,
     new_version,
     read_config,
@@ -56,8 +64,9 @@ from diptych._persistence import (
 )
 from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
 from diptych.cca._moments import Moments
+from diptych.encoders._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
 from diptych.fusion._fitted import FittedFusion, FusionConfig
-from diptych.retrieval._calibration import Calibration, CalibrationConfig, TaskCalibration
+from diptych.retrieval._calibration import Calibration, TaskCalibration
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fitted import NOT_CALIBRATED, Facts, Fitted
@@ -77,7 +86,6 @@ from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import KINDS, ItemTable, MemoryStore
-from diptych.text._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
@@ -86,6 +94,8 @@ KIND, STORED_KIND = "retriever", "stored-model"
 MOMENTS, INDEX, FEATURES = "moments.safetensors", "index.safetensors", "features.safetensors"
 ITEMS, TEXT = "items.jsonl", INSIDE
 TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}", f"{TEXT}/{WORDS}")
+MODEL_FILES = (TENSORS, MOMENTS, INDEX, FEATURES, ITEMS, *TEXT_FILES)
+"""The files of a version that are published, beside its config; nothing that can be executed."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -111,7 +121,7 @@ class ModelConfig(Schema, frozen=True):
     keep_features: bool
     facts: Facts
     views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
-    calibration: dict[Task, CalibrationConfig] | str | msgspec.UnsetType = msgspec.UNSET
+    calibration: dict[Task, TaskCalibration] | str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def names(self) -> ViewNames:
@@ -168,7 +178,7 @@ class LoadedModel:
 
     fitted: Fitted
     store: Store
-    known: dict[View, EncoderRecord]
+    records: dict[View, EncoderRecord]
     hkse: FittedHKSE | None
     keep_features: bool
     views: ViewNames
@@ -176,11 +186,11 @@ class LoadedModel:
 
     def encoders(self, image: Any = None, text: Any = None) -> Encoders:
         """Return the encoders, with those of the user in place of the stored ones."""
-        return Encoders(image, text, self.known, self.views, self.hkse, self.fitted.layout)
+        return Encoders(image, text, self.records, self.views, self.hkse, self.fitted.layout)
 
     def has_encoders(self, encoders: Encoders) -> bool:
         """Return whether the features of this model came from ``encoders``."""
-        return all(encoders.describe(v).fingerprint == self.known[v].fingerprint for v in VIEWS)
+        return all(encoders.describe(v).fingerprint == self.records[v].fingerprint for v in VIEWS)
 
     def searcher(self, encoders: Encoders) -> Searcher:
         """Return a searcher of this model."""
@@ -259,8 +269,7 @@ def save(
             config = RetrieverConfig(journal, store.address)
         if previous is not None and (previous.path / FOR_PEOPLE[0]).is_file():
             for name in FOR_PEOPLE:
-                if (previous.path / name).is_file():
-                    link_files(previous.path / name, draft.path / name)
+                link_file(name, previous.path, draft.path)
         else:
             from diptych.retrieval._description import write_card
 
@@ -342,21 +351,20 @@ def read_version(
         )
     else:
         fitted = _read_model(config.model, files, mmap=mmap)
-        own = config.items.images
+        stored = config.items.images
         places = (
             PublishedPlaces(version.folder, None if images is None else os.fspath(images))
             if published
-            else Places.read(own and msgspec.structs.asdict(own), version.folder)
+            else Places.read(stored and msgspec.structs.asdict(stored), version.folder)
         )
         store = _read_items(config.model, config.items, files, fitted, places, mmap, trust_graph)
         hkse = None
         if text and TEXT_FILES[0] in files:
             files.check(TEXT_FILES[0])
             hkse = read_hkse(FittedHKSE, files.folder / TEXT, mmap=mmap)
-        known = config.model.encoders
         records = {
-            view: known[view].strip_paths() if published else known[view].locate(version.folder)
-            for view in VIEWS
+            view: record.strip_paths() if published else record.locate(version.folder)
+            for view, record in config.model.encoders.items()
         }
         names = config.model.names
         loaded = LoadedModel(fitted, store, records, hkse, config.model.keep_features, names)
@@ -370,10 +378,10 @@ def write_stored_model(
     write_config(folder, STORED_KIND, _write_model(folder, fitted, encoders, store, keep_features))
 
 
-def load_from_store(store: Store, *, text: bool = True, before: Encoders | None = None) -> LoadedModel:
+def load_from_store(store: Store, *, text: bool = True, opened: Encoders | None = None) -> LoadedModel:
     """Read the model that a database keeps; without ``text``, all but its text encoder.
 
-    The text encoder is not read either if it is open in ``before``.
+    The text encoder is not read either if it is open in ``opened``.
     """
     while True:
         with tempfile.TemporaryDirectory() as scratch:
@@ -388,12 +396,12 @@ def load_from_store(store: Store, *, text: bool = True, before: Encoders | None 
                     f"the model in {store.address} is damaged ({reason}); fit again, or restore the database."
                 ) from None
             hkse = None
-            if text and (before is None or before.match_open("text", config.encoders) is None):
+            if text and (opened is None or opened.match_open("text", config.encoders) is None):
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
                 hkse = read_hkse(FittedHKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
-        known, names = dict(config.encoders), config.names
-        return LoadedModel(fitted, store, known, hkse, config.keep_features, names, version)
+        records, names = dict(config.encoders), config.names
+        return LoadedModel(fitted, store, records, hkse, config.keep_features, names, version)
 
 
 def _write_model(
@@ -409,17 +417,14 @@ def _write_model(
 
     ``place`` is the model folder; None: they are for a database.
     """
-    (config, tensors), known = fitted.core.pack(), fitted.calibration
+    config, tensors = fitted.core.pack()
     if previous is not None:
-        for name in (TENSORS, MOMENTS, TEXT):
-            if (previous.path / name).exists():
-                link_files(previous.path / name, folder / name)
+        for name in (TENSORS, MOMENTS, *TEXT_FILES):
+            link_file(name, previous.path, folder)
     if not (folder / TENSORS).exists():
         for view in VIEWS:
             tensors[f"outliers.{view}.mean"] = fitted.outliers[view].mean
             tensors[f"outliers.{view}.variance"] = fitted.outliers[view].variance
-        for task, own in () if isinstance(known, str) else known.items():
-            tensors[f"reference.{task}"] = own.reference
         write_tensors(folder / TENSORS, tensors)
     if fitted.load_moments is not None and not (folder / MOMENTS).exists():
         fitted.load_moments().save(folder / MOMENTS)
@@ -436,7 +441,7 @@ def _write_model(
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
         msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
-        known if isinstance(known, str) else {task: known[task].config for task in TASKS},
+        fitted.calibration,
     )
 
 
@@ -445,8 +450,8 @@ def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord
     if place is not None:
         return described.relative_to(place)
     # Several machines may use a database; the path on the one that filled it stays.
-    known = encoders.known.get(view, described)
-    return known if known.fingerprint == described.fingerprint else described
+    record = encoders.records.get(view, described)
+    return record if record.fingerprint == described.fingerprint else described
 
 
 def _read_model(
@@ -478,17 +483,9 @@ def _read_model(
         load_moments = partial(_parse_moments, read, path, embedding.moment_widths())
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
-    known: Calibration = NOT_CALIBRATED
-    if isinstance(config.calibration, str):
-        known = config.calibration
-    elif isinstance(config.calibration, dict):
-        known = {
-            task: TaskCalibration(
-                own, take_array(tensors, f"reference.{task}", (None, embedding.dimension(task)), source)
-            )
-            for task, own in config.calibration.items()
-        }
-    return Fitted(model, load_moments, outliers, facts, known)
+    stored = config.calibration
+    calibration: Calibration = NOT_CALIBRATED if isinstance(stored, msgspec.UnsetType) else stored
+    return Fitted(model, load_moments, outliers, facts, calibration)
 
 
 def _fetch_moments(store: Store, version: str) -> bytes:
@@ -523,8 +520,6 @@ def _write_items(
     tensors: dict[str, Any] = {}
     for task in TASKS:
         tensors[f"{task}.vectors"] = _matrix(store.indexes[task])
-        norms = [chunk.norms for chunk in store.indexes[task].chunks()]
-        tensors[f"{task}.norms"] = np.concatenate(norms) if norms else np.empty(0, np.float32)
     write_tensors(folder / INDEX, tensors)
     if kept:
         write_tensors(folder / FEATURES, {view: _matrix(kept[view]) for view in VIEWS})
@@ -563,7 +558,6 @@ def _read_items(
     indexes = {
         task: VectorIndex.of(
             _take(arrays, f"{task}.vectors", (number[view], embedding.dimension(task)), files.folder / INDEX),
-            _take(arrays, f"{task}.norms", (number[view],), files.folder / INDEX),
             keys[view],
         )
         for task, view in SEARCHED.items()
@@ -574,7 +568,7 @@ def _read_items(
         for view in VIEWS:
             shape = (number[view], embedding.features(view))
             features = _take(arrays, view, shape, files.folder / FEATURES)
-            kept[view] = VectorIndex.of(features, np.ones(len(features), np.float32), keys[view])
+            kept[view] = VectorIndex.of(features, keys[view])
     for task, index in indexes.items() if config.index.kind == "hnsw" else ():
         if len(index) and trust_graph and f"{task}.hnsw" in files:
             recall = fitted.facts.get("graph_recall", {}).get(task, float("nan"))
@@ -605,6 +599,9 @@ def _take(arrays: Tensors, name: str, shape: tuple[int, ...], path: Path) -> np.
     if array is None or array.shape != shape or array.dtype not in (np.float32, np.float16):
         content = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
         raise InputError(f"{path}: {name!r} is {content}; expected real numbers of shape {list(shape)}.")
+    # A sum needs no second array of this size; a mapped array stays on disk, and a search will notice.
+    if not isinstance(array, np.memmap) and not np.isfinite(array.sum(axis=-1, dtype=np.float64)).all():
+        raise InputError(f"{path}: {name!r} has numbers that are not finite; save the model again.")
     return array
 
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych._checks import TASKS, InputError, missing_package_error
-from diptych._persistence import FOR_PEOPLE, POINTER, VERSIONS, library_version
+from diptych._persistence import (
+    CONFIG,
+    FOR_PEOPLE,
+    MAX_JSON_BYTES,
+    RECORD,
+    VERSIONS,
+    Version,
+    current_version,
+    library_version,
+    read_entries,
+    real_folder,
+)
 from diptych.data._files import explain_hub_errors
-from diptych.retrieval._folder import save_published
+from diptych.retrieval._folder import MODEL_FILES, save_published
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
-
-FILES = (POINTER, *FOR_PEOPLE, *(f"{VERSIONS}/*.{kind}" for kind in ("json", "jsonl", "safetensors")))
-"""Patterns of what is uploaded and downloaded: arrays, JSON and the card; nothing that can be executed."""
 
 _METRICS = {"r@1": "recall_at_1", "r@5": "recall_at_5", "r@10": "recall_at_10"}
 
@@ -52,14 +62,24 @@ def push(
             folder_path=folder,
             revision=branch,
             commit_message=commit_message,
-            allow_patterns=list(FILES),
+            allow_patterns=[
+                RECORD,
+                *FOR_PEOPLE,
+                *(f"{VERSIONS}/*/{name}" for name in (CONFIG, *MODEL_FILES)),
+            ],
             delete_patterns=[f"{VERSIONS}/*"],
         )
         return str(commit.commit_url)
 
 
-def find_model(repo_id: str | os.PathLike[str], revision: str | None, token: str | None) -> Path:
-    """Return the folder of a published model, downloaded to the cache unless it is a folder already."""
+def find_model(
+    repo_id: str | os.PathLike[str], revision: str | None, token: str | None, max_gigabytes: float
+) -> Path:
+    """Return the folder of a published model, downloaded unless it is a folder already.
+
+    A downloaded model is an ordinary model folder beside the cache of the Hub's own library. It is used as it
+    is where the Hub cannot be reached.
+    """
     name = os.fspath(repo_id)
     if os.path.isdir(name):
         if revision is not None or token is not None:
@@ -67,17 +87,51 @@ def find_model(repo_id: str | os.PathLike[str], revision: str | None, token: str
         return Path(name)
     hub = _import_hub(f"the model {name} needs")
     with explain_hub_errors(name):
-        folder = hub.snapshot_download(
-            name,
-            revision=revision,
-            token=token,
-            allow_patterns=list(FILES),
-            library_name="diptych",
-            library_version=library_version(),
+        options = {"token": token, "library_name": "diptych", "library_version": library_version()}
+        api = hub.HfApi(**options)  # its other modules can be reached once it is loaded
+        hub.utils.validate_repo_id(name)
+        place = f"{name}@{revision or 'main'}".replace("/", "--")
+        folder = real_folder(Path(hub.constants.HF_HOME, "diptych", place))
+        try:
+            info = api.model_info(name, revision=revision, files_metadata=True)
+        except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError):
+            raise
+        except Exception:  # the libraries raise many classes of their own
+            if not (folder / RECORD).is_file():
+                raise
+            return folder
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+        fetch = partial(hub.snapshot_download, name, revision=info.sha, **options)
+        _download(fetch, name, folder, sizes, max_gigabytes)
+    return folder
+
+
+def _download(
+    fetch: Callable[..., Any], name: str, folder: Path, sizes: Mapping[str, int], max_gigabytes: float
+) -> None:
+    """Download what a model names of itself, which the files with these ``sizes`` must contain."""
+
+    def read(local: str, path: str) -> Version:
+        if sizes.get(path, MAX_JSON_BYTES + 1) > MAX_JSON_BYTES:
+            reason = "missing" if path not in sizes else "too large"
+            raise InputError(
+                f"{name} is not a model of diptych: {path} is {reason}; give another repository."
+            )
+        fetch(local_dir=local, allow_patterns=[path])
+        return current_version(local)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        version = read(scratch, RECORD)
+        files = f"{VERSIONS}/{version.id}"
+        known = read_entries(read(scratch, f"{files}/{CONFIG}").path) or {}
+    wanted = [f"{files}/{file}" for file in (CONFIG, *MODEL_FILES) if file == CONFIG or file in known]
+    wanted = [file for file in (*wanted, *FOR_PEOPLE) if file in sizes]
+    if (size := sum(sizes[file] for file in wanted) / 1e9) > max_gigabytes:
+        raise InputError(
+            f"{name} has {size:.3g} GB, more than max_gigabytes={max_gigabytes:g}; raise that to download it."
         )
-    if not (Path(folder) / POINTER).is_file():
-        raise InputError(f"{name} is not a model of diptych: {POINTER} is missing; give another repository.")
-    return Path(folder)
+    fetch(local_dir=folder, allow_patterns=wanted)
+    fetch(local_dir=folder, allow_patterns=[RECORD])  # last, so that readers find all that it names
 
 
 def _write_front_matter(hub: Any, repo_id: str, license: str, retriever: Retriever) -> str:

@@ -26,11 +26,11 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych.image._decoding import EXTENSIONS, is_image
-from diptych.image._encoders import Inputs
+from diptych.encoders._decoding import EXTENSIONS, is_image
+from diptych.encoders._image import Inputs
 from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
-from diptych.retrieval._filters import iso_string
+from diptych.retrieval._filters import iso_string, plain_number
 from diptych.retrieval._items import Item, View
 
 if TYPE_CHECKING:
@@ -47,16 +47,10 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 MAX_DEPTH = 100
 """How deep metadata may be nested, so that what one Python writes another can read."""
 
+MAX_WEIGHT = 1000
+"""Of a part of a query, whose own weight is 1; beside much larger ones it would be lost in rounding."""
+
 _BATCH = 256
-
-
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """Queries as features, one row each."""
-
-    features: Floats
-    single: bool  # whether the user passed one query rather than a list or matrix of them
-    ignored_words: Sequence[tuple[str, ...]] = ()  # for each text query
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +63,48 @@ class QueryPart:
     ignored_words: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Queries as features, one row each, which were checked or come from an encoder."""
+
+    features: Floats
+    single: bool  # whether the user passed one query rather than a list or matrix of them
+    ignored_words: Sequence[tuple[str, ...]] = ()  # of each query, its parts included
+    parts: Sequence[QueryPart] = ()  # what is to be added to a single query
+
+
 def is_features(things: Any) -> bool:
     """Return whether the user passed features: an array, a table, or named blocks of these."""
-    return isinstance(things, Mapping) or is_array(things)
+    return isinstance(things, Mapping | Queries) or is_array(things)
 
 
-def read_queries(encoders: Encoders, view: View, queries: Any, layout: LayoutOf) -> Queries:
-    """Return the features of queries, which are encoded unless they are features."""
-    if is_features(queries):
+def read_queries(
+    encoders: Encoders, view: View, queries: Any, layout: LayoutOf, parts: Sequence[tuple[Any, float]] = ()
+) -> Queries:
+    """Return the features of queries, which are encoded unless they are features.
+
+    ``parts`` are to be added to a single query, each with its weight, as ``list_parts`` returns them.
+    """
+    ignored: Sequence[tuple[str, ...]] = ()
+    if isinstance(queries, Queries):
+        features, single, ignored = queries.features, queries.single, queries.ignored_words
+    elif is_features(queries):
         joined = join_blocks(queries, layout, view, encoders.views)
-        return Queries(*_as_matrix(joined, encoders.views.of(view)))
-    things, single = as_list(queries, encoders.views)
-    if not things:
-        raise InputError("there are no queries; give at least one.")
-    if view == "text":
-        features, ignored = encoders.encode_queries(things)
-        return Queries(features, single, ignored)
-    return Queries(encoders.encode_images(things), single)
+        features, single = _as_matrix(joined, encoders.views.of(view))
+    else:
+        things, single = as_list(queries, encoders.views)
+        if not things:
+            raise InputError("there are no queries; give at least one.")
+        if view == "text":
+            features, ignored = encoders.encode_queries(things)
+        else:
+            features = encoders.encode_images(things)
+    if parts and len(features) != 1:
+        raise InputError("plus and minus are for one query at a time; search for each alone.")
+    read = [_read_part(encoders, view, part, weight, layout) for part, weight in parts]
+    more = [word for part in read for word in part.ignored_words]
+    words = [tuple(dict.fromkeys((*unknown, *more))) for unknown in ignored or [()] * len(features)]
+    return Queries(features, single, words, read)
 
 
 def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
@@ -102,21 +121,23 @@ def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
                     raise InputError(f"{name} has a tuple of {len(part)}; give a part, or (part, weight).")
                 part, weight = part
             number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
-            if not number or not 0 < weight < float("inf"):
-                raise InputError(f"{name} has the weight {weight!r}; give a positive number.")
+            if not number or not 0 < weight <= MAX_WEIGHT:
+                raise InputError(
+                    f"{name} has the weight {weight!r}; give a positive number of at most {MAX_WEIGHT}."
+                )
             parts.append((part, sign * float(weight)))
     return parts
 
 
-def read_part(encoders: Encoders, view: View, part: Any, weight: float, layout: LayoutOf) -> QueryPart:
+def _read_part(encoders: Encoders, view: View, part: Any, weight: float, layout: LayoutOf) -> QueryPart:
     """Encode a part of a query of a view: features are of that view, a text or image of its own."""
     if isinstance(part, QueryPart):
         return replace(part, weight=weight)
-    own = view if is_features(part) else _find_view(encoders, view, part)
-    queries = read_queries(encoders, own, part, layout)
+    part_view = view if is_features(part) else _find_view(encoders, view, part)
+    queries = read_queries(encoders, part_view, part, layout)
     if len(queries.features) != 1:
         raise InputError(f"a part of the query has {len(queries.features)} rows of features; give one row.")
-    return QueryPart(own, queries.features, weight, *queries.ignored_words)
+    return QueryPart(part_view, queries.features, weight, *queries.ignored_words)
 
 
 def _find_view(encoders: Encoders, view: View, part: Any) -> View:
@@ -186,8 +207,9 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
     splits = dataset.splits or ("",) * dataset.n_images
 
     def about(item_id: str, row: int) -> Mapping[str, Any]:
-        own = _plain(dataset.metadata.get(item_id, {}), item_id) | _plain(metadata.get(item_id, {}), item_id)
-        return {"split": splits[row], **own} if splits[row] else own
+        parts = dataset.metadata.get(item_id, {}), metadata.get(item_id, {})
+        merged = _plain(parts[0], item_id) | _plain(parts[1], item_id)
+        return {"split": splits[row], **merged} if splits[row] else merged
 
     images = [
         Item(item_id, "image", path, item_id if is_text else None, metadata=about(item_id, row))
@@ -201,52 +223,66 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
     return {"image": images, "text": texts}
 
 
-def new_items(
-    things: Mapping[View, Sequence[Any]],
-    pairing: Any,
-    ids: Sequence[str] | None,
-    caption_ids: Sequence[str] | None,
-    metadata: Metadata,
-    unused: Iterator[str],
-    inputs: Inputs,
-) -> dict[View, list[Item]]:
-    """Return the items of ``Retriever.add``; those without an id or a path get one of ``unused``.
+@dataclass(frozen=True, eq=False)
+class NewItems:
+    """What ``Retriever.add`` was given: texts or paths, None where unknown, features, ids and metadata."""
 
-    ``inputs`` is what the encoder of the first view takes; texts are their own ids.
-    """
-    items: dict[View, list[Item]] = {}
+    things: Mapping[View, Sequence[Any]]
+    features: Mapping[View, Floats]
+    pairing: Any
+    ids: Sequence[str] | None
+    caption_ids: Sequence[str] | None
+    metadata: Metadata
 
-    def about(item_id: object) -> dict[str, Any]:
-        return _plain(metadata.get(str(item_id), {}), item_id)
+    def make(self, unused: Iterator[str], inputs: Inputs) -> dict[View, list[Item]]:
+        """Return the items; those without an id or a path get one of ``unused``.
 
-    if "image" in things:
-        sources = [os.fspath(t) if isinstance(t, str | os.PathLike) else None for t in things["image"]]
-        if ids is None:
-            ids = [source or next(unused) for source in sources]
+        ``inputs`` is what the encoder of the first view takes; texts are their own ids.
+        """
+        items: dict[View, list[Item]] = {}
+        if "image" in self.things:
+            items["image"] = self._make_images(unused, inputs)
+        if "text" in self.things:
+            items["text"] = self._make_texts(unused, items.get("image"))
+        return items
+
+    def _make_images(self, unused: Iterator[str], inputs: Inputs) -> list[Item]:
+        things = self.things["image"]
+        sources = [os.fspath(thing) if isinstance(thing, str | os.PathLike) else None for thing in things]
+        ids = [source or next(unused) for source in sources] if self.ids is None else self.ids
         _check_length(len(sources), ids, "ids")
         for name in (*ids, *filter(None, sources)):
             if not is_unicode(str(name)):
                 raise InputError(f"{str(name)!r} is not valid Unicode text; rename the file or the id.")
-        items["image"] = [
-            Item(str(n), "image", text=source, metadata=about(n))
+        return [
+            Item(str(item_id), "image", text=source, metadata=self._about(item_id))
             if source is None or inputs == "texts"
-            else Item(str(n), "image", os.path.abspath(source), metadata=about(n))
-            for n, source in zip(ids, sources, strict=True)
+            else Item(str(item_id), "image", os.path.abspath(source), metadata=self._about(item_id))
+            for item_id, source in zip(ids, sources, strict=True)
         ]
-    if "text" in things:
-        texts = things["text"]
+
+    def _make_texts(self, unused: Iterator[str], images: Sequence[Item] | None) -> list[Item]:
+        texts, ids = self.things["text"], self.caption_ids
         owners: list[str | None] = [None] * len(texts)
-        if "image" in items:
-            rows = check_pairing(pairing, len(items["image"]), np.empty((len(texts), 1)))
-            owners = [items["image"][row].id for row in rows.tolist()]
-        if caption_ids is None:
-            caption_ids = [f"{owner}#{i}" if owner else next(unused) for i, owner in enumerate(owners)]
-        _check_length(len(texts), caption_ids, "caption_ids")
-        items["text"] = [
-            Item(str(n), "text", text=None if t is None else str(t), image=owner, metadata=about(n))
-            for n, t, owner in zip(caption_ids, texts, owners, strict=True)
+        if images is not None:
+            rows = check_pairing(self.pairing, len(images), np.empty((len(texts), 1)))
+            owners = [images[row].id for row in rows.tolist()]
+        if ids is None:
+            ids = [f"{owner}#{i}" if owner else next(unused) for i, owner in enumerate(owners)]
+        _check_length(len(texts), ids, "caption_ids")
+        return [
+            Item(
+                str(item_id),
+                "text",
+                text=None if text is None else str(text),
+                image=owner,
+                metadata=self._about(item_id),
+            )
+            for item_id, text, owner in zip(ids, texts, owners, strict=True)
         ]
-    return items
+
+    def _about(self, item_id: object) -> dict[str, Any]:
+        return _plain(self.metadata.get(str(item_id), {}), item_id)
 
 
 def check_metadata(metadata: Metadata | None) -> Metadata:
@@ -342,12 +378,19 @@ def _plain_date(value: Any) -> str:
     return iso_string(value)
 
 
+# json.dumps and json.loads would make an encoder and a decoder for every item.
+_encode_json = json.JSONEncoder(allow_nan=False, default=_plain_date).encode
+_decode_json = json.JSONDecoder(
+    parse_int=lambda digits: plain_number(int(digits)), parse_float=lambda digits: plain_number(float(digits))
+).decode
+
+
 def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
     """Return metadata as it will be once it is written as JSON and read again."""
     if isinstance(metadata, dict) and not metadata:  # most items have none
         return {}
     try:
-        plain = json.loads(json.dumps(metadata, allow_nan=False, default=_plain_date))
+        plain = _decode_json(_encode_json(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"the metadata of {name!r} cannot be stored ({error}); give strings, numbers, lists and dicts."

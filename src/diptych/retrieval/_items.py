@@ -7,7 +7,7 @@ import ntpath
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, count
-from diptych._persistence import UPLOADS
+from diptych._persistence import UPLOADS, name_in_errors
 from diptych.data._files import contained_path
 
 View: TypeAlias = Literal["image", "text"]
@@ -119,8 +119,8 @@ class Hit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the hit as plain data, with its probability if that is known."""
-        known = {} if self.probability is None else {"probability": round(self.probability, 6)}
-        return {"score": round(self.score, 6), **known, **self.item.to_json()}
+        probability = {} if self.probability is None else {"probability": round(self.probability, 6)}
+        return {"score": round(self.score, 6), **probability, **self.item.to_json()}
 
 
 class Hits(list[Hit]):
@@ -131,81 +131,26 @@ class Hits(list[Hit]):
     ignored_words
         Words of a text query that the text encoder does not know and left out. Empty if it knows all of them,
         for queries by features, and for encoders that cannot tell.
-    match_probability
-        How likely it is that the gallery that was searched holds a right item at all, if half of all queries
-        had one. None where hits have no probability, or where scores do not tell.
-    no_match
-        Whether that is so unlikely that only about one in twenty queries with a right item are told so. None
-        where it is not known.
     more
         Whether there are further hits after these, to be had with ``offset``.
 
     Examples
     --------
-    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"], match_probability=0.6, no_match=False)
-    >>> hits[0].id, hits.ignored_words, hits.no_match, hits.more
-    ('7', ('qwrtz',), False, False)
+    >>> hits = Hits([Hit(Item("7", "image"), 0.5)], ["qwrtz"])
+    >>> hits[0].id, hits.ignored_words, hits.more
+    ('7', ('qwrtz',), False)
     """
 
     def __init__(
-        self,
-        hits: Iterable[Hit] = (),
-        ignored_words: Iterable[str] = (),
-        *,
-        match_probability: float | None = None,
-        no_match: bool | None = None,
-        more: bool = False,
+        self, hits: Iterable[Hit] = (), ignored_words: Iterable[str] = (), *, more: bool = False
     ) -> None:
         super().__init__(hits)
-        self.ignored_words = tuple(ignored_words)
-        self.match_probability, self.no_match = match_probability, no_match
-        self.more = more
+        self.ignored_words, self.more = tuple(ignored_words), more
 
     def page(self, offset: int, k: int) -> Hits:
         """Return at most ``k`` of these hits, from ``offset`` on, as a search with that offset does."""
         end = offset + k
-        return Hits(
-            self[offset:end],
-            self.ignored_words,
-            match_probability=self.match_probability,
-            no_match=self.no_match,
-            more=self.more or len(self) > end,
-        )
-
-
-@dataclass(frozen=True)
-class Pack:
-    """All captions of one image as one search result, scored by the mean of their embeddings.
-
-    Attributes
-    ----------
-    image
-        The id of the image.
-    score
-        The score of the mean.
-    captions
-        The captions, best first, each with its own score.
-
-    Examples
-    --------
-    >>> pack = Pack("7", 0.4, [Hit(Item("7#0", "text", text="a red star", image="7"), 0.5)])
-    >>> pack.best.text
-    'a red star'
-    """
-
-    image: str
-    score: float
-    captions: Sequence[Hit]
-
-    @property
-    def best(self) -> Hit:
-        """The caption with the highest score of its own."""
-        return self.captions[0]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the pack as plain data."""
-        captions = [hit.to_json() for hit in self.captions]
-        return {"score": round(self.score, 6), "image": self.image, "captions": captions}
+        return Hits(self[offset:end], self.ignored_words, more=self.more or len(self) > end)
 
 
 def check_unique(items: Iterable[Item | StoredItem]) -> None:
@@ -226,6 +171,11 @@ _UPLOAD = r"\A[0-9a-f]{64}(\.[0-9a-z]{1,10})?\Z"
 """The name of an upload: its SHA-256, and for other files than images their suffix."""
 
 
+Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Value: TypeAlias = str | Integer | float | bool | dict[str, Any] | None
+"""What filters compare of metadata; they look into no dict, and into lists of these."""
+
+
 class StoredItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An item as a line of a file; ``upload`` is the name of an upload in the model folder."""
 
@@ -234,7 +184,7 @@ class StoredItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     path: str | None = None
     text: str | None = None
     image: str | None = None
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Value | list[Value | list[Any]]] = {}
     upload: Annotated[str, msgspec.Meta(pattern=_UPLOAD)] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -267,9 +217,9 @@ class Places:
         """Find where images lie now: where they were, or at the same place relative to the model folder."""
         if stored is None:
             return cls(folder, None)
-        before, relative = str(stored["folder"]), str(stored["from_model"])
+        images, relative = str(stored["folder"]), str(stored["from_model"])
         moved = os.path.normpath(folder / relative)
-        return cls(folder, moved if not os.path.isdir(before) and os.path.isdir(moved) else before)
+        return cls(folder, moved if not os.path.isdir(images) and os.path.isdir(moved) else images)
 
     def describe(self) -> dict[str, str] | None:
         """Return what ``read`` needs to find the images again."""
@@ -345,7 +295,7 @@ def file_name(name: str) -> str:
 def write_items(items: Iterable[Item], path: Path, places: Places) -> None:
     """Write items to a file, one JSON object a line."""
     encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every item
-    with open(path, "w", encoding="utf-8") as file:
+    with name_in_errors(path), open(path, "w", encoding="utf-8") as file:
         for item in items:
             line = encode(places.pack(item)) + "\n"
             if len(line) > MAX_LINE:

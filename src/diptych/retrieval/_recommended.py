@@ -78,4 +78,4 @@ def default_encoder(view: View) -> Recommendation | None:
     """Return the encoder of a view that none was named for; None where fastembed is not installed."""
     if find_spec("fastembed") is None:
         return None
-    return next(each for each in RECOMMENDED if each.view == view)
+    return next(encoder for encoder in RECOMMENDED if encoder.view == view)

@@ -7,12 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
-    Literal,
     Protocol,
     TypeAlias,
     TypedDict,
@@ -38,11 +37,11 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych._persistence import ChangedError, Version
+from diptych._persistence import Version
 from diptych._threads import progress_bar
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._embedding import Layout, OtherWeighting
+from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._filters import Where
 from diptych.retrieval._fitted import Fitted
@@ -51,43 +50,38 @@ from diptych.retrieval._folder import (
     LoadedModel,
     load,
     load_from_store,
-    read_version,
     save,
-    write_stored_model,
 )
 from diptych.retrieval._inputs import (
     Metadata,
+    NewItems,
     QueryPart,
     check_metadata,
     dataset_items,
     is_features,
     join_blocks,
     list_parts,
-    new_items,
     read_new_items,
-    read_part,
-    read_queries,
     stack_blocks,
     warn_outliers,
 )
-from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, Pack, View, check_unique, unknown_item
-from diptych.retrieval._searcher import Searcher, check_ids
+from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, View, check_unique, unknown_item
+from diptych.retrieval._searcher import Search, Searcher, read_where
+from diptych.retrieval._sharing import CurrentModel, merge_changes
 from diptych.retrieval.stores import open_store
-from diptych.retrieval.stores._base import ModelChanged, RefusedError, Store, TakenError, UnavailableError
-from diptych.retrieval.stores._memory import MemoryStore
+from diptych.retrieval.stores._base import ModelChanged, Store
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from diptych.cca import AWCCA, Engine
     from diptych.data import PairedDataset, PairedViews
+    from diptych.encoders import ImageEncoder, SentenceEncoder
+    from diptych.encoders._fitted_hkse import FittedHKSE
     from diptych.fusion import Fusion
-    from diptych.image import ImageEncoder
     from diptych.retrieval._duplicates import Duplicates
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._fit import Watch
-    from diptych.text import SentenceEncoder
-    from diptych.text._fitted_hkse import FittedHKSE
 
     Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
     Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
@@ -124,7 +118,7 @@ class SearchOptions(TypedDict, total=False):
     plus: Parts
     minus: Parts
     min_probability: float | None
-    weighting: OtherWeighting | None
+    weighting: str | None
 
 
 class Retriever:
@@ -175,7 +169,7 @@ class Retriever:
     ['image 7']
     >>> [hits[0].id for hits in retriever.search(y[7:9])]
     ['image 7', 'image 8']
-    >>> retriever.annotate(x[7], k=1, packs=True)[0].image
+    >>> retriever.annotate(x[7], k=1)[0].item.image
     'image 7'
     >>> retriever.add(x[:1], ids=["another"]), retriever.remove("another")
     (['another'], 1)
@@ -214,22 +208,19 @@ class Retriever:
         keep_features: bool,
         device: str,
     ) -> None:
-        self.store, self._encoders = store, encoders
+        self._store, self._encoders, self._current = store, encoders, CurrentModel()
         if model is not None:
             self.model = model
         if not isinstance(keep_features, bool):
             raise InputError(f"keep_features={keep_features!r} is not true or false.")
         self.keep_features, self.device = keep_features, device
         self.base: Base | None = None
-        self.version = ""
-        """The version of the model in a shared store, as last seen."""
-        self._searcher: Searcher | None = None
-        self._refits: list[tuple[Any, ...] | None] = []
-        self._writing, self._following = threading.RLock(), threading.RLock()
+        self._refits: list[tuple[Any, ...] | None] = []  # their validation pairs, since the last save
+        self._writing = threading.RLock()
 
     def __repr__(self) -> str:
         """Return one line: whether it is fitted, its items, encoders, model and index."""
-        searcher, store = self._searcher, self.store
+        searcher, store = self._current.searcher, self.store
         parts = [f"{self.views.of(view)} encoder {self.encoders.name(view)}" for view in VIEWS]
         if searcher is None:
             parts.append(repr(self.model))
@@ -243,7 +234,17 @@ class Retriever:
     @cached_property
     def model(self) -> AWCCA | Fusion:
         """The ``AWCCA`` or ``Fusion`` that ``fit`` fits; of a loaded retriever, the one that was loaded."""
-        return self._current().fitted.model
+        return self._current.get().fitted.model
+
+    @property
+    def store(self) -> Store:
+        """Where the items and their vectors are."""
+        return self._store if self._current.searcher is None else self._current.searcher.store
+
+    @property
+    def version(self) -> str:
+        """The version of the model in a shared store, as last seen."""
+        return self._current.version
 
     @property
     def index(self) -> str:
@@ -263,15 +264,12 @@ class Retriever:
     @property
     def encoders(self) -> Encoders:
         """The encoders of images and texts."""
-        return self._encoders if self._searcher is None else self._searcher.encoders
+        return self._encoders if self._current.searcher is None else self._current.searcher.encoders
 
     @property
     def searcher(self) -> Searcher:
         """The fitted model on its store; of a shared store, the model that is current now."""
-        searcher = self._current()
-        if searcher.is_outdated():
-            self._follow(searcher, encodes=True)
-        return self._current()
+        return self._current.read()
 
     @property
     def fitted(self) -> Fitted:
@@ -303,7 +301,7 @@ class Retriever:
         plus: Parts = (),
         minus: Parts = (),
         min_probability: float | None = None,
-        weighting: OtherWeighting | None = None,
+        weighting: str | None = None,
     ) -> Any:
         """Return the ``k`` best images for a text, as ``Hits``; for several texts, a list of ``Hits``.
 
@@ -330,18 +328,12 @@ class Retriever:
         min_probability
             Leave out hits with a smaller ``probability``; for models that have a calibration.
         weighting
-            To compare with: for an ``AWCCA``, another weighting than its own; for a ``Fusion``, one of its
-            parts alone, by the name that ``info()["parts"]`` has, or ``"uncorrected"``, all without the
-            hubness correction.
+            For a ``Fusion``, to compare with: one of its parts alone, by the name that ``info()["parts"]``
+            has, or ``"uncorrected"``, all without the hubness correction.
         """
-        where = _reusable(where)
-        return self._answer(
-            "text",
-            text,
-            lambda s, rows, parts: s.search(
-                "search", rows, k, where, weighting, min_probability, offset=offset, parts=parts
-            ),
-            list_parts(plus, minus),
+        parts, chosen = list_parts(plus, minus), read_where(where)
+        return self._search(
+            Search("text", "image", text, parts, k, offset, chosen, min_probability, weighting)
         )
 
     @overload
@@ -352,23 +344,8 @@ class Retriever:
 
     @overload
     def annotate(
-        self, image: OneImage, k: int = 5, *, offset: int = 0, packs: Literal[True]
-    ) -> list[Pack]: ...
-
-    @overload
-    def annotate(
-        self, image: ManyImages, k: int = 5, *, offset: int = 0, packs: Literal[True]
-    ) -> list[list[Pack]]: ...
-
-    @overload
-    def annotate(
-        self,
-        image: SupportsArray,
-        k: int = 5,
-        *,
-        packs: bool = False,
-        **options: Unpack[SearchOptions],
-    ) -> Hits | list[Hits] | list[Pack] | list[list[Pack]]: ...
+        self, image: SupportsArray, k: int = 5, **options: Unpack[SearchOptions]
+    ) -> Hits | list[Hits]: ...
 
     def annotate(
         self,
@@ -380,8 +357,7 @@ class Retriever:
         plus: Parts = (),
         minus: Parts = (),
         min_probability: float | None = None,
-        packs: bool = False,
-        weighting: OtherWeighting | None = None,
+        weighting: str | None = None,
     ) -> Any:
         """Return the ``k`` best texts for an image, as ``Hits``; for several images, a list of ``Hits``.
 
@@ -391,28 +367,12 @@ class Retriever:
             A path, a Pillow image, the bytes of an image file, a list of these, or features: one row, a
             matrix, or named blocks of these (``{"resnet": …, "dino": …}``) for a model fitted on such. What
             is no image is given as its encoder takes it: a path, or a text.
-        packs
-            Rank images by all of their captions together instead: return ``Pack`` objects.
         k, offset, where, plus, minus, min_probability, weighting
             As ``search`` takes them; features in ``plus`` and ``minus`` are those of images.
         """
-        given = list_parts(plus, minus)
-        if packs:
-            if given or any(each is not None for each in (where, weighting, min_probability)):
-                every = plural(self.views.image)
-                raise InputError(
-                    f"packs are ranked among all {every}, for {with_article(self.views.image)} alone, and "
-                    "have no probabilities; leave out where, plus, minus, weighting and min_probability."
-                )
-            return self._answer("image", image, lambda s, rows, parts: s.packs(rows, k, offset))
-        where = _reusable(where)
-        return self._answer(
-            "image",
-            image,
-            lambda s, rows, parts: s.search(
-                "annotate", rows, k, where, weighting, min_probability, offset=offset, parts=parts
-            ),
-            given,
+        parts, chosen = list_parts(plus, minus), read_where(where)
+        return self._search(
+            Search("image", "text", image, parts, k, offset, chosen, min_probability, weighting)
         )
 
     def similar(
@@ -435,14 +395,8 @@ class Retriever:
             either = " or ".join(map(with_article, self.views))
             raise InputError(f"similar takes {either}; give one of them.")
         view: View = "text" if image is None else "image"
-        query, where = text if image is None else image, _reusable(where)
-        hits: Hits = self._answer(
-            view,
-            query,
-            lambda s, rows, parts: s.similar(view, rows, k, where, offset=offset, parts=parts),
-            list_parts(plus, minus),
-            single=True,
-        )
+        query, parts = text if image is None else image, list_parts(plus, minus)
+        hits: Hits = self._search(Search(view, view, query, parts, k, offset, read_where(where)))
         return hits
 
     def duplicates(self, view: View = "image", threshold: float | None = None) -> Duplicates:
@@ -462,7 +416,7 @@ class Retriever:
         """
         from diptych.retrieval._duplicates import find_duplicates
 
-        return self._retry(lambda searcher: find_duplicates(searcher, view, threshold), encodes=True)
+        return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
 
     def embed_images(
         self, images: OneImage | ManyImages | SupportsArray, *, task: str = "search"
@@ -544,8 +498,8 @@ class Retriever:
                 layout=views.blocks if layout is None else layout,
             )
         rows = {
-            view: check_matrix(np.asarray(own), f"{self.views.of(view)} features")
-            for view, own in zip(VIEWS, (views.x, views.y), strict=True)
+            view: check_matrix(np.asarray(features), f"{self.views.of(view)} features")
+            for view, features in zip(VIEWS, (views.x, views.y), strict=True)
         }
         self.encoders.remember(views.encoders)
         items = dataset_items(views.dataset, check_metadata(metadata), self.encoders.inputs)
@@ -571,10 +525,6 @@ class Retriever:
             with progress_bar("fitting the text encoder"):
                 encoders.fit_text((data.subset("train") if has_split else data).captions)
             seconds = {"text encoder": round(time.perf_counter() - start, 3)}
-            start = time.perf_counter()
-            progress = None if watch is None else partial(watch, "images, to choose a recipe")
-            if encoders.choose_recipes(data, seed, progress):
-                seconds["choosing a recipe"] = round(time.perf_counter() - start, 3)
             views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
@@ -639,7 +589,7 @@ class Retriever:
             )
         retriever = cls(image_encoder, text_encoder, **options)
         layouts = zip(VIEWS, (x_layout, y_layout), strict=True)
-        layout: dict[View, Layout] = {view: own for view, own in layouts if own}
+        layout: dict[View, Layout] = {view: blocks for view, blocks in layouts if blocks}
         return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
 
     @classmethod
@@ -687,8 +637,8 @@ class Retriever:
             x, y, *rest = validation
             validation = (self._join("image", x), self._join("text", y), *rest)
         with self._writing:
-            fitted, store = self._retry(lambda s: s.refit(validation, self._write_model), encodes=False)
-            self._use(fitted, store)
+            new = self._current.run(lambda searcher: searcher.refit(validation), uses_encoders=False)
+            self._current.use(new)
             self._refits = [validation]
         return self
 
@@ -712,21 +662,20 @@ class Retriever:
         """
         from diptych.retrieval._calibration import fit_calibration
 
-        def measure(searcher: Searcher) -> tuple[Fitted, Store]:
-            x, y = (
-                read_queries(searcher.encoders, view, own, searcher.fitted.layout).features
-                for view, own in zip(VIEWS, (images, texts), strict=True)
-            )
+        def measure(searcher: Searcher) -> Searcher:
+            x = searcher.read_queries("image", images).features
+            y = searcher.read_queries("text", texts).features
             rows = np.asarray(check_pairing(pairing, len(x), y))
             calibration = fit_calibration(
                 searcher.embedding, x, y, rows, "the pairs that calibrate was given", self.views
             )
             if isinstance(calibration, str):
                 raise InputError(f"{calibration}.")
-            return searcher.recalibrate(calibration, self._write_model)
+            return searcher.recalibrate(calibration)
 
         with self._writing:
-            self._use(*self._retry(measure, encodes=not (is_features(images) or is_features(texts))))
+            encodes = not (is_features(images) or is_features(texts))
+            self._current.use(self._current.run(measure, uses_encoders=encodes))
         return self
 
     def add(
@@ -767,33 +716,25 @@ class Retriever:
         about = check_metadata(metadata)
         inputs: dict[View, tuple[Any, Any]] = {"image": (images, paths), "text": (captions, texts)}
 
-        def put(searcher: Searcher) -> tuple[dict[View, list[Item]], dict[View, np.ndarray[Any, Any]]]:
+        def put(searcher: Searcher) -> tuple[dict[View, list[Item]], Mapping[View, np.ndarray[Any, Any]]]:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
-            for view, (new, shown) in inputs.items():
-                if new is not None:
-                    layout = searcher.fitted.layout
-                    things[view], features[view] = read_new_items(searcher.encoders, view, new, shown, layout)
+            for view, (given, shown) in inputs.items():
+                if given is not None:
+                    options = searcher.encoders, view, given, shown, searcher.fitted.layout
+                    things[view], features[view] = read_new_items(*options)
+            new = NewItems(things, features, pairing, ids, caption_ids, about)
             with self._writing:
-                current = self._current()
+                current = self._current.get()
                 if current.encoders is not searcher.encoders:
                     raise ModelChanged  # another thread has loaded a new model
-                before = None
-                while True:
-                    unused, takes = current.unused_ids(), current.encoders.inputs
-                    items = new_items(things, pairing, ids, caption_ids, about, unused, takes)
-                    try:
-                        current.add(items, features, self.keep_features)
-                        return items, features
-                    except TakenError:
-                        if items == before:
-                            raise
-                        before = items  # another process may have used these numbers: try the next ones
+                return current.add_new(new), features
 
-        items, features = self._retry(put, encodes=not (is_features(images) or is_features(captions)))
-        for view, own in items.items():
-            detector = self._current().fitted.outliers[view]
-            warn_outliers(detector, self.views.of(view), features[view], own)
-        return [item.id for own in items.values() for item in own]
+        encodes = not (is_features(images) or is_features(captions))
+        items, features = self._current.run(put, uses_encoders=encodes)
+        for view, added in items.items():
+            detector = self._current.get().fitted.outliers[view]
+            warn_outliers(detector, self.views.of(view), features[view], added)
+        return [item.id for added in items.values() for item in added]
 
     def remove(self, ids: str | Iterable[str]) -> int:
         """Remove items, and with an image its captions; return how many items were removed."""
@@ -803,7 +744,7 @@ class Retriever:
         for item_id in ids:
             if not isinstance(item_id, str):
                 raise unknown_item(item_id)
-        self._current()
+        self._current.get()
         with self._writing:
             return self.store.remove(ids)
 
@@ -958,11 +899,12 @@ class Retriever:
         images: str | os.PathLike[str] | None = None,
         mmap: bool = False,
         device: str = "cpu",
+        max_gigabytes: float = 20.0,
     ) -> Retriever:
         """Read a model that others published; nothing in it is executed, and no path in it is opened.
 
-        Only the files of a model are downloaded, into the cache of ``huggingface_hub``, which is never
-        changed: ``save`` takes another folder.
+        Only the files of a model are downloaded, to a folder beside the cache of ``huggingface_hub``. The
+        next download replaces what is there, so ``save`` to a folder of your own.
 
         Parameters
         ----------
@@ -978,12 +920,14 @@ class Retriever:
             A folder with the image files under their ids, if you have them.
         mmap, device
             As ``load`` takes them.
+        max_gigabytes
+            A larger model is not downloaded.
         """
         from diptych.retrieval._hub import find_model
 
         if images is not None and not os.path.isdir(images):
             raise InputError(f"{images} is not a folder; give the folder that holds the images.")
-        folder = find_model(repo_id, revision, token)
+        folder = find_model(repo_id, revision, token, max_gigabytes)
         wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
         retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
@@ -1002,89 +946,21 @@ class Retriever:
     ) -> Retriever:
         retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
         retriever._set_up(loaded.store, encoders, None, loaded.keep_features, device)
-        retriever._searcher, retriever.version = loaded.searcher(encoders), loaded.version
+        retriever._current.searcher = loaded.searcher(encoders)
         return retriever
 
-    def _current(self) -> Searcher:
-        if self._searcher is None:
-            raise InputError("this retriever is not fitted; call fit(), or load a saved one.")
-        return self._searcher
-
-    def _answer(
-        self,
-        view: View,
-        query: Any,
-        search: Callable[[Searcher, np.ndarray[Any, Any], list[QueryPart]], Sequence[Any]],
-        given: Sequence[tuple[Any, float]] = (),
-        single: bool = False,
-    ) -> Any:
-        """Return the result for one query, or a list of results for several.
-
-        ``given`` are parts to add to a single query, with their weights.
-        """
-
-        def answer(searcher: Searcher) -> Any:
-            encoders, layout = searcher.encoders, searcher.fitted.layout
-            queries = read_queries(encoders, view, query, layout)
-            if single and not queries.single:
-                raise InputError("similar takes one item at a time; call it for each.")
-            if given and len(queries.features) != 1:
-                raise InputError("plus and minus are for one query at a time; search for each alone.")
-            parts = [read_part(encoders, view, part, weight, layout) for part, weight in given]
-            results = search(searcher, queries.features, parts)
-            more = tuple(word for part in parts for word in part.ignored_words)
-            for hits, words in zip(results, queries.ignored_words or [()] * bool(more), strict=False):
-                hits.ignored_words = tuple(dict.fromkeys((*words, *more)))
-            return results[0] if queries.single else results
-
-        things = (query, *(part for part, _ in given))
-        return self._retry(answer, encodes=not any(map(is_features, things)))
-
-    def _retry(self, action: Callable[[Searcher], T], *, encodes: bool) -> T:
-        """Do something with the model; again if another process has put another model in the store.
-
-        If ``encodes``, the action uses the model's encoders. Otherwise it uses features, and a model with
-        other encoders is an error.
-        """
-        while True:
-            searcher = self._current()
-            try:
-                return action(searcher)
-            except ModelChanged:
-                pass
-            except (UnavailableError, RefusedError):
-                raise
-            except InputError:  # features of another width may be meant for the new model
-                if not searcher.is_outdated():
-                    raise
-            self._follow(searcher, encodes)
-
-    def _follow(self, searcher: Searcher, encodes: bool) -> None:
-        """Load the model that a shared store holds now in place of the one in ``searcher``."""
-        with self._following:
-            if self._searcher is not searcher:  # another thread has done it
-                return
-            loaded = load_from_store(searcher.store, before=searcher.encoders)
-            self.version, encoders = loaded.version, searcher.encoders
-            same = loaded.has_encoders(encoders)
-            if not same and not encodes:
-                raise UnavailableError(
-                    "another process has fitted this index on features of other encoders; open it again, "
-                    "and pass features of those."
-                )
-            if not same or encoders.views != loaded.views:
-                encoders = loaded.encoders(*(encoders.match_open(view, loaded.known) for view in VIEWS))
-            self._searcher = loaded.searcher(encoders)
+    def _search(self, search: Search) -> Any:
+        return self._current.run(lambda searcher: searcher.search(search), uses_encoders=search.uses_encoders)
 
     def _join(self, view: View, features: Any) -> Any:
         """Return named blocks of features as one row or matrix; anything else unchanged."""
-        return join_blocks(features, self._current().fitted.layout, view, self.views)
+        return join_blocks(features, self._current.get().fitted.layout, view, self.views)
 
     def _embed(self, view: View, things: Any, task: str) -> np.ndarray[Any, Any]:
         chosen, searcher = check_task(task), self.searcher
-        features = read_queries(searcher.encoders, view, things, searcher.fitted.layout).features
+        features = searcher.read_queries(view, things).features
         if SEARCHED[chosen] == view:
-            return searcher.embedding.items(features, chosen)[0]
+            return searcher.embedding.items(features, chosen)
         return searcher.embedding.queries(features, chosen)
 
     def _check_settings(self) -> None:
@@ -1099,59 +975,21 @@ class Retriever:
     def _fill(
         self, fitted: Fitted, items: Mapping[View, list[Item]], features: Mapping[View, np.ndarray[Any, Any]]
     ) -> None:
-        check_unique(item for own in items.values() for item in own)
+        check_unique(item for view_items in items.values() for item in view_items)
         with self._writing:
-            options = (self.keep_features, self._write_model)
-            self._use(fitted, Searcher.fill(self.store, fitted, self.encoders, items, features, *options))
+            filled = Searcher.fill(self.store, fitted, self.encoders, items, features, self.keep_features)
+            self._current.use(filled)
             self.base, self._refits = None, []
-
-    def _use(self, fitted: Fitted, store: Store) -> None:
-        """Use a model that was just put into a store from now on."""
-        self.store, self._searcher = store, Searcher(fitted, store, self.encoders)
-        if store.shared:
-            self._follow(self._searcher, encodes=True)
-
-    def _write_model(self, fitted: Fitted, folder: Path) -> None:
-        write_stored_model(folder, fitted, self.encoders, self.store, self.keep_features)
 
     def _merge(self, current: Version) -> None:
         """Apply the changes made here to what others have saved meanwhile, and continue with that."""
-        loaded, base = read_version(current, text=False)
-        mine = self._current()
-        if not isinstance(mine.store, MemoryStore) or not isinstance(loaded.store, MemoryStore):
-            raise ChangedError(f"{current.folder} holds another model now; load it again.")
-        theirs = loaded.searcher(mine.encoders)
-        for view in VIEWS:
-            same = mine.embedding.features(view) == theirs.embedding.features(view)
-            if not same or mine.encoders.describe(view).fingerprint != loaded.known[view].fingerprint:
-                raise ChangedError(
-                    f"{current.folder} was fitted again meanwhile, on features of another "
-                    f"{self.views.of(view)} encoder; load it again and repeat the changes."
-                )
         assert self.base is not None
-        removed, added = mine.store.changes_since(self.base.first_key)
-        known = {item.id for item in theirs.store.items(ids=removed)}
-        theirs.store.remove([item_id for item_id in dict.fromkeys(removed) if item_id in known])
-        items = {view: [item for item in added if item.view == view] for view in VIEWS}
-        features = {view: mine.features_of(view, own) for view, own in items.items() if own}
-        theirs.add({view: items[view] for view in features}, features, loaded.keep_features)
-        if (
-            mine.fitted.facts == theirs.fitted.facts
-        ):  # they have the same model: a calibration made here holds
-            theirs = Searcher(*theirs.recalibrate(mine.fitted.calibration, self._write_model), mine.encoders)
-        for validation in self._refits:
-            theirs = Searcher(*theirs.refit(validation, self._write_model), mine.encoders)
-        self.store, self._searcher, self.base = theirs.store, theirs, replace(base, hkse=mine.encoders.hkse)
-        self.keep_features = loaded.keep_features
-
-
-def _reusable(where: Where | None) -> Where | None:
-    """Return a filter that can be used again; ids may come from an iterator."""
-    return where if where is None or callable(where) or isinstance(where, Mapping | str) else check_ids(where)
+        merged = merge_changes(self._current.get(), self.base, current, self._refits)
+        self._current.searcher, self.base, self.keep_features = merged
 
 
 def _summarize(model: FittedAWCCA | FittedFusion) -> str:
     if isinstance(model, FittedFusion):
         return f"Fusion, preset {model.preset}"
-    filters = (f"{task} {own.filter_x} and {own.filter_y}" for task, own in model.models_.items())
+    filters = (f"{task} {fit.filter_x} and {fit.filter_y}" for task, fit in model.models_.items())
     return f"AWCCA, {', '.join(filters)}"

@@ -9,18 +9,78 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 Choice = TypeVar("Choice")
 
-SHAPES = (
-    *("circle", "square", "triangle", "star", "heart", "diamond", "hexagon", "ring", "cross", "crescent"),
-    *("house", "tree", "boat", "balloon", "fish", "flower", "mushroom", "rocket", "umbrella", "cup"),
-    *("butterfly", "kite", "car", "key"),
-)
-COLOURS = (
-    *("red", "orange", "yellow", "green", "teal", "blue"),
-    *("purple", "pink", "brown", "black", "white", "grey"),
-)
-TEXTURES = ("plain", "striped", "dotted", "checkered")
-SIZES = ("small", "medium", "large")
-RELATIONS = ("left of", "right of", "above", "below")
+SHAPE_WORDS: dict[str, tuple[str, ...]] = {
+    "circle": ("circle", "disc", "ball"),
+    "square": ("square", "box", "block"),
+    "triangle": ("triangle", "pyramid"),
+    "star": ("star", "five-pointed star"),
+    "heart": ("heart", "valentine"),
+    "diamond": ("diamond", "rhombus"),
+    "hexagon": ("hexagon", "honeycomb cell"),
+    "ring": ("ring", "hoop", "donut"),
+    "cross": ("cross", "plus sign"),
+    "crescent": ("crescent", "sickle"),
+    "house": ("house", "cottage", "home"),
+    "tree": ("tree", "oak"),
+    "boat": ("boat", "sailboat", "ship"),
+    "balloon": ("balloon", "party balloon"),
+    "fish": ("fish",),
+    "flower": ("flower", "blossom", "daisy"),
+    "mushroom": ("mushroom", "toadstool"),
+    "rocket": ("rocket", "spaceship"),
+    "umbrella": ("umbrella", "parasol"),
+    "cup": ("cup", "mug"),
+    "butterfly": ("butterfly",),
+    "kite": ("kite",),
+    "car": ("car", "automobile"),
+    "key": ("key",),
+}
+COLOUR_WORDS: dict[str, tuple[str, ...]] = {
+    "red": ("red", "scarlet"),
+    "orange": ("orange", "tangerine"),
+    "yellow": ("yellow", "golden"),
+    "green": ("green", "leafy green"),
+    "teal": ("teal", "turquoise"),
+    "blue": ("blue", "royal blue"),
+    "purple": ("purple", "violet"),
+    "pink": ("pink", "rosy"),
+    "brown": ("brown", "chocolate"),
+    "black": ("black", "dark"),
+    "white": ("white", "snowy white"),
+    "grey": ("grey", "silver"),
+}
+TEXTURE_WORDS: dict[str, tuple[str, ...]] = {
+    "striped": ("striped", "stripy"),
+    "dotted": ("dotted", "spotted", "polka-dot"),
+    "checkered": ("checkered", "checked"),
+}
+SIZE_WORDS: dict[str, tuple[str, ...]] = {
+    "small": ("small", "tiny", "little"),
+    "medium": ("medium-sized",),
+    "large": ("large", "big", "huge"),
+}
+PLACE_WORDS: dict[str, tuple[str, ...]] = {
+    "meadow": ("in a meadow", "over green hills", "in a grassy field"),
+    "sea": ("at sea", "by the ocean", "over blue water"),
+    "desert": ("in the desert", "among sand dunes", "on the sand"),
+    "snow": ("in the snow", "on a snowy day", "in a winter landscape"),
+    "night": ("at night", "under a starry sky", "in the moonlight"),
+    "sunset": ("at sunset", "in the evening sky", "at dusk"),
+    "city": ("in the city", "in front of tall buildings", "by a skyline"),
+    "table": ("on a wooden table", "on wooden planks", "on a desk"),
+    "paper": ("on squared paper", "on a sheet of paper", "on graph paper"),
+    "blackboard": ("on a blackboard", "on a chalkboard", "on a school board"),
+    "bricks": ("on a brick wall", "in front of a wall", "on red bricks"),
+    "carpet": ("on a carpet", "on a spotted rug", "on a lilac carpet"),
+}
+RELATION_WORDS: dict[str, tuple[str, ...]] = {
+    "left of": ("to the left of", "left of"),
+    "right of": ("to the right of", "right of"),
+    "above": ("above", "over", "on top of"),
+    "below": ("below", "under", "beneath"),
+}
+SHAPES, COLOURS, SIZES, RELATIONS = map(tuple, (SHAPE_WORDS, COLOUR_WORDS, SIZE_WORDS, RELATION_WORDS))
+TEXTURES = ("plain", *TEXTURE_WORDS)
 
 BACKGROUNDS = {
     "meadow": ("green", "teal"),
@@ -124,76 +184,6 @@ def _draw_group(dice: Dice, background: str, main: Group | None, max_count: int)
     return Group(dice.pick(shapes), dice.pick(colours), texture, dice.pick(SIZES), count)
 
 
-SHAPE_WORDS: dict[str, tuple[str, ...]] = {
-    "circle": ("circle", "disc", "ball"),
-    "square": ("square", "box", "block"),
-    "triangle": ("triangle", "pyramid"),
-    "star": ("star", "five-pointed star"),
-    "heart": ("heart", "valentine"),
-    "diamond": ("diamond", "rhombus"),
-    "hexagon": ("hexagon", "honeycomb cell"),
-    "ring": ("ring", "hoop", "donut"),
-    "cross": ("cross", "plus sign"),
-    "crescent": ("crescent", "sickle"),
-    "house": ("house", "cottage", "home"),
-    "tree": ("tree", "oak"),
-    "boat": ("boat", "sailboat", "ship"),
-    "balloon": ("balloon", "party balloon"),
-    "fish": ("fish",),
-    "flower": ("flower", "blossom", "daisy"),
-    "mushroom": ("mushroom", "toadstool"),
-    "rocket": ("rocket", "spaceship"),
-    "umbrella": ("umbrella", "parasol"),
-    "cup": ("cup", "mug"),
-    "butterfly": ("butterfly",),
-    "kite": ("kite",),
-    "car": ("car", "automobile"),
-    "key": ("key",),
-}
-COLOUR_WORDS: dict[str, tuple[str, ...]] = {
-    "red": ("red", "scarlet"),
-    "orange": ("orange", "tangerine"),
-    "yellow": ("yellow", "golden"),
-    "green": ("green", "leafy green"),
-    "teal": ("teal", "turquoise"),
-    "blue": ("blue", "royal blue"),
-    "purple": ("purple", "violet"),
-    "pink": ("pink", "rosy"),
-    "brown": ("brown", "chocolate"),
-    "black": ("black", "dark"),
-    "white": ("white", "snowy white"),
-    "grey": ("grey", "silver"),
-}
-TEXTURE_WORDS: dict[str, tuple[str, ...]] = {
-    "striped": ("striped", "stripy"),
-    "dotted": ("dotted", "spotted", "polka-dot"),
-    "checkered": ("checkered", "checked"),
-}
-SIZE_WORDS: dict[str, tuple[str, ...]] = {
-    "small": ("small", "tiny", "little"),
-    "medium": ("medium-sized",),
-    "large": ("large", "big", "huge"),
-}
-PLACE_WORDS: dict[str, tuple[str, ...]] = {
-    "meadow": ("in a meadow", "over green hills", "in a grassy field"),
-    "sea": ("at sea", "by the ocean", "over blue water"),
-    "desert": ("in the desert", "among sand dunes", "on the sand"),
-    "snow": ("in the snow", "on a snowy day", "in a winter landscape"),
-    "night": ("at night", "under a starry sky", "in the moonlight"),
-    "sunset": ("at sunset", "in the evening sky", "at dusk"),
-    "city": ("in the city", "in front of tall buildings", "by a skyline"),
-    "table": ("on a wooden table", "on wooden planks", "on a desk"),
-    "paper": ("on squared paper", "on a sheet of paper", "on graph paper"),
-    "blackboard": ("on a blackboard", "on a chalkboard", "on a school board"),
-    "bricks": ("on a brick wall", "in front of a wall", "on red bricks"),
-    "carpet": ("on a carpet", "on a spotted rug", "on a lilac carpet"),
-}
-RELATION_WORDS: dict[str, tuple[str, ...]] = {
-    "left of": ("to the left of", "left of"),
-    "right of": ("to the right of", "right of"),
-    "above": ("above", "over", "on top of"),
-    "below": ("below", "under", "beneath"),
-}
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 NUMBERS = ("one", "two", "three", "four", "five")
 

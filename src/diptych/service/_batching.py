@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -20,8 +21,10 @@ import threadpoolctl
 
 from diptych._checks import InputError, Task
 from diptych.retrieval import Hits
+from diptych.retrieval._inputs import Queries
 from diptych.service._limits import Limits, Slots
-from diptych.service._model import EncodedQueries, LoadedModel, Queries
+from diptych.service._model import LoadedModel
+from diptych.service._schemas import Matrix
 
 Key: TypeAlias = tuple[LoadedModel, Task, str]
 """What queries must have in common to be searched in one pass: also their options, as JSON."""
@@ -32,10 +35,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    queries: Queries
-    k: int
-    offset: int
-    options: dict[str, Any]  # those that its batch has in common
+    queries: list[str] | Matrix
     hits: asyncio.Future[list[Hits]]
 
 
@@ -61,35 +61,23 @@ class Batcher:
             return await self._run(lambda: function(*args, **kwargs))
 
     async def search(
-        self,
-        model: LoadedModel,
-        task: Task,
-        queries: Queries,
-        k: int,
-        *,
-        offset: int = 0,
-        plus: list[Any] | None = None,
-        minus: list[Any] | None = None,
-        **options: Any,
+        self, model: LoadedModel, task: Task, queries: list[str] | Matrix, k: int, **options: Any
     ) -> list[Hits]:
-        """Return the k best items for each query, as ``Retriever.search`` does with these options.
+        """Return the k best items for each query, texts or rows of checked features.
 
-        Queries with the same options share passes, whatever their ``k`` and ``offset``; composed ones do not.
+        The options are those of ``Retriever.search``. Queries with the same ones share passes.
         """
+        options["k"] = k
         with self.slots:
-            request = _Request(queries, k, offset, options, asyncio.get_running_loop().create_future())
-            key = (model, task, json.dumps(options, sort_keys=True))
-            if plus or minus:
-                request.options.update(plus=plus or (), minus=minus or ())
-                (answer,) = await self._run(lambda: _search_batch(key, [request]))
-                if isinstance(answer, Exception):
-                    raise answer
-                return answer
+            request = _Request(queries, asyncio.get_running_loop().create_future())
+            # The parts of a composed query have no JSON, and it shares its pass with no other.
+            key = (model, task, json.dumps(options, sort_keys=True, default=id))
             if key in self._waiting:
                 self._waiting[key].append(request)
             else:
                 self._waiting[key] = deque([request])
-                batches = asyncio.create_task(self._search_waiting(key))
+                search: Any = model.retriever.search if task == "search" else model.retriever.annotate
+                batches = asyncio.create_task(self._search_waiting(key, partial(search, **options)))
                 self._tasks.add(batches)
                 batches.add_done_callback(self._tasks.discard)
             return await request.hits
@@ -100,7 +88,7 @@ class Batcher:
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
-    async def _search_waiting(self, key: Key) -> None:
+    async def _search_waiting(self, key: Key, search: Callable[[Queries], list[Hits]]) -> None:
         waiting = self._waiting[key]
         while waiting:
             batch = [waiting.popleft()]
@@ -111,7 +99,7 @@ class Batcher:
             self._on_batch(size)
             answers: list[list[Hits] | Exception]
             try:
-                answers = await self._run(lambda batch=batch: _search_batch(key, batch))  # type: ignore[misc]
+                answers = await self._run(partial(_search_batch, key[0], search, [r.queries for r in batch]))
             except Exception as error:  # every request of the batch gets it
                 answers = [error] * len(batch)
             for request, answer in zip(batch, answers, strict=True):
@@ -124,44 +112,39 @@ class Batcher:
         del self._waiting[key]
 
 
-def _search_batch(key: Key, batch: list[_Request]) -> list[list[Hits] | Exception]:
-    model, task, _ = key
-    search = model.retriever.search if task == "search" else model.retriever.annotate
+def _search_batch(
+    model: LoadedModel, search: Callable[[Queries], list[Hits]], batch: list[list[str] | Matrix]
+) -> list[list[Hits] | Exception]:
     encoded = _encode_batch(model, batch)
-    features = [each[0] for each in encoded if not isinstance(each, Exception)]
-    if not features:
+    accepted = [each for each in encoded if isinstance(each, Queries)]
+    if not accepted:
         return [each for each in encoded if isinstance(each, Exception)]
-    # The longest list serves all: a shorter one is its beginning.
-    ends = [r.offset + r.k for r, each in zip(batch, encoded, strict=True) if not isinstance(each, Exception)]
-    results = iter(search(np.concatenate(features), max(ends), **batch[0].options))
-    answers: list[list[Hits] | Exception] = []
-    for request, each in zip(batch, encoded, strict=True):
-        if isinstance(each, Exception):
-            answers.append(each)
-            continue
-        pages = [next(results).page(request.offset, request.k) for _ in each[1]]
-        for hits, words in zip(pages, each[1], strict=True):
-            hits.ignored_words = tuple(dict.fromkeys((*words, *hits.ignored_words)))
-        answers.append(pages)
-    return answers
+    ignored = [words for each in accepted for words in each.ignored_words]
+    hits = iter(search(Queries(np.concatenate([each.features for each in accepted]), False, ignored)))
+    return [
+        each if isinstance(each, Exception) else [next(hits) for _ in range(len(each.features))]
+        for each in encoded
+    ]
 
 
-def _encode_batch(model: LoadedModel, batch: list[_Request]) -> list[EncodedQueries | Exception]:
-    """Encode the texts of a batch together, unless one is refused: then each request alone."""
-    texts = [text for r in batch if isinstance(r.queries, list) for text in r.queries]
+def _encode_batch(model: LoadedModel, batch: list[list[str] | Matrix]) -> list[Queries | Exception]:
+    """Encode the texts of a batch together, unless one is refused: then those of each request alone."""
+    texts = [text for queries in batch if isinstance(queries, list) for text in queries]
     try:
-        features, ignored = model.encode_queries(texts) if texts else (np.empty((0, 0)), [])
+        features, ignored = model.retriever.encoders.encode_queries(texts) if texts else (np.empty(0), [])
     except InputError as error:
-        return [error] if len(batch) == 1 else [each for r in batch for each in _encode_batch(model, [r])]
-    encoded: list[EncodedQueries | Exception] = []
+        if len(batch) == 1:
+            return [error]
+        return [each for queries in batch for each in _encode_batch(model, [queries])]
+    encoded: list[Queries | Exception] = []
     start = 0
-    for request in batch:
-        if isinstance(request.queries, list):
-            end = start + len(request.queries)
-            encoded.append((features[start:end], ignored[start:end]))
+    for queries in batch:
+        if isinstance(queries, list):
+            end = start + len(queries)
+            encoded.append(Queries(features[start:end], False, ignored[start:end]))
             start = end
         else:
-            encoded.append(model.encode_queries(request.queries))
+            encoded.append(Queries(queries, False, [()] * len(queries)))
     return encoded
 
 

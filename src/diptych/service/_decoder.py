@@ -18,7 +18,7 @@ from typing import IO, Any
 from PIL import Image
 
 from diptych._checks import InputError
-from diptych.image import open_image
+from diptych.encoders import open_image
 
 SPARE_BYTES = 512 * 2**20
 BYTES_PER_PIXEL = 20

@@ -21,7 +21,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from diptych.image._decoding import EXTENSIONS as IMAGE_SUFFIXES
+from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.retrieval._encoders import Encoders
 from diptych.service._limits import Problem, UnreadableFile
 

@@ -12,18 +12,21 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
-from diptych.image import UnreadableImage
+from diptych.encoders import UnreadableImage
 from diptych.service._decoder import read_frame, write_frame
 from diptych.service._limits import Limits, Slots, busy
 
 THUMBNAIL_SIDE, IMAGE_SIDE = 320, 1600
 """Longest sides of the images sent to browsers."""
+
+T = TypeVar("T")
 
 _START_SECONDS = 120.0
 _MAX_RESULT_BYTES = 2**16
@@ -72,6 +75,11 @@ class Decoder:
                 raise UnreadableImage(result["error"])
             return result, payload
         raise UnreadableImage("decoding the image crashed the decoder; send another image.")
+
+    def load_pixels(self, content: bytes = b"", path: str | None = None) -> Image.Image:
+        """Decode an uploaded image, or the file of a stored one, for an encoder."""
+        result, payload = self.decode({"path": path} if path else {}, content)
+        return Image.frombytes("RGB", (result["width"], result["height"]), payload)
 
     def _exchange(
         self, process: subprocess.Popen[bytes], job: dict[str, Any], content: bytes
@@ -134,12 +142,11 @@ class Images:
     def start(self) -> None:
         """Start the processes, so that the first image does not wait for one."""
         for _ in self._decoders:
-            self._threads.submit(self._decode, None, b"")
+            self._threads.submit(self._call, Decoder.start)
 
-    async def load_pixels(self, *, content: bytes = b"", path: str | None = None) -> Image.Image:
+    async def load_pixels(self, content: bytes = b"", path: str | None = None) -> Image.Image:
         """Decode an uploaded image, or the file of a stored one, for an encoder."""
-        result, payload = await self._submit({"path": path} if path else {}, content)
-        return Image.frombytes("RGB", (result["width"], result["height"]), payload)
+        return await self._run(lambda decoder: decoder.load_pixels(content, path))
 
     async def load_webp(self, version: str, item_id: str, path: str, side: int) -> WebpImage:
         """Return a stored image, at most ``side`` wide and high; never the bytes of its file."""
@@ -147,7 +154,7 @@ class Images:
         if (cached := self._thumbnails.get(key)) is not None:
             self._thumbnails.move_to_end(key)
             return cached
-        _, payload = await self._submit({"path": path, "side": side}, b"")
+        _, payload = await self._run(lambda decoder: decoder.decode({"path": path, "side": side}))
         image = WebpImage(payload, hashlib.sha256(payload).hexdigest()[:24])
         if side <= THUMBNAIL_SIDE:
             self._cache(key, image)
@@ -166,17 +173,14 @@ class Images:
             _, oldest = self._thumbnails.popitem(last=False)
             self.cached_bytes -= len(oldest.content)
 
-    async def _submit(self, job: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _run(self, function: Callable[[Decoder], T]) -> T:
         with self._waiting:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, job, content)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function)
 
-    def _decode(self, job: dict[str, Any] | None, content: bytes) -> tuple[dict[str, Any], bytes]:
+    def _call(self, function: Callable[[Decoder], T]) -> T:
         decoder = self._free.get()
         try:
-            if job is None:
-                decoder.start()
-                return {}, b""
-            return decoder.decode(job, content)
+            return function(decoder)
         finally:
             self._free.put(decoder)
 

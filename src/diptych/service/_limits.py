@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from diptych._checks import InputError
-from diptych.image import UnreadableImage
+from diptych.encoders import UnreadableImage
 from diptych.retrieval._filters import FilterError
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 
@@ -37,38 +37,24 @@ class Limits:
 
     Parameters
     ----------
-    upload_bytes
-        Size of a request with images or other files.
-    json_bytes
-        Size of any other request.
-    pixels
-        Pixels of one image.
-    k
-        Hits per query.
-    batch
-        Queries per request, and texts or features searched in one pass.
-    concurrency
-        Threads that search and encode.
-    waiting
-        Requests that may wait for a thread; more are answered with 503.
+    upload_bytes, json_bytes
+        Size of a request with images or other files, and of any other.
+    pixels, text_characters
+        Pixels of one image, and length of one text.
+    k, batch
+        Hits per query, and queries per request; also texts or features searched in one pass.
+    concurrency, waiting
+        Threads that search and encode, and requests that may wait for one; more are answered with 503.
     requests
         Requests being answered at once; the same number again for clients without the token.
-    unfinished, unfinished_per_address
-        Connections whose request has not arrived, in total and per address; beyond it the oldest is closed.
-    header_seconds
-        Time to send the headers of a request.
-    decode_seconds
-        Time to decode one image.
-    decoders
-        Processes that decode images.
-    thumbnail_bytes
-        Memory for cached thumbnails.
-    body_seconds
-        Time to send the body of a request, and to read a part of the response.
-    text_characters
-        Length of one text.
-    file_bytes
-        Size of an audio, video or other file that is sent as it is.
+    connections
+        Connections whose request has not arrived; beyond it the one that has waited longest is closed.
+    header_seconds, body_seconds
+        Time to send the headers of a request, and its body; the latter also to read a part of the response.
+    decoders, decode_seconds
+        Processes that decode images, and the time for one image.
+    thumbnail_bytes, file_bytes
+        Memory for cached thumbnails, and size of an audio, video or other file that is sent as it is.
 
     Examples
     --------
@@ -84,8 +70,7 @@ class Limits:
     concurrency: int = 8
     waiting: int = 256
     requests: int = 1024
-    unfinished: int = 1024
-    unfinished_per_address: int = 256
+    connections: int = 1024
     header_seconds: float = 10.0
     decode_seconds: float = 10.0
     decoders: int = 2
@@ -135,6 +120,16 @@ class UnreadableFile(InputError):  # noqa: N818, the name describes the file
     """An encoder that reads files or texts of the first view itself cannot read one."""
 
 
+class MovedError(InputError):
+    """The model folder was removed, replaced or moved while it was served."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model folder was removed, replaced or moved while it was served, so changes are refused; "
+            "restart the server."
+        )
+
+
 class Slots:
     """A context manager for a limited number of calls at once; one more is refused as busy."""
 
@@ -169,6 +164,8 @@ def as_problem(error: Exception) -> Problem:
     if isinstance(error, RefusedError):
         log.warning("%s", error)
         return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
+    if isinstance(error, MovedError):
+        return Problem(507, "disk", str(error))
     if isinstance(error, FilterError):
         return Problem(422, "bad-filter", str(error)[:MAX_DETAIL])
     if isinstance(error, InputError):

@@ -7,13 +7,14 @@ import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -21,24 +22,18 @@ import numpy as np
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
 from diptych.cca._fitted import FittedAWCCA
-from diptych.cca._weighting import NAMES
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
-from diptych.retrieval import Hit, Hits, Item, Pack, Retriever
-from diptych.retrieval._embedding import FusedEmbedding
+from diptych.retrieval import Hit, Hits, Item, Retriever
+from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import UnavailableError
 from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
-from diptych.service._limits import UnreadableFile
+from diptych.service._limits import Limits, UnreadableFile
 from diptych.service._schemas import Matrix
 from diptych.service._writes import Writer, read_entries
 
 log = logging.getLogger("diptych.service")
-
-Queries: TypeAlias = list[str] | np.ndarray[Any, Any]
-"""Texts, or rows of features."""
-EncodedQueries: TypeAlias = tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]
-"""Features of queries, and the ignored words of each."""
 
 CAPTIONS_SHOWN = 5
 EXAMPLES = 8
@@ -46,6 +41,9 @@ FACET_VALUES, FACETS = 12, 6
 MAX_CARD_BYTES = 2**20
 MAX_SPECTRUM = 512
 
+# What clients are told of the model itself, and of an encoder.
+_INFO = ("library", "filters", "components", "correlations", "index", "parts", "facts")
+_ENCODER = ("name", "fingerprint", "dimension")
 _KEYS = 50  # metadata keys that clients are told
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
 
@@ -128,12 +126,6 @@ class LoadedModel:
         with temporary_file(content, own) as path:
             return encode_first_view(self.retriever.encoders, [path])
 
-    def encode_queries(self, queries: Queries) -> EncodedQueries:
-        """Return the features of queries and the words that were ignored."""
-        if isinstance(queries, np.ndarray):
-            return queries, [()] * len(queries)
-        return self.retriever.encoders.encode_queries(queries)
-
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
         rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view, self.views)
@@ -176,20 +168,21 @@ class LoadedModel:
         probability = None if hit.probability is None else _round(hit.probability)
         return {"score": _round(hit.score), "probability": probability, **self.describe_item(hit.item)}
 
-    def describe_hits(self, hits: Hits) -> dict[str, Any]:
-        """Return what a result says of all of its hits together."""
-        known = hits.match_probability
-        return {
-            "ignored_words": list(hits.ignored_words),
-            "more": hits.more,
-            "no_match": hits.no_match,
-            "match_probability": None if known is None else _round(known),
-        }
-
-    def describe_pack(self, pack: Pack) -> dict[str, Any]:
-        """Return a pack for clients."""
-        captions = [self.describe_hit(hit) for hit in pack.captions]
-        return {"score": _round(pack.score), "image": pack.image, "captions": captions}
+    def describe_results(
+        self, names: list[Any], results: list[Hits], start: float, weighting: str | None = None
+    ) -> dict[str, Any]:
+        """Return the response to a search: the hits of each query. It began at the time ``start``."""
+        described = [
+            {
+                "query": name,
+                "hits": [self.describe_hit(hit) for hit in hits],
+                "ignored_words": list(hits.ignored_words),
+                "more": hits.more,
+            }
+            for name, hits in zip(names, results, strict=True)
+        ]
+        seconds, used = round(time.perf_counter() - start, 6), weighting or self.weighting
+        return {"version": self.version, "weighting": used, "seconds": seconds, "results": described}
 
     def describe_item(self, item: Item) -> dict[str, Any]:
         """Return an item for clients, without the path of its file."""
@@ -227,42 +220,31 @@ class LoadedModel:
     def _weightings(self) -> list[str]:
         """Return what a search may be compared with."""
         embedding = self.retriever.searcher.embedding
-        if isinstance(embedding, FusedEmbedding):
-            return list(dict.fromkeys(name for task in TASKS for name in embedding.masks(task)))
-        return list(NAMES)
+        return list(dict.fromkeys(name for task in TASKS for name in embedding.masks(task)))
 
     def _describe(self) -> dict[str, Any]:
         model, info = self.retriever.fitted.core, self.retriever.info()
         items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
         return {
+            **{name: info.get(name, {}) for name in _INFO},
             "name": self.name,
             "version": self.version,
-            "library": info["library"],
             # Clients must not learn where an encoder is stored on this machine.
             "encoders": {
-                view: {
-                    name: encoder[name] for name in ("name", "fingerprint", "dimension") if name in encoder
-                }
+                view: {name: encoder[name] for name in _ENCODER if name in encoder}
                 for view, encoder in info["encoders"].items()
             },
-            "filters": info["filters"],
-            "components": info["components"],
-            "correlations": info.get("correlations", {}),
-            "index": info["index"],
             "weighting": self.weighting,
             "weightings": self._weightings(),
-            "parts": info.get("parts", {}),
             "corrections": {t: describe_correction(own) for t, own in info.get("corrections", {}).items()},
-            "facts": info["facts"],
             "path": _describe_path(model.path_) if isinstance(model, FittedAWCCA) else None,
             "spectrum": {t: _thin_spectrum(np.asarray(model.models_[t].correlations)) for t in TASKS}
             if isinstance(model, FittedAWCCA)
             else {},
             "views": self.views._asdict(),
             "nouns": {
-                "image": _noun_forms(self.views.image),
-                "text": _noun_forms(self.views.text),
-                "caption": _noun_forms(self.views.caption),
+                name: [count(1, noun).partition(" ")[2], plural(noun)]
+                for name, noun in (*self.views._asdict().items(), ("caption", self.views.caption))
             },
             "inputs": self.inputs,
             "uploads": sorted(self.upload_suffixes) if self.inputs == "paths" else [],
@@ -270,9 +252,7 @@ class LoadedModel:
                 view: [self.describe_item(item) for item in own]
                 for view, own in _choose_examples(items).items()
             },
-            "facets": _collect_facets(items[:_FACET_ITEMS]),
-            "ranges": _collect_ranges(items[:_FACET_ITEMS]),
-            "keys": sorted({key for item in items[:_FACET_ITEMS] for key in item.metadata})[:_KEYS],
+            **_collect_filters(items[:_FACET_ITEMS]),
             "calibration": info.get("calibration", {"absent": "this model has no calibration."}),
             "features": {view: self._feature_widths(view) for view in VIEWS},
             "can": {"text": self.why_not_encoded("text"), "image": self.why_not_encoded("image")},
@@ -304,7 +284,9 @@ class ModelHolder:
         self.reloads = {"loaded": 0, "failed": 0}
 
     @classmethod
-    def open(cls, folder: Path, *, writable: bool = False, **options: Any) -> ModelHolder:
+    def open(
+        cls, folder: Path, *, writable: bool = False, limits: Limits | None = None, **options: Any
+    ) -> ModelHolder:
         """Load a model folder as ``LoadedModel.load`` does; if ``writable``, also its journal."""
         if writable:  # changes go to this folder, even if a link to it is changed later
             folder = real_folder(folder)
@@ -319,7 +301,7 @@ class ModelHolder:
             if unsaved := sum(base is None or entry.n > base.journal for entry in entries):
                 log.warning("%d changes in the journal of %s are ignored without --writable", unsaved, folder)
             return cls(model, folder=folder, load=load)
-        writer = Writer(folder)
+        writer = Writer(folder, limits)
         if replayed := writer.replay(model.retriever):
             log.info("replayed %d entries of the journal", replayed)
         return cls(model, folder=folder, load=load, writer=writer)
@@ -366,9 +348,11 @@ class ModelHolder:
 
     def _load_and_replay(self) -> LoadedModel:
         assert self._load is not None
+        if self.writer is None:
+            return self._load()
+        self.writer.journal.check_in_place()
         model = self._load()
-        if self.writer is not None:
-            self.writer.replay(model.retriever)
+        self.writer.replay(model.retriever)
         return model
 
     def _find_new_version(self) -> str | None:
@@ -376,6 +360,8 @@ class ModelHolder:
         if self._folder is None:
             return None
         try:
+            if self.writer is not None:
+                self.writer.journal.check_in_place()
             current = find_current(self._folder)
         except (InputError, OSError) as error:
             version = f"unreadable: {error}"
@@ -404,11 +390,6 @@ def _to_json(value: Any) -> Any:
 
 def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _noun_forms(noun: str) -> list[str]:
-    """Return the singular and the plural of a noun that is counted."""
-    return [count(1, noun).partition(" ")[2], plural(noun)]
 
 
 def _item_url(item_id: str) -> str:
@@ -454,34 +435,23 @@ def _choose_examples(items: list[Item]) -> dict[View, list[Item]]:
     return examples
 
 
-def _collect_ranges(items: list[Item]) -> dict[str, list[Any]]:
-    """Return the metadata keys whose values are all numbers, or all ISO dates, with least and greatest."""
-    kinds: dict[str, set[str]] = {}
+def _collect_filters(items: list[Item]) -> dict[str, Any]:
+    """Return metadata keys: all, those with few values (facets), those of numbers or ISO dates (ranges)."""
+    values_of: dict[str, list[Any]] = {}
+    for item in items:
+        for key, value in item.metadata.items():
+            values_of.setdefault(key, []).append(value)
+    facets: dict[str, list[Any]] = {}
     ranges: dict[str, list[Any]] = {}
-    for item in items:
-        for key, value in item.metadata.items():
-            for each in value if isinstance(value, list) else [value]:
-                if each is None:
-                    continue
-                number = isinstance(each, int | float) and not isinstance(each, bool)
-                date = isinstance(each, str) and _ISO_DATE.match(each) is not None
-                kinds.setdefault(key, set()).add("number" if number else "date" if date else "other")
-                if kinds[key] in ({"number"}, {"date"}):
-                    least, most = ranges.get(key, (each, each))
-                    ranges[key] = [min(least, each), max(most, each)]
-    own = {key: ends for key, ends in ranges.items() if len(kinds[key]) == 1 and ends[0] != ends[1]}
-    return dict(sorted(own.items())[:FACETS])
-
-
-def _collect_facets(items: list[Item]) -> dict[str, list[Any]]:
-    """Return the metadata keys with few values, and these values."""
-    values: dict[str, set[Any]] = {}
-    for item in items:
-        for key, value in item.metadata.items():
-            known = values.setdefault(key, set())
-            if not isinstance(value, str | bool | int):
-                known.update(range(FACET_VALUES + 1))  # too many values: never a facet
-            elif len(known) <= FACET_VALUES:
-                known.add(value)
-    facets = {key: sorted(known, key=str) for key, known in values.items() if 1 < len(known) <= FACET_VALUES}
-    return dict(sorted(facets.items())[:FACETS])
+    for key, values in sorted(values_of.items()):
+        if all(isinstance(value, str | bool | int) for value in values):
+            different = sorted(set(values), key=str)
+            if 1 < len(different) <= FACET_VALUES:
+                facets[key] = different
+        parts = [part for value in values for part in elements(value) if part is not None]
+        if all(map(is_number, parts)) or all(isinstance(p, str) and _ISO_DATE.match(p) for p in parts):
+            least, greatest = min(parts, default=None), max(parts, default=None)
+            if least != greatest:
+                ranges[key] = [least, greatest]
+    first_facets, first_ranges = (dict(list(found.items())[:FACETS]) for found in (facets, ranges))
+    return {"facets": first_facets, "ranges": first_ranges, "keys": sorted(values_of)[:_KEYS]}

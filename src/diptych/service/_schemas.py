@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from pydantic import (
 )
 
 from diptych._checks import InputError, count
+from diptych.retrieval._inputs import MAX_WEIGHT
 from diptych.service._limits import Limits
 
 MAX_ID = 512
@@ -41,6 +43,12 @@ def _check_text(text: str) -> str:
     if not text.strip():
         raise ValueError("it is empty; give at least one word")
     return _check_characters(text)
+
+
+def _as_list(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError("expected a string, or a list of strings")
+    return [value] if isinstance(value, str) else value
 
 
 def _parse_matrix(value: Any) -> Matrix:
@@ -104,6 +112,8 @@ ABOUT_FEATURES = (
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_text)]
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_check_characters)]
+Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
+ItemIds = Annotated[list[ItemId], BeforeValidator(_as_list, json_schema_input_type=ItemId | list[ItemId])]
 ItemPath = Annotated[str, AfterValidator(unquote)]
 """An item id in the path of a request, still percent-encoded."""
 
@@ -131,22 +141,55 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
-class Part(RequestBody):
+class Query(RequestBody):
+    """Exactly one of several ways to say what is searched for."""
+
+    id: ItemIds | None = Field(None, description="The id of a stored item, or several.")
+    features: Features = Field(None, description=ABOUT_FEATURES)
+
+    @model_validator(mode="after")
+    def _check_query(self) -> Self:
+        ways = [name for name in ("text", "id", "features") if name in type(self).model_fields]
+        if sum(getattr(self, way) is not None for way in ways) != 1:
+            raise ValueError(f"give exactly one of {', '.join(ways[:-1])} or {ways[-1]}")
+        return self
+
+    @property
+    def names(self) -> list[Any]:
+        """The queries as the response repeats them: texts or ids, and None for each row of features."""
+        if self.features is not None:
+            return [None] * count_rows(self.features)
+        return self.id if self.id is not None else self.texts
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts among the queries."""
+        texts: list[str] | None = getattr(self, "text", None)
+        return texts or []
+
+
+class TextQuery(Query):
+    """A query that may also be a text."""
+
+    text: Texts | None = Field(
+        None,
+        description="A text, or several. In place of images, for a model whose first view is texts, such as "
+        "molecules.",
+    )
+
+
+class Part(TextQuery):
     """What is added to a query, or subtracted: a text, a stored item of either view, or features."""
 
     model_config = _examples({"text": "snow", "weight": 0.5}, {"id": "images/scene-000007.png"})
-    text: Text | None = Field(None, description="A text.")
-    id: ItemId | None = Field(None, description="The id of a stored item, of either view.")
-    features: Features = Field(None, description="Of the view of the query, one row. " + ABOUT_FEATURES)
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)] = Field(
         1.0, description="Its weight; the query itself has the weight 1."
     )
 
     @model_validator(mode="after")
     def _check_part(self) -> Self:
-        _check_one(text=self.text, id=self.id, features=self.features)
-        if self.features is not None and count_rows(self.features) != 1:
-            raise ValueError("give one row of features")
+        if len(self.names) != 1:
+            raise ValueError("give one text, one id or one row of features")
         return self
 
 
@@ -194,51 +237,30 @@ class SearchOptions(PageOptions):
     )
     weighting: Annotated[str, Field(max_length=MAX_WEIGHTING)] | None = Field(
         None,
-        description="To compare: use this weighting, one of those in /v1/model, instead of the model's own. "
-        "asymmetric is query generation, none is plain CCA. For a fusion: one of its parts alone, or "
-        "uncorrected, all of them without the hubness correction.",
+        description="To compare, for a fusion: one of its parts alone, by its name in /v1/model, "
+        "or uncorrected, all of them without the hubness correction.",
     )
 
 
-class SearchRequest(SearchOptions):
+class SearchRequest(SearchOptions, TextQuery):
     """Search images for texts, for stored captions, or for text features."""
 
     model_config = _examples(
         {"text": "a red star at night", "k": 5},
         {"text": ["two boats on the sea", "three blue umbrellas"], "where": {"split": "test"}},
-        {"id": "images/scene-000007.png#2", "weighting": "none"},
+        {"id": "images/scene-000007.png#2", "min_probability": 0.2},
         {"text": "a boat", "plus": ["night", {"id": "images/scene-000007.png"}], "minus": ["a star"]},
         {"text": "a boat", "where": 'split = "test"', "k": 12, "offset": 12},
         {"features": [0.12, -1.5, 0.7], "k": 5},
         {"features": {"words": [0.12, -1.5], "tones": [0.7, 0.1, -0.3]}},
     )
-    text: Text | list[Text] | None = Field(None, description="A text, or several.")
-    id: ItemId | list[ItemId] | None = Field(None, description="The id of a stored caption, or several.")
-    features: Features = Field(None, description=ABOUT_FEATURES)
-
-    @model_validator(mode="after")
-    def _check_query(self) -> Self:
-        _check_one(text=self.text, id=self.id, features=self.features)
-        return self
 
 
 class AnnotateForm(SearchOptions):
     """Fields of a form beside its images."""
 
-    packs: bool = Field(False, description="Rank images by all of their captions together.")
 
-    @model_validator(mode="after")
-    def _check_packs(self) -> Self:
-        others = (self.where, self.weighting, self.min_probability, *self.plus, *self.minus)
-        if self.packs and any(each is not None for each in others):
-            raise ValueError(
-                "packs cannot be combined with where, plus, minus, weighting or min_probability; leave those "
-                "out"
-            )
-        return self
-
-
-class AnnotateRequest(AnnotateForm):
+class AnnotateRequest(AnnotateForm, TextQuery):
     """Search captions for stored images, or for image features."""
 
     model_config = _examples(
@@ -246,35 +268,22 @@ class AnnotateRequest(AnnotateForm):
         {"features": [[0.12, -1.5, 0.7], [0.3, 0.0, -2.0]]},
         {"features": {"resnet": [0.12, -1.5], "dino": [0.7, 0.1, -0.3]}},
     )
-    id: ItemId | list[ItemId] | None = Field(None, description="The id of a stored image, or several.")
-    text: Text | list[Text] | None = Field(
-        None, description="For a model whose first view is texts, such as molecules: one, or several."
-    )
-    features: Features = Field(None, description=ABOUT_FEATURES)
-
-    @model_validator(mode="after")
-    def _check_query(self) -> Self:
-        _check_one(id=self.id, text=self.text, features=self.features)
-        return self
 
 
-class SimilarRequest(PageOptions):
+class SimilarRequest(PageOptions, Query):
     """Search images similar to an image, or captions similar to a caption."""
 
     model_config = _examples(
         {"id": "images/scene-000007.png"}, {"features": [0.12, -1.5, 0.7], "view": "image"}
     )
-    id: ItemId | None = Field(None, description="The id of a stored item.")
-    features: Features = Field(None, description=ABOUT_FEATURES)
     view: Literal["image", "text"] | None = Field(None, description="The view of the features.")
 
     @model_validator(mode="after")
-    def _check_query(self) -> Self:
-        _check_one(id=self.id, features=self.features)
+    def _check_view(self) -> Self:
         if (self.features is None) != (self.view is None):
             raise ValueError("give view together with features, and not with id")
-        if self.features is not None and count_rows(self.features) != 1:
-            raise ValueError("give the features of one item")
+        if len(self.names) != 1:
+            raise ValueError("give one id, or the features of one item")
         return self
 
 
@@ -322,11 +331,18 @@ class AddRequest(AddForm):
             raise ValueError("give text or features, not both")
         if self.features is not None and count_rows(self.features) != 1:
             raise ValueError("features must be those of one image; add one image at a time")
-        if self.caption_features is not None and self.captions:
-            rows = count_rows(self.caption_features)
-            if rows != len(self.captions):
-                raise ValueError(f"got {rows} rows of caption_features for {len(self.captions)} captions")
+        rows = len(self.all_captions)
+        if self.captions and rows != len(self.captions):
+            raise ValueError(f"got {rows} rows of caption_features for {len(self.captions)} captions")
         return self
+
+    @property
+    def all_captions(self) -> list[str | None]:
+        """The captions, None for those that are only features."""
+        if self.caption_features is None:
+            return [*self.captions]
+        rows = count_rows(self.caption_features)
+        return [*self.captions] if len(self.captions) == rows else [None] * rows
 
 
 class SessionRequest(RequestBody):
@@ -370,30 +386,15 @@ class HitOut(ItemOut):
     )
 
 
-class PackOut(BaseModel):
-    """An image whose captions were ranked together."""
-
-    score: float | None
-    image: str
-    captions: list[HitOut]
-
-
 class QueryResult(BaseModel):
     """The hits of one query, best first."""
 
     query: str | None = Field(description="The text, the id or the file name; null for features.")
-    hits: list[HitOut] | None = None
-    packs: list[PackOut] | None = None
+    hits: list[HitOut]
     ignored_words: list[str] | None = Field(
         None, description="Words of the query that the model does not know and ignored."
     )
     more: bool = Field(False, description="Whether there are further hits after these, at a larger offset.")
-    no_match: bool | None = Field(
-        None, description="Whether there is probably no right item at all; null if that is not known."
-    )
-    match_probability: float | None = Field(
-        None, description="How likely there is a right item, if half of all queries have one."
-    )
 
 
 class SearchResponse(BaseModel):
@@ -451,7 +452,7 @@ class ModelOut(BaseModel):
     index: dict[str, str]
     weighting: str
     weightings: list[str] = Field(
-        description="Weightings that a request may choose; of a fusion, for any task."
+        description="What a request may choose as weighting, for any task; empty unless it is a fusion."
     )
     parts: dict[str, list[dict[str, Any]]] = Field(
         description="Of a fusion, for each task: name, weight, use and number of components of each part."
@@ -488,14 +489,8 @@ def count_rows(features: Matrix | dict[str, Matrix]) -> int:
     return len(features if isinstance(features, np.ndarray) else next(iter(features.values())))
 
 
-def _check_one(**queries: object) -> None:
-    if sum(value is not None for value in queries.values()) != 1:
-        *names, last = queries
-        raise ValueError(f"give exactly one of {', '.join(names)} or {last}")
-
-
-def check_page(limits: Limits, body: PageOptions, queries: int) -> None:
-    """Refuse a search that exceeds the limits of this server."""
+def check_search(limits: Limits, body: PageOptions, names: Sequence[Any], texts: Sequence[str] = ()) -> None:
+    """Refuse a search that exceeds the limits of this server; ``texts`` are those among the queries."""
     if body.k > limits.k:
         raise InputError(f"k={body.k} exceeds the limit of this server; ask for at most {limits.k} hits.")
     if body.offset + body.k > limits.k:
@@ -504,17 +499,17 @@ def check_page(limits: Limits, body: PageOptions, queries: int) -> None:
             "server; ask for fewer."
         )
     parts = (*body.plus, *body.minus)
-    if parts and queries != 1:
+    if parts and len(names) != 1:
         raise InputError("plus and minus are for one query at a time; send a request for each.")
-    check_sizes(limits, queries=queries, texts=[part.text for part in parts if part.text is not None])
+    check_sizes(limits, len(names), [*texts, *(text for part in parts for text in part.texts)])
 
 
-def check_sizes(limits: Limits, *, queries: int = 1, texts: list[str] | None = None) -> None:
+def check_sizes(limits: Limits, queries: int, texts: Sequence[str]) -> None:
     """Refuse a request that exceeds the limits of this server."""
     if queries > limits.batch:
         raise InputError(f"the request has {count(queries, 'query')}; at most {limits.batch} are accepted.")
     if queries < 1:
         raise InputError("the request has no query; give at least one.")
-    longest = max(map(len, texts or ()), default=0)
+    longest = max(map(len, texts), default=0)
     if longest > limits.text_characters:
         raise InputError(f"a text has {longest} characters; at most {limits.text_characters} are accepted.")

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import time
 from collections.abc import Callable, Container
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import SplitResult, urlsplit
@@ -22,6 +23,12 @@ log = logging.getLogger("diptych.service")
 
 COOKIE = "diptych_session"
 MIN_TOKEN = 16
+SESSION_SECONDS = 7 * 24 * 3600
+"""How long a cookie is valid."""
+WRONG_TOKENS, WRONG_SECONDS = 10, 60.0
+"""How many different wrong tokens an address may send in this time."""
+MOST_ADDRESSES = 1024
+"""Addresses whose wrong tokens are counted; beyond it the one that was first seen is forgotten."""
 HEALTH, SESSION = "/healthz", "/v1/session"
 SESSION_BYTES = 8192
 """Size of a request for a session, the only body that clients without the token may send."""
@@ -62,22 +69,78 @@ def check_token(host: str, token: str | None) -> str | None:
                 "DIPTYCH_TOKEN, or listen on 127.0.0.1."
             )
         return None
-    if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable():
+    if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"the token has {len(token)} characters; give at least {MIN_TOKEN} printable ASCII characters, "
-            "for example from: openssl rand -hex 24"
+            f"the token is too short, or has other characters than printable ASCII without spaces; give at "
+            f"least {MIN_TOKEN} of these, for example from: openssl rand -hex 24"
         )
     return token
 
 
+class Access:
+    """Compares what clients send with the token of the server, if it has one.
+
+    An address that has sent several wrong tokens is not compared for a while: even the right one would be
+    refused, so nobody can try many. An address that has sent the right one before is always compared, so that
+    clients behind one proxy do not lock out each other.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+        # Of each address, hashes of wrong tokens and when they came; None if the right one was among them.
+        self._wrong: dict[str, dict[int, float] | None] = {}
+
+    def accepts(self, address: str, *, token: str = "", cookie: str = "") -> bool:
+        """Return whether an address has sent the right token, or a valid cookie."""
+        if self.token is None or not (token or cookie) or self._is_blocked(address):
+            return False
+        if len(self._wrong) >= MOST_ADDRESSES and address not in self._wrong:
+            del self._wrong[next(iter(self._wrong))]
+        if secrets_equal(token, self.token) or self._is_valid(cookie):
+            self._wrong[address] = None
+            return True
+        if (wrong := self._wrong.setdefault(address, {})) is not None:
+            wrong[hash((token, cookie))] = time.monotonic()
+        return False
+
+    def refuse(self, address: str, detail: str) -> Problem:
+        """Return the problem for a request that was not accepted."""
+        if self._is_blocked(address):
+            seconds = {"Retry-After": f"{WRONG_SECONDS:.0f}"}
+            return Problem(
+                429, "too-many", "too many wrong tokens were sent; try again in a minute.", seconds
+            )
+        return Problem(401, "token-needed", detail, {"WWW-Authenticate": "Bearer"})
+
+    def make_cookie(self) -> str:
+        """Return a new value of the page's cookie, which proves the token without containing it."""
+        return self._sign(str(int(time.time()) + SESSION_SECONDS))
+
+    def _is_valid(self, cookie: str) -> bool:
+        expires = cookie.partition(".")[0]
+        in_time = expires.isascii() and expires.isdigit() and len(expires) < 16 and int(expires) > time.time()
+        return secrets_equal(cookie, self._sign(expires)) and in_time
+
+    def _sign(self, expires: str) -> str:
+        signed = hmac.new(str(self.token).encode(), f"diptych session {expires}".encode(), hashlib.sha256)
+        return f"{expires}.{signed.hexdigest()}"
+
+    def _is_blocked(self, address: str) -> bool:
+        if not (wrong := self._wrong.get(address)):
+            return False
+        start = time.monotonic() - WRONG_SECONDS
+        self._wrong[address] = wrong = {secret: at for secret, at in wrong.items() if at > start}
+        return len(wrong) >= WRONG_TOKENS
+
+
 def secrets_equal(secret: str, expected: str) -> bool:
     """Compare two secrets in a time that does not depend on where they differ."""
-    return hmac.compare_digest(secret.encode("utf-8", "replace"), expected.encode())
+    return hmac.compare_digest(secret.encode("utf-8", "replace"), expected.encode("utf-8", "replace"))
 
 
-def session_cookie(token: str) -> str:
-    """Return the value of the page's cookie, which proves the token without containing it."""
-    return hmac.new(token.encode(), b"diptych session", hashlib.sha256).hexdigest()
+def client_address(scope: Scope) -> str:
+    """Return the address that a request comes from; empty if it is not known."""
+    return str(scope["client"][0]) if scope.get("client") else ""
 
 
 def check_host(host: str) -> None:
@@ -97,10 +160,8 @@ class Gate:
     which has no data.
     """
 
-    def __init__(
-        self, app: ASGIApp, limits: Limits, token: str | None = None, open_paths: Container[str] = ()
-    ) -> None:
-        self._app, self._limits, self._token, self._open_paths = app, limits, token, open_paths
+    def __init__(self, app: ASGIApp, limits: Limits, access: Access, open_paths: Container[str] = ()) -> None:
+        self._app, self._limits, self._access, self._open_paths = app, limits, access, open_paths
         self._open_requests = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +192,7 @@ class Gate:
 
         try:
             self._check_origin(scope["method"], headers)
-            trusted = self._check_token(path, headers)
+            trusted = self._check_token(path, headers, client_address(scope))
             if trusted:
                 scope.get(ON_TRUSTED, lambda: None)()
             max_bytes = self._check_size(path, headers)
@@ -156,32 +217,29 @@ class Gate:
     def _check_origin(self, method: str, headers: Headers) -> None:
         """Refuse requests that a web page of another server sends from the user's browser."""
         host = headers.get("host", "")
-        if self._token is None:
+        if self._access.token is None:
             check_host(host)
         origin = headers.get("origin")
         if origin is not None and method not in ("GET", "HEAD") and _split_url(origin).netloc != host:
             raise Problem(403, "other-origin", "requests from web pages of other servers are refused.")
 
-    def _check_token(self, path: str, headers: Headers) -> bool:
+    def _check_token(self, path: str, headers: Headers, address: str) -> bool:
         """Return whether a request has sent the token; refuse one that needs it and has not."""
-        if self._token is None:
+        if self._access.token is None:
             return False
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and secrets_equal(token.strip(), self._token):
+        if scheme.lower() == "bearer" and self._access.accepts(address, token=token.strip()):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
             cookie = None
-        if cookie is not None and secrets_equal(cookie.value, session_cookie(self._token)):
+        if cookie is not None and self._access.accepts(address, cookie=cookie.value):
             return True
         if path in (HEALTH, SESSION) or path in self._open_paths:
             return False
-        raise Problem(
-            401,
-            "token-needed",
-            "this server needs a token; send it as Authorization: Bearer TOKEN.",
-            {"WWW-Authenticate": "Bearer"},
+        raise self._access.refuse(
+            address, "this server needs a token; send it as Authorization: Bearer TOKEN."
         )
 
     def _check_size(self, path: str, headers: Headers) -> int:

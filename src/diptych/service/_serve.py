@@ -2,9 +2,8 @@
 
 uvicorn has no limit on connections that keep it waiting. A client sends its request within milliseconds; one
 that opens connections and sends little or nothing pays nothing for it and takes the place of others. So there
-may be only a limited number of connections whose request has not arrived, per address and in total, and
-beyond it the one that has waited longest is closed. Requests that have arrived, or have sent the token, do
-not count. Connections that were answered before and are kept open are counted apart.
+may be only a limited number of connections whose request has not arrived, and beyond it the one that has
+waited longest is closed. Requests that have arrived, or have sent the token, do not count.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from diptych._checks import InputError, count
 from diptych._persistence import lock_for_serving
-from diptych.service._app import Service, build_app
+from diptych.service._app import build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
 from diptych.service._security import ON_TRUSTED, check_token
+from diptych.service._service import Service
 
 GRACE_SECONDS = 15
 BACKLOG = 2048
@@ -75,6 +75,7 @@ def serve(
         holder = ModelHolder.open(
             folder,
             writable=writable,
+            limits=limits,
             image_encoder=image_encoder,
             text_encoder=text_encoder,
             send_files=send_files,
@@ -124,7 +125,9 @@ def run(
     say(f"Open {url} (Ctrl+C stops)")
     if browser:
         threading.Thread(target=_open_browser, args=(server, url), daemon=True).start()
-    server.run([listener])
+    # Uvicorn takes signals over only once its event loop runs: Ctrl+C before that would end in a traceback.
+    with server.capture_signals():
+        server.run([listener])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -170,50 +173,15 @@ def _log_to_stderr(quiet: bool) -> None:
     logging.getLogger("diptych.access").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
-class WaitingList:
-    """Connections whose request has not arrived, the oldest first; beyond a limit the oldest is closed."""
-
-    def __init__(self, limit: int, limit_per_address: int) -> None:
-        self._limit, self._limit_per_address = limit, limit_per_address
-        self._addresses: dict[Connection, str] = {}
-        self._by_address: dict[str, dict[Connection, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._addresses)
-
-    def add(self, connection: Connection, address: str) -> None:
-        """Add a connection, and close the oldest if that is one too many."""
-        if connection in self._addresses:
-            return
-        self._addresses[connection] = address
-        own = self._by_address.setdefault(address, {})
-        own[connection] = None
-        if len(own) > self._limit_per_address:
-            oldest = next(iter(own))
-        elif len(self._addresses) > self._limit:
-            oldest = next(iter(self._addresses))
-        else:
-            return
-        self.remove(oldest)
-        oldest.transport.abort()
-
-    def remove(self, connection: Connection) -> None:
-        address = self._addresses.pop(connection, None)
-        if address is not None:
-            own = self._by_address[address]
-            del own[connection]
-            if not own:
-                del self._by_address[address]
-
-
 class Connection(asyncio.Protocol):
-    """Mixin for uvicorn's HTTP protocols: time limits, and a place in a waiting list.
+    """Mixin for uvicorn's HTTP protocols: time limits, and a limit on the connections that wait.
 
-    ``waiting`` has the connections that wait for their first request, ``idle`` those for a further one.
+    ``waiting`` has all connections of a server whose request has not arrived, in the order in which they
+    began to wait, and at most ``most_waiting``.
     """
 
-    waiting: WaitingList
-    idle: WaitingList
+    waiting: dict[Connection, None]
+    most_waiting: int
     limits: Limits
 
     transport: asyncio.Transport
@@ -224,17 +192,14 @@ class Connection(asyncio.Protocol):
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _address = ""
-    _answered = _trusted = False
+    _trusted = False
     _header_bytes = 0
     _discard_bytes: int | None = None
     """How much more is read and dropped after a refused request; None: nothing was refused."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._update_lists()
+        self._update_waiting()
         self._start_timer(self.limits.header_seconds)
 
     def data_received(self, data: bytes) -> None:
@@ -255,20 +220,20 @@ class Connection(asyncio.Protocol):
             self._header_bytes = 0
             self._stop_timer()
             self.scope[ON_TRUSTED] = self._trust
-        self._update_lists()
+        self._update_waiting()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or close if this one was answered before it had arrived."""
-        self._leave_lists()
-        self._trusted, self._answered = False, True
+        self.waiting.pop(self, None)
+        self._trusted = False
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._linger()
         else:
             super().on_response_complete()  # type: ignore[misc]
-        self._update_lists()
+        self._update_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave_lists()
+        self.waiting.pop(self, None)
         self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
@@ -289,19 +254,19 @@ class Connection(asyncio.Protocol):
         """Whether there is no request yet, or only a part of its headers."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _update_lists(self) -> None:
-        if self._is_idle or (self.cycle.more_body and not self._trusted):
-            (self.idle if self._answered else self.waiting).add(self, self._address)
-        else:
-            self._leave_lists()
-
-    def _leave_lists(self) -> None:
-        self.waiting.remove(self)
-        self.idle.remove(self)
+    def _update_waiting(self) -> None:
+        if not self._is_idle and (self._trusted or not self.cycle.more_body):
+            self.waiting.pop(self, None)
+        elif self not in self.waiting:
+            self.waiting[self] = None
+            if len(self.waiting) > self.most_waiting:
+                oldest = next(iter(self.waiting))
+                del self.waiting[oldest]
+                oldest.transport.abort()
 
     def _trust(self) -> None:
         self._trusted = not self._is_idle
-        self._update_lists()
+        self._update_waiting()
 
     def _linger(self) -> None:
         # Closing at once would reset the connection, and the client might lose the response.
@@ -323,9 +288,11 @@ class Connection(asyncio.Protocol):
 
 def make_protocol(limits: Limits, max_files: int) -> type[asyncio.Protocol]:
     """Return the protocol class of one server, in a process that can have ``max_files`` files open."""
-    limit = min(limits.unfinished, max_files // 8)
-    waiting, idle = (WaitingList(limit, limits.unfinished_per_address) for _ in range(2))
-    attributes = {"waiting": waiting, "idle": idle, "limits": limits}
+    attributes = {
+        "waiting": {},
+        "most_waiting": min(limits.connections, max_files // 4),
+        "limits": limits,
+    }
     return type("LimitedProtocol", (Connection, AutoHTTPProtocol), attributes)
 
 

@@ -1,8 +1,9 @@
 """Adding and removing items while a model is served, such that no acknowledged change is ever lost.
 
-A change is written to the journal, flushed to disk and then acknowledged. Now and then the model is saved
-with all changes; after a crash, the journal's entries that the saved version does not contain are replayed.
-Items in a database are durable there and have no journal.
+A change is written to the journal, flushed to disk and then acknowledged, if the model folder is still the
+one that was opened: nobody would find what is written to a folder that was removed. Now and then the model is
+saved with all changes; after a crash, the journal's entries that the saved version does not contain are
+replayed. Items in a database are durable there and have no journal.
 
 The journal is a file of JSON lines rather than an SQLite table, so that an operator can read, repair or move
 it.
@@ -11,6 +12,7 @@ it.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import logging
@@ -19,6 +21,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -28,14 +31,28 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych._checks import InputError
-from diptych._persistence import JOURNAL, UPLOADS, flush_folder, lock_folder, real_folder, replace_file
-from diptych.image import open_image
+from diptych._persistence import (
+    JOURNAL,
+    UPLOADS,
+    check_own,
+    check_plain_file,
+    file_digest,
+    flush_folder,
+    lock_folder,
+    real_folder,
+    remove_abandoned,
+    replace_file,
+)
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import check_current, save
-from diptych.service._files import encode_first_view
-from diptych.service._limits import Problem, unknown_item
+from diptych.retrieval.stores._base import UnavailableError
+from diptych.service._files import encode_first_view, suffix
+from diptych.service._images import Decoder
+from diptych.service._limits import Limits, MovedError, Problem, unknown_item
 
 log = logging.getLogger("diptych.service")
+
+_ENTRY_START = b'{"op": "'
 
 SAVE_AFTER = 512
 """Number of entries after which the model is saved with them."""
@@ -105,9 +122,13 @@ class Journal:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        folder = real_folder(folder)
+        self.folder = folder = real_folder(folder)
+        check_own(folder, JOURNAL, UPLOADS)
         self.path, self.uploads = folder / JOURNAL, folder / UPLOADS
+        remove_abandoned(self.uploads)
         self.entries, size = read_entries(self.path)
+        self.stored = {entry.file for entry in self.entries if entry.file is not None}
+        """Names of uploads that a server has written; no other file is ever deleted."""
         if self.path.exists() and size < self.path.stat().st_size:
             os.truncate(self.path, size)
         self.last = self.entries[-1].n if self.entries else 0
@@ -127,25 +148,43 @@ class Journal:
             if self._file.write(line) != len(line):
                 raise OSError(f"{self.path} could not be written to the end of a line")
             os.fsync(self._file.fileno())
-        except OSError:
+            self.check_in_place()
+        except (OSError, MovedError):
             # On a full disk: remove the part of the line that was written, so that the next one is whole.
             self._file.truncate(end)
             raise
         self.last = entry.n
         self.entries.append(entry)
 
+    def check_in_place(self) -> None:
+        """Raise a ``MovedError`` if the model folder was removed, replaced or moved since it was opened."""
+        # The number of a folder may be used again at once; that of an open file is not.
+        try:
+            in_place = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            in_place = False
+        if not in_place:
+            raise MovedError
+
     def next_number(self) -> int:
         """Return an unused number: the time, so that no older version seems to contain the entry."""
         return max(self.last + 1, time.time_ns() // 1000)
 
-    def store_upload(self, upload: Upload) -> None:
-        """Write an uploaded file to disk, unless it is there."""
+    def store_upload(self, upload: Upload) -> bool:
+        """Write an uploaded file to disk, unless it is there; return whether it was not."""
         path = self.uploads / upload.stored_name
-        if not path.is_file():
-            with replace_file(path) as staged:
-                staged.write_bytes(upload.content)
+        if os.path.realpath(path) != os.fspath(path):
+            raise OSError(errno.ELOOP, f"{UPLOADS} or a file in it is a link")
+        if path.is_file():
+            return False
+        self.uploads.mkdir(exist_ok=True)  # without the model folder, an error
+        with replace_file(path, tidy=False) as staged:
+            staged.write_bytes(upload.content)
+        self.stored.add(path.name)
+        return True
 
     def rewrite(self, entries: list[Entry]) -> None:
+        self.check_in_place()
         with replace_file(self.path) as staged:
             staged.write_bytes(b"".join(entry.to_line() for entry in entries))
         self._file.close()
@@ -154,11 +193,13 @@ class Journal:
         self.last = max(self.last, entries[-1].n if entries else 0)
 
     def delete_unused(self, names: set[str]) -> None:
-        """Delete uploads that are neither in ``names`` nor in an entry."""
+        """Delete uploads that are neither in ``names`` nor in an entry, if they are as they were written."""
+        check_own(self.folder, UPLOADS)
         names = names | {entry.file for entry in self.entries if entry.file is not None}
-        for path in self.uploads.iterdir() if self.uploads.is_dir() else ():
-            if path.name not in names:
-                path.unlink(missing_ok=True)
+        for name in self.stored - names:
+            path = self.uploads / name
+            if path.is_file() and not path.is_symlink() and file_digest(path) == path.stem:
+                path.unlink()
 
     def close(self) -> None:
         self._file.close()
@@ -170,10 +211,12 @@ class Journal:
 
 def read_entries(path: Path) -> tuple[list[Entry], int]:
     """Return the entries of a journal and their size in bytes, without a last line that was cut short."""
-    content = path.read_bytes() if path.exists() else b""
+    content = check_plain_file(path).read_bytes() if os.path.lexists(path) else b""
     size = content.rfind(b"\n") + 1
     entries: list[Entry] = []
-    for number, line in enumerate(content[:size].splitlines(), 1):
+    if _ENTRY_START.startswith(content[size:][: len(_ENTRY_START)].rstrip(b"\0")):
+        content = content[:size]  # a crash cut the last line short
+    for number, line in enumerate(content.splitlines(), 1):
         try:
             entry = Entry.model_validate(json.loads(line))
             if entries and entry.n <= entries[-1].n:
@@ -190,8 +233,9 @@ def read_entries(path: Path) -> tuple[list[Entry], int]:
 class Writer:
     """Adds and removes items of the loaded model, one change at a time."""
 
-    def __init__(self, folder: Path, save_after: int = SAVE_AFTER) -> None:
-        self.folder, self.save_after = folder, save_after
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        self.folder, self.save_after = folder, SAVE_AFTER
+        self._limits = limits or Limits()
         self.journal = Journal(folder)
         self._lock = threading.RLock()
         self._saved = 0
@@ -236,13 +280,20 @@ class Writer:
             )
             if existing := _existing(retriever, entry):
                 raise Problem(409, "taken", f"there is an item {existing[0]!r} already; choose another id.")
-            if isinstance(source, Upload):
-                self.journal.store_upload(source)
-            self._apply(retriever, entry, features)
+            self.journal.check_in_place()
+            is_new = isinstance(source, Upload) and self.journal.store_upload(source)
             try:
-                self._record(retriever, entry)
-            except OSError:
-                retriever.remove(_existing(retriever, entry))
+                self._apply(retriever, entry, features)
+                try:
+                    self._record(retriever, entry)
+                except Exception:
+                    retriever.remove(_existing(retriever, entry))
+                    raise
+            except UnavailableError:  # the database may have the item nevertheless
+                raise
+            except Exception:
+                if is_new and entry.file is not None:
+                    (self.journal.uploads / entry.file).unlink(missing_ok=True)
                 raise
             ids = entry.item_ids
             return {"image": ids[0], "captions": ids[1:]} if image else {"image": None, "captions": ids}
@@ -250,8 +301,10 @@ class Writer:
     def remove(self, retriever: Retriever, item_id: str) -> int:
         """Remove an item, an image together with its captions; return how many items."""
         with self._lock:
-            if retriever.item(item_id) is None:
+            if (item := retriever.item(item_id)) is None:
                 raise unknown_item(item_id)
+            if item.path is not None:
+                self.journal.stored.add(os.path.basename(item.path))
             self._record(retriever, Entry(op="remove", id=item_id))
             return retriever.remove(item_id)
 
@@ -266,17 +319,21 @@ class Writer:
             self.journal.last = max(self.journal.last, self._saved)
             self._damaged = set()
             changes = 0
-            for entry in self.journal.entries_after(self._saved):
-                try:
-                    changes += self._replay_entry(retriever, entry)
-                except InputError as error:
-                    self._damaged.add(entry.n)
-                    log.error("%r cannot be added: %s It stays in %s.", entry.id, error, self.journal.path)
+            with closing(Decoder(self._limits)) as decoder:
+                for entry in self.journal.entries_after(self._saved):
+                    try:
+                        changes += self._replay_entry(retriever, entry, decoder)
+                    except InputError as error:
+                        self._damaged.add(entry.n)
+                        log.error(
+                            "%r cannot be added: %s It stays in %s.", entry.id, error, self.journal.path
+                        )
             return changes
 
     def save(self, retriever: Retriever) -> None:
         """Save the model with all changes; raise ``ChangedError`` if the folder has another version."""
         with self._lock:
+            self.journal.check_in_place()
             if self.pending > 0:
                 last = self._defer_damaged()
                 save(retriever, self.folder, None, last)
@@ -317,21 +374,23 @@ class Writer:
             self.journal.rewrite(remaining)
 
     def _record(self, retriever: Retriever, entry: Entry) -> None:
-        if not retriever.store.shared:  # a database keeps its own record
+        if retriever.store.shared:  # a database keeps its own record
+            self.journal.check_in_place()
+        else:
             self.journal.append(entry)
 
-    def _replay_entry(self, retriever: Retriever, entry: Entry) -> bool:
+    def _replay_entry(self, retriever: Retriever, entry: Entry, decoder: Decoder) -> bool:
         if entry.op == "remove":
             return retriever.item(entry.id) is not None and retriever.remove(entry.id) > 0
         if _existing(retriever, entry):
             return False
         features = None
         if entry.file is not None:
-            path = self.journal.uploads / entry.file
-            if path.suffix:
-                features = encode_first_view(retriever.encoders, [str(path)])
-            else:  # an image; its size was checked when it was uploaded
-                features = retriever.encoders.encode_images([open_image(path, max_pixels=2**31)])
+            path = str(self.journal.uploads / entry.file)
+            if suffix(path):
+                features = encode_first_view(retriever.encoders, [path])
+            else:
+                features = retriever.encoders.encode_images([decoder.load_pixels(path=path)])
         elif entry.text is not None:
             features = encode_first_view(retriever.encoders, [entry.text])
         elif entry.features is not None:

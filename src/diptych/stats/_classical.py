@@ -14,7 +14,7 @@ from diptych.cca._canonical import decompose_t
 from diptych.cca._filters import Floats
 from diptych.cca._fitted import second_view
 from diptych.cca._spectra import spectra
-from diptych.stats._tables import format_number, format_p, format_table, import_pandas
+from diptych.stats._result_tables import format_number, format_p, format_table, import_pandas
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,50 +65,30 @@ class ClassicalTests:
     rank_y: int
 
     def __str__(self) -> str:
-        rows = (
-            [
-                self._describe(k) if first else "",
-                f"{self.correlations[k]:.4f}" if first else "",
-                name,
-                f"{test.statistic[k]:.4f}",
-                f"{test.f[k]:.2f}",
-                format_number(test.df_numerator[k]),
-                format_number(test.df_denominator[k]),
-                format_p(test.p_values[k]),
-            ]
-            for k, name, test, first in self._rows()
-        )
         header = ["all zero", "correlation", "statistic", "value", "F", "df1", "df2", "p"]
+        last = len(self.correlations)
+        cells = []
+        for k, name, statistic, f, df1, df2, p in self._rows():
+            first = [f"{k} to {last}" if k < last else str(k), f"{self.correlations[k - 1]:.4f}"]
+            numbers = [f"{statistic:.4f}", f"{f:.2f}", format_number(df1), format_number(df2), format_p(p)]
+            cells.append([*(first if name == "Wilks" else ["", ""]), name, *numbers])
         return (
             f"Classical tests, {self.count} pairs, {self.rank_x} and {self.rank_y} features\n"
-            f"{format_table(header, rows)}\n"
+            f"{format_table(header, cells)}\n"
             "The F of Roy's root is an upper bound, its p a lower bound."
         )
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each hypothesis and statistic."""
-        pandas = import_pandas()
-        rows = [
-            (k + 1, name, self.correlations[k], *(getattr(test, field)[k] for field in FTest.__annotations__))
-            for k, name, test, _ in self._rows()
-        ]
+        rows = [(k, name, self.correlations[k - 1], *numbers) for k, name, *numbers in self._rows()]
         columns = ["component", "test", "correlation", "statistic", "F", "df1", "df2", "p"]
-        return pandas.DataFrame(rows, columns=columns).set_index(["component", "test"])
+        return import_pandas().DataFrame(rows, columns=columns).set_index(["component", "test"])
 
-    def _describe(self, k: int) -> str:
-        last = len(self.correlations)
-        return f"{k + 1} to {last}" if k + 1 < last else str(last)
-
-    def _rows(self) -> Iterator[tuple[int, str, FTest, bool]]:
-        tests = {
-            "Wilks": self.wilks,
-            "Pillai": self.pillai,
-            "Hotelling-Lawley": self.hotelling_lawley,
-            "Roy": self.roy,
-        }
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        tests = (self.wilks, self.pillai, self.hotelling_lawley, self.roy)
         for k in range(len(self.correlations)):
-            for name, test in tests.items():
-                yield k, name, test, name == "Wilks"
+            for name, test in zip(("Wilks", "Pillai", "Hotelling-Lawley", "Roy"), tests, strict=True):
+                yield k + 1, name, *(values[k] for values in vars(test).values())
 
 
 def classical_tests(X: Any, y: Any, pairing: Any = None) -> ClassicalTests:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,9 +16,12 @@ from diptych.cca._filters import Floats
 from diptych.cca._fit import params_by_task, scale_params
 from diptych.cca._fitted import second_view
 from diptych.cca._weighting import normalize, project
-from diptych.cca.selection._grids import HoldOut, select_images
-from diptych.stats._inputs import COMPONENTS, block_codes, check_unweighted
-from diptych.stats._tables import format_table, import_pandas
+from diptych.stats._paired_inputs import COMPONENTS, check_unweighted, select_rows
+from diptych.stats._result_tables import component_frame, format_components
+from diptych.stats._row_blocks import block_codes
+
+Rows: TypeAlias = tuple[Array, Array, Array]
+"""Rows of X, rows of Y, and the pairing of these with those."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,22 +48,21 @@ class CrossValidatedCorrelations:
     in_sample: Floats
 
     def __str__(self) -> str:
-        rows = (
-            [str(k + 1)]
-            + [f"{own[k]:.4f}" for own in (self.in_sample, self.mean, self.pooled)]
-            + [f"{value:.4f}" for value in (np.min(self.folds[:, k]), np.max(self.folds[:, k]))]
-            for k in range(len(self.mean))
-        )
-        header = ["component", "in-sample", "held-out mean", "pooled", "lowest", "highest"]
-        return f"Cross-validated correlations, {len(self.folds)} folds\n{format_table(header, rows)}"
+        columns = {
+            "in-sample": self.in_sample,
+            "held-out mean": self.mean,
+            "pooled": self.pooled,
+            "lowest": np.min(self.folds, axis=0),
+            "highest": np.max(self.folds, axis=0),
+        }
+        return f"Cross-validated correlations, {len(self.folds)} folds\n{format_components(columns)}"
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each component."""
-        pandas = import_pandas()
-        index = pandas.RangeIndex(1, len(self.mean) + 1, name="component")
-        columns = {name: getattr(self, name) for name in ("in_sample", "mean", "pooled")}
-        columns |= {f"fold_{number}": own for number, own in enumerate(self.folds, 1)}
-        return pandas.DataFrame(columns, index)
+        folds = {f"fold_{number}": fold for number, fold in enumerate(self.folds, 1)}
+        return component_frame(
+            {"in_sample": self.in_sample, "mean": self.mean, "pooled": self.pooled, **folds}
+        )
 
 
 def cross_validated_correlations(
@@ -124,37 +126,33 @@ def cross_validated_correlations(
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
     if n_components is not None:
         check_count(n_components, "n_components")
-    measured, total = [], int(y.shape[0])
+    variates_x, variates_y, in_sample = [], [], []
     with progress_bar("cross-validating", verbose) as progress:
         splits = list(_split(cv, pairing, int(x.shape[0]), blocks, random_state))
-        for number, (train, test) in enumerate(splits):
-            fold = _fit_fold(estimator, x, y, train, total, engine, device)
+        for number, (train, (rows_x, rows_y, local)) in enumerate(splits):
+            fold = _fit_fold(estimator, x, y, train, engine, device)
             canonical = fold.models_[task]
+            u = project(normalize(x[rows_x, :], fold.normalize[0]), fold.x_mean_, canonical.x_weights)
+            v = project(normalize(y[rows_y, :], fold.normalize[1]), fold.y_mean_, canonical.y_weights)
             scale = fold.spectra_.count**0.5  # variates of folds of any size have the same scale
-            held = x[test.images, :], y[test.captions, :]
-            u, v = (
-                to_numpy(project(normalize(view, how), mean, weights)) * scale
-                for view, how, mean, weights in zip(
-                    held,
-                    estimator.normalize,
-                    (fold.x_mean_, fold.y_mean_),
-                    (canonical.x_weights, canonical.y_weights),
-                    strict=True,
-                )
-            )
-            measured.append((u[to_numpy(test.pairing)], v, to_numpy(canonical.train_correlations)))
+            variates_x.append(to_numpy(u)[to_numpy(local)] * scale)
+            variates_y.append(to_numpy(v) * scale)
+            in_sample.append(to_numpy(canonical.train_correlations))
             progress((number + 1) / len(splits))
-    most = min(len(train) for _, _, train in measured)
+    most = min(map(len, in_sample))
     if n_components is not None and n_components > most:
         raise InputError(
             f"n_components={n_components} is more than the model of a fold has; give 1 to {most}."
         )
     kept = min(COMPONENTS, most) if n_components is None else n_components
-    measured = [(u[:, :kept], v[:, :kept], train[:kept]) for u, v, train in measured]
-    folds = np.stack([_correlate(u, v) for u, v, _ in measured])
-    pooled = _correlate(*(np.concatenate(own) for own in list(zip(*measured, strict=True))[:2]))
-    in_sample = np.mean([train for _, _, train in measured], axis=0)
-    return CrossValidatedCorrelations(folds, np.mean(folds, axis=0), pooled, in_sample)
+    variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
+    folds = np.stack([_correlate(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
+    return CrossValidatedCorrelations(
+        folds,
+        np.mean(folds, axis=0),
+        _correlate(np.concatenate(variates_x), np.concatenate(variates_y)),
+        np.mean([correlations[:kept] for correlations in in_sample], axis=0),
+    )
 
 
 def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
@@ -175,36 +173,36 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
 
 
 def _fit_fold(
-    estimator: AWCCA, x: Array, y: Array, rows: HoldOut, total: int, engine: Engine | None, device: str | None
+    estimator: AWCCA, x: Array, y: Array, rows: Rows, engine: Engine | None, device: str | None
 ) -> AWCCA:
     from sklearn.base import clone
 
+    rows_x, rows_y, pairing = rows
     fold: AWCCA = clone(estimator)
     if fold.params is not None:
-        share = int(rows.captions.shape[0]) / total
+        share = int(rows_y.shape[0]) / int(y.shape[0])
         fold.params = scale_params(params_by_task(fold.params), fold.filter, share)
-    pairs = x[rows.images, :], y[rows.captions, :], rows.pairing
-    return fold.fit(*pairs, engine=engine, device=device)
+    return fold.fit(x[rows_x, :], y[rows_y, :], pairing, engine=engine, device=device)
 
 
 def _split(
     cv: Any, pairing: Array, n_x: int, blocks: Any, random_state: int | None
-) -> Iterator[tuple[HoldOut, HoldOut]]:
+) -> Iterator[tuple[Rows, Rows]]:
     """Yield the training part and the held-out part of each fold: rows of X that have a pair, with those."""
     from sklearn.model_selection import GroupKFold, KFold
 
-    described = np.unique(to_numpy(pairing))
-    groups = None if blocks is None else block_codes(blocks, pairing, n_x)[described]
+    paired = np.unique(to_numpy(pairing))
+    groups = None if blocks is None else block_codes(blocks, pairing, n_x)[paired]
     if isinstance(cv, str) or not hasattr(cv, "split"):
-        parts, noun = (len(described), "row") if groups is None else (len(np.unique(groups)), "block")
+        parts, noun = (len(paired), "row") if groups is None else (len(np.unique(groups)), "block")
         if check_count(cv, "cv", minimum=2) > parts:
             raise InputError(f"cv={cv} folds need as many {noun}s, but there are {parts}; give fewer folds.")
         shuffled = KFold(cv, shuffle=True, random_state=check_seed(random_state))
         cv = shuffled if groups is None else GroupKFold(cv)
-    for train, test in cv.split(described, groups=groups):
+    for train, test in cv.split(paired, groups=groups):
         masks = np.zeros((2, n_x), dtype=bool)
-        masks[0, described[train]] = masks[1, described[test]] = True
-        yield select_images(pairing, masks[0]), select_images(pairing, masks[1])
+        masks[0, paired[train]] = masks[1, paired[test]] = True
+        yield select_rows(pairing, masks[0]), select_rows(pairing, masks[1])
 
 
 def _correlate(u: Floats, v: Floats) -> Floats:

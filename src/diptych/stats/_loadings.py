@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from diptych.cca._filters import Floats
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._sparse import SparseVectors, multiply_any
 from diptych.cca._spectra import Spectra
-from diptych.stats._inputs import COMPONENTS, names_of
-from diptych.stats._tables import SHOWN_FEATURES, format_table, import_pandas, make_frame, make_labels
+from diptych.stats._paired_inputs import COMPONENTS, names_of
+from diptych.stats._result_tables import component_frame, feature_frame, format_table, make_labels
 
 _TABLES = {
     "x": "Loadings of X",
@@ -24,6 +24,9 @@ _TABLES = {
     "x_cross": "Cross loadings of X, on the variates of Y",
     "y_cross": "Cross loadings of Y, on the variates of X",
 }
+SHOWN_FEATURES = 30
+"""Features that a printed table shows; data frames have all."""
+
 _DIRECTIONS = 256  # of a view, whose lengths are added up at a time
 
 _MEASURES = ("correlations", "x_variance", "x_redundancy", "y_variance", "y_redundancy")
@@ -69,11 +72,9 @@ class Loadings:
 
     def to_frames(self) -> dict[str, Any]:
         """Return DataFrames: "x", "y", "x_cross", "y_cross", and "components" with the other measures."""
-        pandas = import_pandas()
-        frames = {name: make_frame(pandas, *self._table(name)) for name in _TABLES}
+        frames = {name: feature_frame(*self._table(name)) for name in _TABLES}
         measures = {name.removesuffix("s"): getattr(self, name) for name in _MEASURES}
-        frames["components"] = pandas.DataFrame(measures, frames["x"].columns)
-        return frames
+        return frames | {"components": component_frame(measures)}
 
     def __str__(self) -> str:
         shown = min(COMPONENTS, len(self.correlations))
@@ -156,12 +157,8 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
         if check_count(n_components, "n_components") > most:
             raise InputError(f"n_components={n_components} is more than the model has; give 1 to {most}.")
         canonical = keep_components(canonical, n_components)
-    return make_loadings(
-        spectra,
-        canonical,
-        names_of(model, "feature_names_in_"),
-        names_of(model, "y_feature_names_in_"),
-    )
+    names = names_of(model, "feature_names_in_"), names_of(model, "y_feature_names_in_")
+    return make_loadings(spectra, canonical, *names)
 
 
 def make_loadings(
@@ -172,32 +169,29 @@ def make_loadings(
 ) -> Loadings:
     """Return the loadings of a model that has these spectra; see ``loadings``."""
     xp = namespace(spectra.t0)
-    t0 = spectra.t0
     # Weights in the coordinates of the singular directions; a variate is a combination of those alone.
     u, v = (
         multiply_any(xp.astype(weights, directions.dtype).T, directions).T
         for directions, weights in ((spectra.v_x, model.x_weights), (spectra.v_y, model.y_weights))
     )
-    own_x, own_y = (
-        _correlate(s, directions, s[:, None] ** 2 * w, s[:, None] * w, spectra)
-        for s, directions, w in ((spectra.s_x, spectra.v_x, u), (spectra.s_y, spectra.v_y, v))
-    )
-    cross_x = _correlate(spectra.s_x, spectra.v_x, t0 @ v, spectra.s_y[:, None] * v, spectra)
-    cross_y = _correlate(spectra.s_y, spectra.v_y, t0.T @ u, spectra.s_x[:, None] * u, spectra)
-    lengths = xp.linalg.vector_norm(spectra.s_x[:, None] * u, axis=0) * xp.linalg.vector_norm(
-        spectra.s_y[:, None] * v, axis=0
-    )
+    t0, s_x, s_y = spectra.t0, spectra.s_x, spectra.s_y
+    variates_x, variates_y = s_x[:, None] * u, s_y[:, None] * v
+    x = _correlate(s_x, spectra.v_x, s_x[:, None] * variates_x, variates_x, spectra)
+    y = _correlate(s_y, spectra.v_y, s_y[:, None] * variates_y, variates_y, spectra)
+    x_cross = _correlate(s_x, spectra.v_x, t0 @ v, variates_y, spectra)
+    y_cross = _correlate(s_y, spectra.v_y, t0.T @ u, variates_x, spectra)
+    lengths = xp.linalg.vector_norm(variates_x, axis=0) * xp.linalg.vector_norm(variates_y, axis=0)
     correlations = np.minimum(to_numpy(xp.sum(u * (t0 @ v), axis=0) / lengths), 1.0)
-    variance_x, variance_y = (np.nanmean(table**2, axis=0) for table in (own_x, own_y))
+    x_variance, y_variance = (np.nanmean(table**2, axis=0) for table in (x, y))
     return Loadings(
-        as_table(own_x, names_x),
-        as_table(own_y, names_y),
-        as_table(cross_x, names_x),
-        as_table(cross_y, names_y),
-        variance_x,
-        variance_y,
-        variance_x * correlations**2,
-        variance_y * correlations**2,
+        as_table(x, names_x),
+        as_table(y, names_y),
+        as_table(x_cross, names_x),
+        as_table(y_cross, names_y),
+        x_variance,
+        y_variance,
+        x_variance * correlations**2,
+        y_variance * correlations**2,
         correlations,
         names_x,
         names_y,
@@ -219,23 +213,18 @@ def _correlate(s: Array, directions: Array, products: Array, variates: Array, sp
 
 
 def _feature_lengths(scaled: Array) -> Array:
-    """Return the lengths of the rows of V S, a block of directions at a time: those of a sparse view may be
-    too large to write out.
-    """
-    size, step, total = int(scaled.shape[1]), _DIRECTIONS, 0.0
+    """Return the lengths of the rows of V S, some directions at a time: a sparse view's may be too large."""
+    total = 0.0
     xp = namespace(scaled) if not isinstance(scaled, SparseVectors) else np
-    for start in range(0, size, step):
-        block = xp.asarray(scaled[:, start : start + step])
-        total = total + xp.sum(block * block, axis=1)
+    for start in range(0, int(scaled.shape[1]), _DIRECTIONS):
+        part = xp.asarray(scaled[:, start : start + _DIRECTIONS])
+        total = total + xp.sum(part * part, axis=1)
     return xp.sqrt(total)
 
 
 def as_table(values: Floats, names: list[str] | None) -> Any:
     """Return features × components as a DataFrame if the features have names and there is pandas."""
-    if names is None:
+    # Without pandas, the names are those of another library's data frame.
+    if names is None or find_spec("pandas") is None:
         return values
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError:  # names of another library's data frame
-        return values
-    return make_frame(pandas, values, names)
+    return feature_frame(values, names)

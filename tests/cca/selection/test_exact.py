@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych._arrays import to_numpy
@@ -58,7 +58,6 @@ def filters_at(grid, i, j):
     return tuple(make(p) for p in grid.params(i, j))
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes, st.sampled_from(["tikhonov", "tsvd"]))
 def test_exact_scores_equal_the_textbook_ones(shape, kind):
     training, validation = make_pairs(**shape)
@@ -81,7 +80,6 @@ def test_exact_scores_equal_the_textbook_ones(shape, kind):
                 np.testing.assert_allclose(result * scale, expected, atol=1e-10 * np.abs(expected).max())
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes, st.sampled_from(["tikhonov", "tsvd"]), st.sampled_from(["cosine", "l2"]))
 def test_exact_ranks_equal_the_textbook_ones(shape, kind, similarity):
     training, validation = make_pairs(**shape)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
@@ -19,7 +19,6 @@ def ridge(x, y, gamma):
     return lambda rows: (rows - x_mean) @ weights + y_mean
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     gamma=st.floats(1e-3, 1e3),

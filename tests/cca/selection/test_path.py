@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
@@ -37,7 +37,6 @@ def make_landweber_grid(fitted):
     return make_grid("custom", 8, fitted, own)
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["tikhonov", "tsvd", "custom"]),

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from diptych.cca import spectra
-from diptych.cca.selection import make_grid, make_problem, regularization_path
+from diptych.cca import bjorck_golub, spectra
+from diptych.cca._weighting import project
+from diptych.cca.selection import best_point, make_grid, make_problem, regularization_path
 from diptych.cca.selection._textbook import components_path
 from diptych.ranking import metric, ranks
 from diptych.ranking._ranks import search_ranks, tie_slack
@@ -65,6 +66,20 @@ def test_routes_choose_alike_where_items_are_duplicated(kind, similarity):
             np.testing.assert_array_equal(paths["screened"].scores[task]["r@1"][known], exact[known])
             assert paths["exact"].choice[task] == paths["textbook"].choice[task]
             assert paths["exact"].choice[task] == paths["screened"].choice[task]
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([[0, 0, 5], [0, 5, 5], [5, 5, 5]], (0, 2)),
+        ([[0, 5, 5], [5, 0, 0]], (0, 1)),
+        ([[0, 0, 0, 5], [5, 0, 0, 0]], (1, 0)),
+        ([[np.nan, 5], [5 + 1e-12, 0]], (0, 1)),
+        ([1, 5, 3, 5], (1,)),
+    ],
+)
+def test_equal_scores_go_to_the_smaller_sum_of_places_then_to_the_first(scores, best):
+    assert best_point(np.array(scores, dtype=float)) == best
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -188,3 +203,27 @@ def test_equal_items_that_score_zero_tie_on_both_routes(dtype):
         assert (search >= 2).all()
         result = next(textbook_ranks(twins, w_x.rows[0], w_y.rows[0]))
         assert (result["search"] >= 2).all()
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "l2"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_equal_images_tie_with_more_features_than_pairs(dtype, similarity):
+    """All correlations are 1, and most of each image is orthogonal to what the model was fitted on."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(130, 400)), rng.normal(size=(30, 90))
+    fitted = spectra(x[:30], y)
+    model = bjorck_golub(fitted)
+    assert (model.correlations > 1 - 1e-9).all()
+    rows = x[30:] - x[30:].mean(axis=0)
+    rows += 1e4 * (rows - rows @ fitted.v_x @ fitted.v_x.T)
+    # Each caption is near its image, and no other image is.
+    near = rows @ model.x_weights + 0.01 * rng.normal(size=(100, model.x_weights.shape[1]))
+    captions = (fitted.y_mean + near @ np.linalg.pinv(model.y_weights)).astype(dtype)
+    images = (fitted.x_mean + np.concatenate([rows, rows])).astype(dtype)
+    u, v = project(images, fitted.x_mean, model.x_weights), project(captions, fitted.y_mean, model.y_weights)
+    assert (ranks(u, v, np.arange(100), task="search", similarity=similarity) == 2).all()
+    problem = make_problem(fitted, (images, captions, np.arange(100)), similarity)
+    grid = make_grid("tsvd", ([29], [29]), fitted)
+    for route in ("exact", "textbook", "screened"):
+        path = regularization_path(problem, fitted, grid, metric("r@1"), route=route)
+        assert path.best("search") == 0.0, route

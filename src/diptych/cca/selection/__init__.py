@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.cca.selection._grids import Grid, Path, hold_out, holdout_size, make_grid
+    from diptych.cca.selection._grids import Grid, Path, best_point, hold_out, holdout_size, make_grid
     from diptych.cca.selection._path import (
         NumericalFailureWarning,
         choose_route,
+        exact_points,
         narrow_grid,
         regularization_path,
     )
@@ -20,7 +21,9 @@ __all__ = [
     "NumericalFailureWarning",
     "Path",
     "Problem",
+    "best_point",
     "choose_route",
+    "exact_points",
     "hold_out",
     "holdout_size",
     "make_grid",
@@ -34,8 +37,14 @@ __all__ = [
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_grids": ["Grid", "Path", "hold_out", "holdout_size", "make_grid"],
-        "_path": ["NumericalFailureWarning", "choose_route", "narrow_grid", "regularization_path"],
+        "_grids": ["Grid", "Path", "best_point", "hold_out", "holdout_size", "make_grid"],
+        "_path": [
+            "NumericalFailureWarning",
+            "choose_route",
+            "exact_points",
+            "narrow_grid",
+            "regularization_path",
+        ],
         "_problem": ["Problem", "make_problem", "make_weights"],
         "_textbook": ["textbook_ranks"],
     },

@@ -25,6 +25,9 @@ to a factor that all directions share."""
 MAX_ADDED = 5
 """Most values that one extension adds to a side."""
 
+TIE = 1e-9
+"""Scores that differ by less are equal."""
+
 MAX_HELD_OUT = 5000
 """Most images that are held out: the time of scoring grows with their square, and more change little."""
 
@@ -158,13 +161,33 @@ class Path:
         return f"the best point was on the edge of the grid, so it got {', '.join(added)}" if added else ""
 
 
+def best_point(scores: Floats, ages: Any = 0) -> tuple[int, ...]:
+    """Return the place of the highest score on a grid whose strongest regularisation comes first.
+
+    Ties go to the lower age, which counts the extensions of the grid before a point was added: a value that
+    was added is chosen only if it is better. Then they go to the stronger regularisation: to the smaller sum
+    of places, then to the smaller place on the first side. NaN is never chosen.
+
+    >>> best_point(np.array([[0.0, 7.0, 9.0], [7.0, 9.0, 9.0]]))
+    (0, 2)
+    >>> best_point(np.array([[9.0, 9.0], [7.0, 9.0]]), np.array([[1, 1], [0, 0]]))
+    (1, 1)
+    """
+    if not np.any(np.isfinite(scores)):
+        raise InputError("every grid point failed numerically; check the data for extreme values.")
+    oldest = np.where(scores >= np.nanmax(scores) - TIE, ages, np.inf)
+    tied = np.argwhere(oldest == oldest.min())
+    # Places come in their order, so the first of those with the smallest sum is the one.
+    return tuple(tied[np.argmin(tied.sum(axis=1))].tolist())
+
+
 def make_grid(kind: Kind, grid: Any, spectra: Spectra, filter: SpectralFilter | None = None) -> Grid:
     """Return the grid of ``AWCCA(grid=…)``.
 
     ``grid`` is a number of points per side, a pair ``("log", n)`` or ``("rank", n)`` that says how they are
     spaced, or a pair of arrays. ``"log"`` spaces σ² evenly on a logarithmic scale between the largest and the
     smallest, ``"rank"`` takes the σ² of evenly spaced ranks, as the paper does (Algorithms 2 and 3). A plain
-    number means ``"log"``, which found the better models (``benchmarks/results/selection_quality.md``). A
+    number means ``"log"``, which is about as accurate (``benchmarks/results/selection_grids.md``). A
     custom ``filter`` computes its own values, which are ordered by how much variance they keep.
     """
     sides = to_numpy(spectra.s_x), to_numpy(spectra.s_y)

@@ -22,7 +22,7 @@ from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting
 from diptych.cca.selection._exact import exact_rows
-from diptych.cca.selection._grids import Floats, Grid, Path, Route, select_images
+from diptych.cca.selection._grids import Floats, Grid, Path, Route, best_point, select_images
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import Screen, screen, screen_bytes
@@ -50,9 +50,6 @@ SMALLEST_SCREENED = 5
 
 FIRST_LOOK = 250
 """Validation images that ``narrow_grid`` looks at."""
-
-TIE = 1e-9
-"""Scores that differ by less are equal."""
 
 
 class NumericalFailureWarning(UserWarning):
@@ -96,7 +93,8 @@ def regularization_path(
 ) -> Path:
     """Score every point of ``grid`` and choose the best for each task.
 
-    Ties go to the stronger regularisation. A value that was added to the grid is chosen only if it is better.
+    Ties go to the stronger regularisation; a value that was added to the grid is chosen only if it is better
+    (``best_point``).
 
     Parameters
     ----------
@@ -266,19 +264,13 @@ class GridScores:
         return cls(scores, exact)
 
     def choose(self, task: Task, metric: Metric, ages: Ranks) -> tuple[int, int]:
-        """Return the best point; ties go to the lower age, then to the stronger regularisation.
-
-        If the best point is a bound, it is verified and the best one sought again.
-        """
+        """Return the ``best_point``. If it is a bound, it is verified and the best one sought again."""
         while True:
-            values = self.scores[task][metric.name] * (1 if metric.greater_is_better else -1)
-            if not np.any(np.isfinite(values)):
-                raise InputError("every grid point failed numerically; check the data for extreme values.")
-            tied = [(int(i), int(j)) for i, j in np.argwhere(values >= np.nanmax(values) - TIE)]
-            best = min(tied, key=lambda at: (int(ages[at]), sum(at), at))
-            if self.exact[task][best]:
-                return best
-            self._verify(task, metric, best)
+            sign = 1 if metric.greater_is_better else -1
+            i, j = best_point(self.scores[task][metric.name] * sign, ages)
+            if self.exact[task][i, j]:
+                return i, j
+            self._verify(task, metric, (i, j))
 
     def _verify(self, task: Task, metric: Metric, point: tuple[int, int]) -> None:
         """Replace the bound at ``point`` by the exact score, and lower other bounds by what it shows."""

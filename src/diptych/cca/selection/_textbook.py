@@ -17,7 +17,7 @@ from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._sparse import multiply_any
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
-from diptych.cca.selection._grids import Floats
+from diptych.cca.selection._grids import Floats, best_point
 from diptych.cca.selection._problem import Problem, Weights, products
 from diptych.ranking import Metric, ranks
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
@@ -107,7 +107,7 @@ def best_dimension(
     y = embed(problem.b, spectra.v_y, spectra.s_y, y_map)
     dimensions = dimensions_up_to(int(model.correlations.shape[0]))
     values = components_path(x, y, problem.truth.pairing, task, problem.similarity, metric, dimensions)
-    return dimensions[int(np.argmax([metric.signed(value) for value in values]))]
+    return dimensions[best_point(np.array([metric.signed(value) for value in values]))[0]]
 
 
 def components_path(

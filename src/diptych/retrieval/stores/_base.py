@@ -1,8 +1,8 @@
 """The store protocol: where items and their vectors live.
 
-A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models, encoders, packs
-or weightings; ``diptych.retrieval._searcher`` builds those on top, once for all stores. To add a database,
-implement ``Store`` and run ``tests/retrieval/test_stores.py`` on it.
+A store works on plain data: ids, vectors, metadata, a filter, k. It knows nothing of models and encoders;
+``diptych.retrieval._searcher`` builds on it, once for all stores. To add a database, implement ``Store`` and
+run ``tests/retrieval/test_stores.py`` on it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ class ModelChanged(Exception):  # noqa: N818, a signal to load the new model, no
 
 @dataclass(frozen=True)
 class State:
-    """What a store holds at one moment; while its state stays equal, so do its items and vectors."""
+    """What a store holds at one moment."""
 
     version: str  # names the model whose vectors are stored
-    changes: int  # grows with every addition and removal
     added: int  # items ever added; new items without an id are numbered from here
 
 
@@ -65,7 +64,6 @@ class Block:
     view: View
     items: Sequence[Item]
     vectors: Floats  # ready to be compared by inner product
-    norms: Floats  # the length of each vector before it was scaled, for packs and other weightings
     features: Floats | None = None  # if the store is to keep them for a refit
 
 
@@ -105,13 +103,12 @@ def search_in_steps(
     while places:
         unfinished = []
         for place, hits in zip(places, search(places, size), strict=True):
-            own = seen[place]
-            results[place] += [hit for hit in hits if key(hit) not in own]
-            own.update(map(key, hits))
+            results[place] += [hit for hit in hits if key(hit) not in seen[place]]
+            seen[place].update(map(key, hits))
             if len(hits) == size and len(results[place]) < k:
                 unfinished.append(place)
         size, places = _GROWTH * size, unfinished
-    return [own[:k] for own in results]
+    return [hits[:k] for hits in results]
 
 
 class Store(Protocol):

@@ -1,24 +1,29 @@
 """Metadata in columns: which items fulfil a condition, without looking at each of them in Python.
 
-The items of a view have consecutive rows. The column of a metadata key holds pairs of row and value in
-arrays, one for each type, since values of different types are never equal nor ordered. A list has a pair for
-each element. A column is made when a filter first names its key. Later items are appended to it at the next
-filter, and the rows of removed items are only marked, until half of them are.
+The items of a view have consecutive rows. The column of a metadata key holds pairs of row and value in a
+typed array, one for each type of value that occurs, since values of different types are never equal nor
+ordered. A list has a pair for each element. A column is made when a filter first names its key, if an item
+has it. Later items are appended to it at the next filter, and the rows of removed items are only marked,
+until half of them are.
 """
 
 from __future__ import annotations
 
-import operator
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, floor
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from math import ceil, floor, inf, nextafter
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from diptych.retrieval._filters import (
-    EXACT_FLOATS,
+    COMPARISONS,
+    MAX_INTEGER,
+    MIN_INTEGER,
     And,
     Compare,
     Condition,
@@ -27,8 +32,6 @@ from diptych.retrieval._filters import (
     Not,
     Or,
     Ordering,
-    elements,
-    exact_number,
     is_number,
 )
 from diptych.retrieval._items import Item, StoredItem, View
@@ -36,13 +39,14 @@ from diptych.retrieval._items import Item, StoredItem, View
 Array: TypeAlias = np.ndarray[Any, Any]
 Items: TypeAlias = Mapping[int, Item | StoredItem]
 
-_COMPARISONS: dict[Ordering, Callable[[Any, Any], Any]] = {
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
+_DTYPES: dict[type, Any] = {
+    NoneType: np.bool_,
+    bool: np.bool_,  # before int, of which it is a subclass
+    int: np.int64,
+    float: np.float64,
+    str: np.int32,  # codes
+    object: np.bool_,  # dicts, and lists in lists or empty ones: no condition compares them
 }
-_INT64 = np.iinfo(np.int64)
 
 _FEW = 8  # values that are compared one after the other
 _TAIL = 1000  # new strings that are compared one by one before all are sorted again
@@ -69,26 +73,35 @@ class Columns:
             found: Array = self._keys.values[mask]
             return found
 
-    def has(self, name: str, next_key: int) -> bool:
-        """Return whether an item has a metadata key."""
+    def names(self, next_key: int) -> set[str]:
+        """Return the metadata keys of all items."""
         with self._lock:
             self._append(next_key)
-            return bool(self._present.values[self._column(name).rows.values].any())
+            return set(self._names)
 
-    def remove(self, keys: Array) -> None:
+    def remove(self, removed: Items) -> None:
         """Forget items, after they were removed."""
         with self._lock:
-            own = self._keys.values
-            keys = keys[keys <= own[-1]] if len(own) else keys[:0]
-            rows = np.searchsorted(own, keys)
-            rows = rows[own[rows] == keys]  # the others are of the other view
-            self._present.values[rows] = False
-            self._removed += len(rows)
-            if self._removed > max(_REMOVED, len(own) // 2):
+            keys = self._keys.values
+            if not len(keys):
+                return
+            wanted = np.array(list(removed), np.int64)
+            rows = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            # Others are of the other view, or were removed before they were appended here.
+            is_here = keys[rows] == wanted
+            self._present.values[rows[is_here]] = False
+            for name in chain.from_iterable(removed[key].metadata for key in wanted[is_here].tolist()):
+                self._names[name] -= 1
+                if not self._names[name]:
+                    del self._names[name]
+                    self._columns.pop(name, None)
+            self._removed += int(np.count_nonzero(is_here))
+            if self._removed > max(_REMOVED, len(keys) // 2):
                 self._clear()
 
     def _clear(self) -> None:
         self._keys, self._present = _Array(np.int64), _Array(np.bool_)
+        self._names: Counter[str] = Counter()  # how many items have each key
         self._columns: dict[str, _Column] = {}
         self._next_key = self._removed = 0
 
@@ -96,27 +109,27 @@ class Columns:
         """Add the items that were added since."""
         # An item that was removed meanwhile is not there, or ``remove`` waits for the lock.
         new = [
-            key
+            (key, item)
             for key in range(self._next_key, next_key)
             if (item := self._items.get(key)) is not None and item.view == self._view
         ]
         self._next_key = max(next_key, self._next_key)
-        first = len(self._keys.values)
-        self._keys.extend(new)
+        if not new:
+            return
+        first, metadata = len(self._keys.values), [item.metadata for _, item in new]
+        self._keys.extend([key for key, _ in new])
         self._present.extend(np.ones(len(new), np.bool_))
+        self._names.update(chain.from_iterable(metadata))
         for name, column in self._columns.items():
-            column.extend(first, self._metadata(new), name)
+            column.extend(first, metadata, name)
 
-    def _column(self, name: str) -> _Column:
-        if name not in self._columns:
-            column = _Column()
-            column.extend(0, self._metadata(self._keys.values.tolist()), name)
-            self._columns[name] = column
-        return self._columns[name]
-
-    def _metadata(self, keys: list[int]) -> list[Mapping[str, Any]]:
-        """Return the metadata of some items, empty where they were removed meanwhile."""
-        return [{} if item is None else item.metadata for item in map(self._items.get, keys)]
+    def _column(self, name: str) -> _Column | None:
+        """Return the column of a key; None if no item has it."""
+        if name not in self._columns and name in self._names:
+            items = map(self._items.get, self._keys.values.tolist())
+            column = self._columns[name] = _Column()
+            column.extend(0, [{} if item is None else item.metadata for item in items], name)
+        return self._columns.get(name)
 
     def _evaluate(self, condition: Condition) -> Array:
         """Return a mask of the rows that fulfil a condition, those of removed items included."""
@@ -130,16 +143,11 @@ class Columns:
             case Not(part):
                 return ~self._evaluate(part)
         mask = np.zeros(rows, np.bool_)
-        match condition:
-            case Or(parts):
-                for part in parts:
-                    mask |= self._evaluate(part)
-            case Exists(key):
-                mask[self._column(key).rows.values] = True
-            case In(key, values):
-                self._column(key).mark_equal(values, mask)
-            case Compare(key, order, value):
-                self._column(key).mark_ordered(order, value, mask)
+        if isinstance(condition, Or):
+            for part in condition.parts:
+                mask |= self._evaluate(part)
+        elif (column := self._column(condition.key)) is not None:
+            column.mark(condition, mask)
         return mask
 
 
@@ -164,13 +172,13 @@ class _Pairs:
     """Rows and their values."""
 
     def __init__(self, dtype: Any) -> None:
-        self.rows, self._values = _Array(np.int64), _Array(dtype)
+        self._rows, self._values = _Array(np.int64), _Array(dtype)
         self._is_whole = True  # whether every row, in order, has one value
 
     def extend(self, rows: Any, values: Any) -> None:
-        first = len(self.rows.values)
+        first = len(self._rows.values)
         self._is_whole &= np.array_equal(rows, np.arange(first, first + len(rows)))
-        self.rows.extend(rows)
+        self._rows.extend(rows)
         self._values.extend(values)
 
     @property
@@ -182,117 +190,91 @@ class _Pairs:
         if self._is_whole:
             mask[: len(chosen)] |= chosen
         else:
-            mask[self.rows.values[chosen]] = True
+            mask[self._rows.values[chosen]] = True
 
 
 class _Column:
-    """The values of one metadata key."""
+    """The values of one metadata key, by their type."""
 
     def __init__(self) -> None:
-        self.rows = _Array(np.int64)  # that have the key
-        self._constants = {value: _Array(np.int64) for value in (None, True, False)}
-        self._integers = _Pairs(np.int64)
-        self._floats = _Pairs(np.float64)  # of which large ones are integers
-        self._large: list[tuple[int, int]] = []  # integers of more than 64 bits
-        self._strings = _Pairs(np.int32)  # as codes, in order of their first use
+        self._pairs: dict[type, _Pairs] = {}
+        self._strings = _Strings()
+
+    def extend(self, first: int, metadata: Sequence[Mapping[str, Any]], name: str) -> None:
+        """Add the metadata of further rows, from the row ``first`` on."""
+        rows = [row for row, own in enumerate(metadata, first) if name in own]
+        values = [own[name] for own in metadata if name in own]
+        types = set(map(type, values))
+        if len(types) == 1 and not types & {list, tuple}:
+            self._extend_type(types.pop(), rows, values)
+            return
+        by_type: dict[type, tuple[list[int], list[Any]]] = {}
+        for row, value in zip(rows, values, strict=True):
+            for part in value if isinstance(value, list | tuple) and value else (value,):
+                type_rows, type_values = by_type.setdefault(type(part), ([], []))
+                type_rows.append(row)
+                type_values.append(part)
+        for kind, pairs in by_type.items():
+            self._extend_type(kind, *pairs)
+
+    def _extend_type(self, kind: type, rows: list[int], values: list[Any]) -> None:
+        kind = next(known for known in _DTYPES if issubclass(kind, known))
+        stored: Any = [True] * len(values) if kind is object else values
+        if kind is str:
+            stored = self._strings.encode(values)
+        self._pairs.setdefault(kind, _Pairs(_DTYPES[kind])).extend(rows, stored)
+
+    def mark(self, condition: In | Compare | Exists, mask: Array) -> None:
+        """Set the rows that fulfil a condition in a mask."""
+        for kind, pairs in self._pairs.items():
+            match condition:
+                case Exists():
+                    pairs.mark(np.ones(len(pairs.values), np.bool_), mask)
+                case In(_, options):
+                    if stored := self._find_stored(kind, options):
+                        pairs.mark(_is_in(pairs.values, stored), mask)
+                case Compare(_, order, str(text)):
+                    if kind is str:
+                        pairs.mark(self._strings.compare(order, text)[pairs.values], mask)
+                case Compare(_, order, int(number) | float(number)):
+                    if kind in (int, float):
+                        pairs.mark(_compare_numbers(pairs.values, order, number), mask)
+
+    def _find_stored(self, kind: type, options: Iterable[Any]) -> list[Any]:
+        """Return those options that values of a type may equal, as such values are stored."""
+        if kind is float:
+            return [float(option) for option in options if is_number(option) and float(option) == option]
+        if kind is int:
+            integers = (option for option in options if is_number(option) and option == floor(option))
+            return [int(n) for n in integers if MIN_INTEGER <= n <= MAX_INTEGER]
+        if kind is str:
+            return self._strings.find(options)
+        return [bool(option) for option in options if type(option) is kind]  # of null and booleans
+
+
+class _Strings:
+    """The different strings of a column, under codes in the order of their first use."""
+
+    def __init__(self) -> None:
         self._codes: dict[str, int] = {}
         self._texts: list[str] = []  # by code
         self._order: list[int] = []  # the first codes, in the order of their strings
         self._ranks: Array = np.empty(0, np.int32)  # of the first codes
 
-    def extend(self, first: int, metadata: Sequence[Mapping[str, Any]], name: str) -> None:
-        """Add the metadata of further rows, from the row ``first`` on."""
-        if all(name in own for own in metadata):
-            rows = list(range(first, first + len(metadata)))
-            values = [own[name] for own in metadata]
-        else:
-            rows = [row for row, own in enumerate(metadata, first) if name in own]
-            values = [own[name] for own in metadata if name in own]
-        self.rows.extend(rows)
-        kinds = set(map(type, values))
-        if len(kinds) == 1 and not kinds & {list, tuple}:
-            self._extend_type(kinds.pop(), rows, values)
-            return
-        by_type: dict[type, tuple[list[int], list[Any]]] = {}
-        for row, value in zip(rows, values, strict=True):
-            for each in elements(value):
-                own_rows, own_values = by_type.setdefault(type(each), ([], []))
-                own_rows.append(row)
-                own_values.append(each)
-        for kind, pairs in by_type.items():
-            self._extend_type(kind, *pairs)
+    def encode(self, texts: list[str]) -> Array:
+        """Return the codes of strings; new ones get one."""
+        for text in dict.fromkeys(texts):
+            if text not in self._codes:
+                self._codes[text] = len(self._texts)
+                self._texts.append(text)
+        return np.fromiter(map(self._codes.__getitem__, texts), np.int32, len(texts))
 
-    def _extend_type(self, kind: type, rows: list[int], values: list[Any]) -> None:
-        if issubclass(kind, str):
-            for text in dict.fromkeys(values):
-                if text not in self._codes:
-                    self._codes[text] = len(self._texts)
-                    self._texts.append(text)
-            codes = np.fromiter(map(self._codes.__getitem__, values), np.int32, len(values))
-            self._strings.extend(rows, codes)
-        elif issubclass(kind, bool | None.__class__):
-            for value, own in self._constants.items():
-                own.extend([row for row, each in zip(rows, values, strict=True) if each is value])
-        elif issubclass(kind, float):
-            numbers = np.array(values, np.float64)
-            large = (np.abs(numbers) >= EXACT_FLOATS) & np.isfinite(numbers)
-            if large.any():
-                places = np.flatnonzero(large).tolist()
-                exact = [int(exact_number(values[place])) for place in places]
-                self._extend_type(int, [rows[place] for place in places], exact)
-            self._floats.extend(np.array(rows)[~large], numbers[~large])
-        elif issubclass(kind, int):
-            fits = [_INT64.min <= value <= _INT64.max for value in values]
-            pairs = list(zip(rows, values, fits, strict=True))
-            self._large += [(row, value) for row, value, own in pairs if not own]
-            if not all(fits):
-                rows = [row for row, _, own in pairs if own]
-                values = [value for _, value, own in pairs if own]
-            self._integers.extend(rows, values)
+    def find(self, options: Iterable[Any]) -> list[int]:
+        """Return the codes of those options that have one."""
+        codes = (self._codes.get(option) for option in options if isinstance(option, str))
+        return [code for code in codes if code is not None]
 
-    def mark_equal(self, options: Iterable[Any], mask: Array) -> None:
-        """Set the rows with one of these values in a mask."""
-        values = set(map(_with_type, options))
-        for constant, rows in self._constants.items():
-            if _with_type(constant) in values:
-                mask[rows.values] = True
-        codes = [
-            code for kind, value in values if kind is str and (code := self._codes.get(value)) is not None
-        ]
-        if len(codes) > 1:
-            fits = np.zeros(len(self._texts), np.bool_)
-            fits[codes] = True
-            self._strings.mark(fits[self._strings.values], mask)
-        elif codes:
-            self._strings.mark(self._strings.values == codes[0], mask)
-        numbers = [value for kind, value in values if kind is float]
-        integers = [int(n) for n in numbers if n == floor(n) and _INT64.min <= n <= _INT64.max]
-        floats = [float(n) for n in numbers if abs(n) <= EXACT_FLOATS]
-        if integers:
-            self._integers.mark(_is_in(self._integers.values, integers), mask)
-        if floats:
-            self._floats.mark(_is_in(self._floats.values, floats), mask)
-        if self._large:
-            large = set(numbers)
-            mask[[row for row, value in self._large if value in large]] = True
-
-    def mark_ordered(self, order: Ordering, value: str | int | float, mask: Array) -> None:
-        """Set the rows with a number or a string that compares so in a mask."""
-        if isinstance(value, str):
-            self._strings.mark(self._compare_strings(order, value)[self._strings.values], mask)
-            return
-        compare, is_less = _COMPARISONS[order], order in ("$lt", "$lte")
-        # Between integers: x > 2.5 where x > 2, x >= 2.5 where x >= 3.
-        bound = floor(value) if order in ("$gt", "$lte") else ceil(value)
-        if _INT64.min <= bound <= _INT64.max:
-            self._integers.mark(compare(self._integers.values, bound), mask)
-        elif (bound > 0) == is_less:
-            mask[self._integers.rows.values] = True
-        limited = float(max(-EXACT_FLOATS, min(EXACT_FLOATS, value)))
-        self._floats.mark(compare(self._floats.values, limited), mask)
-        mask[[row for row, own in self._large if compare(own, value)]] = True
-
-    def _compare_strings(self, order: Ordering, value: str) -> Array:
+    def compare(self, order: Ordering, value: str) -> Array:
         """Return which of all strings, by code, compare so."""
         if len(self._texts) - len(self._order) > max(_TAIL, len(self._order) // 8):
             # Sorting is fast where most strings are in order.
@@ -303,13 +285,24 @@ class _Column:
         bisect = bisect_left if order in ("$gte", "$lt") else bisect_right
         bound = bisect(self._order, value, key=self._texts.__getitem__)
         sorted_part = self._ranks < bound if order in ("$lt", "$lte") else self._ranks >= bound
-        tail = [_COMPARISONS[order](text, value) for text in self._texts[len(self._order) :]]
+        tail = [COMPARISONS[order](text, value) for text in self._texts[len(self._order) :]]
         return np.concatenate([sorted_part, np.array(tail, np.bool_)])
 
 
-def _with_type(value: Any) -> tuple[Any, Any]:
-    # True equals 1 in Python, and so would a set of both.
-    return (float if is_number(value) else str if isinstance(value, str) else bool), value
+def _compare_numbers(values: Array, order: Ordering, value: int | float) -> Array:
+    """Compare exactly: with the nearest number of the array's type, on the side where that is the same."""
+    down = order in ("$gt", "$lte")  # x > 2.5 where x > 2, x >= 2.5 where x >= 3
+    bound: int | float
+    if values.dtype == np.int64:
+        bound = floor(value) if down else ceil(value)
+        if not MIN_INTEGER <= bound <= MAX_INTEGER:
+            return np.full(len(values), (bound > 0) == (order in ("$lt", "$lte")))
+    else:
+        bound = float(value)
+        if bound != value and (bound > value) == down:
+            bound = nextafter(bound, -inf if down else inf)
+    compared: Array = COMPARISONS[order](values, bound)
+    return compared
 
 
 def _is_in(array: Array, values: Sequence[int | float]) -> Array:

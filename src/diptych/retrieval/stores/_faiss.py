@@ -68,7 +68,11 @@ class Graph:
         return scores, np.where(rows < 0, -1, self.keys[np.maximum(rows, 0)])
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        faiss.write_index(self.index, os.fspath(path))
+        try:
+            faiss.write_index(self.index, os.fspath(path))
+        except RuntimeError as error:  # such as that of a full disk
+            reason = str(error).splitlines()[-1]
+            raise OSError(f"{path} could not be written ({reason[:200]})") from None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], keys: Keys, dimension: int, recall: float) -> Graph:
@@ -101,10 +105,9 @@ def _empty_graph(dimension: int, half: bool, neighbours: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some vectors, the length of each before it was scaled, and their keys, ascending."""
+    """Some vectors and their keys, ascending."""
 
     vectors: Floats
-    norms: Floats
     keys: Keys
 
     def __len__(self) -> int:
@@ -112,7 +115,7 @@ class Chunk:
 
     def at(self, rows: Any) -> Chunk:
         """Return some of the rows."""
-        return Chunk(self.vectors[rows], self.norms[rows], self.keys[rows])
+        return Chunk(self.vectors[rows], self.keys[rows])
 
     def only(self, keys: Keys) -> Chunk:
         """Return the rows with one of these keys, which ascend."""
@@ -146,10 +149,10 @@ class VectorIndex:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, vectors: Floats, norms: Floats, keys: Keys) -> VectorIndex:
+    def of(cls, vectors: Floats, keys: Keys) -> VectorIndex:
         """Return an index over arrays as they lie, memory-mapped ones included."""
         index = cls(int(vectors.shape[1]), str(vectors.dtype))
-        whole, step = Chunk(vectors, norms, keys), index._chunk_rows
+        whole, step = Chunk(vectors, keys), index._chunk_rows
         index._state = _State(tuple(whole.at(slice(s, s + step)) for s in range(0, len(keys), step)))
         return index
 
@@ -170,7 +173,7 @@ class VectorIndex:
         """Return all chunks; they stay as they are while others add and remove."""
         return self._state.chunks
 
-    def add(self, keys: Keys, vectors: Floats, norms: Floats | None = None) -> None:
+    def add(self, keys: Keys, vectors: Floats) -> None:
         """Add vectors under new keys, each greater than any before it."""
         keys = np.asarray(keys, np.int64)
         if vectors.shape != (len(keys), self.dimension):
@@ -180,8 +183,7 @@ class VectorIndex:
             )
         if len(keys) == 0:
             return
-        norms = np.ones(len(keys), np.float32) if norms is None else np.asarray(norms, np.float32)
-        new = Chunk(np.asarray(vectors, self.dtype), norms, keys)
+        new = Chunk(self.convert(vectors), keys)
         with self._lock:
             chunks = list(self._state.chunks)
             last = int(chunks[-1].keys[-1]) if chunks else -1
@@ -191,6 +193,14 @@ class VectorIndex:
             while done < len(keys):
                 done += self._append(chunks, new.at(slice(done, None)))
             self._state = replace(self._state, chunks=tuple(chunks))
+
+    def convert(self, vectors: Floats) -> Floats:
+        """Return vectors as they are stored; an ``InputError`` if float16 has no such large numbers."""
+        with np.errstate(over="ignore"):
+            stored = np.asarray(vectors, self.dtype)
+        if stored.dtype == np.float16 and np.isinf(stored).any():
+            raise InputError("a vector has numbers too large for dtype=float16; choose float32.")
+        return stored
 
     def remove(self, keys: Keys) -> int:
         """Remove vectors; return how many."""
@@ -284,7 +294,6 @@ class VectorIndex:
         if spare is None or used == self._chunk_rows:
             spare = self._spare = Chunk(
                 np.empty((self._chunk_rows, self.dimension), self.dtype),
-                np.empty(self._chunk_rows, np.float32),
                 np.empty(self._chunk_rows, np.int64),
             )
             used = 0
@@ -292,18 +301,14 @@ class VectorIndex:
             chunks.pop()
         n = min(self._chunk_rows - used, len(more))
         # Readers see no further than their own chunk reaches, so the room behind it may be written.
-        for target, source in zip(_arrays(spare), _arrays(more), strict=True):
-            target[used : used + n] = source[:n]
+        spare.vectors[used : used + n], spare.keys[used : used + n] = more.vectors[:n], more.keys[:n]
         chunks.append(spare.at(slice(0, used + n)))
         return n
 
 
-def _arrays(chunk: Chunk) -> tuple[Any, Any, Any]:
-    return chunk.vectors, chunk.norms, chunk.keys
-
-
 def _join(first: Chunk, second: Chunk) -> Chunk:
-    return Chunk(*(np.concatenate(pair) for pair in zip(_arrays(first), _arrays(second), strict=True)))
+    vectors = np.concatenate([first.vectors, second.vectors])
+    return Chunk(vectors, np.concatenate([first.keys, second.keys]))
 
 
 def _join_keys(parts: Iterable[Keys]) -> Keys:
@@ -417,4 +422,6 @@ def _merge(results: list[tuple[Floats, Keys]], k: int, rows: int = 0) -> tuple[F
     filler = np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1, np.int64)
     scores, keys = (np.concatenate(parts, axis=1) for parts in zip(*results, filler, strict=True))
     scores, keys = _order(np.where(keys < 0, -np.inf, scores), keys)
+    if np.isposinf(scores[:, :1]).any():  # files that are mapped are not read when they are loaded
+        raise InputError("a stored vector is not finite, so its file is damaged; save the model again.")
     return scores[:, :k], keys[:, :k]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import TASKS, Task, check_choice
-from diptych.retrieval._filters import Filter, check_metadata_keys, required_keys
+from diptych.retrieval._filters import Filter, check_metadata_keys
 from diptych.retrieval._items import (
     SEARCHED,
     TASK_OF,
@@ -47,7 +47,6 @@ class ItemTable:
         self._captions: dict[str, list[int]] = {}
         self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
-        self.changes = 0  # additions and removals, counted once the vectors have changed too
         self.removed: list[tuple[int, str]] = []  # keys and ids, until the items are saved without them
         self.add(items)
 
@@ -84,13 +83,9 @@ class ItemTable:
 
     def check_keys(self, where: Filter) -> None:
         """Refuse a filter with a metadata key that no item has; see ``check_metadata_keys``."""
-
-        def is_known(name: str) -> bool:
-            return any(columns.has(name, self.next_key) for columns in self._columns.values())
-
-        # Listing the keys of all items takes a while, so that is done only where one is missing.
-        if len(self) and not all(map(is_known, required_keys(where.condition))):
-            check_metadata_keys(where, (name for _, item in self._list() for name in item.metadata))
+        if len(self):
+            names = (columns.names(self.next_key) for columns in self._columns.values())
+            check_metadata_keys(where, set().union(*names))
 
     def caption_keys(self, image_id: str) -> list[int]:
         return list(self._captions.get(image_id, ()))
@@ -116,17 +111,17 @@ class ItemTable:
         return keys
 
     def remove(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            item = self._items.pop(key)
+        removed = {key: self._items.pop(key) for key in keys}
+        for key, item in removed.items():
             del self._keys[item.id]
             self.removed.append((key, item.id))
             if item.image is not None:
-                own = self._captions[item.image]
-                own.remove(key)
-                if not own:
+                captions = self._captions[item.image]
+                captions.remove(key)
+                if not captions:
                     del self._captions[item.image]
         for columns in self._columns.values():
-            columns.remove(np.array(keys, np.int64))
+            columns.remove(removed)
 
     def _list(self) -> Iterable[tuple[int, Item | StoredItem]]:
         while True:
@@ -173,7 +168,7 @@ class MemoryStore:
         return bool(self.kept)
 
     def state(self) -> State:
-        return State("", self.table.changes, self.table.next_key)
+        return State("", self.table.next_key)
 
     def search(
         self, task: Task, queries: Floats, k: int, where: Filter | None, version: str = ""
@@ -198,13 +193,14 @@ class MemoryStore:
     def add(self, blocks: Sequence[Block], version: str = "") -> None:
         with self._writing:
             self.table.check_new([item for block in blocks for item in block.items])
+            for block in blocks:  # before anything is changed
+                self.indexes[TASK_OF[block.view]].convert(block.vectors)
             for block in blocks:
                 # The item before its vector, so that no search meets a vector without its item.
                 keys = self.table.add(block.items)
                 if block.features is not None and block.view in self.kept:
                     self.kept[block.view].add(keys, block.features)
-                self.indexes[TASK_OF[block.view]].add(keys, block.vectors, block.norms)
-            self.table.changes += 1
+                self.indexes[TASK_OF[block.view]].add(keys, block.vectors)
 
     def remove(self, ids: Sequence[str]) -> int:
         with self._writing:
@@ -217,7 +213,6 @@ class MemoryStore:
             for index in (*self.indexes.values(), *self.kept.values()):
                 index.remove(removed)
             self.table.remove(removed.tolist())
-            self.table.changes += 1
         return len(removed)
 
     def items(
@@ -249,7 +244,7 @@ class MemoryStore:
             present = [item for item in items if item is not None]
             if len(present) < len(items):
                 chunk = chunk.at(np.array([item is not None for item in items]))
-            yield Block(SEARCHED[task], present, chunk.vectors, chunk.norms)
+            yield Block(SEARCHED[task], present, chunk.vectors)
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
         keys = [self.table.key(item_id) for item_id in ids]
@@ -276,7 +271,7 @@ class MemoryStore:
                 keys = table.add(block.items)
                 if block.view in kept and block.features is not None:
                     kept[block.view].add(keys, block.features)
-            indexes[TASK_OF[block.view]].add(keys, block.vectors, block.norms)
+            indexes[TASK_OF[block.view]].add(keys, block.vectors)
         for task, index in indexes.items():
             if self.kind == "hnsw" and len(index):
                 contents.report_recall(task, index.build_graph(contents.sample_queries(task, _SAMPLE)).recall)

@@ -8,7 +8,7 @@ import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
 import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
 import { describe } from "./model.js";
-import { button, errorNotice, exampleImages, exampleTexts, ignored, noMatch, noResults, notice, tokenForm } from "./notices.js";
+import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
 import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
@@ -132,7 +132,7 @@ function announce(mode, { item, parts, responses }) {
 function showResults(place, mode, found) {
   const [result] = found.responses[0].results;
   const hits = hitsOf(result);
-  const notes = [ignored(result.ignored_words), state.compare || !hits.length ? null : noMatch(result, kindOf(mode))].filter(Boolean);
+  const notes = [ignored(result.ignored_words)].filter(Boolean);
   place.dataset.for = mode;
   if (!hits.length) {
     show(place, notes, noResults(state, unfiltered));
@@ -140,7 +140,6 @@ function showResults(place, mode, found) {
     show(place, notes, columns(mode, found.responses, state, found.own, model), more(place, mode, found));
   } else {
     const list = (mode === "search" ? images : captions)(hits, state, found.own);
-    list.classList.toggle("unlikely", Boolean(result.no_match));
     show(place, notes, list, more(place, mode, found));
   }
   announce(mode, found);
@@ -263,7 +262,6 @@ async function start() {
   useNames(model);
   offerInput(model);
   offerFilters(model, filter);
-  if (model.weighting === "fusion") by("compared").textContent = " parts";
   show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });

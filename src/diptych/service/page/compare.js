@@ -1,31 +1,15 @@
-// The same query under three weightings, or with the parts of a fusion, side by side, with the rank of its own
-// pair in each.
+// The same query with the parts of a fusion side by side, with the rank of its own pair in each.
 
 import { h } from "./dom.js";
 import { captions, images, ownRank, waiting } from "./results.js";
-import { capitalise, one } from "./words.js";
-
-const WEIGHTINGS = [
-  { name: "asymmetric", title: "Query generation", about: "Σ weights the items: the method of the paper." },
-  { name: "none", title: "CCA", about: "No weights: plain canonical correlation analysis." },
-  { name: "search-generation", title: "Search generation", about: "Σ weights the query instead." },
-];
+import { one } from "./words.js";
 
 const OWN = { name: null, title: "All parts" };
 const UNCORRECTED = { name: "uncorrected", title: "Uncorrected", about: "All parts, without the correction." };
 
-const POLISHED = "With matrices learned from the training pairs; the others are without them.";
-
-/** The weightings to compare, and the model's own if it is another. */
-function weightings({ weighting }) {
-  if (WEIGHTINGS.some(({ name }) => name === weighting)) return WEIGHTINGS;
-  const about = weighting === "polished" ? POLISHED : "The weighting of this model.";
-  return [{ name: null, title: capitalise(weighting), about }, ...WEIGHTINGS];
-}
-
-/** What a model is compared with in a mode, itself among it; none if there is nothing else. */
+/** What a fusion is compared with in a mode, itself among it; none if there is nothing else. */
 export function choices(model, mode) {
-  if (!model.parts[mode]) return weightings(model);
+  if (!model.parts[mode]) return [];
   const corrected = model.corrections[mode] !== "none";
   const own = { ...OWN, about: corrected ? "With the correction for hubness." : "Their cosines, each times its weight." };
   const alone = model.parts[mode].map(({ name, weight, use }) =>
@@ -48,14 +32,14 @@ function showRank(mode, hits, own) {
     rank === null ? `${word} is not among the first ${hits.length}` : `${word} comes ${ordinal(rank)}`);
 }
 
-/** Only the model's own weighting has probabilities; side by side, all have scores. */
+/** Only all parts together have probabilities; side by side, all have scores. */
 const withScores = (hits) => hits.map((hit) => ({ ...hit, probability: null }));
 
 export function columns(mode, responses, state, own, model) {
   const compared = choices(model, mode);
   const grid = h("div", { class: "columns" }, compared.map(({ name, title, about }, at) => {
     const hits = responses?.[at]?.results[0].hits;
-    const isModel = name === null || name === model.weighting;
+    const isModel = name === null;
     return h("section", { class: "column", "aria-label": title, "data-weighting": name ?? model.weighting },
       h("h3", {}, h("bdi", {}, title), isModel ? h("span", { class: "tag" }, "this model") : null),
       h("p", { class: "note" }, about),

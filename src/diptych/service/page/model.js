@@ -28,14 +28,14 @@ function calibration(measured) {
   const on = Object.values(measured).find((task) => task.on)?.on;
   const decimal = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
   const rows = Object.entries(tasks()).map(([task, title]) => {
-    const { absent, method, ece, auroc } = measured[task] ?? { absent: "not measured" };
-    return h("tr", {}, h("th", { scope: "row" }, title), absent ? h("td", { class: "left wrap", colspan: 3 }, absent)
-      : [h("td", { class: "left" }, method), h("td", { class: "strong" }, decimal(ece)), h("td", {}, decimal(auroc))]);
+    const { absent, method, ece } = measured[task] ?? { absent: "not measured" };
+    return h("tr", {}, h("th", { scope: "row" }, title), absent ? h("td", { class: "left wrap", colspan: 2 }, absent)
+      : [h("td", { class: "left" }, method), h("td", { class: "strong" }, decimal(ece))]);
   });
   return [
-    h("p", { class: "note" }, "ECE, the expected calibration error, is how far the stated probabilities are from the share of hits that are right, on average. AUROC says how well queries without a match among the items are recognised; 0.5 is chance, 1 is perfect." + (on ? ` Measured on ${on}.` : "")),
+    h("p", { class: "note" }, "ECE, the expected calibration error, is how far the stated probabilities are from the share of hits that are right, on average." + (on ? ` Measured on ${on}.` : "")),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Probabilities" }, h("table", {},
-      h("thead", {}, h("tr", {}, ["task", "method", "ECE", "AUROC"].map((name, i) =>
+      h("thead", {}, h("tr", {}, ["task", "method", "ECE"].map((name, i) =>
         h("th", { scope: "col", class: i === 1 ? "left" : "" }, name)))),
       h("tbody", {}, rows))),
   ];

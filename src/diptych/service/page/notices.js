@@ -43,13 +43,6 @@ export function noResults(state, clear) {
   return notice("No results", why, ...filterButton(state, clear));
 }
 
-/** Say that probably no item fits the query; null: one may, or it is not known. */
-export function noMatch(result, kind) {
-  if (!result.no_match) return null;
-  return h("p", { class: "no-match" }, h("strong", {}, "No good match: "),
-    `probably none of the ${many(kind)} fits. The percentages below hold if one does.`);
-}
-
 /** Name the words of a query that the model does not know and ignored; null: none. */
 export function ignored(words) {
   if (!words?.length) return null;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -18,9 +19,11 @@ from urllib.parse import quote, unquote, urlencode
 import psycopg
 from pgvector.psycopg import register_vector
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool
 
 from diptych._checks import InputError
+from diptych.retrieval._filters import MAX_INTEGER, MIN_INTEGER
 from diptych.retrieval.stores._base import RefusedError, UnavailableError
 
 # The parts of an address that a model folder may contain: nothing secret, and no names of local files.
@@ -54,7 +57,7 @@ class Address:
     connections: int = 8  # most connections of one process
     max_item: int = 2**20  # most characters of an item
     max_model: int = 2**33  # most bytes of a model that are read
-    max_memory: int = 2**32  # most bytes of vectors that are read for packs or another weighting
+    max_memory: int = 2**32  # most bytes of vectors that are read at once, to compare all items
 
     @classmethod
     def parse(cls, address: str) -> Address:
@@ -99,9 +102,9 @@ class Address:
             place += host + (f":{port}" if port.isdigit() else "")
         else:
             server |= {key: value for key, value in (("host", host), ("port", port)) if value}
-        for each in fields(self)[1:]:
-            if (value := getattr(self, each.name)) != each.default:
-                server[each.name] = value
+        for setting in fields(self)[1:]:
+            if (value := getattr(self, setting.name)) != setting.default:
+                server[setting.name] = value
         query = f"?{urlencode(server, quote_via=quote)}" if server else ""
         return f"postgresql://{place}/{quote(name, safe='')}{query}"
 
@@ -281,3 +284,17 @@ def _configure(connection: Connection, ef_search: int) -> None:
         (f'"{extension[1] if extension else "public"}"', str(ef_search)),
     )
     register_vector(connection)
+    set_json_loads(_read_json, connection)
+
+
+def _read_integer(digits: str) -> int | float:
+    """Read an integer of PostgreSQL, which writes large floats as such."""
+    is_short = len(digits) <= len(str(MIN_INTEGER))
+    return int(digits) if is_short and MIN_INTEGER <= int(digits) <= MAX_INTEGER else float(digits)
+
+
+_decoder = json.JSONDecoder(parse_int=_read_integer)
+
+
+def _read_json(raw: str | bytes) -> Any:
+    return _decoder.decode(raw.decode() if isinstance(raw, bytes) else raw)

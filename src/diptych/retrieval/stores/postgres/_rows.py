@@ -47,7 +47,7 @@ _SIGNS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 # strings, by code point; anything else is not true.
 _COMPARE = """coalesce(
     jsonb_path_exists(i.metadata -> {key}, {single}, {value}, true)
-    OR jsonb_path_exists(i.metadata -> {key}, {each}, {value}, true), FALSE)"""
+    OR jsonb_path_exists(i.metadata -> {key}, {element}, {value}, true), FALSE)"""
 
 _IN_MANY = """CASE jsonb_typeof(i.metadata -> {key})
     WHEN 'array' THEN EXISTS (SELECT FROM jsonb_array_elements(i.metadata -> {key}) e
@@ -206,16 +206,16 @@ def metadata_condition(condition: Condition, values: dict[str, Any]) -> sql.Comp
         if isinstance(condition, In):
             options = [value for value in condition.values if all(map(_is_storable, _all_strings(value)))]
             if len(options) <= _INDEXED_VALUES:
-                contained = [{condition.key: each} for value in options for each in (value, [value])]
+                contained = [{condition.key: part} for value in options for part in (value, [value])]
                 contains = sql.SQL("i.metadata @> {}")
-                return _join(" OR ", "FALSE", (contains.format(bind(Jsonb(each))) for each in contained))
+                return _join(" OR ", "FALSE", (contains.format(bind(Jsonb(part))) for part in contained))
             return sql.SQL(_IN_MANY).format(key=bind(condition.key), values=bind([*map(Jsonb, options)]))
         compares = f"? (@ {_SIGNS[condition.operator]} $value)"
         return sql.SQL(_COMPARE).format(
             key=bind(condition.key),
             value=bind(Jsonb({"value": condition.value})),
             single=sql.Literal(f"strict $ {compares}"),
-            each=sql.Literal(f"strict $[*] {compares}"),
+            element=sql.Literal(f"strict $[*] {compares}"),
         )
 
     return write(condition)
@@ -249,12 +249,12 @@ def _all_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, part in value.items():
             yield name
-            yield from _all_strings(each)
+            yield from _all_strings(part)
     elif isinstance(value, list):
-        for each in value:
-            yield from _all_strings(each)
+        for part in value:
+            yield from _all_strings(part)
 
 
 def storable_ids(ids: Iterable[Any]) -> list[str]:
@@ -278,15 +278,15 @@ _CHUNK_BYTES = 2**22
 
 
 def copy_vectors(
-    connection: Connection, tables: Tables, task: Task, keys: Keys, vectors: Floats, norms: Floats, dtype: str
+    connection: Connection, tables: Tables, task: Task, keys: Keys, vectors: Floats, dtype: str
 ) -> None:
     """Write vectors in binary."""
     rows = np.zeros(len(keys), _vector_row(vectors.shape[1], dtype))
-    rows["fields"], rows["key_size"], rows["norm_size"] = 3, 8, 4
+    rows["fields"], rows["key_size"] = 2, 8
     rows["size"], rows["dimension"] = 4 + rows["v"].dtype.itemsize * vectors.shape[1], vectors.shape[1]
     with np.errstate(over="ignore"):  # the server refuses values that are too large for float16
-        rows["key"], rows["norm"], rows["v"] = keys, norms, vectors
-    _copy_rows(connection, sql.SQL("COPY {} (key, norm, v)").format(tables.vectors(task)), rows)
+        rows["key"], rows["v"] = keys, vectors
+    _copy_rows(connection, sql.SQL("COPY {} (key, v)").format(tables.vectors(task)), rows)
 
 
 def copy_features(connection: Connection, tables: Tables, view: View, keys: Keys, features: Floats) -> None:
@@ -303,10 +303,10 @@ def copy_features(connection: Connection, tables: Tables, view: View, keys: Keys
 
 def read_vectors(
     connection: Connection, tables: Tables, task: Task, dimension: int, dtype: str
-) -> Iterator[tuple[Keys, Floats, Floats]]:
-    """Iterate over chunks of all keys, vectors and norms of a task, in the order of the keys."""
+) -> Iterator[tuple[Keys, Floats]]:
+    """Iterate over chunks of all keys and vectors of a task, in the order of the keys."""
     row = _vector_row(dimension, dtype)
-    statement = sql.SQL("COPY (SELECT key, norm, v FROM {} ORDER BY key) TO STDOUT (FORMAT BINARY)").format(
+    statement = sql.SQL("COPY (SELECT key, v FROM {} ORDER BY key) TO STDOUT (FORMAT BINARY)").format(
         tables.vectors(task)
     )
     content, has_header = bytearray(), True
@@ -423,20 +423,20 @@ def _vector_row(dimension: int, dtype: str) -> np.dtype[Any]:
     number = ">f4" if dtype == "float32" else ">f2"
     return np.dtype(
         [
-            *(("fields", ">i2"), ("key_size", ">i4"), ("key", ">i8"), ("norm_size", ">i4"), ("norm", ">f4")),
+            *(("fields", ">i2"), ("key_size", ">i4"), ("key", ">i8")),
             *(("size", ">i4"), ("dimension", ">i2"), ("unused", ">i2"), ("v", number, (dimension,))),
         ]
     )
 
 
-def _unpack_vectors(content: bytes, row: np.dtype[Any], dimension: int) -> tuple[Keys, Floats, Floats]:
+def _unpack_vectors(content: bytes, row: np.dtype[Any], dimension: int) -> tuple[Keys, Floats]:
     rows = np.frombuffer(content, row) if len(content) % row.itemsize == 0 else np.empty(0, row)
     if len(rows) * row.itemsize != len(content) or np.any(rows["dimension"] != dimension):
         raise InputError(
             f"the database holds vectors of another length than the model's {dimension}; refit the model."
         )
     native = row["v"].base.newbyteorder("=")
-    return rows["key"].astype(np.int64), rows["v"].astype(native), rows["norm"].astype(np.float32)
+    return rows["key"].astype(np.int64), rows["v"].astype(native)
 
 
 def _copy_rows(connection: Connection, head: sql.Composable, rows: np.ndarray[Any, Any]) -> None:

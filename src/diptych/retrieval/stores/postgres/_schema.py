@@ -4,7 +4,7 @@
 ``schema_version``    number of the last migration
 ``versions``          one row for each model version, with what its tables contain
 ``files``             the files of each version's model, in pieces
-``current_version``   a single row: the version in use, the one before, and the number of changes
+``current_version``   a single row: the version in use and the one before
 ``batches``           tokens of finished writes, so that none is repeated
 ``items_N``           the items that were loaded with version N; refits of N share them
 ``image_features_N``  their features, and ``text_features_N``
@@ -52,6 +52,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE {schema}.batches (
             token uuid PRIMARY KEY, done timestamptz NOT NULL DEFAULT now())""",
         "CREATE INDEX ON {schema}.batches (done)",
+    ),
+    (  # tables of vectors had a column that nothing needs any more, and writes were counted
+        """DO $$ DECLARE vectors regclass; BEGIN
+            FOR vectors IN SELECT attrelid FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+                WHERE relnamespace = '{schema}'::regnamespace AND attname = 'norm' LOOP
+                EXECUTE 'ALTER TABLE ' || vectors || ' DROP COLUMN norm';
+            END LOOP; END $$""",
+        "ALTER TABLE {schema}.current_version DROP COLUMN changes",
     ),
 )
 """Statements that lead from each version of the schema to the next; released ones are never changed."""
@@ -160,7 +168,7 @@ class Tables:
     generation: int  # the version with which the items were loaded; its refits share them
 
     def vectors(self, task: Task) -> sql.Identifier:
-        """Return the table of a task's vectors: key, length before scaling, vector."""
+        """Return the table of a task's vectors: key, vector."""
         return sql.Identifier(self.schema, f"{task}_{self.version}")
 
     def features(self, view: View) -> sql.Identifier:
@@ -215,8 +223,7 @@ def create_vectors(connection: Connection, tables: Tables, task: Task, kind: str
         # Vectors stay in their rows as long as they fit into a page: fetching each from a separate table
         # would make an exact search several times slower.
         sql.SQL(
-            "CREATE TABLE {} (key bigint NOT NULL, norm real NOT NULL, v {}({}) NOT NULL) "
-            "WITH (toast_tuple_target = 8160)"
+            "CREATE TABLE {} (key bigint NOT NULL, v {}({}) NOT NULL) WITH (toast_tuple_target = 8160)"
         ).format(tables.vectors(task), sql.SQL(kind), sql.Literal(dimension))
     )
 

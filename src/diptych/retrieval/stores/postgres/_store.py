@@ -39,7 +39,7 @@ from diptych.retrieval.stores.postgres._versions import (
     drop_unused,
     insert_block,
     load_version,
-    query_state,
+    query_version,
     read_files,
     read_version,
 )
@@ -88,15 +88,14 @@ class PostgresStore:
         """Return the current state; a store opened with ``create`` creates its tables first."""
 
         def query(connection: Connection, version: Version) -> State:
-            row = query_state(connection, self._address.schema).fetchone()
-            return State(version.name, row[1] if row else 0, next_key(connection, version.tables))
+            return State(version.name, next_key(connection, version.tables))
 
         try:
             return self._read(query)
         except NoModelError:
             if not self._create:
                 raise
-            return State("", 0, 0)
+            return State("", 0)
 
     def search(
         self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
@@ -190,10 +189,7 @@ class PostgresStore:
                 read_vectors(connection, current.tables, task, current.dimensions[task], current.dtype)
             )
             items = dict(read_items(connection, current.tables, view))
-            return [
-                Block(view, [items[key] for key in keys.tolist()], vectors, norms)
-                for keys, vectors, norms in chunks
-            ]
+            return [Block(view, [items[key] for key in keys.tolist()], vectors) for keys, vectors in chunks]
 
         return iter(self._read(query, version, pipeline=False))  # COPY does not work in a pipeline
 
@@ -230,10 +226,10 @@ class PostgresStore:
                     if version is not None and (current is None or current.name != version):
                         raise ModelChanged
                     drop_unused(connection, self._address.schema)
-                    before = None if version is None else current
+                    previous = None if version is None else current
                     # A store that was opened to be read keeps its dtype when it is fitted again.
                     dtype = self._new_dtype if self._create or current is None else current.dtype
-                    load_version(connection, self._address, make(), dtype, before, names.append)
+                    load_version(connection, self._address, make(), dtype, previous, names.append)
                 self._refresh(connection)
 
         self._connections.run(attempt, share=True)
@@ -277,20 +273,20 @@ class PostgresStore:
                             stack.enter_context(connection.pipeline())
                         stack.enter_context(connection.transaction())
                         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                        state = query_state(connection, self._address.schema)
+                        in_use = query_version(connection, self._address.schema)
                         try:
                             result = query(connection, current)
                         except InputError as error:
                             refused = error
-                        row = state.fetchone()
+                        row = in_use.fetchone()
                         if row is not None and row[0] == current.tables.version:
                             if refused is not None:
                                 raise refused
                             return result
                 except UndefinedTable as error:  # the version was replaced twice since it was read
                     missing = str(error.diag.message_primary)
-                before, current = current, self._refresh(connection)
-                if missing and current == before:
+                previous, current = current, self._refresh(connection)
+                if missing and current == previous:
                     raise InputError(f"{missing} in {self.address}; restore the table, or fit again.")
 
         return self._connections.run(attempt)
@@ -308,11 +304,10 @@ class PostgresStore:
         def attempt(connection: Connection) -> T:
             with connection.transaction():
                 lock_writes(connection, name)  # a previous attempt has ended once the lock is free
-                known = sql.SQL("SELECT FROM {}.batches WHERE token = %s").format(schema)
-                if connection.execute(known, [token]).fetchone() is None:
+                done = sql.SQL("SELECT FROM {}.batches WHERE token = %s").format(schema)
+                if connection.execute(done, [token]).fetchone() is None:
                     results[:] = [write(connection)]
                     for statement, values in (
-                        ("UPDATE {}.current_version SET changes = changes + 1", ()),
                         ("INSERT INTO {}.batches (token) VALUES (%s)", [token]),
                         ("DELETE FROM {}.batches WHERE done < now() - %s::interval", [TOKENS_KEPT]),
                     ):

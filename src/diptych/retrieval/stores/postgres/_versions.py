@@ -86,9 +86,9 @@ def read_version(connection: Connection, schema: str) -> Version | None:
     return None if row[0] is None else _make_version(schema, row)
 
 
-def query_state(connection: Connection, schema: str) -> psycopg.Cursor[tuple[int | None, int]]:
-    """Ask for the number of the version in use and the number of changes; a cursor, for use in a pipeline."""
-    statement = sql.SQL("SELECT version, changes FROM {}.current_version").format(sql.Identifier(schema))
+def query_version(connection: Connection, schema: str) -> psycopg.Cursor[tuple[int | None]]:
+    """Ask for the number of the version in use; a cursor, for use in a pipeline."""
+    statement = sql.SQL("SELECT version FROM {}.current_version").format(sql.Identifier(schema))
     return connection.execute(statement)
 
 
@@ -129,22 +129,22 @@ def load_version(
     address: Address,
     contents: Contents,
     dtype: str,
-    before: Version | None,
+    previous: Version | None,
     on_begin: Callable[[str], None],
 ) -> None:
     """Load a version and put it in use; for callers within ``exclusive``.
 
-    ``before`` is the version whose items and dtype stay; None: the contents bring new items. ``on_begin``
+    ``previous`` is the version whose items and dtype stay; None: the contents bring new items. ``on_begin``
     is called with the name of the new version before it can be in use.
     """
     schema, graph = address.schema, address.index == "hnsw"
-    if before is not None:
-        dtype, graph = before.dtype, graph if address.index else before.graph
-    new = _insert_version(connection, schema, contents, dtype, graph, before)
+    if previous is not None:
+        dtype, graph = previous.dtype, graph if address.index else previous.graph
+    new = _insert_version(connection, schema, contents, dtype, graph, previous)
     on_begin(new.name)
     try:
-        _fill_tables(connection, address, contents, new, before)
-        _write_files(connection, contents, new, before)
+        _fill_tables(connection, address, contents, new, previous)
+        _write_files(connection, contents, new, previous)
         first_new_key = next_key(connection, new.tables)
     except BaseException:
         with suppress(psycopg.Error):
@@ -175,15 +175,13 @@ def swap(connection: Connection, tables: Tables, first_new_key: int) -> None:
             [first_new_key, tables.version],
         )
         connection.execute(
-            sql.SQL(
-                "UPDATE {}.current_version SET previous = version, version = %s, changes = changes + 1"
-            ).format(schema),
+            sql.SQL("UPDATE {}.current_version SET previous = version, version = %s").format(schema),
             [tables.version],
         )
 
 
 def drop_unused(connection: Connection, schema: str, *, wait: bool = True) -> None:
-    """Drop unfinished versions, and all but the one in use and the one before, which others may still read.
+    """Drop unfinished versions, and all but the one in use and the previous one, which others may still read.
 
     Without ``wait``, versions that somebody reads now are left for the next time.
     """
@@ -205,17 +203,17 @@ def drop_unused(connection: Connection, schema: str, *, wait: bool = True) -> No
 
 
 def _insert_version(
-    connection: Connection, schema: str, contents: Contents, dtype: str, graph: bool, before: Version | None
+    connection: Connection, schema: str, contents: Contents, dtype: str, graph: bool, previous: Version | None
 ) -> Version:
     statement = sql.SQL(
         "INSERT INTO {}.versions (items, dtype, graph, keeps_features, dimensions, widths) "
         "VALUES (%s, %s, %s, %s, %s, %s) RETURNING {}"
     ).format(sql.Identifier(schema), _COLUMNS)
     values = [
-        None if before is None else before.tables.generation,
+        None if previous is None else previous.tables.generation,
         dtype,
         graph,
-        contents.keep_features if before is None else before.keeps_features,
+        contents.keep_features if previous is None else previous.keeps_features,
         [contents.dimensions[task] for task in TASKS],
         [contents.widths[view] for view in VIEWS],
     ]
@@ -225,7 +223,7 @@ def _insert_version(
 
 
 def _fill_tables(
-    connection: Connection, address: Address, contents: Contents, new: Version, before: Version | None
+    connection: Connection, address: Address, contents: Contents, new: Version, previous: Version | None
 ) -> None:
     kind, tables = VECTOR_TYPES[new.dtype], new.tables
     with connection.transaction():
@@ -233,23 +231,23 @@ def _fill_tables(
             if new.graph:
                 check_graph(new.dimensions[task])
             create_vectors(connection, tables, task, kind, new.dimensions[task])
-        if before is None:
+        if previous is None:
             create_items(connection, tables)
     items: list[Item] = []
     for block in contents.blocks:
-        if before is None:
+        if previous is None:
             check_storable(block.items, address.max_item)
             items += block.items
         with connection.transaction():
             # The swap waits for the disk, and with it for everything before.
             connection.execute("SET LOCAL synchronous_commit = off")
-            if before is None:
+            if previous is None:
                 insert_block(connection, new, block)
             else:
                 stored = find_keys(connection, tables, [item.id for item in block.items])
                 keys = np.array([stored[item.id] for item in block.items], np.int64)
                 _insert_vectors(connection, new, block, keys)
-    if before is None:
+    if previous is None:
         check_unique(items)
         index_items(connection, tables)
     for task in TASKS:
@@ -263,7 +261,7 @@ def _fill_tables(
 
 def _insert_vectors(connection: Connection, version: Version, block: Block, keys: Keys) -> None:
     task = TASK_OF[block.view]
-    copy_vectors(connection, version.tables, task, keys, block.vectors, block.norms, version.dtype)
+    copy_vectors(connection, version.tables, task, keys, block.vectors, version.dtype)
 
 
 def _measure_recall(connection: Connection, version: Version, task: Task, queries: Floats) -> float:
@@ -282,8 +280,8 @@ def _measure_recall(connection: Connection, version: Version, task: Task, querie
     return sum(len(a & b) for a, b in zip(exact, nearest, strict=True)) / total if total else 1.0
 
 
-def _write_files(connection: Connection, contents: Contents, new: Version, before: Version | None) -> None:
-    """Store the files of a model; those that it does not write are copied from the version before."""
+def _write_files(connection: Connection, contents: Contents, new: Version, previous: Version | None) -> None:
+    """Store the files of a model; those that it does not write are copied from the previous version."""
     schema, number = sql.Identifier(new.tables.schema), new.tables.version
     insert = sql.SQL("INSERT INTO {}.files VALUES (%s, %s, %s, %b)").format(schema)
     with tempfile.TemporaryDirectory() as scratch:
@@ -295,9 +293,9 @@ def _write_files(connection: Connection, contents: Contents, new: Version, befor
                 with open(path, "rb") as file:
                     for place, piece in enumerate(iter(partial(file.read, PIECE_BYTES), b"")):
                         connection.execute(insert, [number, name, place, piece])
-            if before is not None:
+            if previous is not None:
                 copy = sql.SQL(
                     "INSERT INTO {0}.files SELECT %s, name, number, content FROM {0}.files "
                     "WHERE version = %s AND name <> ALL(%s)"
                 ).format(schema)
-                connection.execute(copy, [number, before.tables.version, list(files)])
+                connection.execute(copy, [number, previous.tables.version, list(files)])

@@ -1,0 +1,302 @@
+"""``add``, ``remove``, ``duplicates``, ``info``, ``export``: change the items of a model, and look at it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diptych._checks import InputError, ViewNames, count, plural, with_article
+from diptych.cli import _options as opt
+from diptych.cli._encoders import LoadOptions
+from diptych.cli._options import TableOptions
+from diptych.cli._output import RECALLS, exit_if_unreadable, print_table, shorten, split_readable
+from diptych.cli._run import RunOptions, option, refuse_settings, refuse_unused
+
+if TYPE_CHECKING:
+    from diptych.data import PairedDataset, PairedViews
+    from diptych.encoders._image import Inputs
+    from diptych.retrieval import Duplicates, Item
+
+_CORRELATIONS = {
+    "correlations": "Σ",
+    "train_correlations": "training",
+    "validation_correlations": "validation",
+}
+
+
+def add(
+    model: opt.Model,
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
+    ],
+    refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
+    pairs: opt.Pairs = None,
+    metadata: opt.Metadata = None,
+    *,
+    table: TableOptions,
+    encoders: LoadOptions,
+    run: RunOptions,
+) -> None:
+    """Add images or pairs to a model. It learns from new pairs only with --refit.
+
+    Example: `diptych add model new-photo.jpg`
+
+    Example: `diptych add model new-captions.csv --images photos --refit`
+    """
+    from diptych.data import PairedDataset
+
+    retriever = encoders.load(model, mmap=False)
+    names, inputs = retriever.views, retriever.encoders.inputs
+    unreadable: dict[str, str] = {}
+    if _are_items(sources, inputs):
+        reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
+        others = [option for option, value in (("--pairs", pairs), ("--metadata", metadata)) if value]
+        refuse_settings(others, reason)
+        refuse_unused(table, vars(table), reason)
+        refuse_unused(encoders, ("text_encoder",), reason)
+        if refit:
+            raise InputError(
+                f"--refit learns from pairs, and {plural(names.image)} alone have none; leave it out."
+            )
+        readable, unreadable = split_readable(sources, retriever.encoders)
+        ids = retriever.add(readable)
+    else:
+        if len(sources) > 2:
+            raise InputError(
+                f"{sources[0]} is not {with_article(names.image)} file; give {names.image} files, or pairs, "
+                "or two files of features, not a mixture."
+            )
+        if len(sources) == 1 and not _are_pairs(sources[0]) and retriever.encoders.image is None:
+            raise retriever.encoders.missing("image")
+        source, *texts = map(Path, sources)
+        data = table.open(source, texts[0] if texts else None, pairs, names, metadata)
+        if isinstance(data, PairedDataset) and inputs != "texts":
+            if data.paths is None:
+                raise InputError(
+                    f"{source} does not say where its {plural(names.image)} are; give their folder as "
+                    "--images."
+                )
+            _, unreadable = split_readable(map(str, data.paths), retriever.encoders)
+            if unreadable:
+                data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
+        ids = retriever.add(**_make_arguments(data))
+    if refit:
+        retriever.refit()
+    retriever.save(model)
+    content = {"model": str(model), "added": ids, "refitted": refit, "unreadable": unreadable or None}
+    run.show(content, [f"added {count(len(ids), 'item')}; wrote {model}"])
+    exit_if_unreadable(unreadable)
+
+
+def remove(
+    model: opt.Model,
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Ids of images or captions, or paths of images.")
+    ],
+    *,
+    run: RunOptions,
+) -> None:
+    """Remove items from a model; an image is removed with its captions.
+
+    Example: `diptych remove model new-photo.jpg`
+    """
+    from diptych.retrieval import Retriever
+
+    retriever = Retriever.load(model)
+    removed = retriever.remove(_find_ids(retriever.store.items(), ids))
+    retriever.save(model)
+    content = {"model": str(model), "removed": removed}
+    run.show(content, [f"removed {count(removed, 'item')}; wrote {model}"])
+
+
+def duplicates(
+    model: opt.Model,
+    view: Annotated[str, option("What to compare: image or text.")] = "image",
+    threshold: Annotated[
+        float | None,
+        option("Cosine from which two items are near-identical; by default chosen from the data."),
+    ] = None,
+    out: Annotated[Path | None, option("HTML file with small copies of the images.", "--out", "-o")] = None,
+    *,
+    run: RunOptions,
+) -> None:
+    """List groups of near-identical images or texts.
+
+    Example: `diptych duplicates model --out duplicates.html`
+    """
+    from diptych._threads import progress_bar
+    from diptych.retrieval import Retriever
+
+    retriever = Retriever.load(model, mmap=True)
+    with progress_bar("finding duplicates", run.bars):
+        groups = retriever.duplicates(view, threshold)  # type: ignore[arg-type]
+    if out is not None:
+        groups.write_sheet(out)
+    run.show(groups.to_json(), _describe_duplicates(groups, threshold is None, out))
+
+
+def info(model: opt.Model, *, run: RunOptions) -> None:
+    """Check the files of a model; show what it is and how good it is.
+
+    Example: `diptych info model`
+    """
+    from diptych.retrieval import Retriever
+
+    content = Retriever.load(model, mmap=True).info()
+    _check_files(model)
+    run.show(content, _describe_model(content, model))
+    if not run.silent:
+        for part, scores in content["facts"].get("metrics", {}).items():
+            rows = ([task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items())
+            print_table(part, ["task", *RECALLS.values()], rows)
+
+
+def export(
+    model: opt.Model,
+    out: Annotated[Path, option("ONNX file to write.", "--out", "-o")],
+    view: Annotated[str, option("Whose features the file takes: image or text.")] = "text",
+    task: Annotated[str, option("Whose vectors it returns: search or annotate.")] = "search",
+    *,
+    run: RunOptions,
+) -> None:
+    """Write an ONNX file from features to vectors, for clients without Python.
+
+    Example: `diptych export model --view text --task search --out projection.onnx`
+    """
+    from diptych.retrieval import Retriever
+
+    Retriever.load(model, mmap=True).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
+    run.show({"model": str(model), "view": view, "task": task, "out": str(out)}, [f"wrote {out}"])
+
+
+def _check_files(model: Path) -> None:
+    """Compare every file of a model with its checksum, which a model that is mapped was not."""
+    from diptych._persistence import Version, read_config, read_current
+    from diptych.retrieval._folder import KIND, RetrieverConfig
+
+    def check(version: Version) -> None:
+        files = read_config(version.path, KIND, RetrieverConfig)[1]
+        for name in files.entries:
+            files.check(name)
+
+    read_current(model, check)
+
+
+def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
+    from diptych.report._card import describe_probabilities
+
+    facts, names = content["facts"], ViewNames(*content["views"])
+    date = f"fitted on {facts['date']} with " if facts.get("date") else ""
+    yield f"{model}: {date}diptych {content['library']}"
+    for name, encoder in zip(names, content["encoders"].values(), strict=True):
+        yield f"{plural(name)}: {encoder['name'] or 'features'}, {count(encoder['dimension'], 'feature')}"
+    sizes = ", ".join(
+        f"{split} {count(n, names.image)} and {count(m, names.caption)}"
+        for split, (n, m) in facts["pairs"].items()
+    )
+    yield f"pairs: {sizes}"
+    if "refitted" in facts:
+        pairs = count(facts["refitted"]["pairs"], "pair")
+        yield f"refitted on {pairs} ({facts['refitted']['before']} before)"
+    yield from _describe_tasks(content)
+    items = " and ".join(count(n, names.of(view)) for view, n in content["items"].items())
+    yield f"index: {content['index']['kind']}, {content['index']['dtype']}; {items}"
+    if "quality" in facts:
+        yield facts["quality"]
+    yield describe_probabilities(content["calibration"])
+
+
+def _describe_tasks(content: dict[str, Any]) -> Iterator[str]:
+    """Say for each task what was fitted; for a fusion, its parts and correction, else its correlations."""
+    from diptych.report._card import describe_correction, describe_polish
+
+    for task, filters in content["filters"].items():
+        components = f"{content['components'][task]} components"
+        if "parts" in content:
+            parts = content["parts"][task]
+            yield f"{task}: {count(len(parts), 'part')}, {components}"
+            yield from (f"  {part['weight']:.2g} × ({part['name']}), {part['use']}" for part in parts)
+            yield f"  correction for hubness: {describe_correction(content['corrections'][task])}"
+        else:
+            views = zip(filters, content["views"], strict=True)
+            chosen = ", ".join(f"{filter} on {plural(name)}" for filter, name in views)
+            polish = f", {describe_polish(n)}" if (n := content["epochs"][task]) else ""
+            yield f"{task}: {chosen}; {components}{polish}"
+    for task, kinds in content.get("correlations", {}).items():
+        shown = (
+            f"{_CORRELATIONS[kind]} {' '.join(f'{value:.3f}' for value in values)}"
+            for kind, values in kinds.items()
+            if values
+        )
+        yield f"{task}, first canonical correlations: {'; '.join(shown)}"
+
+
+def _describe_duplicates(groups: Duplicates, chosen: bool, out: Path | None) -> Iterator[str]:
+    for number, group in enumerate(groups, 1):
+        yield f"{number}: {count(len(group.items), 'item')}, similarity at least {group.similarity:.4f}"
+        for item in group.items:
+            name = item.text or (item.path and shorten(item.path))
+            yield f"  {item.id}" if name in (None, item.id) else f"  {item.id}: {name}"
+    yield groups.summary()
+    if chosen:
+        yield "The threshold was chosen from the data; set another one with --threshold."
+    if out is not None:
+        yield f"wrote {out}"
+
+
+def _are_items(sources: list[str], inputs: Inputs) -> bool:
+    """Return whether these are items of the first view, rather than pairs or features."""
+    from diptych.encoders._decoding import EXTENSIONS
+
+    if inputs == "images":
+        return all(Path(source).suffix.lower() in EXTENSIONS for source in sources)
+    return len(sources) > 1 or not _are_pairs(sources[0])
+
+
+def _are_pairs(source: str) -> bool:
+    from diptych.data._readers import PAIRS_SUFFIXES
+
+    return os.path.isdir(source) or Path(source).suffix.lower() in PAIRS_SUFFIXES
+
+
+def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
+    """Return the arguments of ``Retriever.add`` for pairs or features."""
+    from diptych.data import PairedDataset
+
+    dataset = data if isinstance(data, PairedDataset) else data.dataset
+    paths = None if dataset.paths is None else [str(path) for path in dataset.paths]
+    arguments: dict[str, Any] = {
+        "pairing": dataset.pairing,
+        "ids": dataset.image_ids,
+        "caption_ids": dataset.caption_ids,
+        "metadata": dataset.metadata,
+    }
+    if isinstance(data, PairedDataset):
+        return arguments | {"images": paths or list(dataset.image_ids), "captions": dataset.captions}
+    texts = [caption or None for caption in dataset.captions]
+    return arguments | {"images": data.x, "captions": data.y, "texts": texts, "paths": paths}
+
+
+def _find_ids(items: Iterable[Item], names: list[str]) -> list[str]:
+    """Return the ids of items that are named by id, or by the path that search prints."""
+    known, by_path = set[str](), dict[str, list[str]]()
+    for item in items:
+        known.add(item.id)
+        if item.path is not None:
+            by_path.setdefault(os.path.abspath(item.path), []).append(item.id)
+    ids = []
+    for name in names:
+        matches = [name] if name in known else by_path.get(os.path.abspath(name), [])
+        if not matches:
+            raise InputError(f"there is no item {name!r}, by id or by path.")
+        if len(matches) > 1:
+            raise InputError(
+                f"{name} is the path of {count(len(matches), 'item')}; give an id: {', '.join(matches)}."
+            )
+        ids += matches
+    return ids

@@ -1,0 +1,80 @@
+"""Encoders of texts and images: HKSE, sentence encoders, image decoding and preprocessing, networks."""
+
+from typing import TYPE_CHECKING
+
+from diptych._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from diptych.encoders._decoding import UnreadableImage, open_image
+    from diptych.encoders._hkse import HKSE
+    from diptych.encoders._image import (
+        FunctionEncoder,
+        ImageEncoder,
+        NetworkEncoder,
+        PyramidDescriptor,
+        StagedEncoder,
+    )
+    from diptych.encoders._kernels import (
+        gaussian_product,
+        hkse_dimensions,
+        hkse_factor,
+        sentence_kernel,
+        word_kernel,
+    )
+    from diptych.encoders._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
+    from diptych.encoders._onnx import OnnxEncoder
+    from diptych.encoders._preprocessing import PRESETS, Recipe
+    from diptych.encoders._random_fourier import RandomFourier
+    from diptych.encoders._text import SentenceEncoder, sentence_encoder
+    from diptych.encoders._vector_files import read_word_vectors
+    from diptych.encoders._word_vectors import WordVectors, learn_word_vectors
+    from diptych.encoders._words import Coverage, tokenize
+
+__all__ = [
+    "HKSE",
+    "PRESETS",
+    "Coverage",
+    "FunctionEncoder",
+    "ImageEncoder",
+    "NetworkEncoder",
+    "OnnxEncoder",
+    "PyramidDescriptor",
+    "RandomFourier",
+    "Recipe",
+    "SentenceEncoder",
+    "StagedEncoder",
+    "TorchEncoder",
+    "UnreadableImage",
+    "WordVectors",
+    "gaussian_product",
+    "hkse_dimensions",
+    "hkse_factor",
+    "image_encoder",
+    "learn_word_vectors",
+    "open_image",
+    "read_word_vectors",
+    "sentence_encoder",
+    "sentence_kernel",
+    "timm_encoder",
+    "tokenize",
+    "torchvision_encoder",
+    "word_kernel",
+]
+
+__getattr__, __dir__ = export_lazily(
+    __name__,
+    {
+        "_decoding": ["UnreadableImage", "open_image"],
+        "_hkse": ["HKSE"],
+        "_image": ["FunctionEncoder", "ImageEncoder", "NetworkEncoder", "PyramidDescriptor", "StagedEncoder"],
+        "_kernels": ["gaussian_product", "hkse_dimensions", "hkse_factor", "sentence_kernel", "word_kernel"],
+        "_named": ["TorchEncoder", "image_encoder", "timm_encoder", "torchvision_encoder"],
+        "_onnx": ["OnnxEncoder"],
+        "_preprocessing": ["PRESETS", "Recipe"],
+        "_random_fourier": ["RandomFourier"],
+        "_text": ["SentenceEncoder", "sentence_encoder"],
+        "_vector_files": ["read_word_vectors"],
+        "_word_vectors": ["WordVectors", "learn_word_vectors"],
+        "_words": ["Coverage", "tokenize"],
+    },
+)

@@ -1,0 +1,448 @@
+"""Models of fastembed as encoders of either view: ONNX networks with their own preprocessing, without torch.
+
+fastembed is imported only when one of its models is used. A model is a name that fastembed lists, or a folder
+with the files that fastembed reads. In a folder, the files say what the network needs, but not how its output
+becomes features. That is known
+
+1. if the folder is named as one of fastembed's models, or as its repository at Hugging Face (also in a cache:
+   ``models--ORG--NAME/snapshots/REVISION``), and has its network;
+2. else for images, if the network is ``model.onnx``: its first output, one row per image, at unit length;
+3. else for texts, in a folder of sentence-transformers whose network is ``model.onnx`` or
+   ``onnx/model.onnx``: ``modules.json`` names the pooling.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from diptych._checks import InputError, check_view, missing_package_error
+from diptych._persistence import file_digest, parse_json
+from diptych._threads import set_session_options
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+View: TypeAlias = Literal["image", "text"]
+Description: TypeAlias = Mapping[str, Any]
+"""A model as fastembed lists it."""
+
+FASTEMBED = "fastembed:"
+
+_BATCH = {"image": 16, "text": 64}
+_SETTINGS = {
+    "image": ("preprocessor_config.json",),
+    "text": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"),
+}
+"""The files that fastembed reads beside the network."""
+
+_PLAIN = "Qdrant/resnet50-onnx"
+"""fastembed runs its network, model.onnx, as the second rule of this module says."""
+
+_POOLING = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST_TOKEN"}
+"""The names of sentence-transformers and of fastembed."""
+
+_REGISTERED = "diptych/"
+"""With what the names begin that are registered for folders."""
+
+_TENSORS_IN = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+"""Numbers of the fields of ONNX messages that lead to tensors, and from these to names of files."""
+
+_registering = Lock()
+
+
+class ListedModel(NamedTuple):
+    """A model that fastembed fetches by its name."""
+
+    view: View
+    name: str
+    dimension: int
+    gigabytes: float
+    licence: str
+    description: str
+
+
+def list_network_files(path: Path) -> list[Path]:
+    """Return an ONNX file and the files that it says its weights are in, sorted."""
+    try:
+        with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            places = _find_external_data(content)
+    except ValueError as error:
+        raise InputError(f"{path} could not be loaded as an ONNX network ({error}).") from None
+    files = sorted({path, *(path.parent / place for place in places)})
+    if missing := [file for file in files if not file.is_file()]:
+        raise InputError(f"{missing[0]} does not exist, and {path.name} has weights in it; restore the file.")
+    return files
+
+
+def _find_external_data(content: mmap) -> set[str]:
+    """Return the names of other files in a serialised ``ModelProto``; a ``ValueError`` if it is none."""
+    places, messages = set[str](), [("model", 0, len(content))]
+    while messages:
+        kind, start, end = messages.pop()
+        entry: dict[int, bytes] = {}
+        for number, first, last in _read_fields(content, start, end):
+            if kind == "entry":
+                entry[number] = content[first:last]
+            elif number in _TENSORS_IN[kind]:
+                messages.append((_TENSORS_IN[kind][number], first, last))
+        if entry.get(1) == b"location":
+            places.add(entry.get(2, b"").decode())
+    return places
+
+
+def _read_fields(content: mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of the fields of a protobuf message that are messages or strings."""
+
+    def read_number() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < end and shift < 64:
+            byte, at = content[at], at + 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise ValueError("it is cut short")
+
+    while at < end:
+        number, kind = divmod(read_number(), 8)
+        if kind not in (0, 1, 2, 5):
+            raise ValueError("it is not a protobuf message")
+        size = {1: 8, 5: 4}.get(kind) or read_number()
+        start, at = at, at if kind == 0 else at + size
+        if at > end:
+            raise ValueError("it is cut short")
+        if kind == 2:
+            yield number, start, at
+
+
+def list_fastembed_models(view: View) -> list[ListedModel]:
+    """Return the models that fastembed has for images or for texts."""
+    return [
+        ListedModel(
+            view, model["model"], model["dim"], model["size_in_GB"], model["license"], model["description"]
+        )
+        for model in _list_models(view)
+    ]
+
+
+class FastembedEncoder:
+    """Encode images or texts with a model of fastembed; see ``open_fastembed``."""
+
+    def __init__(self, files: FastembedFiles) -> None:
+        self._files, self._model = files, files.load()
+        self.fingerprint, self.label = files.fingerprint, files.label
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a saved model stores to open the same encoder again."""
+        return {"source": FASTEMBED + self._files.source, "weights": str(self._files.folder)}
+
+    @cached_property
+    def dimension(self) -> int:
+        """Number of columns of the features."""
+        example: Any = "a"
+        if self._files.view == "image":
+            from PIL import Image
+
+            example = Image.new("RGB", (256, 256), "grey")
+        return int(self.encode([example]).shape[1])
+
+    def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """Return the features of 8-bit RGB images, or of texts, one row for each."""
+        if isinstance(inputs, str):
+            raise InputError("texts is one string; pass a list of texts: [text].")
+        if not inputs:
+            return np.empty((0, self.dimension), np.float32)
+        view = self._files.view
+        try:
+            # Queries are encoded as captions are, because the model of both views is fitted on captions.
+            rows = np.stack(list(self._model.embed(list(inputs), batch_size=_BATCH[view])))
+        except Exception as error:  # fastembed passes on what onnxruntime and others raise
+            raise InputError(f"{self.label} could not encode these {view}s ({error}).") from None
+        features: np.ndarray[Any, Any] = check_view(rows, f"the output of {self.label}")
+        return features
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A session cannot be pickled, so another process opens the files itself.
+        return _reopen, (self._files.view, self._files.source, self._files.folder, self.fingerprint)
+
+
+class FastembedImageEncoder(FastembedEncoder):
+    """Encode images with a model of fastembed, which can be resized ahead in other threads."""
+
+    def __init__(self, files: FastembedFiles) -> None:
+        super().__init__(files)
+        output = self._model.model.model.get_outputs()[0]
+        if files.source != files.model and any(side != 1 for side in output.shape[2:]):
+            raise InputError(
+                f"the first output of {files.folder / files.network} has the shape {output.shape}, expected "
+                "one row per image; pass the .onnx file itself, with a recipe that says how to pool."
+            )
+
+    def prepare(self, image: Image.Image) -> Image.Image:
+        """Return the image in the size in which the network sees it.
+
+        ``encode`` resizes it once more, which changes nothing. Without this, all images of a batch would be
+        in memory as large as they were decoded.
+        """
+        from PIL import Image
+
+        for transform in self._model.model.processor.transforms:
+            (result,) = transform([image])
+            if not isinstance(result, Image.Image):
+                break
+            image = result
+        return image
+
+    def encode_prepared(self, prepared: Sequence[Image.Image]) -> np.ndarray[Any, Any]:
+        """Return the features of images that went through ``prepare``, one row for each."""
+        return self.encode(prepared)
+
+
+@dataclass(frozen=True)
+class FastembedFiles:
+    """The files of a model.
+
+    ``model`` is the name under which fastembed knows how to use them. ``source`` is that name if fastembed
+    lists these very files, and otherwise the folder.
+    """
+
+    view: View
+    source: str
+    folder: Path
+    network: str
+    model: str
+
+    @property
+    def label(self) -> str:
+        """The name of the model for people."""
+        return self.folder.name if os.path.isabs(self.source) else self.source
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all that decides the features."""
+        network = self.folder / self.network
+        files = list_network_files(network) if network.suffix == ".onnx" else [network]
+        files += [self.folder / name for name in _SETTINGS[self.view]]
+        lines = sorted(f"{file.name}\0{file_digest(file)}\n" for file in files if file.is_file())
+        return f"{FASTEMBED}{hashlib.sha256(''.join([self.model, *lines]).encode()).hexdigest()[:32]}"
+
+    def load(self) -> Any:
+        """Return fastembed's own object, with the network loaded."""
+        folder = str(self.folder)
+        # The cache is not used, but would be made if it were not named.
+        places = {"cache_dir": folder, "specific_model_path": folder}
+        try:
+            loaded = _library(self.view)(self.model, lazy_load=True, **places)
+            # fastembed calls this with the options of onnxruntime, few of which it lets its users set.
+            loaded.model.add_extra_session_options = lambda options, _: set_session_options(options)
+            static = not hasattr(
+                loaded.model, "load_onnx_model"
+            )  # a table of word vectors, without a network
+            loaded.model.load_model() if static else loaded.model.load_onnx_model()
+            return loaded
+        except Exception as error:  # fastembed passes on what onnxruntime and others raise
+            raise InputError(f"fastembed could not open {folder} ({error}).") from None
+
+    def open(self) -> FastembedEncoder:
+        """Return the encoder."""
+        return FastembedImageEncoder(self) if self.view == "image" else FastembedEncoder(self)
+
+
+def open_fastembed(view: View, source: str) -> FastembedEncoder:
+    """Open a model of fastembed as an encoder of images or of texts.
+
+    ``source`` is the name of a model or a folder. fastembed fetches a named model once, into the cache.
+    """
+    return find_fastembed(view, source).open()
+
+
+def find_fastembed(view: View, source: str, folder: Path | None = None) -> FastembedFiles:
+    """Find the files of a model without loading it.
+
+    If the ``folder`` is given in which ``source`` was before, nothing is fetched: the files are still there
+    or, if the model has a name, in the cache.
+    """
+    listed = _list_models(view, source)
+    named = next((model for model in listed if model["model"].lower() == source.lower()), None)
+    if folder is not None and not (folder.is_absolute() and folder.is_dir()):
+        if named is None:
+            raise InputError(f"{folder} does not exist any more")
+        cached = _find_cached(view, named)
+        if cached is None:
+            raise InputError(f"it is neither in {folder} nor in the cache; {FASTEMBED}{source} fetches it")
+        folder = cached
+    elif folder is None and os.path.isdir(source):
+        folder = Path(source).absolute()
+        named = named or _recognise(folder, listed)
+    elif folder is None:
+        if named is None:
+            raise _unknown_model(view, source, [model["model"] for model in listed])
+        folder = _find_cached(view, named) or _fetch(view, named)
+    if named is not None:
+        network, model = named["model_file"], named["model"]
+        if not (folder / network).is_file():
+            raise InputError(f"{folder} has no {network}, the network of {model}.")
+        return FastembedFiles(view, model, folder, network, model)
+    describe = _describe_images if view == "image" else _describe_texts
+    return FastembedFiles(view, str(folder), folder, *describe(folder))
+
+
+def _list_models(view: View, source: str = "") -> list[Description]:
+    listed = _library(view, source).list_supported_models()
+    return [model for model in listed if not model["model"].startswith(_REGISTERED)]
+
+
+def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> FastembedEncoder:
+    files = find_fastembed(view, source, folder)
+    if files.fingerprint != fingerprint:
+        raise InputError(
+            f"{files.folder} has not the same model as in the process that sent it; copy the same files."
+        )
+    return files.open()
+
+
+def _recognise(folder: Path, listed: Sequence[Description]) -> Description | None:
+    """Return the model that a folder is named for and has the network of, if there is one."""
+    cached = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    name = folder.parent.parent.name.rpartition("--")[2] if cached else folder.name
+    for model in listed:
+        names = {f"/{path}".lower().rpartition("/")[2] for path in (model["model"], model["sources"]["hf"])}
+        if name.lower() in names and (folder / model["model_file"]).is_file():
+            return model
+    return None
+
+
+def _describe_images(folder: Path) -> tuple[str, str]:
+    if not (folder / "model.onnx").is_file():
+        raise InputError(
+            f"{folder} has no model.onnx, and is not named for an image model of fastembed; put the network "
+            "and its preprocessor_config.json into one folder."
+        )
+    return "model.onnx", _PLAIN
+
+
+def _describe_texts(folder: Path) -> tuple[str, str]:
+    """Return the network of a sentence-transformers folder, and the name it is registered by."""
+    networks = [name for name in ("model.onnx", "onnx/model.onnx") if (folder / name).is_file()]
+    if not networks or not (folder / "modules.json").is_file():
+        missing = "modules.json" if networks else "model.onnx"
+        raise InputError(
+            f"{folder} has no {missing}, and is not named for a text model of fastembed; give a folder of "
+            "sentence-transformers with the network as model.onnx or onnx/model.onnx."
+        )
+    try:
+        modules = parse_json((folder / "modules.json").read_bytes())
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        pooling = parse_json((folder / modules[1]["path"] / "config.json").read_bytes())
+        modes = pooling.get("pooling_mode") or [
+            key.removeprefix("pooling_mode_").removesuffix("_token").removesuffix("_tokens")
+            for key, value in pooling.items()
+            if key.startswith("pooling_mode_") and value is True
+        ]
+        width = int(pooling.get("embedding_dimension") or pooling["word_embedding_dimension"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}: modules.json and its pooling could not be read ({error!r}).") from None
+    mode = modes if isinstance(modes, str) else "+".join(modes)
+    if (
+        kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+        or mode not in _POOLING
+    ):
+        raise InputError(
+            f"{folder} is {', '.join(kinds)} with pooling {mode!r}; fastembed does Transformer, Pooling "
+            f"({', '.join(_POOLING)}) and Normalize."
+        )
+    return networks[0], _register(networks[0], mode, width, normalize="Normalize" in kinds)
+
+
+def _register(network: str, mode: str, width: int, *, normalize: bool) -> str:
+    """Tell fastembed how to use a network, and return the name for that."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    name = f"{_REGISTERED}{network}, {mode}{' normalized' if normalize else ''}, {width}"
+    with _registering:
+        if not any(model["model"] == name for model in TextEmbedding.list_supported_models()):
+            TextEmbedding.add_custom_model(
+                name, PoolingType(_POOLING[mode]), normalize, ModelSource(hf=name), width, network
+            )
+    return name
+
+
+def _fetch(view: View, description: Description) -> Path:
+    """Download a model into the cache, and return its folder."""
+    model, cache = description["model"], _cache()
+    files = [description["model_file"], *description["additional_files"]]
+    try:
+        # download_model would try three times, wait in between, and not say why it failed.
+        source = description["sources"]["hf"]
+        return Path(_library(view).download_files_from_huggingface(source, cache, files)).absolute()
+    except Exception as failure:  # of the network, the hub or the disk
+        error: BaseException = failure
+        while error.__cause__ is not None and str(error.__cause__):  # the hub's own words are vague
+            error = error.__cause__
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(
+            f"{model} ({description['size_in_GB']} GB) is not in the cache, {cache}, and could not be "
+            f"downloaded ({reason}); download it elsewhere and pass its folder ({FASTEMBED}FOLDER), or set "
+            "FASTEMBED_CACHE_PATH to a cache that has it."
+        ) from None
+
+
+def _find_cached(view: View, description: Description) -> Path | None:
+    """Return the folder of a model in the cache, if it is there."""
+    from fastembed.common.model_description import DenseModelDescription, ModelSource
+    from loguru import logger
+
+    model = DenseModelDescription(**{**description, "sources": ModelSource(**description["sources"])})
+    logger.disable("fastembed")  # which logs as an error that a model is not in the cache
+    try:
+        return Path(_library(view).download_model(model, _cache(), local_files_only=True)).absolute()
+    except ValueError:
+        return None
+    finally:
+        logger.enable("fastembed")
+
+
+def _cache() -> str:
+    # fastembed's own default is in the folder for temporary files: gone after a restart, and open to others.
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("FASTEMBED_CACHE_PATH") or os.path.join(home, "fastembed")
+
+
+def _unknown_model(view: View, source: str, names: Sequence[str]) -> InputError:
+    by_key = {key: name for name in names for key in (name.lower(), name.lower().rpartition("/")[2])}
+    keys = [key for key in by_key if source.lower() in key]
+    keys += difflib.get_close_matches(source.lower(), by_key, n=6, cutoff=0.5)
+    closest = list(dict.fromkeys(by_key[key] for key in keys))[:3]
+    hint = f"its closest names are {', '.join(closest)}" if closest else "check the path or the name"
+    return InputError(f"{source!r} is no folder, and fastembed has no {view} model of that name; {hint}.")
+
+
+def _library(view: View, source: str = "") -> Any:
+    try:
+        import fastembed
+    except ImportError:
+        raise missing_package_error(f"the encoder '{FASTEMBED}{source}' needs", "encoders") from None
+    return fastembed.ImageEmbedding if view == "image" else fastembed.TextEmbedding

@@ -1,0 +1,234 @@
+"""HKSE, the hierarchical kernel sentence embedding (Section 4 of the paper), as an estimator."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+
+from diptych._arrays import Array, move_like, namespace
+from diptych._checks import InputError
+from diptych.encoders._fitted_hkse import BLOCK_ROWS, QUERY_WORDS, FittedHKSE, ParametersConfig, Unknown
+from diptych.encoders._fourier import check_gamma, draw_fourier, make_generator, median_gamma
+from diptych.encoders._kernels import Kind
+from diptych.encoders._vector_files import read_word_vectors
+from diptych.encoders._word_vectors import QueryWords, WordVectors, halve_vectors, learn_from_corpus
+from diptych.encoders._words import Corpus, Text, Tokenizer, text_lengths, token_weights, tokenize
+
+_GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
+
+
+class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    r"""Hierarchical kernel sentence embedding: :math:`\Phi_\eta\big(\frac1n\sum_i \Phi_\gamma(a_i)\big)`.
+
+    A text is the distribution of its words' vectors :math:`a_i`. Inner products of the features approximate
+    the kernel K between such distributions (Section 4 of the paper); ``sentence_kernel`` computes K exactly,
+    and Proposition 1 (``hkse_dimensions``) bounds the error. At each level, ``"rbf"`` uses random Fourier
+    features and ``"lin"`` changes nothing, so HKSE(lin, lin) is the mean word vector.
+
+    :math:`\Phi_\gamma` depends on the word alone. It is computed once per word of the vocabulary, and the
+    means of a block of texts are then one sparse matrix product.
+
+    The paper's best text features are two HKSE side by side: scikit-learn's ``FeatureUnion``, as in the
+    example.
+
+    Parameters
+    ----------
+    vectors
+        Path of a word-vector file (see ``read_word_vectors``), a ``WordVectors`` table or its folder, or
+        None: word vectors are learned from the training texts.
+    word, sentence
+        Kernel at the word level and at the sentence level, ``"lin"`` or ``"rbf"``.
+    word_features, sentence_features
+        Number of random features m and m' at the level that is ``"rbf"``.
+    gamma
+        Parameter of the word kernel :math:`\exp(-\frac\gamma2\|a-b\|^2)`, or ``"median"``: 1 / median² of
+        the distances between words of the vocabulary (a random sample of them if there are more than 2048).
+    eta
+        Parameter of the sentence kernel.
+    random_state
+        Seed of the random features.
+    tokenizer
+        Function that splits a string into words; by default ``diptych.encoders.tokenize``.
+    query_words
+        Queries may use the words of the training texts and, of a file or folder of word vectors, this many
+        words from its start (most files have frequent words first). With a table, they may use every word
+        of it; with learned vectors, there are no further words.
+
+    Attributes
+    ----------
+    vocabulary_
+        Words of the training texts that have a vector.
+    gamma_
+        The value of γ; None if the word level is linear.
+    coverage_
+        ``Coverage`` of the training texts: vocabulary size, share of unknown tokens, most frequent unknown
+        words, texts without a known word.
+    vectors_
+        The word vectors of the vocabulary.
+    word_table_
+        The features :math:`\Phi_\gamma` of each word of the vocabulary.
+    mean_
+        Mean of the training texts at the word level.
+    word_weights_, word_offsets_, sentence_weights_, sentence_offsets_
+        Frequencies and phases at each level; None if it is linear.
+
+    Notes
+    -----
+    Unknown words are skipped. A training text without a known word (in ``fit_transform``, or in
+    ``transform(..., unknown="mean")``) gets ``mean_`` at the word level, which is then mapped like any other
+    text. A query without a known word (in ``transform``) is an error that names its words.
+
+    Examples
+    --------
+    >>> captions = ["a dog runs", "a dog jumps", "a cat sleeps", "a cat sits", "the cat sits", "the dog runs"]
+    >>> hkse = HKSE(word_features=64, sentence_features=32).fit(captions)
+    >>> hkse.transform(["the dog sits"]).shape
+    (1, 32)
+
+    >>> from sklearn.pipeline import FeatureUnion
+    >>> both = FeatureUnion([
+    ...     ("lin_rbf", HKSE(word="lin", sentence_features=32)),
+    ...     ("rbf_rbf", HKSE(word_features=64, sentence_features=32)),
+    ... ])
+    >>> both.fit_transform(captions).shape
+    (6, 64)
+    """
+
+    def __init__(
+        self,
+        vectors: str | os.PathLike[str] | WordVectors | None = None,
+        word: Kind = "rbf",
+        sentence: Kind = "rbf",
+        word_features: int = 2000,
+        sentence_features: int = 2000,
+        gamma: float | Literal["median"] = "median",
+        eta: float = 0.01,
+        random_state: Any = 0,
+        tokenizer: Tokenizer = tokenize,
+        query_words: int = QUERY_WORDS,
+    ) -> None:
+        self.vectors = vectors
+        self.word = word
+        self.sentence = sentence
+        self.word_features = word_features
+        self.sentence_features = sentence_features
+        self.gamma = gamma
+        self.eta = eta
+        self.random_state = random_state
+        self.tokenizer = tokenizer
+        self.query_words = query_words
+
+    def fit(self, texts: Iterable[Text], y: None = None) -> HKSE:
+        """Find the vocabulary of texts (strings, or lists of words), set γ, and draw the random features."""
+        self._fit(self._read(texts))
+        return self
+
+    def fit_transform(self, texts: Iterable[Text], y: None = None) -> Array:
+        """Fit, and return the features of the training texts; a text without a known word gets ``mean_``."""
+        corpus = self._read(texts)
+        self._fit(corpus)
+        rows, ends = corpus.lookup(self.vectors_.index)
+        edges = [*range(0, len(ends), BLOCK_ROWS), len(ends)]
+        parts = []
+        for first, last in itertools.pairwise(edges):
+            start = ends[first - 1] if first else 0
+            parts.append(self._embed(rows[start : ends[last - 1]], ends[first:last] - start))
+        return namespace(parts[0]).concat(parts)
+
+    def transform(self, texts: Iterable[Text], *, unknown: Unknown = "error") -> Array:
+        """Return the features of texts: float32, one row per text.
+
+        For a text without a known word, ``unknown`` raises an ``"error"`` or uses the training ``"mean"``.
+        """
+        return super().transform(texts, unknown=unknown)  # defined here, so that scikit-learn wraps it
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _read(self, texts: Iterable[Text]) -> Corpus:
+        ParametersConfig.of(self)  # refuses what cannot be used
+        if not callable(self.tokenizer):
+            raise InputError(
+                f"tokenizer={self.tokenizer!r}; pass a function that splits a string into words."
+            )
+        corpus = Corpus.of(texts, self.tokenizer)
+        if len(corpus) == 0:
+            raise InputError("There are no texts; pass at least one.")
+        return corpus
+
+    def _fit(self, corpus: Corpus) -> None:
+        table = self._table(corpus)
+        self.vocabulary_ = [word for word in corpus.words if word in table]
+        if not self.vocabulary_:
+            raise InputError(
+                f"None of the {len(corpus.words)} words of the texts has a vector; "
+                "check the language and the letter case of the vectors."
+            )
+        self._take_table(table.first(self.vocabulary_), len(self.vocabulary_))
+        if not isinstance(self.vectors, WordVectors):
+            further = self._query_words
+            halved = halve_vectors(further.matrix)
+            self._query_words = QueryWords.of(self.vectors_.index, list(further.index), halved)
+        self.coverage_ = corpus.coverage(self.vectors_.index)
+        vectors = self.vectors_.matrix
+        self.gamma_ = None
+        self.word_weights_ = self.word_offsets_ = self.sentence_weights_ = self.sentence_offsets_ = None
+        if self.word == "rbf":
+            gamma = check_gamma(self.gamma)
+            generator = make_generator(self.random_state, _GAMMA_STREAM)
+            self.gamma_ = median_gamma(vectors, generator) if gamma == "median" else gamma
+            self.word_weights_, self.word_offsets_ = self._draw(
+                vectors, vectors.shape[1], self.word_features, self.gamma_, _WORD_STREAM
+            )
+        self._word_table = self._word_level(vectors)
+        width = self.word_table_.shape[1]
+        if self.sentence == "rbf":
+            # HKSE(lin, rbf) and HKSE(rbf, rbf) side by side must not share frequencies, even if m equals
+            # the length of the word vectors.
+            key = _SENTENCE_STREAM if self.word == "rbf" else _SENTENCE_OF_LINEAR_WORDS_STREAM
+            self.sentence_weights_, self.sentence_offsets_ = self._draw(
+                vectors, width, self.sentence_features, float(self.eta), key
+            )
+        # The mean of the texts' means is one weighted sum of the table's rows.
+        rows, ends = corpus.lookup(self.vectors_.index)
+        n_texts = np.count_nonzero(text_lengths(ends))
+        weights = np.bincount(rows, token_weights(ends), len(self.vocabulary_)) / n_texts
+        self.mean_ = move_like(weights, vectors, dtype=vectors.dtype) @ self.word_table_
+        self._n_features_out = int(width if self.sentence == "lin" else self.sentence_features)
+
+    def _table(self, corpus: Corpus) -> WordVectors:
+        if self.vectors is None:
+            return learn_from_corpus(corpus, random_state=self.random_state)
+        if isinstance(self.vectors, WordVectors):
+            table = self.vectors
+            xp = namespace(table.matrix)
+            return WordVectors(table.words, xp.astype(table.matrix, xp.float32, copy=False))
+        if isinstance(self.vectors, str | os.PathLike):
+            if os.path.isdir(self.vectors):
+                table = WordVectors.load(self.vectors)
+            else:
+                table = read_word_vectors(self.vectors, corpus.words, first=self.query_words)
+            frequent = table.words[: self.query_words]
+            if self.tokenizer is tokenize:
+                frequent = tuple(word for word in frequent if word in tokenize(word))
+            return table.only([*corpus.words, *frequent])
+        raise InputError(
+            f"vectors is a {type(self.vectors).__name__}; pass the path of a word-vector file, a WordVectors "
+            "table, or None to learn vectors from the texts."
+        )
+
+    def _draw(
+        self, like: Array, n_inputs: int, n_features: int, gamma: float, key: int
+    ) -> tuple[Array, Array]:
+        # The width is part of the key, so that HKSE of different widths do not share frequencies.
+        generator = make_generator(self.random_state, key, n_inputs)
+        weights, offsets = draw_fourier(n_inputs, n_features, gamma, generator)
+        return move_like(weights, like), move_like(offsets, like)

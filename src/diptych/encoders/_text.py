@@ -1,0 +1,278 @@
+"""The sentence encoder protocol, and encoders of every kind behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from diptych._arrays import Array, namespace
+from diptych._checks import InputError, check_view, import_package, missing_package_error
+from diptych._persistence import file_digest, map_npy
+from diptych.encoders._fastembed import FASTEMBED, open_fastembed
+from diptych.encoders._fitted_hkse import BLOCK_ROWS, FittedHKSE, hkse_fingerprint
+from diptych.encoders._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
+
+
+@runtime_checkable
+class SentenceEncoder(Protocol):
+    """Anything that turns a list of texts into features, one row per text.
+
+    An encoder may have a ``fingerprint``: a string that changes whenever the features would change.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class Lengths:
+    ...     def encode(self, texts):
+    ...         return np.array([[float(len(text))] for text in texts])
+    >>> isinstance(Lengths(), SentenceEncoder)
+    True
+    """
+
+    def encode(self, texts: list[str], /) -> Array:
+        """Return the features of texts, one row per text."""
+        ...
+
+
+class Transformer(Protocol):
+    """A fitted scikit-learn transformer of texts."""
+
+    def transform(self, texts: list[str], /) -> Array: ...
+
+
+TextFunction: TypeAlias = Callable[[list[str]], Array]
+
+
+def sentence_encoder(
+    source: str | os.PathLike[str] | Array | SentenceEncoder | Transformer | TextFunction,
+    *,
+    texts: Sequence[str] | None = None,
+    device: str | None = None,
+) -> SentenceEncoder:
+    """Return the sentence encoder that ``source`` is or names; its output is checked.
+
+    Parameters
+    ----------
+    source
+        - a fitted ``HKSE``;
+        - an object with ``encode``, another fitted transformer, or a function from a list of texts to an
+          array;
+        - the path of a ``.npy`` file, or an array, with features computed elsewhere (skip-thought vectors,
+          for example); row i belongs to ``texts[i]``;
+        - ``"fastembed:NAME"`` or ``"fastembed:FOLDER"``;
+        - the name or the local folder of a sentence-transformers model.
+    texts
+        For features computed elsewhere: the text of each row.
+    device
+        For sentence-transformers: the device of the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> lengths = sentence_encoder(lambda texts: np.array([[len(text)] for text in texts]))
+    >>> lengths.encode(["a dog", "two cats"])
+    array([[5.],
+           [8.]])
+    """
+    if isinstance(source, str | os.PathLike):
+        if Path(source).suffix == ".npy":
+            return PrecomputedEncoder(map_npy(Path(source)), texts)
+        if os.fspath(source).startswith(FASTEMBED):
+            return open_fastembed("text", os.fspath(source).removeprefix(FASTEMBED))
+        return SentenceTransformersEncoder(source, device=device)
+    if isinstance(source, FittedHKSE):
+        return HKSEEncoder(source)
+    if isinstance(source, np.ndarray):
+        return PrecomputedEncoder(source, texts)
+    for method in ("encode", "transform"):
+        if callable(getattr(source, method, None)):
+            fingerprint = str(getattr(source, "fingerprint", ""))
+            name = "" if fingerprint else type(source).__name__
+            return CallableEncoder(getattr(source, method), fingerprint, name)
+    if callable(source):
+        name = getattr(source, "__name__", "")
+        return CallableEncoder(source, name=name if name.isidentifier() else "function")
+    raise InputError(
+        f"{type(source).__name__} is not a sentence encoder; pass a function, an object with encode(), the "
+        "path of a .npy file, fastembed:NAME, or the name of a sentence-transformers model."
+    )
+
+
+class CallableEncoder:
+    """Encodes texts with a function from a list of texts to an array.
+
+    ``fingerprint`` identifies the function; it is empty if there is nothing to identify it by. ``name`` is
+    for people.
+    """
+
+    def __init__(self, function: TextFunction, fingerprint: str = "", name: str = "") -> None:
+        self._function, self.fingerprint, self.name = function, fingerprint, name
+
+    def encode(self, texts: list[str]) -> Array:
+        """Return the features of texts, one row per text."""
+        texts = _check_texts(texts)
+        features = check_view(self._function(texts), "the encoder's output")
+        if features.shape[0] != len(texts):
+            raise InputError(
+                f"The encoder returned {features.shape[0]} rows for {len(texts)} texts; expected one each."
+            )
+        return features
+
+
+class HKSEEncoder:
+    """Encodes texts with a fitted HKSE; texts without a known word get the training mean."""
+
+    def __init__(self, hkse: FittedHKSE) -> None:
+        self.hkse = hkse
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the encoder, which takes a while to compute and which a search does not need."""
+        return hkse_fingerprint(self.hkse)
+
+    def encode(self, texts: list[str]) -> Array:
+        """Return the features of texts, one row per text."""
+        return self.hkse.transform(_check_texts(texts), unknown="mean")
+
+    def encode_queries(self, texts: list[str]) -> tuple[Array, list[tuple[str, ...]]]:
+        """Return the features of queries, one row per query, and the ignored (unknown) words of each.
+
+        A query without a known word is an error that names its words.
+        """
+        query_words, tokenizer = self.hkse._query_words, self.hkse.tokenizer
+        parts, ignored = [], list[tuple[str, ...]]()
+        for block in split_blocks(_check_texts(texts), BLOCK_ROWS):
+            corpus = Corpus.of(block, tokenizer)
+            rows, ends = corpus.lookup(query_words)
+            n_found, n_words = text_lengths(ends).tolist(), text_lengths(corpus.ends).tolist()
+            for text, n_in_text, total in zip(block, n_found, n_words, strict=True):
+                words = find_ignored_words(text, query_words, tokenizer) if n_in_text < total else ()
+                if n_in_text == 0:
+                    raise no_known_word(repr(text[:60]), words)
+                ignored.append(words)
+            parts.append(self.hkse._embed(rows, ends))
+        return namespace(parts[0]).concat(parts), ignored
+
+
+class SentenceTransformersEncoder(CallableEncoder):
+    """Encodes texts with a sentence-transformers model; no code of the model runs.
+
+    Of a folder only safetensors are read, because the fingerprint covers no other weights.
+    """
+
+    def __init__(
+        self, name: str | os.PathLike[str], *, device: str | None = None, batch_size: int = 64
+    ) -> None:
+        name = os.fspath(name)
+        library = import_package(
+            "sentence_transformers", missing_package_error(f"the encoder {name!r} needs", "sentence")
+        )
+        _check_version(library.__version__)
+        pickled = [path for path in Path(name).rglob("pytorch_model*.bin") if not _has_tensors(path.parent)]
+        if pickled:
+            raise InputError(
+                f"{pickled[0]} contains pickled weights, which are not read; save the model again with "
+                "sentence-transformers, which writes safetensors."
+            )
+        try:
+            with _hide_progress() if os.path.isdir(name) else nullcontext():
+                model = library.SentenceTransformer(
+                    name, device=device, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+                )
+        except Exception as error:  # the library and transformers have many exceptions without a common base
+            reason = (str(error).splitlines() or [type(error).__name__])[0].strip().rstrip(".")
+            raise InputError(
+                f"{name!r} could not be opened as a sentence-transformers model ({reason}); give the folder "
+                "of one, or its name on the Hugging Face Hub."
+            ) from None
+        encode = partial(model.encode, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False)
+        super().__init__(encode, folder_fingerprint(Path(name)) or f"sentence-transformers:{name}")
+        source = os.path.abspath(name) if os.path.isdir(name) else name
+        self.label, self.origin = os.path.basename(source), {"source": source}
+        self._options: dict[str, Any] = {"device": device, "batch_size": batch_size}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process loads the model itself.
+        return partial(type(self), **self._options), (self.origin["source"],)
+
+
+class PrecomputedEncoder:
+    """Looks up features computed elsewhere by their text; a repeated text has its first row."""
+
+    def __init__(self, features: np.ndarray[Any, Any], texts: Sequence[str] | None) -> None:
+        if texts is None:
+            raise InputError("Features computed elsewhere need texts=, the text of each row.")
+        if features.ndim != 2 or features.dtype.kind != "f" or len(features) != len(texts):
+            raise InputError(
+                f"The features are {features.dtype}{list(features.shape)} for {len(texts)} texts; "
+                "expected real numbers, one row for each text."
+            )
+        self._features, self.fingerprint = features, ""
+        self._rows: dict[str, int] = {}
+        for row, text in enumerate(texts):
+            self._rows.setdefault(text, row)
+
+    def encode(self, texts: list[str]) -> Array:
+        """Return the stored features of texts, one row per text."""
+        texts = _check_texts(texts)
+        rows = [self._rows.get(text, -1) for text in texts]
+        if -1 in rows:
+            i = rows.index(-1)
+            raise InputError(
+                f"texts[{i}] ({texts[i][:60]!r}) has no precomputed features; new texts need an encoder that "
+                "computes them."
+            )
+        return check_view(np.asarray(self._features[rows]), "features")
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """Return the fingerprint of a sentence-transformers folder; empty if it has no weights.
+
+    It covers everything that decides the features: weights, modules, settings and tokenizer.
+    """
+    if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
+        return ""
+    suffixes = {".safetensors", ".json", ".txt", ".model"}
+    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    listing = "".join(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n" for path in files)
+    return f"sentence-transformers:{hashlib.sha256(listing.encode()).hexdigest()[:32]}"
+
+
+def _has_tensors(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def _check_version(version: str) -> None:
+    # Before 6.0 the library imports the code that a local folder names, whatever trust_remote_code says.
+    if int(version.partition(".")[0]) < 6:
+        raise InputError(
+            f"sentence-transformers {version} runs the code that a model folder names; install 6.0 or later: "
+            'pip install "sentence-transformers>=6"'
+        )
+
+
+@contextmanager
+def _hide_progress() -> Iterator[None]:
+    """Keep transformers from drawing a bar while it reads weights from the disk, which takes a second."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _check_texts(texts: Any) -> list[str]:
+    if isinstance(texts, str):
+        raise InputError("texts is one string; pass a list of texts: [text].")
+    return list(texts)

@@ -1,0 +1,396 @@
+"""The state of one server, and what its routes do with it: search, encode, look up and change items."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from diptych._checks import InputError, Task, with_article
+from diptych.encoders import UnreadableImage
+from diptych.retrieval._inputs import Queries, QueryPart
+from diptych.retrieval._items import QUERIED, VIEWS, Item, View
+from diptych.service import _schemas as schemas
+from diptych.service._batching import Batcher
+from diptych.service._files import SentFile, check_file, encode_first_view, suffix
+from diptych.service._images import Images, WebpImage
+from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
+from diptych.service._model import LoadedModel, ModelHolder
+from diptych.service._schemas import Matrix
+from diptych.service._security import Access
+from diptych.service._writes import Upload, Writer
+
+log = logging.getLogger("diptych.service")
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+COUNT_SECONDS = 1.0
+"""How long the metrics wait for the number of items in a database."""
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        labels = ("route", "method", "status")
+        self.requests = Counter("diptych_requests", "Answered requests.", labels, registry=registry)
+        about = "Time to answer a request."
+        self.seconds = Histogram(
+            "diptych_request_seconds", about, ("route",), registry=registry, buckets=_SECONDS
+        )
+        self.open = Gauge("diptych_requests_open", "Requests being answered.", registry=registry)
+        about = "Queries answered by one pass over the index."
+        self.batches = Histogram("diptych_batch_queries", about, registry=registry, buckets=_SIZES)
+
+    def add_gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
+        Gauge(name, about, registry=self.registry).set_function(read)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+@dataclass(frozen=True)
+class FormFile:
+    """A file that was sent in a form."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class FileQuery:
+    """Queries that are files of a form."""
+
+    files: list[FormFile]
+    texts = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, as the response repeats them."""
+        return [file.name for file in self.files]
+
+
+@dataclass(eq=False)
+class Service:
+    """The state of one server, which its routes share; the parameters are those of ``create_app``."""
+
+    holder: ModelHolder
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = None
+    threads: int | None = None
+    watch_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.access = Access(self.token)
+        self.metrics = Metrics()
+        self.batcher = Batcher(self.limits, self.threads, self.metrics.batches.observe)
+        self.images = Images(self.limits)
+        self._encoding = asyncio.Semaphore(self.limits.decoders)
+        self._images_waiting = Slots(self.limits.waiting, "many files are waiting to be encoded")
+        self._saving: asyncio.Task[None] | None = None
+        self._item_count: asyncio.Future[int] | None = None
+        for name, about, read in (
+            ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._read_count),
+            ("diptych_searches_open", "Searches that wait or run.", lambda: self.batcher.slots.used),
+            ("diptych_thumbnail_bytes", "Memory of cached thumbnails.", lambda: self.images.cached_bytes),
+            ("diptych_reloads_loaded", "Versions loaded.", lambda: self.holder.reloads["loaded"]),
+            ("diptych_reloads_failed", "Versions refused.", lambda: self.holder.reloads["failed"]),
+        ):
+            self.metrics.add_gauge(name, about, read)
+
+    @property
+    def model(self) -> LoadedModel:
+        """The loaded model; a request reads it once."""
+        return self.holder.current
+
+    @property
+    def writer(self) -> Writer:
+        """What changes items; a problem if the server is read-only."""
+        if self.holder.writer is None:
+            raise Problem(
+                403, "read-only", "this server is read-only; start it with --writable to change items."
+            )
+        return self.holder.writer
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run decoders and look for new versions; at the end, save all changes."""
+        self.images.start()
+        watch = asyncio.create_task(self.holder.watch(self.watch_seconds))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            if self._saving is not None:
+                await asyncio.wait([self._saving])
+            try:
+                await asyncio.to_thread(self.holder.save)
+            finally:
+                self.images.close()
+                self.batcher.close()
+                if self.holder.writer is not None:
+                    self.holder.writer.journal.close()
+
+    async def look_up(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that looks up items: in a thread if they are in a database."""
+        if self.model.retriever.store.shared:
+            return await self.batcher.run(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    async def render_metrics(self) -> bytes:
+        """Return all metrics, without waiting for a database that does not answer."""
+        if self._item_count is None or self._item_count.done():
+            self._item_count = asyncio.ensure_future(self.look_up(self.model.retriever.store.count))
+        await asyncio.wait({self._item_count}, timeout=COUNT_SECONDS)
+        return self.metrics.render()
+
+    def _read_count(self) -> float:
+        count = self._item_count
+        if count is None or not count.done() or count.exception() is not None:
+            return float("nan")
+        return float(count.result())
+
+    # Searching
+
+    async def search(
+        self, task: Task, options: schemas.SearchOptions, query: schemas.Query | FileQuery
+    ) -> dict[str, Any]:
+        """Answer the queries of a request."""
+        start, model, view = time.perf_counter(), self.model, QUERIED[task]
+        schemas.check_search(self.limits, options, query.names, query.texts)
+        queries = await self._read_queries(model, view, query)
+        choices = await self._read_options(model, view, options)
+        hits = await self.batcher.search(model, task, queries, **choices)
+        return await self.look_up(model.describe_results, query.names, hits, start, options.weighting)
+
+    async def find_similar(self, body: schemas.SimilarRequest) -> dict[str, Any]:
+        """Answer a search for items that are similar to one of their view."""
+        start, model = time.perf_counter(), self.model
+        schemas.check_search(self.limits, body, body.names)
+        view = body.view or await self._find_view(model, body.names[0])
+        queries = await self._read_queries(model, view, body)
+        options = await self._read_options(model, view, body)
+        options[view] = Queries(np.asarray(queries), single=True)
+        hits = await self.batcher.run(model.retriever.similar, **options)
+        return await self.look_up(model.describe_results, body.names, [hits], start)
+
+    async def _read_queries(
+        self, model: LoadedModel, view: View, query: schemas.Query | FileQuery
+    ) -> list[str] | Matrix:
+        """Return the features of queries of a view, or texts, which are encoded together with others."""
+        if isinstance(query, FileQuery):
+            files = [await self._encode_file(model, file.content, file.name) for file in query.files]
+            return np.concatenate(files)
+        if query.features is not None:
+            return await self.look_up(model.join_features, view, query.features)
+        if query.id is not None:
+            return await self._item_features(model, view, query.id)
+        if view == "image":
+            return await self._encode_first_texts(model, query.texts)
+        _check_encoder(model, view)
+        return query.texts
+
+    async def _read_options(
+        self, model: LoadedModel, view: View, body: schemas.PageOptions
+    ) -> dict[str, Any]:
+        """Return the options of a search in the library's terms; ``view`` is that of the query."""
+        options = body.model_dump(include={"k", "offset", "where", "weighting", "min_probability"})
+        for name, parts in (("plus", body.plus), ("minus", body.minus)):
+            options[name] = [(await self._read_part(model, view, part), part.weight) for part in parts]
+        return options
+
+    async def _read_part(self, model: LoadedModel, view: View, part: schemas.Part) -> QueryPart:
+        """Encode a part of a query of a view."""
+        if part.id is not None:
+            view = await self._find_view(model, part.id[0])
+        elif part.texts and not (view == "image" and model.inputs == "texts"):
+            view = "text"
+        queries = await self._read_queries(model, view, part)
+        if not isinstance(queries, list):
+            return QueryPart(view, queries)
+        features, ignored = await self.batcher.run(model.retriever.encoders.encode_queries, queries)
+        return QueryPart(view, features, ignored_words=ignored[0])
+
+    async def _find_view(self, model: LoadedModel, item_id: str) -> View:
+        if (item := await self.look_up(model.retriever.item, item_id)) is None:
+            raise unknown_item(item_id)
+        return item.view
+
+    # Encoding
+
+    async def _encode_file(
+        self, model: LoadedModel, content: bytes = b"", name: str = "", path: str | None = None
+    ) -> Matrix:
+        """Return the features of an uploaded or stored image or other file; only a few are in memory."""
+        _check_encoder(model, "image")
+        encoders = model.retriever.encoders
+        if model.inputs == "texts":
+            raise InputError(f"this model takes texts for {with_article(model.views.image)}, not files.")
+        with self._images_waiting:
+            async with self._encoding:
+                if model.inputs == "images":
+                    image = await self.images.load_pixels(content, path)
+                    return await self.batcher.run(encoders.encode_images, [image])
+                if path is not None:
+                    return await self.batcher.run(encode_first_view, encoders, [path])
+                return await self.batcher.run(model.encode_file, content, name)
+
+    async def _encode_first_texts(self, model: LoadedModel, texts: list[str]) -> Matrix:
+        """Return the features of texts of the first view, such as molecules."""
+        _check_encoder(model, "image")
+        if model.inputs != "texts":
+            raise InputError(
+                f"this model takes files for {with_article(model.views.image)}; send one as a form."
+            )
+        return await self.batcher.run(encode_first_view, model.retriever.encoders, texts)
+
+    async def _item_features(self, model: LoadedModel, view: View, ids: list[str]) -> Matrix:
+        """Return the features of stored items, encoded again where the model does not keep them."""
+        items = []
+        found = await self.look_up(lambda: list(map(model.retriever.item, ids)))
+        for item_id, item in zip(ids, found, strict=True):
+            if item is None:
+                raise unknown_item(item_id)
+            if item.view != view:
+                stored, other = (with_article(model.noun(each)) for each in (item.view, view))
+                raise InputError(f"{item_id!r} is {stored}; give the id of {other}.")
+            items.append(item)
+        if (features := await self.look_up(model.retriever.store.features, view, ids)) is not None:
+            return features
+        by_text = view == "text" or model.inputs == "texts"
+        sources = [source for item in items if (source := item.text if by_text else item.path) is not None]
+        if len(sources) != len(items):
+            raise Problem(
+                422, "no-features", "this item has neither stored features nor a source to encode again."
+            )
+        if view == "text":
+            return await self.batcher.run(model.retriever.encoders.encode_texts, sources)
+        if by_text:
+            return await self._encode_first_texts(model, sources)
+        blocks = []
+        for item_id, path in zip(ids, sources, strict=True):
+            try:
+                blocks.append(await self._encode_file(model, path=path))
+            except (UnreadableImage, UnreadableFile):
+                raise _unreadable_file(model, item_id) from None
+        return np.concatenate(blocks)
+
+    # Files of items
+
+    async def stored_image(self, item_id: str, side: int) -> WebpImage:
+        """Return a stored image for a browser."""
+        model = self.model
+        item, path = await self._item_with_file(model, item_id, "no-image")
+        if model.media(item) != "image":
+            raise _unreadable_file(model, item_id)
+        try:
+            return await self.images.load_webp(model.version, item.id, path, side)
+        except UnreadableImage:
+            raise _unreadable_file(model, item_id) from None
+
+    async def stored_file(self, item_id: str) -> SentFile:
+        """Return the file of an item that is sent as it is."""
+        model = self.model
+        item, path = await self._item_with_file(model, item_id, "no-file")
+        if model.media(item) == "image":
+            raise Problem(404, "no-file", "images are sent as WebP; ask for /image or /thumbnail.")
+        return await asyncio.to_thread(check_file, path, self.limits.file_bytes, any_type=model.send_files)
+
+    async def _item_with_file(self, model: LoadedModel, item_id: str, problem: str) -> tuple[Item, str]:
+        item = await self.look_up(model.retriever.item, item_id)
+        if item is None or item.view != "image":
+            raise unknown_item(item_id)
+        if item.path is None:
+            raise Problem(404, problem, f"the item {item_id[:200]!r} was added without a file.")
+        return item, item.path
+
+    # Changes
+
+    async def add(self, body: schemas.AddRequest, file: FormFile | None = None) -> dict[str, Any]:
+        """Add an image, by its file, text or features, with its captions, or either alone; return the ids."""
+        model, captions = self.model, body.all_captions
+        source: Upload | str | None = body.text
+        if file is not None:
+            source = Upload(file.content, "" if model.inputs == "images" else suffix(file.name))
+        if source is None and body.features is None and not captions:
+            nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
+            raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
+        schemas.check_sizes(self.limits, max(1, len(captions)), [*body.captions, *filter(None, [body.text])])
+        rows, caption_rows = await self._encode_addition(model, body, source)
+        async with self.holder.writing:
+            if self.model is not model:  # the new version may need other features
+                rows, caption_rows = await self._encode_addition(self.model, body, source)
+            image = None if rows is None else (source, rows)
+            ids = await self._change(self.writer.add, image, captions, body.id, body.metadata, caption_rows)
+        self._save_if_due()
+        return ids
+
+    async def remove(self, item_id: str) -> int:
+        """Remove an item, an image together with its captions; return how many items."""
+        async with self.holder.writing:
+            removed = await self._change(self.writer.remove, item_id)
+        self._save_if_due()
+        return removed
+
+    async def _encode_addition(
+        self, model: LoadedModel, body: schemas.AddRequest, source: Upload | str | None
+    ) -> tuple[Matrix | None, Matrix | None]:
+        """Return the features of an image and those of its captions, if they were sent."""
+        rows = caption_rows = None
+        if body.captions and body.caption_features is None:
+            _check_encoder(model, "text")
+        if isinstance(source, str):
+            rows = await self._encode_first_texts(model, [source])
+        elif source is not None:
+            rows = await self._encode_file(model, source.content, f"x{source.suffix}")
+        elif body.features is not None:
+            rows = await self.look_up(model.join_features, "image", body.features)
+        if body.caption_features is not None:
+            caption_rows = await self.look_up(model.join_features, "text", body.caption_features)
+        return rows, caption_rows
+
+    async def _change(self, change: Callable[..., T], *args: Any) -> T:
+        """Change the items of the model; the caller holds the lock."""
+        try:
+            return await self.batcher.run(change, self.model.retriever, *args)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise Problem(507, "disk", f"the change could not be written to disk ({reason}).") from None
+
+    def _save_if_due(self) -> None:
+        """Save the changes in the background once there are many of them."""
+        if not self.writer.is_due or (self._saving is not None and not self._saving.done()):
+            return
+
+        async def save() -> None:
+            async with self.holder.writing:
+                try:
+                    await asyncio.to_thread(self.holder.save)
+                except Exception:
+                    log.exception("the changes could not be saved; they stay in the journal")
+
+        self._saving = asyncio.create_task(save())
+
+
+def _check_encoder(model: LoadedModel, view: View) -> None:
+    if (reason := model.why_not_encoded(view)) is not None:
+        raise Problem(422, "no-encoder", reason)
+
+
+def _unreadable_file(model: LoadedModel, item_id: str) -> Problem:
+    # The error itself names a path on this machine, which clients must not see.
+    kind = with_article(model.views.image)
+    return Problem(404, "no-image", f"the file of {item_id[:200]!r} is missing or is not {kind}.")

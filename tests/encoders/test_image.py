@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from diptych import InputError
+from diptych.encoders import (
+    FunctionEncoder,
+    ImageEncoder,
+    NetworkEncoder,
+    PyramidDescriptor,
+    Recipe,
+    StagedEncoder,
+)
+from diptych.encoders._image import pool_output
+from image_files import make_images
+
+PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")
+
+
+def test_every_encoder_follows_the_protocol():
+    function = FunctionEncoder(lambda images: np.ones((len(images), 3)), "ones")
+    network = NetworkEncoder(lambda batch: batch, PLAIN, "mean")
+    for encoder in (function, network, PyramidDescriptor()):
+        assert isinstance(encoder, ImageEncoder)
+        assert encoder.encode([Image.new("RGB", (9, 9))]).shape == (1, encoder.dimension)
+    assert isinstance(network, StagedEncoder)
+    assert not isinstance(function, StagedEncoder)
+
+
+def test_features_are_in_the_order_of_the_images_whatever_their_shapes(rng):
+    encoder = NetworkEncoder(lambda batch: batch, PLAIN, "mean", run_pixels=200)
+    images = make_images(rng, (10, 8), (12, 9), (10, 8), (8, 10), (10, 8), (40, 40))
+    expected = [np.asarray(image, float).mean(axis=(0, 1)) / 255 for image in images]
+    np.testing.assert_allclose(encoder.encode(images), expected, rtol=1e-5)
+
+
+def test_no_run_has_more_pixels_than_run_pixels(rng):
+    seen = []
+
+    def network(batch):
+        seen.append(batch.shape)
+        return batch
+
+    recipe = Recipe(size=20, max_side=None, crop="ten", crop_size=10, pooling="mean")
+    NetworkEncoder(network, recipe, "spy", dimension=3, run_pixels=700).encode(
+        make_images(rng, (30, 20), (20, 30))
+    )
+    assert max(n * h * w for n, _, h, w in seen) <= 700
+    assert sum(n for n, *_ in seen) == 20
+
+
+def test_features_are_averaged_over_the_ten_crops(rng):
+    recipe = Recipe(size=16, max_side=None, crop="ten", crop_size=8, mean="crop", std=(1, 1, 1), scale=255.0)
+
+    def spread(batch):
+        return np.abs(batch).mean(axis=(2, 3))
+
+    encoder = NetworkEncoder(spread, recipe, "spread")
+    (image,) = make_images(rng, (16, 16))
+    pixels = np.asarray(image, float)
+    crops = [pixels[y : y + 8, x : x + 8] for y, x in ((0, 0), (0, 8), (8, 0), (8, 8), (4, 4))]
+    # A mirror image has the same statistics as its original.
+    expected = np.mean([np.abs(c - c.mean(axis=(0, 1))).mean(axis=(0, 1)) for c in crops], axis=0)
+    np.testing.assert_allclose(encoder.encode([image])[0], expected, rtol=1e-5)
+
+
+def test_pooling_of_maps_tokens_and_vectors(rng):
+    maps, tokens = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 6, 3))
+    np.testing.assert_allclose(pool_output(maps, Recipe(pooling="mean")), maps.mean(axis=(2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(pool_output(tokens, Recipe(pooling="mean")), tokens.mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(pool_output(tokens, Recipe(pooling="first")), tokens[:, 0], rtol=1e-5)
+    assert pool_output(maps[:, :, :1, :1], Recipe()).shape == (2, 3)
+    with pytest.raises(InputError, match="pooling"):
+        pool_output(maps, Recipe())
+
+
+def test_fingerprints_differ_between_recipes_and_between_networks():
+    def of(name, **change):
+        return NetworkEncoder(lambda b: b.mean(axis=(2, 3)), Recipe(**change), name).fingerprint
+
+    assert of("a") == of("a")
+    assert len({of("a"), of("b"), of("a", channels="BGR"), of("a", max_side=512)}) == 4

@@ -1,0 +1,288 @@
+"""Words that no training text has, but that queries may use because the file of word vectors has them."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from diptych import InputError, Retriever
+from diptych import _persistence as storage
+from diptych.encoders import HKSE, WordVectors, read_word_vectors
+from diptych.encoders._fitted_hkse import WORDS, FittedHKSE, hkse_fingerprint, read_hkse
+from diptych.encoders._text import HKSEEncoder
+from saved_files import files_of, seal
+from tolerance import assert_close
+
+KINDS = [("lin", "lin"), ("lin", "rbf"), ("rbf", "lin"), ("rbf", "rbf")]
+FORMS = ("text", "binary", "npy", "folder")
+HALF = 2.0**-11
+"""The relative error of a number that is rounded to float16."""
+
+
+@pytest.fixture
+def training(captions):
+    """Captions without two of the table's words."""
+    return [c for c in captions if "snow" not in c and "grass" not in c]
+
+
+@pytest.fixture
+def vectors(table, tmp_path):
+    """Return a function that writes the table in one of the forms and returns its path."""
+
+    def write(form, table=table):
+        path = tmp_path / f"vectors-{form}"
+        if form == "folder":
+            table.save(path)
+        elif form == "npy":
+            path.with_suffix(".txt").write_text("\n".join(table.words) + "\n")
+            with open(path, "wb") as file:
+                np.save(file, table.matrix)
+        elif form == "text":
+            rows = [" ".join(map(repr, row)) for row in table.matrix.tolist()]
+            path.write_text("".join(f"{w} {row}\n" for w, row in zip(table.words, rows, strict=True)))
+        else:
+            rows = [word.encode() + b" " + table[word].tobytes() for word in table.words]
+            path.write_bytes(f"{len(table)} {table.dimensions}\n".encode() + b"".join(rows))
+        return path
+
+    return write
+
+
+def small(vectors, word="rbf", sentence="rbf", **options):
+    return HKSE(vectors, word, sentence, **{"word_features": 40, "sentence_features": 30, **options})
+
+
+def assert_alike(features, expected):
+    """Compare features up to rounding: sums of 7 dimensions, 9 words and 40 features, then a cosine."""
+    assert_close(features, expected, 7 + 9 + 40, dtype=np.float32, magnitude=1.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_further_words_change_nothing_about_the_training_texts(vectors, training, form, word, sentence):
+    path = vectors(form)
+    without = small(path, word, sentence, query_words=0)
+    expected = without.fit_transform(training)
+    hkse = small(path, word, sentence)
+    np.testing.assert_array_equal(hkse.fit_transform(training), expected)
+    assert hkse.vocabulary_ == without.vocabulary_
+    assert hkse.gamma_ == without.gamma_
+    assert hkse.coverage_ == without.coverage_
+    np.testing.assert_array_equal(hkse.mean_, without.mean_)
+    np.testing.assert_array_equal(hkse.word_table_, without.word_table_)
+    np.testing.assert_array_equal(hkse.transform(training), without.transform(training))
+    with pytest.raises(InputError, match="'snow'"):
+        without.transform(["snow"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("word", "sentence"), KINDS)
+def test_queries_may_use_further_words(table, vectors, training, form, word, sentence):
+    hkse = small(vectors(form), word, sentence).fit(training)
+    queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
+    expected = small(table, word, sentence).fit(training).transform(queries)
+    # Rounding a vector turns its angles in the features by as much as the vector is long.
+    length = np.abs(table.matrix).sum(axis=1).max()
+    np.testing.assert_allclose(hkse.transform(queries), expected, rtol=0, atol=8 * HALF * length)
+    features, ignored = HKSEEncoder(hkse).encode_queries(["snow unicorn", "dog grass"])
+    assert ignored == [("unicorn",), ()]
+    assert_alike(features, hkse.transform(["snow", "dog grass"]))
+    assert hkse.coverage(["snow", "unicorn"]).unknown_tokens == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_query_words_counts_from_the_start_of_the_file(table, vectors, form):
+    hkse = small(vectors(form), query_words=3).fit(["white snow", "the snow", "snow in grass"])
+    known = [word for word in table.words if hkse.coverage([word]).unknown_tokens == 0]
+    assert known == ["dog", "cat", "tree", "white", "snow", "grass", "the", "in"]
+    for count in (-1, 2.5, None, True):
+        with pytest.raises(InputError, match="query_words"):
+            small(vectors(form), query_words=count).fit(["white snow"])
+
+
+def test_words_that_the_tokenizer_never_returns_are_left_out(training, vectors, table):
+    words = ["New_York", "Snow", "</s>", ",", "狗", "黑狗", "大黑狗", *table.words]
+    matrix = np.random.default_rng(0).normal(size=(len(words), 7)).astype(np.float32)
+    path = vectors("binary", WordVectors(words, matrix))
+    hkse = small(path).fit(training)
+    assert list(hkse._query_words.index) == ["狗", "黑狗", "snow", "grass"]
+    own = small(path, tokenizer=str.split).fit(training)
+    assert own.transform(["New_York"]).shape == (1, 30)
+    assert_alike(own.transform(training), hkse.transform(training))
+
+
+def test_learned_vectors_have_no_further_words(training):
+    assert not small(None).fit(training)._query_words.index
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e6])
+def test_vectors_that_float16_cannot_hold_are_kept_as_they_are(table, vectors, training, scale):
+    scaled = WordVectors(table.words, table.matrix * np.float32(scale))
+    hkse = small(vectors("binary", scaled)).fit(training)
+    assert hkse._query_words.matrix.dtype == np.float32
+    expected = small(scaled).fit(training).transform(["snow", "dog snow"])
+    np.testing.assert_array_equal(hkse.transform(["snow", "dog snow"]), expected)
+
+
+# Saved models
+
+
+@pytest.mark.parametrize("given", ["file", "table"])
+def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_path, given):
+    hkse = small(vectors("text") if given == "file" else table).fit(training)
+    hkse.save(tmp_path / "model")
+    queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
+    expected = hkse.transform(queries)
+    again = HKSE.load(tmp_path / "model")
+    assert_alike(again.transform(queries), expected)
+    assert hkse_fingerprint(again) == hkse_fingerprint(hkse)
+    assert hkse_fingerprint(again) != hkse_fingerprint(small(vectors("text"), query_words=0).fit(training))
+    assert_alike(pickle.loads(pickle.dumps(again)).transform(queries), expected)
+    # A copy that is fitted again has all words, too.
+    refitted = clone(again).fit(training)
+    assert_alike(refitted.transform(queries), expected)
+    again.save(tmp_path / "again")
+    assert_alike(HKSE.load(tmp_path / "again").transform(queries), expected)
+    stored = storage.read_tensors(files_of(tmp_path / "model") / WORDS)["vectors"]
+    assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if given == "file" else np.float32)
+
+
+def test_a_model_without_further_words_has_no_file_of_them(vectors, training, tmp_path):
+    small(vectors("text"), query_words=0).fit(training).save(tmp_path / "model")
+    assert not (files_of(tmp_path / "model") / WORDS).exists()
+    assert HKSE.load(tmp_path / "model").query_words == 0
+
+
+def test_a_mapped_model_reads_only_what_a_query_needs(vectors, training, tmp_path):
+    hkse = small(vectors("text")).fit(training)
+    hkse.save(tmp_path / "model")
+    mapped = read_hkse(FittedHKSE, files_of(tmp_path / "model"), mmap=True)
+    further = vars(mapped._query_words)
+    # Another process may replace the model meanwhile, and remove these files.
+    small(vectors("text")).fit(training[:50]).save(tmp_path / "model")
+    mapped.transform(["dog runs"])
+    assert not {"index", "matrix"} & further.keys()
+    mapped.transform(["dog unicorn"])
+    assert "index" in further
+    assert "matrix" not in further
+    assert_alike(mapped.transform(["snow"]), hkse.transform(["snow"]))
+    assert "matrix" in further
+    again = pickle.loads(pickle.dumps(read_hkse(FittedHKSE, files_of(tmp_path / "model"), mmap=True)))
+    assert again.transform(["snow"]).shape == (1, 30)
+
+
+def test_a_model_on_a_device_knows_the_further_words(vectors, training, tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    hkse = small(vectors("binary")).fit(training)
+    moved = hkse.to("cpu")
+    queries = ["snow", "dog grass", "dog"]
+    assert_alike(np.asarray(moved.transform(queries)), hkse.transform(queries))
+    moved.save(tmp_path / "model")
+    assert_alike(HKSE.load(tmp_path / "model").transform(queries), hkse.transform(queries))
+
+
+def change(folder, name, **arrays):
+    path = files_of(folder) / name
+    tensors = {**storage.read_tensors(path), **arrays}
+    storage.write_tensors(path, {key: array for key, array in tensors.items() if array is not None}, {})
+
+
+DAMAGE = {
+    "missing file": lambda folder: (files_of(folder) / WORDS).unlink(),
+    "cut": lambda folder: (files_of(folder) / WORDS).write_bytes(b"\x10" * 30),
+    "no vectors": lambda folder: change(folder, WORDS, vectors=None),
+    "too few": lambda folder: change(folder, WORDS, vectors=np.zeros((1, 7), np.float16)),
+    "too short": lambda folder: change(folder, WORDS, vectors=np.zeros((2, 6), np.float16)),
+    "not finite": lambda folder: change(folder, WORDS, vectors=np.full((2, 7), np.nan, np.float16)),
+    "no numbers": lambda folder: change(folder, WORDS, vectors=np.zeros((2, 7), np.uint8)),
+    "no words": lambda folder: change(folder, storage.TENSORS, query_word_ends=None),
+    "other words": lambda folder: change(folder, storage.TENSORS, query_word_ends=np.array([4, 3])),
+    "one word twice": lambda folder: change(
+        folder,
+        storage.TENSORS,
+        query_word_bytes=np.frombuffer(b"snowsnow", np.uint8),
+        query_word_ends=np.array([4, 8]),
+    ),
+    "no UTF-8": lambda folder: change(
+        folder, storage.TENSORS, query_word_bytes=np.frombuffer(b"\xff\xff\xff\xffgrass", np.uint8)
+    ),
+}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damaged_further_words_are_refused(vectors, training, tmp_path, how, sealed):
+    small(vectors("binary")).fit(training).save(tmp_path / "model")
+    DAMAGE[how](tmp_path / "model")
+    if sealed:
+        seal(tmp_path / "model")
+    with pytest.raises(InputError):
+        HKSE.load(tmp_path / "model")
+    with pytest.raises(InputError):
+        read_hkse(FittedHKSE, files_of(tmp_path / "model"), mmap=True).transform(["snow"])
+
+
+def test_a_retriever_finds_by_further_words(table, vectors, captions, tmp_path, monkeypatch):
+    training = sorted({c for c in captions if "snow" not in c})
+    # The features of an image are those of its caption, so that snow is near what is white and cold.
+    x = small(table, "lin", "lin").fit(training).transform(training)
+    hkse = small(vectors("text"), "lin", "lin").fit(training)
+    model = Retriever.from_features(x, hkse.transform(training), captions=training, text_encoder=hkse)
+    model.save(tmp_path / "model")
+    expected = model.search("dog snow", k=5)
+    assert expected.ignored_words == ()
+    for mmap in (False, True):
+        again = Retriever.load(tmp_path / "model", mmap=mmap)
+        assert again.search("dog snow", k=5) == expected
+        assert again.search("snow unicorn").ignored_words == ("unicorn",)
+    again = Retriever.load(tmp_path / "model", mmap=True)
+    monkeypatch.setattr("diptych.encoders._fitted_hkse.write_hkse", lambda *_: pytest.fail("written again"))
+    again.remove([expected[0].id])
+    again.save(tmp_path / "model")
+    assert Retriever.load(tmp_path / "model").search("snow").ignored_words == ()
+
+
+def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
+    training = sorted({c for c in captions if "snow" not in c})
+    hkse = small(vectors("text"), "lin", "lin").fit(training)
+    features = hkse.transform(training)
+    model = Retriever.from_features(features, features, captions=training, text_encoder=hkse, index=fresh())
+    model.save(tmp_path / "model")
+    expected = model.search("dog snow", k=5)
+    assert expected.ignored_words == ()
+    found = Retriever.load(tmp_path / "model").search("dog snow", k=5)
+    assert [hit.id for hit in found] == [hit.id for hit in expected]
+    assert found.ignored_words == ()
+
+
+# Files
+
+
+@pytest.mark.parametrize("form", ["text", "binary", "npy"])
+def test_first_adds_entries_from_the_start(table, vectors, form):
+    found = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
+    assert found.words == ("dog", "cat", "grass")
+    for word in found.words:
+        np.testing.assert_array_equal(found[word], table[word])
+    assert read_word_vectors(vectors(form), ["grass"], first=10**9).words == table.words
+    assert read_word_vectors(vectors(form), ["grass"], first=5, limit=3).words == table.words[:3]
+    with pytest.raises(InputError, match="pass words="):
+        read_word_vectors(vectors(form), first=2)
+    with pytest.raises(InputError, match="first=-1"):
+        read_word_vectors(vectors(form), ["dog"], first=-1)
+
+
+def test_damaged_first_entries_are_left_out_unless_they_were_requested(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(b"dog 1 2\nb\xffd 1 2\nnan nan 1\nodd 1 x\n7 8 9 1\ncat 3 4\ndog 5 6\nlate 1 y\n")
+    found = read_word_vectors(path, ["dog"], first=7)
+    assert found.words == ("dog", "cat")
+    np.testing.assert_array_equal(found["dog"], [1, 2])
+    for word in ("nan", "odd", "7"):
+        with pytest.raises(InputError, match="line"):
+            read_word_vectors(path, ["dog", word], first=7)
+    assert read_word_vectors(path, ["cat"], first=7, max_bytes=16).words == ("dog", "cat")
+    assert read_word_vectors(path, ["dog"], first=7, max_bytes=8).words == ("dog",)
+    with pytest.raises(InputError, match="more than 8 bytes"):
+        read_word_vectors(path, ["cat"], first=7, max_bytes=8)

@@ -1,0 +1,175 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diptych import InputError
+from diptych._arrays import to_numpy
+from diptych.encoders import tokenize
+from diptych.encoders._words import (
+    FEW_TOKENS,
+    Corpus,
+    find_ignored_words,
+    mean_rows,
+    split_blocks,
+    split_texts,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A black dog, after a WHITE dog .", ["a", "black", "dog", "after", "a", "white", "dog"]),
+        ("man's t-shirt snake_case 3rd", ["man", "s", "t", "shirt", "snake", "case", "3rd"]),
+        ("Müllers Straße", ["müllers", "straße"]),
+        ("caf\u0065\u0301", ["caf\u00e9"]),
+        ("\ufb01sh ½", ["fish", "1", "2"]),
+        ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),
+        ("Собака бежит", ["собака", "бежит"]),
+        ("  \t\n .,;!? ", []),
+        ("", []),
+    ],
+)
+def test_tokenize_returns_runs_of_letters_digits_and_marks_in_lower_case(text, words):
+    assert tokenize(text) == words
+
+
+@given(st.text())
+def test_tokenizing_words_again_gives_the_same_words(text):
+    words = tokenize(text)
+    again = tokenize(" ".join(words))
+    # A bigram of Chinese or Japanese characters gives these once more.
+    assert set(again) == set(words)
+    assert again == words or len(again) > len(words)
+    assert all(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("一只黑狗。", ["一", "只", "黑", "狗", "一只", "只黑", "黑狗"]),
+        ("赤い犬", ["赤", "い", "犬", "赤い", "い犬"]),
+        (
+            "ボール、コーヒー",
+            ["ボ", "ー", "ル", "ボー", "ール", "コ", "ー", "ヒ", "ー", "コー", "ーヒ", "ヒー"],
+        ),
+        ("ﾎﾞｰﾙ", ["ボ", "ー", "ル", "ボー", "ール"]),
+        ("人々", ["人", "々", "人々"]),
+        ("犬", ["犬"]),
+        ("T恤xl 3只", ["t", "恤", "xl", "3", "只"]),
+        ("𠮷野家", ["𠮷", "野", "家", "𠮷野", "野家"]),
+        ("か\u309a犬", ["か\u309a", "犬", "か\u309a犬"]),
+        ("검은 개가 달린다", ["검은", "개가", "달린다"]),
+        ("สุนัขสีดำ", ["สุนัขสีดํา"]),
+    ],
+)
+def test_chinese_and_japanese_give_characters_and_bigrams(text, words):
+    assert tokenize(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "ignored"),
+    [
+        ("A quokka, a Cat and a quokka", {"a", "and"}, ("quokka", "cat")),
+        ("a dog", {"a", "dog"}, ()),
+        ("das süße Quokka", {"das"}, ("süße", "quokka")),
+        ("黑狗", {"黑", "狗"}, ()),
+        ("黑狗", {"黑狗"}, ()),
+        ("黑色的大象", {"黑", "色", "的"}, ("大象",)),
+        ("大象的鼻子 quokka", {"的"}, ("大象", "鼻子", "quokka")),
+        ("大象象", {"大象"}, ("象",)),
+    ],
+)
+def test_find_ignored_words_returns_the_words_that_are_not_known(text, known, ignored):
+    assert find_ignored_words(text, known) == ignored
+
+
+def test_find_ignored_words_uses_the_tokenizer():
+    assert find_ignored_words("黑狗|大象", {"黑狗"}, lambda text: text.split("|")) == ("大象",)
+
+
+def test_english_is_split_as_in_the_experiments():
+    # The rule of the experiments: runs of ASCII letters and digits in lower case.
+    text = "Two dogs (one's brown), playing in the snow-covered yard; 3 kids watch."
+    expected = re.findall("[a-z0-9]+", text.lower())
+    assert tokenize(text) == expected
+    assert tokenize(text + "犬") == [*expected, "犬"]
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=127)))
+def test_ascii_texts_give_the_same_words_as_other_texts(text):
+    assert tokenize(text) == tokenize(text + " é")[:-1]
+
+
+def test_lists_of_words_are_used_as_they_are():
+    assert list(split_texts([["A", "Dog's"], ("x y",), "A Dog's"])) == [
+        ["A", "Dog's"],
+        ["x y"],
+        ["a", "dog", "s"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("a dog", "one str"),
+        (7, "int"),
+        (["a dog", None], r"texts\[1\] is a NoneType"),
+        (["a dog", float("nan")], r"texts\[1\] is a float"),
+        ([["a", 3]], r"texts\[0\] is a list"),
+        ([b"a dog"], r"texts\[0\] is a bytes"),
+    ],
+)
+def test_an_item_that_is_not_a_text_is_refused_with_its_position(texts, message):
+    with pytest.raises(InputError, match=message):
+        list(split_texts(texts))
+
+
+texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=1, max_size=8)
+
+
+@given(texts)
+def test_a_corpus_has_the_words_of_its_texts_in_order(words):
+    corpus = Corpus.of(words)
+    starts = [0, *corpus.ends[:-1]]
+    again = [
+        [corpus.words[i] for i in corpus.rows[start:end]]
+        for start, end in zip(starts, corpus.ends, strict=True)
+    ]
+    assert again == words
+    assert corpus.counts().sum() == sum(map(len, words))
+    assert corpus.presence().sum() == sum(len(set(text)) for text in words)
+
+
+@given(texts, st.sets(st.sampled_from("abcdefgh")))
+def test_coverage_counts_known_and_unknown_words(words, known):
+    report = Corpus.of(words).coverage(dict.fromkeys(known, 0))
+    tokens = [word for text in words for word in text]
+    assert report.tokens == len(tokens)
+    assert report.unknown_tokens == sum(word not in known for word in tokens)
+    assert report.known_words == len(set(tokens) & known)
+    assert report.texts_without_known_word == sum(not set(text) & known for text in words)
+    assert all(word not in known for word, _ in report.most_frequent_unknown)
+
+
+@given(texts, st.integers(0, 8), st.sampled_from(["numpy", "torch"]), st.booleans())
+def test_mean_rows_averages_rows_inside_and_beyond_the_table(words, size, where, many):
+    index = {word: i for i, word in enumerate("abcdef")}  # g and h are not known
+    every = np.random.default_rng(0).normal(size=(8, 3))
+    moved = every if where == "numpy" else pytest.importorskip("torch").as_tensor(every)
+    words = words * (FEW_TOKENS if many else 1)  # few texts are averaged without scipy
+    rows, ends = Corpus.of(words).lookup(index)
+    table = moved[:size] if size else None
+    means = to_numpy(mean_rows(table, rows, ends, lambda others: moved[others]))
+    for text, mean in zip(words, means, strict=True):
+        own = [every[index[word]] for word in text if word in index]
+        np.testing.assert_allclose(mean, np.mean(own, axis=0) if own else np.zeros(3), atol=1e-12)
+
+
+@given(st.integers(0, 20), st.integers(1, 7))
+def test_all_blocks_but_the_last_are_full(n, size):
+    parts = list(split_blocks(iter(range(n)), size))
+    assert [item for part in parts for item in part] == list(range(n))
+    assert all(len(part) == size for part in parts[:-1])

@@ -1,0 +1,211 @@
+"""Data is found in a folder by name and shape, and one clear message says what is wrong with it."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from diptych import InputError
+from reproduction.__main__ import main
+from reproduction.data import find_data
+from reproduction.setting import Options, Setting
+
+SIZES = {"train": 6000, "val": 1000, "test": 1000}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder laid out like Flickr8k's, with features that say nothing."""
+    splits = [split for split, size in SIZES.items() for _ in range(size)]
+    images = [
+        {
+            "filename": f"{i}.jpg",
+            "imgid": i,
+            "split": split,
+            "sentids": [i],
+            "sentences": [{"raw": f"A dog number {i % 7}.", "sentid": i, "imgid": i, "tokens": []}] * 1,
+        }
+        for i, split in enumerate(splits)
+    ]
+    # Two captions each, so that images and captions have different numbers of rows.
+    for i, image in enumerate(images):
+        image["sentids"] = [2 * i, 2 * i + 1]
+        image["sentences"] = [
+            {"raw": f"A dog {i % 7} {n}.", "sentid": 2 * i + n, "imgid": i} for n in range(2)
+        ]
+    data = tmp_path / "flickr8k"
+    data.mkdir()
+    (data / "dataset_flickr8k.json").write_text(json.dumps({"images": images, "dataset": "flickr8k"}))
+    np.save(data / "resnet50.npy", np.ones((8000, 3), np.float16))
+    np.save(data / "another.npy", np.ones((8000, 2), np.float32))
+    np.save(data / "minilm.npy", np.ones((16000, 4), np.float16))
+    np.save(data / "part.npy", np.ones((1000, 4), np.float16))
+    return data
+
+
+def test_features_are_recognised_by_their_number_of_rows(folder):
+    for base in (folder, folder.parent):
+        data = find_data("flickr8k", base)
+        assert [features.name for features in data.images] == ["ResNet-50", "another (yours)"]
+        assert [features.name for features in data.texts] == ["MiniLM"]
+    uses = {each.file: each.use for each in data.files}
+    assert uses["part.npy"].startswith("not used")
+    assert "image features" in uses["resnet50.npy"]
+    assert "learned" in data.vectors_origin
+
+
+def test_word_vectors_in_the_parent_are_found(folder):
+    (folder.parent / "word2vec-small.txt").write_text("2 2\ndog 1 0\na 0 1\n")
+    data = find_data("flickr8k", folder)
+    assert data.vectors_origin == "word2vec-small.txt"
+    assert set(data.read_vectors([], ["A dog."]).words) == {"a", "dog"}
+
+
+def test_words_that_only_test_captions_have_keep_their_vectors(folder):
+    (folder.parent / "word2vec-small.txt").write_text("2 2\ndog 1 0\nquokka 0 1\n")
+    content = json.loads((folder / "dataset_flickr8k.json").read_text())
+    content["images"][-1]["sentences"][0]["raw"] = "A quokka."
+    (folder / "dataset_flickr8k.json").write_text(json.dumps(content))
+    setting = Setting(find_data("flickr8k", folder))
+    assert set(setting.words.vectors.words) == {"dog", "quokka"}
+    assert "quokka" not in " ".join(setting.words.training_captions)
+    last = [setting.data.dataset.n_captions - 2]
+    np.testing.assert_allclose(setting.mean_words.take(np.array(last)), [[0.0, 1.0]])
+    # Learned vectors come from the training captions alone.
+    (folder.parent / "word2vec-small.txt").unlink()
+    assert "quokka" not in Setting(find_data("flickr8k", folder)).words.vectors
+
+
+def test_karpathys_vgg_features_are_called_vgg_16(folder):
+    savemat(folder / "vgg_feats.mat", {"feats": np.ones((3, 8000))})
+    data = find_data("flickr8k", folder)
+    assert "VGG-16 (vgg_feats.mat)" in [features.name for features in data.images]
+    # The paper's ten-crop VGG-19 is still missing, and this is not the feature of the single experiments.
+    assert "VGG-19" in {each.what.split(" ")[0] for each in data.missing()}
+    assert data.images[0].name == "ResNet-50"
+    use = next(each.use for each in data.files if each.file == "vgg_feats.mat")
+    assert "not the paper's VGG-19" in use
+
+
+def test_own_features_are_marked_rows(folder, tmp_path):
+    np.save(tmp_path / "mine.npy", np.full((8000, 5), 2.0, np.float32))
+    np.save(tmp_path / "words.npy", np.full((16000, 6), 3.0, np.float32))
+    entries = [f"my net={tmp_path / 'mine.npy'}", f"my words={tmp_path / 'words.npy'}"]
+    data = find_data("flickr8k", folder, features=entries)
+    assert data.images[-1].name == "my net (yours)"
+    assert data.texts[-1].name == "my words (yours)"
+    with pytest.raises(InputError, match=r"two files of features are called my net \(yours\)"):
+        find_data("flickr8k", folder, features=[entries[0], entries[0]])
+    setting = Setting(data, Options.for_dataset("flickr8k", quick=True))
+    # A quick run leaves other image features out, but not the user's own.
+    names = {image.name for _, image, _ in setting.feature_pairs()}
+    assert names == {"ResNet-50", "another (yours)", "my net (yours)"}
+
+
+@pytest.mark.parametrize("entry", ["mine.npy", "=mine.npy", "mine=", "mine=nowhere.npy", "mine={short}"])
+def test_wrong_own_features_are_one_message(folder, tmp_path, entry, capsys):
+    np.save(tmp_path / "short.npy", np.ones((7, 2)))
+    arguments = ["flickr8k", "--data", str(folder), "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--features", entry.format(short=tmp_path / "short.npy")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert len(printed.strip().splitlines()) == 1
+
+
+def test_coco_keeps_five_captions_and_their_features(tmp_path):
+    images, total = [], 0
+    for i, count in enumerate([5, 7, 5, 6]):
+        sentences = [{"raw": f"image {i} caption {n}", "sentid": total + n} for n in range(count)]
+        total += count
+        images.append({"filename": f"{i}.jpg", "split": "test", "sentences": sentences})
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
+    np.save(tmp_path / "resnet101.npy", np.ones((4, 3), np.float32))
+    np.save(tmp_path / "skipthoughts.npy", np.arange(total, dtype=np.float32)[:, None])
+    data = find_data("coco", tmp_path)
+    dataset = data.dataset
+    assert dataset.n_captions == 20
+    assert np.bincount(dataset.pairing).tolist() == [5, 5, 5, 5]
+    # Features have a row for every caption of the file; each kept caption finds its own.
+    rows = data.texts[0].take(np.arange(20))[:, 0].astype(int)
+    assert rows.tolist() == [int(number) for number in dataset.caption_ids]
+    assert any("the other 3 are left out" in each.use for each in data.files)
+
+
+def test_missing_data_is_listed_with_how_to_get_it(folder):
+    missing = {each.what.split(" ")[0]: each.how for each in find_data("flickr8k", folder).missing()}
+    assert "vgg-ten-crops" in missing["VGG-19"]
+    assert "resnet101" in missing["ResNet-101"]
+    np.save(folder / "vgg19.npy", np.ones((8000, 2), np.float32))
+    data = find_data("flickr8k", folder)
+    assert data.images[0].name == "VGG-19"
+    assert "VGG-19" not in {each.what.split(" ")[0] for each in data.missing()}
+
+
+def test_a_missing_dataset_is_one_message(tmp_path):
+    with pytest.raises(InputError, match="--data"):
+        find_data("flickr8k")
+    with pytest.raises(InputError, match="not a folder"):
+        find_data("flickr8k", tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"dataset_coco\.json"):
+        find_data("coco", tmp_path)
+    with pytest.raises(InputError, match="flickr30k"):
+        find_data("imagenet", tmp_path)
+
+
+def test_no_features_and_false_features(folder):
+    for name in ("resnet50", "another"):
+        (folder / f"{name}.npy").unlink()
+    with pytest.raises(InputError, match="no image features"):
+        find_data("flickr8k", folder)
+    (folder / "resnet50.npy").write_text("not an array")
+    with pytest.raises(InputError, match=r"resnet50\.npy"):
+        find_data("flickr8k", folder)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["flickr8k"],
+        ["flickr8k", "--data", "nowhere"],
+        ["imagenet", "--data", "."],
+        ["scenes", "--quick", "--only", "nothing"],
+        ["scenes", "--quick", "--out", "{file}"],
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_message(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main([word.format(file="file") for word in arguments]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert len(printed.strip().splitlines()) == 1
+
+
+def test_the_command_on_scenes(tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = [
+        "scenes",
+        "--quick",
+        "--only",
+        "filters,similarity",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert main(arguments) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output["report"] == str(out / "report.html")
+    assert output["computed"] > 0
+    assert "indicative" in output["caveat"]
+    assert set(output["seconds_by_experiment"]) == {"filters", "similarity"}
+    assert set(output["claims"].values()) <= {"holds", "does not hold", "undecided"}
+    assert (out / "tables" / "similarity.csv").is_file()
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["computed"] == 0
+
+
+def test_an_unknown_dataset_is_answered_with_each_name_once():
+    with pytest.raises(InputError) as refused:
+        find_data("flickr9k")
+    assert str(refused.value).count(" flickr8k,") == 1

@@ -1,0 +1,382 @@
+"""What every retriever does, whatever its model, its encoders, what it is given, and where its items are."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diptych import AWCCA, HKSE, Fusion, InputError, Retriever
+from diptych.retrieval import Hits
+from diptych.retrieval._folder import save_published
+from tolerance import assert_same_hits, rounding
+
+N, NEW = 60, 5
+"""Images that are fitted on, and further ones."""
+
+FUSION = Fusion(grid=3, hubness=("csls",))
+LETTERS = "abcdefghijklmnopqrst"
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lies? far")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A retriever, with what stands for its images and texts, as users give them, and for further pairs."""
+
+    retriever: Retriever
+    images: Any
+    texts: Any
+    pairing: Any
+    ids: list[str]
+    encoders: tuple[Any, Any] = (None, None)
+    tolerance: float = 1e-5
+
+    @property
+    def text_rows(self):
+        """The texts of the images that are fitted on."""
+        return np.flatnonzero(np.asarray(self.pairing) < N)
+
+    @property
+    def new_rows(self):
+        """The first text of each further image."""
+        return [int(np.flatnonzero(self.pairing == row)[0]) for row in range(N, N + NEW)]
+
+    def asked(self):
+        """Each task: its name, the method, all queries, and all items that it searches."""
+        texts = take(self.texts, self.text_rows)
+        images = take(self.images, range(N))
+        yield "search", self.retriever.search, texts, images
+        yield "annotate", self.retriever.annotate, images, texts
+
+    def add_new(self, retriever=None):
+        """Add the further pairs; return the ids of their images."""
+        ids = [f"new {i}" for i in range(NEW)]
+        images, texts = take(self.images, range(N, N + NEW)), take(self.texts, self.new_rows)
+        assert (retriever or self.retriever).add(images, texts, ids=ids) == [
+            *ids,
+            *(f"{image}#{i}" for i, image in enumerate(ids)),
+        ]
+        return ids
+
+    def open_again(self, folder, *, published=False, **options):
+        """Return the retriever as another process would see it, after it was saved if it is in memory."""
+        if published:
+            keep = {"keep_features": True, "front_matter": ""}
+            save_published(self.retriever, folder, "ada/model", **keep)
+            return Retriever.from_pretrained(folder, *self.encoders, **options)
+        if self.retriever.store.shared:
+            return Retriever.connect(self.retriever.index, *self.encoders)
+        self.retriever.save(folder)
+        return Retriever.load(folder, *self.encoders, **options)
+
+
+class Letters:
+    """Counts letters: a text encoder that costs nothing."""
+
+    fingerprint = name = "letters"
+
+    def encode(self, texts):
+        return np.array([[text.count(letter) for letter in LETTERS] for text in texts], float)
+
+
+def take(inputs, rows):
+    """Return some inputs; one of them if ``rows`` is a number."""
+    if isinstance(inputs, dict):
+        return {name: take(block, rows) for name, block in inputs.items()}
+    if isinstance(rows, int):
+        return inputs[rows]
+    return inputs[np.asarray(rows)] if isinstance(inputs, np.ndarray) else [inputs[row] for row in rows]
+
+
+def about(ids):
+    return {name: {"n": n, "odd": bool(n % 2)} for n, name in enumerate(ids)}
+
+
+def of_features(make_views, model, *, blocks=False, **options):
+    x, y, pairing = make_views(n=N + NEW)
+    if blocks:
+        x, y = {"a": x[:, :5], "b": x[:, 5:]}, {"c": y[:, :3], "d": y[:, 3:]}
+    rows, ids = np.flatnonzero(pairing < N), [str(i) for i in range(N)]
+    retriever = Retriever.from_features(
+        take(x, range(N)), take(y, rows), pairing[rows], metadata=about(ids), model=model, **options
+    )
+    return Case(retriever, x, y, pairing, ids)
+
+
+def of_scenes(drawn, image_encoder, text_encoder, again):
+    few = drawn.select(range(N))
+    retriever = Retriever(image_encoder, text_encoder, AWCCA(params=(5.0, 5.0)))
+    retriever.fit(few, metadata=about(few.image_ids))
+    images, texts = list(map(str, drawn.paths[: N + NEW])), list(drawn.captions)
+    pairing = drawn.pairing[drawn.pairing < N + NEW]
+    ids, tolerance = list(few.image_ids), rounding(np.float32, 4000)
+    return Case(retriever, images, texts[: len(pairing)], pairing, ids, again, tolerance)
+
+
+@pytest.fixture(scope="module")
+def variants(views, drawn, thumbnails):
+    """How each variant is made; those in memory are made once."""
+    small = HKSE(word_features=40, sentence_features=40)
+    letters = Letters()
+    l2 = {"weighting": (0.5, 1.0), "similarity": "l2", "params": {"search": (1.0, 2.0), "annotate": (5, 1.0)}}
+    short = AWCCA(params=(2.0, 3.0), normalize=("unit", "sqrt-unit"), n_components=3)
+    plain = AWCCA(params=(2.0, 3.0))
+    return {
+        "cosine": lambda: of_features(views, plain),
+        "l2": lambda: of_features(views, AWCCA(**l2), views=("molecule", "name")),
+        "float16": lambda: replace(of_features(views, short, dtype="float16"), tolerance=2e-3),
+        "graph": lambda: of_features(views, plain, index="hnsw"),
+        "blocks": lambda: of_features(views, plain, blocks=True),
+        "fusion": lambda: of_features(views, FUSION, blocks=True),
+        "scenes": lambda: of_scenes(drawn, "pyramid", small, (None, None)),
+        "several": lambda: of_scenes(
+            drawn, ["pyramid", thumbnails], [small, letters], (["pyramid", thumbnails], ["hkse", letters])
+        ),
+        "postgresql": lambda index: of_features(views, plain, index=index, views=("molecule", "name")),
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns a variant in memory, which is made once, and its folder."""
+    cases = {}
+
+    def get(name, make):
+        if name not in cases:
+            folder, case = tmp_path_factory.mktemp("case") / "model", make()
+            case.retriever.save(folder)
+            cases[name] = case, folder
+        return cases[name]
+
+    return get
+
+
+@pytest.fixture(
+    params=["cosine", "l2", "float16", "graph", "blocks", "fusion", "scenes", "several", "postgresql"]
+)
+def case(request, variants, saved):
+    """A variant that may be changed: loaded from a folder, or in a schema of its own."""
+    name = request.param
+    if name == "postgresql":
+        return variants[name](request.getfixturevalue("fresh")())
+    case, folder = saved(name, variants[name])
+    return replace(case, retriever=Retriever.load(folder, *case.encoders))
+
+
+def names(hits):
+    return [hit.id for hit in hits]
+
+
+def assert_same_answers(case, one, other, k=20):
+    """The same hits but for the files of images, which are not published."""
+    image, text = take(case.images, 3), take(case.texts, 3)
+    for ask in (
+        lambda retriever: retriever.search(text, k=k),
+        lambda retriever: retriever.annotate(image, k=k),
+        lambda retriever: retriever.similar(image=image, k=k),
+        lambda retriever: retriever.similar(text=text, k=k),
+    ):
+        hits, expected = ([strip(hit) for hit in ask(retriever)] for retriever in (one, other))
+        assert_same_hits(hits, expected, case.tolerance)
+
+
+def strip(hit):
+    return replace(hit, item=replace(hit.item, path=None))
+
+
+def test_items_are_ranked_by_the_inner_products_of_their_vectors(case):
+    retriever = case.retriever
+    for task, search, queries, items in case.asked():
+        embed = (retriever.embed_texts, retriever.embed_images)[:: 1 if task == "search" else -1]
+        inner = embed[0](take(queries, range(5)), task=task) @ embed[1](items, task=task).T
+        order = names(search(take(queries, 0), k=10**6))
+        places = {name: place for place, name in enumerate(stored_ids(case, task))}
+        assert sorted(order) == sorted(places)
+        for row, hits in zip(inner, search(take(queries, range(5)), k=6), strict=True):
+            best = row[[places[hit.id] for hit in hits]]
+            atol = max(case.tolerance, rounding(np.float32, 8, 1 + np.abs(row).max()))
+            np.testing.assert_allclose(best, np.sort(row)[::-1][:6], rtol=0, atol=atol)
+            if getattr(retriever.fitted.core, "similarity", "cosine") == "cosine":
+                np.testing.assert_allclose([hit.score for hit in hits], best, rtol=0, atol=atol)
+
+
+def stored_ids(case, task):
+    """The ids of the items that a task searches, in the order of ``case.asked``."""
+    view = "image" if task == "search" else "text"
+    return [item.id for item in case.retriever.store.items(view)]
+
+
+def test_one_query_gives_hits_and_several_a_list_of_them(case):
+    for _, search, queries, _ in case.asked():
+        several = search(take(queries, range(4)), k=3)
+        assert [len(hits) for hits in several] == [3] * 4
+        for row in (0, 2):
+            alone = search(take(queries, row), k=3)
+            assert isinstance(alone, Hits)
+            assert_same_hits(alone, several[row], case.tolerance)
+            assert_same_hits(search(take(queries, [row]), k=3)[0], several[row], case.tolerance)
+        assert [hit.score for hit in alone] == sorted((hit.score for hit in alone), reverse=True)
+
+
+def test_more_than_there_is_gives_everything_once(case):
+    for task, search, queries, _ in case.asked():
+        for k in (10**9, np.int64(10**4)):
+            hits = search(take(queries, 0), k=k)
+            assert sorted(names(hits)) == sorted(stored_ids(case, task))
+            assert not hits.more
+
+
+def test_an_item_is_most_similar_to_itself(case):
+    assert case.retriever.similar(image=take(case.images, 4), k=3)[0].id == case.ids[4]
+    hits = case.retriever.similar(text=take(case.texts, 4), k=30)
+    same = [hit.id for hit in hits if hit.score >= hits[0].score - case.tolerance]  # texts may be equal
+    assert stored_ids(case, "annotate")[4] in same
+    with pytest.raises(InputError, match="one item at a time"):
+        case.retriever.similar(image=take(case.images, range(2)))
+
+
+def test_filters_leave_items_out(case):
+    def third(item):
+        return case.ids.index(item.image or item.id) % 3 == 0
+
+    for task, search, queries, _ in case.asked():
+        whole = search(take(queries, 0), k=1000)
+        expected = [hit for hit in whole if third(hit.item)]
+        ids = names(expected)
+        assert len(expected) == len(whole) // 3
+        for where in (third, ids, iter(ids[::-1]), {*ids, ids[0]}):
+            found = search(take(queries, 0), k=1000, where=where)
+            assert_same_hits(found, expected, case.tolerance)
+        assert_same_hits(search(take(queries, 0), k=4, where=third), expected[:4], case.tolerance)
+        assert_same_hits(search(take(queries, 0), where=ids[3:4]), expected[3:4], case.tolerance)
+        other = stored_ids(case, "annotate" if task == "search" else "search")[0]
+        for where in ([], lambda item: False, [other]):  # an item of the other view
+            assert search(take(queries, 0), where=where) == []
+    for where, fits in (
+        ({"odd": True}, lambda n: n % 2),
+        ("n < 10 and odd = false", lambda n: n < 10 and not n % 2),
+        ({"n": [3, 4, 1000]}, lambda n: n in (3, 4)),
+        ({"n": []}, lambda n: False),
+        ({}, lambda n: True),
+    ):
+        wanted = {name for n, name in enumerate(case.ids) if fits(n)}
+        assert set(names(case.retriever.search(take(case.texts, 0), k=1000, where=where))) == wanted
+        assert set(names(case.retriever.similar(image=take(case.images, 0), k=99, where=where))) == wanted
+
+
+def test_pages_joined_are_one_long_search(case):
+    searches = [
+        lambda **page: case.retriever.search(take(case.texts, 3), **page),
+        lambda **page: case.retriever.search(take(case.texts, 3), where={"odd": True}, **page),
+        lambda **page: case.retriever.similar(image=take(case.images, 3), **page),
+    ]
+    for name in case.retriever.searcher.embedding.masks("search"):
+        searches.append(lambda n=name, **p: case.retriever.search(take(case.texts, 3), weighting=n, **p))
+    for search in searches:
+        whole, ids, offset, more = names(search(k=N)), [], 0, True
+        while more:
+            page = search(k=13, offset=offset)
+            ids, offset, more = ids + names(page), offset + 13, page.more
+        assert ids == whole
+        assert search(k=13, offset=offset) == []
+
+
+def test_a_composed_query_is_a_sum(case):
+    query = take(case.texts, 3)
+    plain = case.retriever.search(query, k=N)
+    assert_same_hits(case.retriever.search(query, k=N, plus=[query]), plain, 10 * case.tolerance)
+    image = take(case.images, 5)
+    if not isinstance(image, str):  # features are of the query's view
+        assert case.retriever.similar(image=take(case.images, 3), plus=[image])[0].probability is None
+        return
+    scores = [
+        {hit.id: hit.score for hit in case.retriever.search(query, k=N, **parts)}[case.ids[5]]
+        for parts in ({"minus": [(image, 0.5)]}, {}, {"plus": [image]})
+    ]
+    assert scores == sorted(scores)
+
+
+def test_what_is_added_is_found_until_it_is_removed(case):
+    retriever, fitted = case.retriever, case.retriever.fitted
+    n_items = retriever.store.count()
+    ids = case.add_new()
+    assert retriever.fitted is fitted  # nothing was learned
+    assert retriever.store.count() == n_items + 2 * NEW
+    for row, name in enumerate(ids):
+        assert retriever.similar(image=take(case.images, N + row), k=1)[0].id == name
+        (caption,) = retriever.annotate(take(case.images, N + row), k=999, where=[f"{name}#{row}"])
+        assert caption.item.image == name
+    with pytest.raises(InputError, match="'new 1' is in the index already"):
+        retriever.add(take(case.images, range(2)), ids=["fresh", "new 1"])
+    with pytest.raises(InputError, match="there is no item 'nobody'"):
+        retriever.remove(["new 0", "nobody"])
+    assert retriever.store.count() == n_items + 2 * NEW
+    assert retriever.remove(["new 0", "new 1#1", "new 0#0", "new 0"]) == 3
+    assert retriever.remove(name for name in ids[1:3]) == 3
+    assert retriever.remove([]) == 0
+    found = {*names(retriever.search(take(case.texts, 0), k=999))}
+    found |= {*names(retriever.annotate(take(case.images, 0), k=999))}
+    assert found & {name for i, new in enumerate(ids) for name in (new, f"{new}#{i}")} == {
+        *("new 3", "new 4", "new 3#3", "new 4#4")
+    }
+    retriever.add(take(case.images, [N]), ids=["new 0"])
+    assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
+
+
+def test_a_refit_learns_from_what_was_added(case, tmp_path):
+    retriever = case.retriever
+    pairs = retriever.fitted.load_moments().count
+    case.add_new()
+    vectors = retriever.embed_images(take(case.images, range(3)))
+    assert retriever.refit() is retriever
+    assert retriever.info()["facts"]["refitted"] == {"pairs": pairs + NEW, "before": pairs}
+    assert not np.array_equal(retriever.embed_images(take(case.images, range(3))), vectors)
+    assert retriever.searcher.new_moments().count == 0
+    assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
+    again = case.open_again(tmp_path / "refitted")
+    assert again.fitted.load_moments().count == pairs + NEW
+    assert_same_answers(case, again, retriever)
+
+
+def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
+    retriever = case.retriever
+    case.add_new()
+    retriever.remove([case.ids[7], "new 2", "new 1#1"])
+    for options in ({}, {"mmap": True}):
+        again = case.open_again(tmp_path / "model", **options)
+        assert_same_answers(case, again, retriever, k=200)
+        assert again.search(take(case.texts, 0), where={"n": {"$gte": 50}})[0].metadata["n"] >= 50
+        assert again.views == retriever.views
+        assert again.info() == retriever.info()
+        moments = [opened.fitted.load_moments() for opened in (again, retriever)]
+        np.testing.assert_array_equal(moments[0].xy, moments[1].xy)
+        for view in ("image", "text"):
+            assert list(again.store.items(view)) == list(retriever.store.items(view))
+
+
+def test_a_published_model_answers_alike_and_can_be_changed(case, tmp_path):
+    if case.retriever.store.shared:
+        with pytest.raises(InputError, match="items of this model are in a database and are not published"):
+            case.open_again(tmp_path / "model", published=True)
+        return
+    case.add_new()
+    again = case.open_again(tmp_path / "model", published=True)
+    assert again.views == case.retriever.views
+    assert_same_answers(case, again, case.retriever, k=200)
+    again.remove([case.ids[0], "new 1"])
+    again.add(take(case.images, [N + 1]), take(case.texts, case.new_rows[1:2]), ids=["newer"])
+    again.save(tmp_path / "copy")
+    copy = Retriever.load(tmp_path / "copy", *case.encoders)
+    assert copy.item("newer") is not None
+    assert copy.item("new 1") is None
+    assert_same_answers(case, copy, again, k=200)
+
+
+def test_copies_are_found(case):
+    case.retriever.add(take(case.images, range(2)), ids=["copy 0", "copy 1"])
+    found = case.retriever.duplicates(threshold=0.99999)
+    groups = [{item.id for item in group.items} for group in found]
+    for i in range(2):
+        assert any({case.ids[i], f"copy {i}"} <= group for group in groups)
+    assert found.n_items == N + 2
