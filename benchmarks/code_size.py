@@ -1,4 +1,4 @@
-"""How much code there is, and how much of it a fit, a search and a search over HTTP run through.
+"""How much code there is by package, and how much of it a fit, a search and a search over HTTP run through.
 
 ``python benchmarks/code_size.py`` measures this tree; ``--source OTHER/src`` another one, to compare. A flow
 is the real command in a process of its own on 80 drawn scenes, watched by ``sys.setprofile`` in all its
@@ -63,9 +63,8 @@ finally:
 """
 
 
-def measure_size(source: Path) -> dict[str, int]:
-    """Modules, lines, and lines that are code: neither blank, comment, docstring nor import."""
-    modules = sorted((source / "diptych").rglob("*.py"))
+def count_lines(modules: list[Path]) -> tuple[int, int, int]:
+    """Return modules, lines, and lines that are code: neither blank, comment, docstring nor import."""
     lines = code = 0
     for module in modules:
         text = module.read_text("utf-8")
@@ -79,7 +78,20 @@ def measure_size(source: Path) -> dict[str, int]:
             ):
                 skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         code += len(rows) - len(skipped)
-    return {"modules": len(modules), "lines": lines, "code": code}
+    return len(modules), lines, code
+
+
+def list_packages(source: Path) -> dict[str, list[Path]]:
+    """Return the modules of each package of the library, of the whole, and of what stands beside it."""
+    modules = sorted((source / "diptych").rglob("*.py"))
+    packages: dict[str, list[Path]] = {}
+    for module in modules:
+        parts = module.relative_to(source / "diptych").parts[:-1]
+        packages.setdefault("/".join(parts[:2]) or "(root)", []).append(module)
+    packages["the package"] = modules
+    for folder in ("reproduction", "tests", "benchmarks"):
+        packages[f"{folder}/"] = sorted((source.parent / folder).rglob("*.py"))
+    return packages
 
 
 def start(source: Path, folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -139,8 +151,9 @@ def main() -> None:
         "--source", type=Path, default=HERE.parents[1] / "src", help="The src folder to measure."
     )
     source = parser.parse_args().source.resolve()
-    size = measure_size(source)
-    print(f"{size['modules']} modules, {size['lines']:,} lines, {size['code']:,} of them code")
+    print("| package | modules | lines | of them code |\n|---|---|---|---|")
+    for package, modules in list_packages(source).items():
+        print("| {} | {} | {:,} | {:,} |".format(package, *count_lines(modules)))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         draw = "from diptych.scenes import make_scenes; make_scenes(80).write('drawn')"
