@@ -98,11 +98,12 @@ Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 def replace_file(path: str | os.PathLike[str], *, tidy: bool = True) -> Iterator[Path]:
     """Give a temporary file beside ``path``, flush it and replace ``path`` by it if the block succeeds.
 
-    ``tidy`` removes the temporary files of killed processes first, which takes a while in a large folder.
+    ``tidy`` makes its folder and removes the temporary files of killed processes first, which takes a while in
+    a large folder. Without it the folder must be there.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if tidy:
+        path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
     with name_in_errors(path), _temporary_file(path) as staged:
         yield staged

@@ -268,9 +268,10 @@ class TestFiles:
             remove(path)
 
         save()
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "rmdir", kill)
-            save()
+            with pytest.raises(KeyboardInterrupt):
+                save()
         assert len(list((tmp_path / "versions").iterdir())) == 2
         save()
         assert list((tmp_path / "versions").iterdir()) == [files_of(tmp_path)]
