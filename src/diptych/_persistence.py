@@ -98,8 +98,8 @@ Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 def replace_file(path: str | os.PathLike[str], *, tidy: bool = True) -> Iterator[Path]:
     """Give a temporary file beside ``path``, flush it and replace ``path`` by it if the block succeeds.
 
-    ``tidy`` makes its folder and removes the temporary files of killed processes first, which takes a while in
-    a large folder. Without it the folder must be there.
+    ``tidy`` makes its folder and removes the temporary files of killed processes first, which takes a while
+    in a large folder. Without it the folder must be there.
     """
     path = Path(path)
     if tidy:
