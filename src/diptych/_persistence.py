@@ -98,11 +98,12 @@ Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 def replace_file(path: str | os.PathLike[str], *, tidy: bool = True) -> Iterator[Path]:
     """Give a temporary file beside ``path``, flush it and replace ``path`` by it if the block succeeds.
 
-    ``tidy`` removes the temporary files of killed processes first, which takes a while in a large folder.
+    ``tidy`` makes its folder and removes the temporary files of killed processes first, which takes a while
+    in a large folder. Without it the folder must be there.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if tidy:
+        path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
     with name_in_errors(path), _temporary_file(path) as staged:
         yield staged
@@ -801,15 +802,20 @@ def _remove_version(folder: Path) -> None:
     """Remove the files that the config of a version names, and their folders unless others wrote there."""
     entries = read_entries(folder)
     if entries is None:
+        with suppress(
+            OSError
+        ):  # a process was killed when all files were removed, and only the folder was left
+            os.rmdir(folder)
         return
     ours = {folder / name for name in (CONFIG, *entries)}
+    folders = {path.parent for path in ours}
     for parent, _, files in os.walk(folder, topdown=False):  # so no name leads out of the folder
         own = ours & {Path(parent, name) for name in files}
         # The config goes last: without it, nobody would know what to remove.
         for path in sorted(own, key=(folder / CONFIG).__eq__):
             with suppress(OSError):  # on Windows, a file that is open
                 path.unlink()
-        if own:
+        if Path(parent) in folders:
             with suppress(OSError):
                 os.rmdir(parent)
 

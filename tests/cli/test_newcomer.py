@@ -131,7 +131,8 @@ class TestABareNetwork:
         command = [sys.executable, "-m", "diptych", "annotate", "model", "photo.jpg"]
         try:
             for content, words in (
-                (whole + b"\0", "has changed"),
+                (whole + b"\x28\x07", "has changed"),  # another model_version
+                (whole[:-1], "could not be loaded"),
                 (None, "does not exist any more"),
             ):
                 network.unlink()

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError, Retriever, _persistence
-from diptych._persistence import current_version, new_version, read_current, replace_file
+from diptych._persistence import (
+    Schema,
+    current_version,
+    new_version,
+    read_current,
+    replace_file,
+    write_config,
+)
 from diptych.retrieval import _folder
 from saved_files import files_of, seal
 
@@ -243,6 +250,31 @@ class TestFiles:
             assert [path.name for path in (place / "versions").iterdir()] == [current_version(place).id]
             assert not list(place.glob(".*.diptych-*"))
             assert len(ids(place)) == 180
+
+    @pytest.mark.parametrize("at", [0, 1])
+    def test_a_version_whose_removal_was_killed_is_removed_by_the_next_save(self, tmp_path, monkeypatch, at):
+        def save():
+            with new_version(tmp_path, "test") as draft:
+                (draft.path / "inner").mkdir()
+                (draft.path / "inner" / "file").write_text("1")
+                write_config(draft.path, "test", Schema())
+
+        remove, removed = os.rmdir, []
+
+        def kill(path):
+            if len(removed) == at:
+                raise KeyboardInterrupt  # as if killed: nothing is cleaned up
+            removed.append(path)
+            remove(path)
+
+        save()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rmdir", kill)
+            with pytest.raises(KeyboardInterrupt):
+                save()
+        assert len(list((tmp_path / "versions").iterdir())) == 2
+        save()
+        assert list((tmp_path / "versions").iterdir()) == [files_of(tmp_path)]
 
     def test_a_folder_is_as_empty_if_the_first_save_was_killed_before_its_record(self, made, tmp_path):
         (tmp_path / ".lock").touch()

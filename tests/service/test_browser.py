@@ -14,6 +14,8 @@ import uvicorn
 from diptych import HKSE, Retriever
 from diptych.data import split_by_image
 from diptych.fusion import Fusion
+from diptych.report._page import page as make_page
+from diptych.report._page import section, show_items
 from diptych.scenes import make_scenes
 from diptych.service import Limits, create_app
 from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder
@@ -960,3 +962,18 @@ def test_the_model_tab_says_why_there_are_no_probabilities(visit):
     page.locator("#model h2", has_text="Probabilities").wait_for()
     reason = page.evaluate("async () => (await (await fetch('v1/model')).json()).calibration.absent")
     assert page.locator("#model .note", has_text=reason).count() == 1
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_long_names_in_a_contact_sheet_do_not_overlap(chromium, size):
+    items = [(None, f"IMG_{'x' * length}.jpg") for length in (5, 60, 200)]
+    sheet = chromium.new_page(viewport=size)
+    try:
+        sheet.set_content(make_page("Near-identical images", "", [section("Groups", show_items(items))]))
+        widths = sheet.locator(".strip li").evaluate_all(
+            "all => all.map((item) => [item.scrollWidth, item.clientWidth])"
+        )
+    finally:
+        sheet.close()
+    assert len(widths) == 3
+    assert all(needed <= there for needed, there in widths)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from diptych._persistence import lock_for_serving
 from diptych.cli import app
+from diptych.service import _serve
 
 runner = CliRunner()
 
@@ -90,3 +92,17 @@ def test_ctrl_c_ends_all_processes_with_one_line(start, folder, busy):
     _, logged = server.process.communicate(timeout=60)
     assert (server.process.returncode, logged.strip()) == (130, "interrupted; the server has stopped")
     assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_a_second_ctrl_c_while_the_first_is_handled_does_not_skip_the_saving(monkeypatch):
+    server, handle = _serve._Server(uvicorn.Config(None)), uvicorn.Server.handle_exit
+    signals = [signal.SIGINT]
+
+    def interrupted(self, sig, frame):
+        if signals:
+            server.handle_exit(signals.pop(), frame)
+        handle(self, sig, frame)
+
+    monkeypatch.setattr(uvicorn.Server, "handle_exit", interrupted)
+    server.handle_exit(signal.SIGINT, None)
+    assert (server.should_exit, server.force_exit) == (True, False)

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -18,7 +19,8 @@ from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import current_version, lock_for_serving
+from diptych._persistence import current_version, lock_for_serving, replace_file
+from diptych.service._limits import MovedError
 from diptych.service._model import ModelHolder
 from diptych.service._writes import Entry, Journal, Upload, Writer, read_entries
 from saved_files import files_of
@@ -204,6 +206,23 @@ def test_a_folder_that_is_gone_takes_no_changes(make_client, own_folder, folder,
     if "moved" in how:
         client = make_client(moved, writable=True)
         assert client.get("/v1/items/kept/thumbnail").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda journal: journal.store_upload(Upload(b"new")), lambda journal: journal.rewrite([])],
+    ids=["upload", "journal"],
+)
+def test_a_folder_that_is_removed_while_a_file_is_written_is_not_made_again(own_folder, monkeypatch, write):
+    def removed_before(path, **options):
+        shutil.rmtree(own_folder)
+        return replace_file(path, **options)
+
+    with closing(Journal(own_folder)) as journal:
+        monkeypatch.setattr("diptych.service._writes.replace_file", removed_before)
+        with pytest.raises((MovedError, FileNotFoundError)):
+            write(journal)
+    assert not own_folder.exists()
 
 
 def test_uploads_are_replayed_in_a_process_of_their_own(own_folder, monkeypatch, caplog):

@@ -92,9 +92,12 @@ class _Server(uvicorn.Server):
             listener.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at the first Ctrl+C; ignore a second one, since saving the items may take seconds."""
-        if not self.should_exit:
-            super().handle_exit(sig, frame)
+        """Stop, but never by force after a second Ctrl+C, since saving the items may take seconds.
+
+        The second one may come at any moment, also while the first one is handled.
+        """
+        super().handle_exit(sig, frame)
+        self.force_exit = False
 
 
 def run(

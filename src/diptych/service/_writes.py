@@ -177,15 +177,19 @@ class Journal:
             raise OSError(errno.ELOOP, f"{UPLOADS} or a file in it is a link")
         if path.is_file():
             return False
-        self.uploads.mkdir(exist_ok=True)  # without the model folder, an error
-        with replace_file(path, tidy=False) as staged:
-            staged.write_bytes(upload.content)
+        try:
+            self.uploads.mkdir(exist_ok=True)
+            with replace_file(path, tidy=False) as staged:
+                staged.write_bytes(upload.content)
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
         self.stored.add(path.name)
         return True
 
     def rewrite(self, entries: list[Entry]) -> None:
         self.check_in_place()
-        with replace_file(self.path) as staged:
+        with replace_file(self.path, tidy=False) as staged:  # which does not make a folder that was removed
             staged.write_bytes(b"".join(entry.to_line() for entry in entries))
         self._file.close()
         self._open()
