@@ -269,7 +269,7 @@ def _find_dropped_key(content: Any, kept: Any) -> str | None:
                 return str(key)[:60]
         pairs = ((content[key], kept[key]) for key in content)
     elif isinstance(content, (list, tuple)) and isinstance(kept, (list, tuple)):
-        pairs = zip(content, kept, strict=True)
+        pairs = zip(content, kept, strict=False)  # a schema may fill in an empty list
     return next((key for pair in pairs if (key := _find_dropped_key(*pair)) is not None), None)
 
 
