@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from diptych import InputError
+from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import (
     Schema,
     convert,
     read_config,
     read_json,
-    read_model_folder,
     write_config,
     write_json,
-    write_model_folder,
     write_tensors,
 )
 from saved_files import files_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import threadpoolctl
 
 from diptych._checks import DataWarning, InputError, check_count, missing_package_error
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import current_version, lock_for_serving
+from diptych._model_folder import current_version, lock_for_serving
 from diptych.cli import app
 from diptych.data import read_pairs
 from diptych.encoders import image_encoder

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Fusion, InputError, Retriever, _persistence
-from diptych._persistence import FORMAT_VERSION, TENSORS, check_format, lock_for_serving, new_version
+from diptych._model_folder import lock_for_serving, new_version
+from diptych._persistence import FORMAT_VERSION, TENSORS, check_format
 from diptych.cca import Moments
 from diptych.encoders import PyramidDescriptor, sentence_encoder
 from saved_files import edit_config, files_of
