@@ -418,7 +418,7 @@ class TestRefused:
 
 class TestLockForServing:
     HOLD = (
-        "import sys\nfrom diptych._persistence import lock_for_serving\n"
+        "import sys\nfrom diptych._model_folder import lock_for_serving\n"
         "with lock_for_serving(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
 
