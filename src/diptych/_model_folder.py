@@ -339,7 +339,8 @@ def _show_for_people(folder: Path, record: Record) -> None:
     for name in FOR_PEOPLE:
         shown, wanted = folder / name, entries[0].get(name)
         digest = file_digest(shown) if shown.is_file() and not shown.is_symlink() else None
-        if os.path.lexists(shown) and digest not in {own[name].sha256 for own in entries if name in own}:
+        written = {files[name].sha256 for files in entries if name in files}
+        if os.path.lexists(shown) and digest not in written:
             continue
         if wanted is None:
             shown.unlink(missing_ok=True)

@@ -88,17 +88,17 @@ def map_parallel(function: Callable[[Any], Result], items: list[Any], like: Arra
             waiting.clear()
             raise
         finally:
-            _own.at_work = False
+            _this_thread.at_work = False
 
     with one_blas_thread() as threads:
-        others = [_pool().submit(work) for _ in range(min(len(items), threads) - 1)]
+        futures = [_pool().submit(work) for _ in range(min(len(items), threads) - 1)]
         try:
             work()
         finally:
-            for other in others:
+            for future in futures:
                 # One that has not started yet, because another call uses the pool, has nothing left to do.
-                if not other.cancel():
-                    other.result()
+                if not future.cancel():
+                    future.result()
     return results
 
 
@@ -209,9 +209,9 @@ def one_blas_thread() -> Iterator[int]:
     with _limit.lock:
         if _limit.callers == 0:
             _limit.threads = min(_blas_threads(), count_cores())
-        if (found := _blas()) is not _limit.found:  # or one was imported since
-            _limit.limiters.append(found.limit(limits=1))
-            _limit.found = found
+        if (blas := _blas()) is not _limit.limited:  # or one was imported since
+            _limit.limiters.append(blas.limit(limits=1))
+            _limit.limited = blas
         _limit.callers += 1
     try:
         yield _limit.threads
@@ -221,7 +221,7 @@ def one_blas_thread() -> Iterator[int]:
             if _limit.callers == 0:
                 while _limit.limiters:
                     _limit.limiters.pop().restore_original_limits()
-                _limit.found = None
+                _limit.limited = None
 
 
 class _Limit:
@@ -231,21 +231,21 @@ class _Limit:
         self.lock = threading.Lock()
         self.callers = 0
         self.threads = 1
-        self.found: Any = None  # the BLAS libraries that are limited
+        self.limited: Any = None  # the BLAS libraries that are limited
         self.limiters: list[Any] = []
 
 
 _limit = _Limit()
-_own = threading.local()
+_this_thread = threading.local()
 
 
 def _set_at_work() -> None:
-    _own.at_work = True
+    _this_thread.at_work = True
 
 
 def _is_at_work() -> bool:
     """Return whether this thread works on one of several items at once: the other cores are taken."""
-    return getattr(_own, "at_work", False)
+    return getattr(_this_thread, "at_work", False)
 
 
 @cache
