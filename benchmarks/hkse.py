@@ -51,7 +51,7 @@ import scipy.sparse  # noqa: E402
 from sklearn.pipeline import FeatureUnion  # noqa: E402
 
 from diptych import AWCCA, HKSE, retrieval_scores  # noqa: E402
-from diptych._persistence import current_version  # noqa: E402
+from diptych._model_folder import current_version  # noqa: E402
 from diptych.cca import Moments  # noqa: E402
 from diptych.encoders import (  # noqa: E402
     hkse_dimensions,

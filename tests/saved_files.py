@@ -2,7 +2,8 @@
 
 import json
 
-from diptych._persistence import RECORD, current_version, file_digest
+from diptych._model_folder import RECORD, current_version
+from diptych._persistence import file_digest
 
 
 def files_of(folder):

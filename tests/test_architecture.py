@@ -9,11 +9,12 @@ import pytest
 import diptych
 
 ORDER = [
-    ["_lazy"],
+    ["_lazy", "_progress"],
     ["_arrays"],
     ["_checks"],
     ["_threads"],
     ["_devices", "_persistence"],
+    ["_model_folder"],
     ["ranking"],
     ["cca"],
     ["stats"],

@@ -2,18 +2,19 @@
 
 from typing import Any, TypedDict
 
+import msgspec
 import numpy as np
 import pytest
 
 from diptych import InputError
+from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import (
     Schema,
+    convert,
     read_config,
     read_json,
-    read_model_folder,
     write_config,
     write_json,
-    write_model_folder,
     write_tensors,
 )
 from saved_files import files_of
@@ -66,6 +67,16 @@ def test_a_wrong_config_is_refused_with_its_file_and_key(tmp_path, changes, mess
     with pytest.raises(InputError, match=message) as caught:
         read_config(tmp_path, "thing", Settings)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_list_that_its_schema_fills_in_is_no_error(tmp_path):
+    class Scales(Schema, frozen=True):
+        scales: tuple[float, ...] = ()
+
+        def __post_init__(self):
+            msgspec.structs.force_setattr(self, "scales", self.scales or (1.0,))
+
+    assert convert({"scales": []}, Scales, tmp_path).scales == (1.0,)
 
 
 def test_a_config_that_could_not_be_read_again_is_not_written(tmp_path):

@@ -46,13 +46,13 @@ def as_dtype(array: Array, dtype: Any) -> Array:
 
 def namespace(*arrays: Array) -> Any:
     """Return the array API namespace of ``arrays`` (None are skipped), which must share one backend."""
-    own = [dense_like(a) for a in arrays if a is not None]
+    dense = [dense_like(a) for a in arrays if a is not None]
     # NumPy has followed the standard since 2.1, but for two things: ask for a stable argsort, which cannot be
     # descending, and sort unique_values. array_api_compat's copy of it imports all of its modules, f2py and
     # testing too.
-    if hasattr(np, "astype") and own and all(map(is_numpy_array, own)):
+    if hasattr(np, "astype") and dense and all(map(is_numpy_array, dense)):
         return np
-    return array_namespace(*own)
+    return array_namespace(*dense)
 
 
 def move_like(array: Array, reference: Array, dtype: Any = None) -> Array:

@@ -366,8 +366,8 @@ def check_sample_weight(sample_weight: Any, y: Array) -> Array | None:
 
     xp = namespace(y)
     try:
-        given = sample_weight if is_array_api_obj(sample_weight) else np.asarray(sample_weight)
-        weights = move_like(given, y, dtype=xp.float64)
+        values = sample_weight if is_array_api_obj(sample_weight) else np.asarray(sample_weight)
+        weights = move_like(values, y, dtype=xp.float64)
     except (TypeError, ValueError):
         raise InputError("sample_weight has values that are not numbers; give one weight per pair.") from None
     if weights.ndim != 1 or weights.shape[0] != y.shape[0]:

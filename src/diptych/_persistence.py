@@ -1,34 +1,7 @@
-"""Model folders and the files in them: checksums, format versions, and replacement that is never half done.
+"""Files that are never half written: JSON with a schema, arrays, and configs with checksums of other files.
 
 Numbers are stored as safetensors and everything else as JSON, so that reading a model executes nothing.
-
-==========================  ===========================================================================
-``current.json``            the record: the kind of model, its current version, the checksum of its config,
-                            and other versions that were written here and can be removed
-``versions/ID/``            the files of a version; its ``config.json`` has a checksum of every other file
-``README.md``               the model card of the current version with its figure, for people
-``uploads/``                images that were sent to a server, each named by the SHA-256 of its content
-``journal.jsonl``           changes that a server has confirmed, see ``diptych.service._writes``
-``.lock``                   locked while a process writes
-``.server.lock``            locked by the one server that may write
-==========================  ===========================================================================
-
-**Writers** (``save``, the command line, a server) take the lock, write a new version beside the current one,
-flush it to the disk and replace the record, all in ``new_version``. ``Draft.current`` is the version that
-will be replaced: a writer that started from another one merges or gives up. The lock belongs to the operating
-system (``filelock``) and disappears with its process. The next writer removes what a killed writer left.
-
-**Other files in the folder stay.** A model is saved only to a new or empty folder, or to one with a record of
-its kind. Removed are versions that the record names, of these only the files that their configs name, and a
-card only if it is as it was written. Nothing is read, written or removed through a link.
-
-**Readers** take no lock. ``read_current`` reads the record once and then only files of that version, so no
-reader mixes two versions. Old versions are removed as soon as the record names a new one. A file that a
-reader has open or mapped stays readable (on Windows, where open files cannot be removed, the old version
-stays until the next save). A reader that finds a file removed sees that there is a new version and starts
-again; the third time it takes the writers' lock, so it always finishes.
-
-**Unchanged files are not copied**: a version shares them with the previous one through hard links.
+``_model_folder`` describes the folders that they make up.
 
 **Every config is a typed schema**, a ``Schema`` beside the class that it describes. msgspec checks it: a
 wrong type, a missing or unknown key and a number that is not finite are one ``InputError`` that names the
@@ -43,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -70,11 +42,7 @@ FORMAT_VERSION = 1
 
 MAX_JSON_BYTES = 64 * 2**20
 CONFIG, TENSORS = "config.json", "model.safetensors"
-RECORD, VERSIONS = "current.json", "versions"
-UPLOADS, JOURNAL = "uploads", "journal.jsonl"
-LOCK, SERVER_LOCK = ".lock", ".server.lock"
-FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
-"""Files of the current version that are shown in the model folder itself."""
+LOCK = ".lock"
 
 READ_ERRORS = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, NotImplementedError),
@@ -82,8 +50,9 @@ READ_ERRORS = (
 )
 """What NumPy and similar libraries raise on damaged files."""
 
-_TEMPORARY = re.compile(r"\..+\.diptych-[0-9a-f]{12}")
-_VERSION_ID = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
+TEMPORARY = re.compile(r"\..+\.diptych-[0-9a-f]{12}")
+"""The names of temporary files."""
+
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
 _DTYPE_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 
@@ -148,7 +117,7 @@ def _temporary_file(target: Path) -> Iterator[Path]:
 def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files of killed processes: those that nobody has locked."""
     for path in () if fcntl is None else folder.glob(".*.diptych-*"):
-        if _TEMPORARY.fullmatch(path.name):
+        if TEMPORARY.fullmatch(path.name):
             with suppress(OSError):
                 if stat.S_ISREG(path.lstat().st_mode):
                     with open(path, "rb") as file:
@@ -174,18 +143,6 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def link_file(name: str, source: Path, target: Path) -> None:
-    """Hard-link a file of one folder to another, if it is there; copy where the file system has no links."""
-    if os.path.lexists(source / name):
-        check_own(source, name)
-        check_plain_file(source / name)
-        (target / name).parent.mkdir(exist_ok=True)
-        try:
-            os.link(source / name, target / name)
-        except OSError:
-            shutil.copyfile(source / name, target / name)
-
-
 def file_digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
@@ -200,6 +157,11 @@ def library_version() -> str:
         return version("diptych")
     except PackageNotFoundError:
         return "unknown"
+
+
+def real_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return the real path of a model folder, which need not exist yet."""
+    return Path(os.path.realpath(folder))
 
 
 def check_plain_file(path: Path) -> Path:
@@ -256,7 +218,7 @@ def convert(content: Any, schema: type[T], path: str | os.PathLike[str]) -> T:
         message = f"{where}: {message}" if where else message
         raise InputError(f"{path}: {message.rstrip('.')}; restore the file or save again.") from None
     # Dataclasses and typed dictionaries inside a schema ignore unknown keys.
-    if (key := _find_dropped_key(content, _to_builtins(value))) is not None:
+    if (key := _find_dropped_key(content, to_builtins(value))) is not None:
         raise InputError(f"{path} has the unknown key {key!r}; restore the file or save again.")
     return value
 
@@ -269,11 +231,12 @@ def _find_dropped_key(content: Any, kept: Any) -> str | None:
                 return str(key)[:60]
         pairs = ((content[key], kept[key]) for key in content)
     elif isinstance(content, (list, tuple)) and isinstance(kept, (list, tuple)):
-        pairs = zip(content, kept, strict=True)
+        pairs = zip(content, kept, strict=False)  # a schema may fill in an empty list
     return next((key for pair in pairs if (key := _find_dropped_key(*pair)) is not None), None)
 
 
-def _to_builtins(schema: Any) -> Any:
+def to_builtins(schema: Any) -> Any:
+    """Return a schema, or a part of one, as plain data."""
     return msgspec.to_builtins(schema, enc_hook=_encode_array)
 
 
@@ -323,7 +286,10 @@ Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any] | MatrixBlocks]
 
 
 def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | None = None) -> None:
-    """Write named arrays to a safetensors file, one block of rows at a time."""
+    """Write named arrays to a safetensors file, one block of rows at a time.
+
+    The library's own ``save_file`` needs whole arrays, so an index in blocks would be in memory twice.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     end = 0
     for name, tensor in tensors.items():
@@ -465,7 +431,7 @@ class ModelFiles:
         """Return the path of a file that is as it was written; compare only its size unless ``whole``."""
         path, entry = self._find(name), self.entries[name]
         same = path.stat().st_size == entry.bytes and (not whole or file_digest(path) == entry.sha256)
-        _check_same(path, same)
+        check_same(path, same)
         return path
 
     def read_tensors(self, name: str = TENSORS, *, mmap: bool = False) -> Tensors:
@@ -485,7 +451,7 @@ class ModelFiles:
 
         def read() -> bytes:
             raw = self._find(name).read_bytes() if mapped is None else mapped.tobytes()
-            _check_same(self.folder / name, hashlib.sha256(raw).hexdigest() == self.entries[name].sha256)
+            check_same(self.folder / name, hashlib.sha256(raw).hexdigest() == self.entries[name].sha256)
             return raw
 
         return read
@@ -496,7 +462,8 @@ class ModelFiles:
         return check_plain_file(self.folder / name)
 
 
-def _check_same(path: Path, same: bool) -> None:
+def check_same(path: Path, same: bool) -> None:
+    """Raise an ``InputError`` unless a file is as it was written."""
     if not same:
         raise InputError(f"{path} is not as it was written (its checksum differs); restore it or save again.")
 
@@ -515,24 +482,24 @@ def check_format(header: Mapping[str, Any], kind: str, path: Path) -> None:
         )
 
 
-def write_config(folder: Path, kind: str, config: Schema, previous: Version | None = None) -> None:
+def write_config(folder: Path, kind: str, config: Schema, previous: Path | None = None) -> None:
     """Write the config of the files in ``folder``, with a checksum of each.
 
-    Files that are linked from the version ``previous`` keep the checksum that its config has.
+    Files that are linked from the folder ``previous`` keep the checksum that its config has.
     """
-    known = (read_entries(previous.path) if previous is not None else None) or {}
+    linked = (read_entries(previous) if previous is not None else None) or {}
     files: dict[str, FileEntry] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         with suppress(OSError):  # the previous version may not have this file
-            if previous is not None and name in known and path.samefile(previous.path / name):
-                files[name] = known[name]
+            if previous is not None and name in linked and path.samefile(previous / name):
+                files[name] = linked[name]
         if name not in files:
             files[name] = FileEntry(path.stat().st_size, file_digest(path))
-    settings = _to_builtins(config)
+    settings = to_builtins(config)
     convert(settings, type(config), folder / CONFIG)  # what cannot be read again is not written
     header = Header(f"diptych-{kind}", FORMAT_VERSION, library_version(), files)
-    write_json(folder / CONFIG, {**settings, **_to_builtins(header)})
+    write_json(folder / CONFIG, {**settings, **to_builtins(header)})
 
 
 def read_entries(folder: Path) -> dict[str, FileEntry] | None:
@@ -554,21 +521,10 @@ def read_config(folder: Path, kind: str, schema: type[S]) -> tuple[S, ModelFiles
     return convert(content, schema, path), ModelFiles(folder, header.files)
 
 
-def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
-    """Write a model that is a config and arrays; a crash leaves the folder as it was."""
-    with new_version(folder, kind) as draft:
-        write_model_files(draft.path, kind, config, tensors)
-
-
 def write_model_files(folder: Path, kind: str, config: Schema, tensors: Arrays) -> None:
     """Write the files of a model that is a config and arrays."""
     write_tensors(folder / TENSORS, tensors, {"format": f"diptych-{kind}"})
     write_config(folder, kind, config)
-
-
-def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:
-    """Read what ``write_model_folder`` wrote; also return the path of the arrays, for messages."""
-    return read_current(folder, lambda current: read_model_files(current.path, kind, schema))
 
 
 def read_model_files(
@@ -577,260 +533,3 @@ def read_model_files(
     """Read what ``write_model_files`` wrote; with ``mmap``, the arrays stay on disk."""
     config, files = read_config(folder, kind, schema)
     return config, files.read_tensors(mmap=mmap), folder / TENSORS
-
-
-# Versions
-
-
-class ChangedError(InputError):
-    """Another process has saved a version since this one was loaded."""
-
-
-@dataclass(frozen=True)
-class Version:
-    """A version of a model folder (a real path), and the SHA-256 of its config."""
-
-    folder: Path
-    id: str
-    digest: str
-
-    @property
-    def path(self) -> Path:
-        """Where its files are."""
-        return self.folder / VERSIONS / self.id
-
-
-@dataclass
-class Draft:
-    """A version that is being written to ``path``, the one that it will replace, and itself once in place."""
-
-    path: Path
-    current: Version | None
-    version: Version | None = None
-
-
-class Record(Schema, frozen=True):
-    """The content of ``current.json``: the kind of model, the current version and the digest of its config.
-
-    The version is empty until the first one is saved. ``draft`` is the version that a process writes, or was
-    writing when it was killed, and ``replaced`` are earlier ones, which may still have to be removed.
-    """
-
-    format: str
-    version: str
-    sha256: str
-    draft: str = ""
-    replaced: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse what is not the name of a version."""
-        for name in (self.version, self.draft, *self.replaced):
-            if name and not _VERSION_ID.fullmatch(name):
-                raise InputError("it does not name a version")
-
-
-def real_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the real path of a model folder, which need not exist yet."""
-    return Path(os.path.realpath(folder))
-
-
-def find_current(folder: str | os.PathLike[str]) -> Version | None:
-    """Return the current version of a folder; None if nothing was saved there yet."""
-    folder = real_folder(folder)
-    return _current_of(folder, _read_record(folder)) if os.path.lexists(folder / RECORD) else None
-
-
-def current_version(folder: str | os.PathLike[str]) -> Version:
-    """Return the current version of a folder."""
-    folder = real_folder(folder)
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; give the folder of a model.")
-    version = find_current(folder)
-    if version is None:
-        reason = f"{RECORD} names no version" if os.path.lexists(folder / RECORD) else f"{RECORD} is missing"
-        raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
-    return version
-
-
-def _read_record(folder: Path) -> Record:
-    return convert(read_json(folder / RECORD), Record, folder / RECORD)
-
-
-def _current_of(folder: Path, record: Record) -> Version | None:
-    return Version(folder, record.version, record.sha256) if record.version else None
-
-
-def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -> T:
-    """Return what ``read`` makes of the current version, all of it from that one version."""
-    for _ in range(2):
-        version = current_version(folder)
-        try:
-            return _read_version(version, read)
-        except (InputError, OSError):
-            if current_version(folder) == version:
-                raise
-    with lock_folder(real_folder(folder)):
-        return _read_version(current_version(folder), read)
-
-
-@contextmanager
-def new_version(folder: str | os.PathLike[str], kind: str) -> Iterator[Draft]:
-    """Write a new version of a ``kind`` of model, under the lock; it becomes current if the block succeeds.
-
-    A folder that holds something else is never written to.
-    """
-    folder = real_folder(folder)
-    _open_record(folder, kind)
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder):
-        record = _open_record(folder, kind)
-        if record.draft:
-            shutil.rmtree(folder / VERSIONS / record.draft, ignore_errors=True)
-        number = 1 + int(record.version.partition("-")[0] or 0)
-        draft = Draft(folder / VERSIONS / f"{number:06d}-{uuid4().hex[:8]}", _current_of(folder, record))
-        try:
-            _write_record(folder, msgspec.structs.replace(record, draft=draft.path.name))
-            draft.path.mkdir(parents=True)
-            with name_in_errors(draft.path):
-                yield draft
-            digest = file_digest(draft.path / CONFIG)
-            for path in (draft.path, *draft.path.rglob("*"), folder / VERSIONS):
-                (flush_folder if path.is_dir() else flush_file)(path)
-            replaced = (*record.replaced, *([record.version] if record.version else ()))
-            remaining = tuple(name for name in replaced if (folder / VERSIONS / name).exists())
-            record = Record(f"diptych-{kind}", draft.path.name, digest, "", remaining)
-            _write_record(folder, record)
-        except BaseException:
-            with suppress(InputError):
-                record = _read_record(folder)
-            if record.version != draft.path.name:
-                shutil.rmtree(draft.path, ignore_errors=True)
-            raise
-        draft.version = Version(folder, record.version, record.sha256)
-        _show_for_people(folder, record)
-        for name in record.replaced:
-            _remove_version(folder / VERSIONS / name)
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes to a model folder, and keep others from writing."""
-    from filelock import FileLock  # only writers need it, and it imports asyncio
-
-    check_own(folder, LOCK)
-    with FileLock(folder / LOCK):
-        yield
-
-
-@contextmanager
-def lock_for_serving(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Be the only server that writes to a model folder; a second one is an ``InputError``."""
-    from filelock import FileLock, Timeout
-
-    real = current_version(folder).folder
-    check_own(real, SERVER_LOCK)
-    lock = FileLock(real / SERVER_LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(
-            f"{folder} is being changed by another process that serves it with --writable; stop that one "
-            "first."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def check_writable(folder: str | os.PathLike[str], kind: str) -> None:
-    """Refuse a folder that a ``kind`` of model cannot be saved to, before time is spent on fitting it."""
-    folder = real_folder(folder)
-    _open_record(folder, kind)
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "is a file" if not parent.is_dir() else "cannot be written to"
-        raise InputError(f"{folder} cannot be made, because {parent} {reason}; choose another folder.")
-
-
-def _read_version(version: Version, read: Callable[[Version], T]) -> T:
-    if os.path.realpath(version.path) != os.fspath(version.path):
-        raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
-    config = check_plain_file(version.path / CONFIG)
-    _check_same(config, file_digest(config) == version.digest)
-    return read(version)
-
-
-def _open_record(folder: Path, kind: str) -> Record:
-    """Return the record of a folder that a ``kind`` of model may be saved to; a new one of a new folder."""
-    record = Record(f"diptych-{kind}", "", "")
-    if not folder.exists():
-        return record
-    reason = ""
-    if os.path.lexists(folder / RECORD):
-        check_own(folder, RECORD, VERSIONS)
-        try:
-            record = _read_record(folder)
-        except InputError as error:
-            record, reason = Record("", "", ""), f" ({str(error).rstrip('.')})"
-        names = (record.version, record.draft, *record.replaced)
-        check_own(folder, *(f"{VERSIONS}/{name}" for name in names if name))
-    elif not folder.is_dir() or not all(map(_is_left_by_a_first_save, folder.iterdir())):
-        record = Record("", "", "")
-    if record.format != f"diptych-{kind}":
-        raise InputError(
-            f"{folder} exists and is not a diptych {kind}{reason}; choose another folder, or an empty one."
-        )
-    return record
-
-
-def _is_left_by_a_first_save(path: Path) -> bool:
-    """Return whether a process made a file that was killed before it could write a record."""
-    status = path.lstat()
-    return stat.S_ISREG(status.st_mode) and (
-        (path.name == LOCK and status.st_size == 0)
-        or (path.name.startswith(f".{RECORD}.") and _TEMPORARY.fullmatch(path.name) is not None)
-    )
-
-
-def _write_record(folder: Path, record: Record) -> None:
-    with replace_file(folder / RECORD) as staged:
-        write_json(staged, _to_builtins(record))
-
-
-def _remove_version(folder: Path) -> None:
-    """Remove the files that the config of a version names, and their folders unless others wrote there."""
-    entries = read_entries(folder)
-    if entries is None:
-        with suppress(
-            OSError
-        ):  # a process was killed when all files were removed, and only the folder was left
-            os.rmdir(folder)
-        return
-    ours = {folder / name for name in (CONFIG, *entries)}
-    folders = {path.parent for path in ours}
-    for parent, _, files in os.walk(folder, topdown=False):  # so no name leads out of the folder
-        own = ours & {Path(parent, name) for name in files}
-        # The config goes last: without it, nobody would know what to remove.
-        for path in sorted(own, key=(folder / CONFIG).__eq__):
-            with suppress(OSError):  # on Windows, a file that is open
-                path.unlink()
-        if Path(parent) in folders:
-            with suppress(OSError):
-                os.rmdir(parent)
-
-
-def _show_for_people(folder: Path, record: Record) -> None:
-    """Copy the card of the current version to the model folder, unless a file of somebody else is there."""
-    versions = [folder / VERSIONS / name for name in (record.version, *record.replaced)]
-    entries = [read_entries(version) or {} for version in versions]
-    for name in FOR_PEOPLE:
-        shown, wanted = folder / name, entries[0].get(name)
-        digest = file_digest(shown) if shown.is_file() and not shown.is_symlink() else None
-        if os.path.lexists(shown) and digest not in {own[name].sha256 for own in entries if name in own}:
-            continue
-        if wanted is None:
-            shown.unlink(missing_ok=True)
-        elif digest != wanted.sha256:
-            with replace_file(shown) as staged:
-                shutil.copyfile(versions[0] / name, staged)

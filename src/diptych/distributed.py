@@ -16,10 +16,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+import numpy as np  # noqa: F401, its BLAS must be loaded to be limited
 import threadpoolctl
 
 from diptych._checks import DataWarning, InputError, check_count, missing_package_error
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 
 if TYPE_CHECKING:
     from distributed import Client

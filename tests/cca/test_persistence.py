@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from diptych import AWCCA, InputError
-from diptych._persistence import new_version, read_json
+from diptych._model_folder import new_version
+from diptych._persistence import read_json
 from diptych.cca._fitted import FittedAWCCA
 from saved_files import edit_config, files_of, seal, seal_config
 

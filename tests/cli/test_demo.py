@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from commands import run
 from diptych import Retriever
 from diptych.cli._output import name_program
@@ -32,6 +34,16 @@ def test_the_demo_writes_models_and_a_report(tmp_path):
     found = subprocess.run(search, shell=True, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "images/scene-" in found.stdout
+
+
+@pytest.mark.parametrize("name", ["report.html", "scenes/captions.jsonl", "model/thesis.tex"])
+def test_the_demo_replaces_no_file_of_others(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("precious")
+    result = run("demo", "-n", 200, "-o", tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+    assert (tmp_path / name).read_text() == "precious"
 
 
 def test_the_program_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):

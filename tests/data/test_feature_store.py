@@ -127,6 +127,29 @@ def test_folders_with_other_files_are_refused(pairs, tmp_path):
     assert content(tmp_path / "mine") == {"thesis.txt": b"precious"}
 
 
+def test_files_of_others_in_a_store_stay(pairs, tmp_path):
+    encode_images(pairs, Colour(), tmp_path / "store")
+    for name in ("journal.jsonl", "work.json", "notes.txt"):
+        (tmp_path / "store" / name).write_text("precious")
+    expected = content(tmp_path / "store")
+    encode_images(pairs, Colour(), tmp_path / "store")
+    assert content(tmp_path / "store") == expected
+
+
+@pytest.mark.parametrize("name", ["features.partial", "journal.jsonl", "features.npy", "work.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_is_written_through_a_link_or_to_a_pipe(tmp_path, name, kind):
+    StoreWriter(tmp_path / "store", JOB).close()
+    place, mine = tmp_path / "store" / name, tmp_path / "thesis.txt"
+    content = place.read_bytes() if place.exists() else b"precious"
+    mine.write_bytes(content)
+    place.unlink(missing_ok=True)
+    place.symlink_to(mine) if kind == "link" else os.mkfifo(place)
+    with pytest.raises(InputError, match=f"{name} is a link|{name} is neither a file"):
+        StoreWriter(tmp_path / "store", JOB)
+    assert mine.read_bytes() == content
+
+
 def test_a_writer_recovers_from_truncated_files(tmp_path, rng):
     rows = rng.normal(size=(10, 4)).astype(np.float32)
 

@@ -2,23 +2,23 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-TRIALS = Path(__file__).parent / "trials.py"
-NAMES = re.findall(r'^    "(\w+)": \1,$', TRIALS.read_text("utf-8"), re.MULTILINE)
+from faults.trials import TRIALS
+
+PROGRAM = Path(__file__).parent / "trials.py"
 ROUNDS = 20
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRIALS)
 def test_nothing_is_lost(name):
-    command = [sys.executable, str(TRIALS), name, "--rounds", str(ROUNDS)]
+    command = [sys.executable, str(PROGRAM), name, "--rounds", str(ROUNDS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert done.stdout, done.stderr[-2000:]

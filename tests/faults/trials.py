@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import current_version, lock_for_serving
+from diptych._model_folder import current_version, lock_for_serving
 from diptych.cli import app
 from diptych.data import read_pairs
 from diptych.encoders import image_encoder
@@ -108,6 +108,15 @@ def picture(colour):
     return file.getvalue()
 
 
+TRIALS = {}
+
+
+def trial(function):
+    """Make a function a trial, under its name."""
+    TRIALS[function.__name__] = function
+    return function
+
+
 class Count:
     """What a trial found."""
 
@@ -167,50 +176,16 @@ def together(rng, *works):
 # Loading and saving at once
 
 
-def loads_beside_saves(place, rounds, rng, count):
-    """A process saves two models in turn without a pause; every load gives one of the two, whole."""
-    known = {name: make_model(seed, name) for seed, name in enumerate(("one", "two"))}
-    query = np.linspace(-1, 1, known["one"].searcher.embedding.features("text"))
-    expected = {name: model.search(query, k=48) for name, model in known.items()}
-    folder = place / "model"
-    known["one"].save(folder)
-
-    def save_forever(ready):
-        ready()
-        while True:
-            for model in known.values():
-                model.base = None  # as one that was fitted, which replaces what is there
-                model.save(folder)
-
-    child, reader = in_child(save_forever)
-    os.read(reader, 1)
-    seen = set()
-    while count.rounds < rounds:
-        count.rounds += 1
-        try:
-            loaded = Retriever.load(folder, mmap=rng.random() < 0.5)
-            answers = loaded.search(query, k=48)
-        except Exception as error:
-            count.check(False, repr(error))
-            continue
-        count.check(answers in expected.values(), "neither of the two models")
-        count.struck += loaded.base.version.id not in seen
-        seen.add(loaded.base.version.id)
-    end(child, reader, signal.SIGKILL)
-
-
-def awcca_loads_beside_saves(place, rounds, rng, count):
-    """The same for a model without an index."""
-    data = np.random.default_rng(0).normal(size=(60, 40))
-    models = [AWCCA(params=(g, g)).fit(data, data[:, :30]) for g in (1.0, 5.0)]
-    expected = [model.transform(data[:3]) for model in models]
-    models[0].save(place / "model")
+def load_beside_saves(folder, models, save, answer, rounds, rng, count):
+    """Load a folder while a process saves two models there in turn; each load must answer as one of them."""
+    expected = [answer(model) for model in models]
+    save(models[0])
 
     def save_forever(ready):
         ready()
         while True:
             for model in models:
-                model.save(place / "model")
+                save(model)
 
     child, reader = in_child(save_forever)
     os.read(reader, 1)
@@ -218,16 +193,48 @@ def awcca_loads_beside_saves(place, rounds, rng, count):
     while count.rounds < rounds:
         count.rounds += 1
         try:
-            found = AWCCA.load(place / "model").transform(data[:3])
-            count.check(any(np.array_equal(found, each) for each in expected), "neither of the two models")
-            now = current_version(place / "model").id
+            found, now = answer(folder), current_version(folder).id
         except Exception as error:
             count.check(False, repr(error))
             continue
+        count.check(any(np.array_equal(found, whole) for whole in expected), "neither of the two models")
         count.struck, last = count.struck + (now != last), now
     end(child, reader, signal.SIGKILL)
 
 
+@trial
+def loads_beside_saves(place, rounds, rng, count):
+    """A process saves two models in turn without a pause; every load gives one of the two, whole."""
+    models = [make_model(seed, name) for seed, name in enumerate(("one", "two"))]
+    query = np.linspace(-1, 1, models[0].searcher.embedding.features("text"))
+
+    def save(model):
+        model.base = None  # as one that was fitted, which replaces what is there
+        model.save(place / "model")
+
+    def answer(model):
+        if isinstance(model, Path):
+            model = Retriever.load(model, mmap=rng.random() < 0.5)
+        return [(hit.id, hit.score) for hit in model.search(query, k=48)]
+
+    load_beside_saves(place / "model", models, save, answer, rounds, rng, count)
+
+
+@trial
+def awcca_loads_beside_saves(place, rounds, rng, count):
+    """The same for a model without an index."""
+    data = np.random.default_rng(0).normal(size=(60, 40))
+    models = [AWCCA(params=(g, g)).fit(data, data[:, :30]) for g in (1.0, 5.0)]
+
+    def answer(model):
+        return (AWCCA.load(model) if isinstance(model, Path) else model).transform(data[:3])
+
+    load_beside_saves(
+        place / "model", models, lambda model: model.save(place / "model"), answer, rounds, rng, count
+    )
+
+
+@trial
 def two_writers(place, rounds, rng, count):
     """Two processes add to one model at once, each item in a save of its own; none is lost, no save fails."""
     folder = place / "model"
@@ -250,36 +257,6 @@ def two_writers(place, rounds, rng, count):
     lost = {f"{name}-{number}" for name in "ab" for number in range(each)} - ids(load(folder))
     for name in sorted(lost):
         count.check(False, f"{name} is lost")
-
-
-def command_beside_a_save(place, rounds, rng, count):
-    """``diptych remove`` while another process saves: both changes are kept."""
-    folder = place / "model"
-    make_model().save(folder)
-    remove = Retriever.remove
-
-    def interrupted(self, gone):
-        if threading.current_thread() is threading.main_thread():
-            other = threading.Thread(target=add, args=(folder, f"new-{count.rounds}"))
-            other.start()
-            other.join()
-            count.struck += 1
-        return remove(self, gone)
-
-    Retriever.remove = interrupted
-    try:
-        for _ in range(rounds):
-            gone = f"item-{count.rounds % 48}"
-            if gone not in ids(load(folder)):
-                make_model().save(folder)
-            said = CliRunner().invoke(app, ["remove", str(folder), gone])
-            now = ids(load(folder))
-            count.check(said.exit_code == 0, said.output)
-            count.check(gone not in now, f"{gone} is back")
-            count.check(f"new-{count.rounds}" in now, "what was saved is lost")
-            count.rounds += 1
-    finally:
-        Retriever.remove = remove
 
 
 # A server that writes
@@ -340,6 +317,7 @@ def served_by_a_restart(folder):
     return ids(shelf.current.retriever)
 
 
+@trial
 def stopped_while_a_version_loads(place, rounds, rng, count):
     """SIGTERM while a server loads a new version: neither that nor what was added is lost."""
     folder = place / "model"
@@ -359,6 +337,7 @@ def stopped_while_a_version_loads(place, rounds, rng, count):
         count.rounds += 1
 
 
+@trial
 def servers_killed(place, rounds, rng, count):
     """SIGKILL while items are added and folded: what was acknowledged is there after a restart."""
     folder, acknowledged = place / "model", []
@@ -410,6 +389,7 @@ def write(shelf, name, colour=None):
     shelf.writer.add(retriever, given, [] if given else ["a red dog runs"], name, {})
 
 
+@trial
 def unreadable_version(place, rounds, rng, count):
     """A new version cannot be read: the server keeps its hands off it, and loses nothing."""
     folder = place / "model"
@@ -434,6 +414,7 @@ def unreadable_version(place, rounds, rng, count):
         count.rounds += 1
 
 
+@trial
 def saved_while_folding(place, rounds, rng, count):
     """A new version is saved while a server folds its journal: both are kept."""
     folder = place / "model"
@@ -457,6 +438,7 @@ def _open_into(found, folder):
     found.append(opened(folder))
 
 
+@trial
 def replaced_while_starting(place, rounds, rng, count):
     """A version is replaced while a server starts: it serves one of the two under its own name."""
     folder = place / "model"
@@ -479,58 +461,7 @@ def replaced_while_starting(place, rounds, rng, count):
         count.rounds += 1
 
 
-# Folders that are moved, linked, or reached along another way
-
-
-def moved_and_linked(place, rounds, rng, count):
-    """Uploads and relative paths survive a folder that moves; a link is the folder it names."""
-    here = os.getcwd()
-    while count.rounds < rounds:
-        root = Path(tempfile.mkdtemp(dir=place))
-        (root / "photos").mkdir()
-        (root / "photos" / "a.png").write_bytes(picture("green"))
-        fresh(place, root / "model")
-        os.chdir(root)
-        try:
-            retriever = load("model")
-            retriever.add(["photos/a.png"])
-            retriever.save("model")
-            shelf = opened(Path("model"))
-            write(shelf, "mine", "red")
-            shelf.save()
-            shelf.writer.journal.close()
-        finally:
-            os.chdir(here)
-        moved = root / "elsewhere" / "renamed"
-        moved.parent.mkdir()
-        (root / "model").rename(moved)
-        if rng.random() < 0.5:  # the photographs move along, with the same way from the model to them
-            (root / "elsewhere" / "renamed").rename(root / "model")
-            whole = Path(tempfile.mkdtemp(dir=place)) / "all"
-            root.rename(whole)
-            moved, root = whole / "model", whole
-        (root / "link").symlink_to(moved)
-        shelf = opened(root / "link")
-        items = shelf.current.retriever
-        for name in ("mine", "photos/a.png"):
-            count.check(Path(items.item(name).path).is_file(), f"the file of {name} is not found")
-        write(shelf, "more", "blue")
-        shelf.save()
-        shelf.writer.journal.close()
-        count.check((root / "link").is_symlink(), "the link was replaced")
-        said = CliRunner().invoke(app, ["remove", str(root / "link"), "item-0"])
-        count.check(said.exit_code == 0, said.output)
-        now = load(moved)
-        count.check(
-            now.item("item-0") is None and now.item("more") is not None, "changes through a link are lost"
-        )
-        uploads = [now.item(name).path for name in ("mine", "more")]
-        count.check(all(map(os.path.isfile, uploads)), "an upload is deleted")
-        count.check(all(Path(path).parent == moved / "uploads" for path in uploads), "uploads are elsewhere")
-        count.struck += 1
-        count.rounds += 1
-
-
+@trial
 def served_folder_replaced(place, rounds, rng, count):
     """A served folder is removed, moved or made anew: what is acknowledged is on disk."""
     while count.rounds < rounds:
@@ -593,6 +524,7 @@ def served_folder_replaced(place, rounds, rng, count):
 # What clients and files can make a server do
 
 
+@trial
 def unknown_filter_keys(place, rounds, rng, count):
     """40 filters of 16 kB in a round, with keys that no item has: they cost no memory, and no time later."""
     rows = np.random.default_rng(0).normal(size=(2000, 4)).astype(np.float32)
@@ -619,6 +551,7 @@ def unknown_filter_keys(place, rounds, rng, count):
     )
 
 
+@trial
 def replayed_uploads(place, rounds, rng, count):
     """Uploads are replayed after a crash, one of them replaced by an image that is too large to decode."""
     decode = Image.open
@@ -724,6 +657,17 @@ def run_command(*arguments):
     assert result.exit_code == 0, result.output
 
 
+def refit(folder, rng):
+    """Refit a saved model with two pairs more."""
+    retriever = load(folder)
+    number = rng.randrange(10**9)
+    rows = np.random.default_rng(number).normal(size=(2, 48)).astype(np.float32)
+    texts = retriever.encoders.encode_texts(SENTENCES[:2])
+    retriever.add(rows, texts, ids=[f"pair-{number}-{i}" for i in range(2)])
+    retriever.refit()
+    retriever.save(folder)
+
+
 def commands(place, folder, rng):
     """Everything that writes to a model folder, by name."""
     data = place / "data"
@@ -735,15 +679,17 @@ def commands(place, folder, rng):
     fit = ["fit", data / "x.npy", data / "y.npy", "-o", folder, "-q", "--config", data / "settings.toml"]
     return {
         "fit": partial(run_command, *fit),
-        "fit in Python": lambda: make_model(rng.randrange(9)).save(folder),
+        "fit in Python": lambda: make_model(rng.randrange(3)).save(folder),
         "add": lambda: add(folder, f"new-{rng.randrange(10**9)}"),
         "remove": lambda: run_command("remove", folder, next(iter(ids(load(folder))))),
-        "refit": lambda: load(folder).refit().save(folder),
+        "refit": lambda: refit(folder, rng),
+        "export": lambda: load(folder).export_onnx(folder / "p.onnx", view="text", task="search"),
         "save": lambda: load(folder).save(folder),
         "serve": partial(serve_and_stop, rng, folder),
     }
 
 
+@trial
 def files_of_others(place, rounds, rng, count):
     """Files of a user survive every command, in a project folder and in a model folder."""
     while count.rounds < rounds:
@@ -772,6 +718,7 @@ def files_of_others(place, rounds, rng, count):
         count.rounds += 1
 
 
+@trial
 def links_and_pipes(place, rounds, rng, count):
     """Where a link or a pipe takes the place of a file, nothing elsewhere changes, and nobody waits."""
     signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("it waits")))
@@ -846,6 +793,7 @@ def replace_by_link(path, elsewhere, rng):
     path.symlink_to(target if rng.random() < 0.5 else os.path.relpath(target, path.parent))
 
 
+@trial
 def weights_elsewhere(place, rounds, rng, count):
     """A network whose weights lie in another file is known by them, and not by other files beside it."""
     while count.rounds < rounds:
@@ -875,15 +823,16 @@ def weights_elsewhere(place, rounds, rng, count):
         count.rounds += 1
 
 
+@trial
 def many_captions(place, rounds, rng, count):
     """With any number of captions for a held-out image there are probabilities, or a reason for none."""
     pairs = np.random.default_rng(0).normal(size=(2, 200, 5))
     embedding = Retriever.from_features(*pairs, model=AWCCA(params=(1.0, 1.0))).searcher.embedding
     while count.rounds < rounds:
         images, kind = rng.randint(100, 120), rng.choice(["many", "many", "few", "uneven"])
-        captions = [rng.randint(501, 1500) if kind == "many" else rng.randint(1, 9)] * images
+        captions = [rng.randint(501, 1100) if kind == "many" else rng.randint(1, 9)] * images
         if kind == "uneven":
-            captions[rng.randrange(images)] = rng.randint(2000, 40000)
+            captions[rng.randrange(images)] = rng.randint(2000, 20000)
         pairing = np.repeat(np.arange(images), captions)
         generator = np.random.default_rng(rng.randrange(10**6))
         x = generator.normal(size=(images, 5))
@@ -901,10 +850,10 @@ def many_captions(place, rounds, rng, count):
 # Processes that are killed, disks that are full
 
 
-def killed_at(work, look):
-    """Make a trial: ``work(folder)`` goes on until it is killed; ``look(folder)`` must hold afterwards."""
+def killed_at(name, look):
+    """Make a trial: a command goes on until its process is killed; ``look(folder)`` must hold afterwards."""
 
-    def trial(place, rounds, rng, count):
+    def killed(place, rounds, rng, count):
         folder = place / "model"
         fresh(place, folder)
         seconds = 0.05
@@ -914,7 +863,7 @@ def killed_at(work, look):
                 sys.stderr = open(os.devnull, "w")  # noqa: SIM115
                 ready()
                 while True:
-                    work(folder, rng.randrange(10**9))
+                    commands(place, folder, rng)[name]()
                     ready()
 
             child, reader = in_child(forever)
@@ -933,52 +882,34 @@ def killed_at(work, look):
             except Exception as error:
                 count.check(False, repr(error))
             count.rounds += 1
-        work(folder, 0)
+        commands(place, folder, rng)[name]()
         count.check(not list(folder.glob(".*.diptych-*")), "a temporary file is left over")
         count.check(len(list(versions.iterdir())) == 1, "a version is left over")
 
-    return trial
+    return killed
 
 
-def _look(folder):
+def look(folder):
+    """A model that was changed is whole."""
     retriever = load(folder)
     assert len(retriever.search("a red dog runs", k=5)) == 5
     assert {"item-1", "item-47"} <= ids(retriever)
 
 
-def _save(folder, number):
-    load(folder).save(folder)
+def look_at_fitted(folder):
+    """A folder has one of the models that were fitted, whole."""
+    query = np.linspace(-1, 1, 48)
+    assert load(folder).annotate(query, k=48) in [make_model(seed).annotate(query, k=48) for seed in range(3)]
 
 
-def _add(folder, number):
-    add(folder, f"new-{number}")
+TRIALS["killed_saving"] = killed_at("save", look)
+TRIALS["killed_adding"] = killed_at("add", look)
+TRIALS["killed_refitting"] = killed_at("refit", look)
+TRIALS["killed_exporting"] = killed_at("export", look)
+TRIALS["killed_fitting"] = killed_at("fit in Python", look_at_fitted)
 
 
-def _refit(folder, number):
-    retriever = load(folder)
-    rows = np.random.default_rng(number).normal(size=(2, 48)).astype(np.float32)
-    texts = retriever.encoders.encode_texts(SENTENCES[:2])
-    names = [f"pair-{number}-{i}" for i in range(2)]
-    retriever.add(rows, texts, ids=names)
-    retriever.refit()
-    retriever.save(folder)
-
-
-def _fit(folder, number):
-    make_model(number % 7).save(folder)
-
-
-def _export(folder, number):
-    load(folder).export_onnx(folder / "p.onnx", view="text", task="search")
-
-
-killed_saving = killed_at(_save, _look)
-killed_adding = killed_at(_add, _look)
-killed_refitting = killed_at(_refit, _look)
-killed_fitting = killed_at(_fit, _look)
-killed_exporting = killed_at(_export, _look)
-
-
+@trial
 def killed_encoding(place, rounds, rng, count):
     """Encoding is killed; it goes on where it was, and ends with the features of one that was not."""
     make_scenes(24, size=32).write(place / "scenes")
@@ -1004,6 +935,7 @@ def killed_encoding(place, rounds, rng, count):
         store = place / f"features-{number}"
 
 
+@trial
 def full_disk(place, rounds, rng, count):
     """No file can grow beyond some size: a save fails with one error, and the model is as it was."""
     import resource
@@ -1029,12 +961,13 @@ def full_disk(place, rounds, rng, count):
         count.struck += code == 3
         count.check(code == 0 or current_version(folder) == before, "the pointer moved")
         count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
-        _look(folder)
+        look(folder)
         if code == 0:
             fresh(place, folder)
         count.rounds += 1
 
 
+@trial
 def read_only_disk(place, rounds, rng, count):
     """A folder that may only be read is loaded; saving is one error."""
     with tempfile.TemporaryDirectory() as outside:
@@ -1048,7 +981,7 @@ def read_only_disk(place, rounds, rng, count):
         def work(ready):
             if os.getuid() == 0:  # whom nothing is forbidden
                 os.setuid(65534)
-            _look(folder)
+            look(folder)
             try:
                 add(folder, "new")
             except OSError:
@@ -1063,33 +996,6 @@ def read_only_disk(place, rounds, rng, count):
             path.chmod(0o755)
 
 
-TRIALS = {
-    "loads_beside_saves": loads_beside_saves,
-    "awcca_loads_beside_saves": awcca_loads_beside_saves,
-    "two_writers": two_writers,
-    "command_beside_a_save": command_beside_a_save,
-    "stopped_while_a_version_loads": stopped_while_a_version_loads,
-    "servers_killed": servers_killed,
-    "unreadable_version": unreadable_version,
-    "saved_while_folding": saved_while_folding,
-    "replaced_while_starting": replaced_while_starting,
-    "moved_and_linked": moved_and_linked,
-    "served_folder_replaced": served_folder_replaced,
-    "unknown_filter_keys": unknown_filter_keys,
-    "replayed_uploads": replayed_uploads,
-    "files_of_others": files_of_others,
-    "links_and_pipes": links_and_pipes,
-    "weights_elsewhere": weights_elsewhere,
-    "many_captions": many_captions,
-    "killed_saving": killed_saving,
-    "killed_adding": killed_adding,
-    "killed_refitting": killed_refitting,
-    "killed_fitting": killed_fitting,
-    "killed_exporting": killed_exporting,
-    "killed_encoding": killed_encoding,
-    "full_disk": full_disk,
-    "read_only_disk": read_only_disk,
-}
 LEAST = {"loads_beside_saves": 200, "awcca_loads_beside_saves": 200}
 """Rounds of what is quick."""
 MANY = {"loads_beside_saves": 1000, "two_writers": 200, "stopped_while_a_version_loads": 50}

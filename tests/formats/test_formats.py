@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diptych._persistence import FORMAT_VERSION, current_version, read_json
+from diptych._model_folder import current_version
+from diptych._persistence import FORMAT_VERSION, read_json
 
 sys.path.insert(0, str(Path(__file__).parent))
 

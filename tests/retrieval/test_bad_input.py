@@ -156,9 +156,16 @@ def test_features_that_do_not_fit_together(views, change, words):
     refused(words, lambda: Retriever.from_features(**given))
 
 
-def test_names_that_no_text_can_hold_are_refused(made):
-    retriever, x, _ = made
+def test_names_that_no_text_can_hold_are_refused(made, tmp_path):
+    retriever, x, y = made
     refused("not valid Unicode text; rename", lambda: retriever.add(x[:1], ids=["a\udcff.jpg"]))
+    for added in ({"texts": ["a\udcff"]}, {"caption_ids": ["a\udcff"]}):
+        refused("not valid Unicode text; correct", lambda added=added: retriever.add(captions=y[:1], **added))
+    for metadata in ({"a": ["b", "\udcff"]}, {"\udcff": 1}):
+        about = {"new": metadata}
+        refused("not valid Unicode", lambda about=about: retriever.add(x[:1], ids=["new"], metadata=about))
+    retriever.save(tmp_path / "model")
+    Retriever.load(tmp_path / "model")  # what was refused is not there
 
 
 def test_masked_features_are_refused(made):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from diptych import InputError, Retriever
-from diptych._persistence import CONFIG, RECORD, new_version, write_config
+from diptych._model_folder import RECORD, new_version
+from diptych._persistence import CONFIG, write_config
 from diptych.data import read_pairs
 from diptych.retrieval._folder import KIND, RetrieverConfig
 from diptych.scenes import make_scenes

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Fusion, InputError, Retriever, _persistence
-from diptych._persistence import FORMAT_VERSION, TENSORS, check_format, lock_for_serving, new_version
+from diptych._model_folder import lock_for_serving, new_version
+from diptych._persistence import FORMAT_VERSION, TENSORS, check_format
 from diptych.cca import Moments
 from diptych.encoders import PyramidDescriptor, sentence_encoder
 from saved_files import edit_config, files_of
@@ -417,7 +418,7 @@ class TestRefused:
 
 class TestLockForServing:
     HOLD = (
-        "import sys\nfrom diptych._persistence import lock_for_serving\n"
+        "import sys\nfrom diptych._model_folder import lock_for_serving\n"
         "with lock_for_serving(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
 

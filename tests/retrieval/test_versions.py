@@ -7,15 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from diptych import AWCCA, InputError, Retriever, _persistence
-from diptych._persistence import (
-    Schema,
-    current_version,
-    new_version,
-    read_current,
-    replace_file,
-    write_config,
-)
+from diptych import AWCCA, InputError, Retriever, _model_folder
+from diptych._model_folder import current_version, new_version, read_current
+from diptych._persistence import Schema, replace_file, write_config
 from diptych.retrieval import _folder
 from saved_files import files_of, seal
 
@@ -372,7 +366,7 @@ class TestFilesOfOthers:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(_persistence, "_show_for_people", kill)
+            patched.setattr(_model_folder, "_show_for_people", kill)
             with pytest.raises(KeyboardInterrupt):
                 Retriever.load(folder).refit().save(folder)
         text = (files_of(folder) / "README.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from diptych._persistence import lock_for_serving
+from diptych._model_folder import lock_for_serving
 from diptych.cli import app
 from diptych.service import _serve
 

@@ -19,7 +19,8 @@ from PIL import Image
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._persistence import current_version, lock_for_serving, replace_file
+from diptych._model_folder import current_version, lock_for_serving
+from diptych._persistence import replace_file
 from diptych.service._limits import MovedError
 from diptych.service._model import ModelHolder
 from diptych.service._writes import Entry, Journal, Upload, Writer, read_entries

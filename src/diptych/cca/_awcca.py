@@ -27,7 +27,8 @@ from diptych._checks import (
     check_task,
     check_view,
 )
-from diptych._threads import multiply, one_blas_thread, progress_bar
+from diptych._progress import progress_bar
+from diptych._threads import multiply, one_blas_thread
 from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
 from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
 from diptych.cca._filters import (

@@ -24,7 +24,7 @@ from diptych._checks import (
     check_sample_weight,
 )
 from diptych._devices import copy_to_device
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 from diptych.cca._canonical import CanonicalModel, keep_components, ranking_maps, regularized_cca
 from diptych.cca._deferred import ChosenPoint, Filters, KeptPairs
 from diptych.cca._filters import (

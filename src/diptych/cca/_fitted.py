@@ -27,7 +27,8 @@ from diptych._checks import (
     check_similarity,
     check_task,
 )
-from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
+from diptych._model_folder import read_model_folder, write_model_folder
+from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._canonical import CanonicalModel
 from diptych.cca._filters import (
     SHRINKAGES,

@@ -66,7 +66,7 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
 
     Example: `diptych check captions.csv --images photos`
     """
-    from diptych._threads import progress_bar
+    from diptych._progress import progress_bar
     from diptych.data import inspect_pairs
 
     hide_library_bars(run.silent)
@@ -163,7 +163,7 @@ def encode_text(
 @contextmanager
 def _show_encoding(name: str, run: RunOptions) -> Iterator[Callable[[Progress], None]]:
     """Show a progress bar; yield a function to call with the progress of encoding."""
-    from diptych._threads import progress_bar
+    from diptych._progress import progress_bar
 
     with progress_bar(f"encoding {plural(name)}", run.bars) as show:
         yield lambda progress: show(progress.done / max(1, progress.total))

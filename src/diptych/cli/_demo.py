@@ -44,6 +44,7 @@ def demo(
     with report_errors(), limit_threads(threads):
         console, start = make_console(), time.perf_counter()
         console.quiet = quiet or as_json
+        _check_out(out)
         pairs = make_scenes(number, random_state=0).write(out / "scenes")
         retriever = Retriever("pyramid", HKSE(word_features=600, sentence_features=600), AWCCA())
         views = retriever.encode(pairs)
@@ -74,6 +75,23 @@ def demo(
                     "test": {model.name: {task: model.scores(task) for task in TASKS} for model in models},
                 }
             )
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a folder in which a file of somebody else would be replaced."""
+    from diptych._model_folder import check_writable
+    from diptych.retrieval._folder import KIND
+    from diptych.scenes._scenes import TABLE
+
+    for name in ("model", "best"):
+        check_writable(out / name, KIND)
+    table, report = out / "scenes" / TABLE, out / "report.html"
+    # The table of an earlier demo, also of one that was interrupted, says what is drawn.
+    if table.is_file() and b'"description": {' in table.read_bytes()[:10_000]:
+        return
+    for path in (table, report):
+        if path.exists():
+            raise InputError(f"{path} exists, and no demo wrote it; move it away, or choose another --out.")
 
 
 def _compare(console: Console, views: PairedViews, best: Retriever) -> list[TestedModel]:

@@ -165,7 +165,7 @@ def _open_text_encoder(name: str, device: str) -> Any:
     """Return a saved or named text encoder; ``auto`` stays a name."""
     if name == "auto":
         return name
-    from diptych._persistence import RECORD
+    from diptych._model_folder import RECORD
     from diptych.encoders import HKSE, sentence_encoder
 
     if (Path(name) / RECORD).is_file():

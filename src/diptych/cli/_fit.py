@@ -131,7 +131,7 @@ def fit(
 
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
-    from diptych._persistence import check_writable
+    from diptych._model_folder import check_writable
     from diptych.data import PairedDataset
     from diptych.data._feature_store import remove_store
     from diptych.encoders import HKSE
@@ -281,7 +281,7 @@ def evaluate(
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
-    from diptych._threads import progress_bar
+    from diptych._progress import progress_bar
     from diptych.data import PairedDataset
     from diptych.retrieval._evaluation import TITLES
 

@@ -74,7 +74,7 @@ def pull(
 
     Example: `diptych pull ada/beaches --out beaches`
     """
-    from diptych._persistence import check_writable
+    from diptych._model_folder import check_writable
     from diptych.retrieval import Retriever
     from diptych.retrieval._folder import KIND
 

@@ -129,7 +129,7 @@ def duplicates(
 
     Example: `diptych duplicates model --out duplicates.html`
     """
-    from diptych._threads import progress_bar
+    from diptych._progress import progress_bar
     from diptych.retrieval import Retriever
 
     retriever = Retriever.load(model, mmap=True)
@@ -176,7 +176,8 @@ def export(
 
 def _check_files(model: Path) -> None:
     """Compare every file of a model with its checksum, which a model that is mapped was not."""
-    from diptych._persistence import Version, read_config, read_current
+    from diptych._model_folder import Version, read_current
+    from diptych._persistence import read_config
     from diptych.retrieval._folder import KIND, RetrieverConfig
 
     def check(version: Version) -> None:

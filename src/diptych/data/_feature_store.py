@@ -28,11 +28,13 @@ from diptych._persistence import (
     LOCK,
     Schema,
     check_format,
+    check_own,
     convert,
     file_digest,
     map_npy,
     name_in_errors,
     read_json,
+    real_folder,
     replace_file,
     write_json,
 )
@@ -48,6 +50,7 @@ T = TypeVar("T")
 _KIND = "features"
 _FEATURES, _IDS, _SKIPPED = "features.npy", "ids.jsonl", "skipped.jsonl"
 _WORK, _PARTIAL, _JOURNAL = "work.json", "features.partial", "journal.jsonl"
+_FILES = (_FEATURES, _IDS, _SKIPPED, _PARTIAL, _JOURNAL, _WORK, LOCK, CONFIG)
 _HEADER_BYTES = 128
 
 
@@ -154,7 +157,7 @@ def open_finished(folder: str | os.PathLike[str], job: Job) -> FeatureStore | No
         return None
     store = FeatureStore.open(folder)
     _check_same_job(store.job, job, folder)
-    _remove_work_files(folder)
+    _remove_work_files(folder, job)
     return store
 
 
@@ -243,7 +246,7 @@ class StoreWriter:
             config = _StoreConfig(f"diptych-{_KIND}", FORMAT_VERSION, self.job, self.rows, checksum)
             write_json(staged, msgspec.to_builtins(config))
         self.close()
-        _remove_work_files(self.folder)
+        _remove_work_files(self.folder, self.job)
         return FeatureStore.open(self.folder)
 
     def close(self) -> None:
@@ -278,6 +281,7 @@ class StoreWriter:
 def _check_usable(folder: Path, job: Job) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the features.")
+    check_own(real_folder(folder), *_FILES)
     previous = read_job(folder)
     if previous is not None:
         _check_same_job(previous, job, folder)
@@ -321,15 +325,18 @@ def _read_values(path: Path, kind: type[T]) -> list[T]:
 
 def remove_store(folder: Path) -> None:
     """Remove the files of a store, finished or not, and its folder unless others wrote there."""
-    for name in (_FEATURES, _IDS, _SKIPPED, _PARTIAL, _JOURNAL, _WORK, LOCK, CONFIG):
+    for name in _FILES:
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
 
 
-def _remove_work_files(folder: Path) -> None:
-    (folder / _JOURNAL).unlink(missing_ok=True)
-    (folder / _WORK).unlink(missing_ok=True)
+def _remove_work_files(folder: Path, job: Job) -> None:
+    """Remove what a finished store needs no more, if its own work left it there."""
+    with suppress(InputError):
+        if convert(read_json(folder / _WORK), _Work, folder / _WORK).job == job:
+            (folder / _JOURNAL).unlink(missing_ok=True)
+            (folder / _WORK).unlink()  # last: it says whose the journal is
 
 
 def _flush(file: BinaryIO) -> None:

@@ -15,16 +15,14 @@ import numpy as np
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_count, missing_package_error
+from diptych._model_folder import Version, new_version, read_current
 from diptych._persistence import (
     TENSORS,
     ModelFiles,
     Schema,
     Tensors,
-    Version,
-    new_version,
     parse_tensors,
     read_config,
-    read_current,
     take_array,
     write_model_files,
     write_tensors,

@@ -14,7 +14,8 @@ import numpy as np
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_count, check_view
-from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
+from diptych._model_folder import read_model_folder, write_model_folder
+from diptych._persistence import Schema, Tensors, take_array
 from diptych.encoders._fourier import make_generator
 from diptych.encoders._words import Corpus, Text, Tokenizer, tokenize
 

@@ -13,7 +13,7 @@ from array_api_compat import is_numpy_array
 from diptych._arrays import fields_to_numpy, move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, Task
 from diptych._persistence import Schema
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 from diptych.cca import Spectra, spectra_from_moments
 from diptych.cca._polish import COMPONENTS, Polish, choose_epochs, polish_vectors
 from diptych.cca._streaming import Engine

@@ -25,7 +25,8 @@ from diptych._checks import (
     check_pairing,
     check_task,
 )
-from diptych._persistence import Schema, Tensors, read_model_folder, take_array, write_model_folder
+from diptych._model_folder import read_model_folder, write_model_folder
+from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polish import take_polish
 from diptych.cca._weighting import to_unit_length

@@ -13,7 +13,7 @@ import numpy as np
 
 from diptych._arrays import fields_to_numpy
 from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polish import COMPONENTS, polish_for
 from diptych.cca._streaming import Engine

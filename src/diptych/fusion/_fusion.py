@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
 from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, check_count
-from diptych._threads import one_blas_thread, progress_bar
+from diptych._progress import progress_bar
+from diptych._threads import one_blas_thread
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._streaming import Engine, remove_checkpoint
 from diptych.cca._weighting import check_weighting

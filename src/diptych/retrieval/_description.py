@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from diptych._checks import TASKS, InputError, Task
-from diptych._persistence import FOR_PEOPLE, library_version, name_in_errors
+from diptych._model_folder import FOR_PEOPLE
+from diptych._persistence import library_version, name_in_errors
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.fusion._members import Member, Use

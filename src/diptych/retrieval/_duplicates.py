@@ -14,7 +14,7 @@ import numpy as np
 
 from diptych._checks import InputError, ViewNames, check_choice, check_number, count, plural
 from diptych._persistence import replace_file
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 from diptych.cca._weighting import to_unit_length
 from diptych.data._duplicates import center_rows, choose_threshold, group_rows, least_similarity
 from diptych.retrieval._embedding import split_blocks

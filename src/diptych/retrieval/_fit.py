@@ -30,7 +30,8 @@ from diptych._checks import (
     count,
     plural,
 )
-from diptych._threads import one_blas_thread, progress_bar
+from diptych._progress import progress_bar
+from diptych._threads import one_blas_thread
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks

@@ -12,7 +12,7 @@
 ``README.md``              the model card with its figures, written after a fit or a refit
 =========================  ==============================================================================
 
-These are the files of one version; ``diptych._persistence`` describes how versions follow each other. A
+These are the files of one version; ``diptych._model_folder`` describes how versions follow each other. A
 folder may instead hold the address of a database, which then holds the rest. A retriever remembers the
 version it was loaded from. If that is still current, ``save`` replaces it. If other processes have saved
 since, ``save`` applies the items that were added and removed here to what they saved, or refuses. A retriever
@@ -41,22 +41,24 @@ from diptych._checks import (
     check_choice,
     check_view_names,
 )
+from diptych._model_folder import (
+    FOR_PEOPLE,
+    ChangedError,
+    Version,
+    find_current,
+    link_file,
+    new_version,
+    read_current,
+)
 from diptych._persistence import (
     CONFIG,
-    FOR_PEOPLE,
     TENSORS,
-    ChangedError,
     MatrixBlocks,
     ModelFiles,
     Schema,
     Tensors,
-    Version,
-    find_current,
-    link_file,
     map_tensors,
-    new_version,
     read_config,
-    read_current,
     read_json,
     take_array,
     write_config,
@@ -274,7 +276,7 @@ def save(
             from diptych.retrieval._description import write_card
 
             write_card(retriever, draft.path, place.name)
-        write_config(draft.path, KIND, config, previous)
+        write_config(draft.path, KIND, config, None if previous is None else previous.path)
     assert draft.version is not None
     retriever.base = Base.start(draft.version, store, fitted, hkse, journal)
 

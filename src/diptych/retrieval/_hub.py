@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych._checks import TASKS, InputError, missing_package_error
-from diptych._persistence import (
-    CONFIG,
-    FOR_PEOPLE,
-    MAX_JSON_BYTES,
-    RECORD,
-    VERSIONS,
-    Version,
-    current_version,
-    library_version,
-    read_entries,
-    real_folder,
-)
+from diptych._model_folder import FOR_PEOPLE, RECORD, VERSIONS, Version, current_version
+from diptych._persistence import CONFIG, MAX_JSON_BYTES, library_version, read_entries, real_folder
 from diptych.data._files import explain_hub_errors
 from diptych.retrieval._folder import MODEL_FILES, save_published
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -251,9 +251,7 @@ class NewItems:
         sources = [os.fspath(thing) if isinstance(thing, str | os.PathLike) else None for thing in things]
         ids = [source or next(unused) for source in sources] if self.ids is None else self.ids
         _check_length(len(sources), ids, "ids")
-        for name in (*ids, *filter(None, sources)):
-            if not is_unicode(str(name)):
-                raise InputError(f"{str(name)!r} is not valid Unicode text; rename the file or the id.")
+        _check_unicode((*ids, *filter(None, sources)), "rename the file or the id")
         return [
             Item(str(item_id), "image", text=source, metadata=self._about(item_id))
             if source is None or inputs == "texts"
@@ -270,6 +268,7 @@ class NewItems:
         if ids is None:
             ids = [f"{owner}#{i}" if owner else next(unused) for i, owner in enumerate(owners)]
         _check_length(len(texts), ids, "caption_ids")
+        _check_unicode((*ids, *(text for text in texts if text is not None)), "correct it")
         return [
             Item(
                 str(item_id),
@@ -367,6 +366,13 @@ def _as_numbers(rows: Any, name: str) -> Floats:
     return array
 
 
+def _check_unicode(texts: Iterable[Any], remedy: str) -> None:
+    """Refuse what could be saved, and not be read again."""
+    for text in texts:
+        if not is_unicode(str(text)):
+            raise InputError(f"{str(text)[:60]!r} is not valid Unicode text; {remedy}.")
+
+
 def _check_length(n: int, values: Sequence[Any], name: str) -> None:
     if len(values) != n:
         raise InputError(f"{name} has {len(values)} entries; expected {n}, one for each item.")
@@ -379,7 +385,7 @@ def _plain_date(value: Any) -> str:
 
 
 # json.dumps and json.loads would make an encoder and a decoder for every item.
-_encode_json = json.JSONEncoder(allow_nan=False, default=_plain_date).encode
+_encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain_date).encode
 _decode_json = json.JSONDecoder(
     parse_int=lambda digits: plain_number(int(digits)), parse_float=lambda digits: plain_number(float(digits))
 ).decode
@@ -390,7 +396,10 @@ def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
     if isinstance(metadata, dict) and not metadata:  # most items have none
         return {}
     try:
-        plain = _decode_json(_encode_json(metadata))
+        written = _encode_json(metadata)
+        if not is_unicode(written):
+            raise ValueError("a text in it is not valid Unicode")
+        plain = _decode_json(written)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"the metadata of {name!r} cannot be stored ({error}); give strings, numbers, lists and dicts."

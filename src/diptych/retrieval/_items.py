@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, count
-from diptych._persistence import UPLOADS, name_in_errors
+from diptych._model_folder import UPLOADS
+from diptych._persistence import name_in_errors
 from diptych.data._files import contained_path
 
 View: TypeAlias = Literal["image", "text"]

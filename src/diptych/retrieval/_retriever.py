@@ -37,8 +37,8 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych._persistence import Version
-from diptych._threads import progress_bar
+from diptych._model_folder import Version
+from diptych._progress import progress_bar
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout

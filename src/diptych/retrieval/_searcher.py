@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from diptych._checks import InputError
-from diptych._persistence import ChangedError, Version
+from diptych._model_folder import ChangedError, Version
 from diptych.retrieval._folder import Base, load_from_store, read_version
 from diptych.retrieval._items import VIEWS
 from diptych.retrieval._searcher import Searcher

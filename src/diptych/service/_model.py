@@ -20,7 +20,8 @@ from urllib.parse import quote
 import numpy as np
 
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
-from diptych._persistence import JOURNAL, ChangedError, find_current, real_folder
+from diptych._model_folder import JOURNAL, ChangedError, find_current
+from diptych._persistence import real_folder
 from diptych.cca._fitted import FittedAWCCA
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, Retriever

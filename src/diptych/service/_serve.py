@@ -26,7 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from diptych._checks import InputError, count
-from diptych._persistence import lock_for_serving
+from diptych._model_folder import lock_for_serving
 from diptych.service._app import build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder

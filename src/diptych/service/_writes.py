@@ -31,14 +31,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych._checks import InputError
+from diptych._model_folder import JOURNAL, UPLOADS, lock_folder
 from diptych._persistence import (
-    JOURNAL,
-    UPLOADS,
     check_own,
     check_plain_file,
     file_digest,
     flush_folder,
-    lock_folder,
     real_folder,
     remove_abandoned,
     replace_file,

@@ -10,7 +10,8 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, Task, check_count, check_number, check_seed
-from diptych._threads import map_parallel, one_blas_thread, progress_bar
+from diptych._progress import progress_bar
+from diptych._threads import map_parallel, one_blas_thread
 from diptych.cca import Engine, Spectra, regularized_cca
 from diptych.cca._filters import Floats
 from diptych.stats._loadings import make_loadings

@@ -10,7 +10,8 @@ import numpy as np
 
 from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_seed
-from diptych._threads import map_lapack, multiply, one_blas_thread, progress_bar
+from diptych._progress import progress_bar
+from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
 from diptych.cca._filters import AnyFilter, Floats

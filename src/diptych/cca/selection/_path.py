@@ -17,7 +17,7 @@ import numpy as np
 
 from diptych._arrays import Array, fields_to_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task
-from diptych._threads import progress_bar
+from diptych._progress import progress_bar
 from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting

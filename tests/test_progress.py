@@ -13,9 +13,9 @@ import pytest
 
 START = """
 import signal, sys, time
-from diptych import _threads
-from diptych._threads import progress_bar
-_threads.BAR_DELAY = {delay}
+from diptych import _progress
+from diptych._progress import progress_bar
+_progress.BAR_DELAY = {delay}
 print("started", flush=True)
 """
 FIT = """
