@@ -13,8 +13,8 @@ measures one group; the other rows of the table stay as they were, each with its
 from __future__ import annotations
 
 from measuring import (
-    NOT_RECORDED,
     CAPTIONS,
+    NOT_RECORDED,
     RESULTS,
     TRAIN,
     VALIDATION,

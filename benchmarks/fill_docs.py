@@ -132,7 +132,7 @@ def list_pages() -> list[Path]:
 
 
 def make_result_pages() -> dict[Path, str]:
-    """Return the Markdown files beside the results; those of before commits were recorded stay as they are."""
+    """Return the Markdown files beside those results that name their commit or say that there was none."""
     contents = {file: read_results(file.stem) for file in sorted(RESULTS.glob("*.json"))}
     return {
         file.with_suffix(".md"): make_markdown(content)
