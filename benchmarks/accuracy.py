@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from measuring import (
     CAPTIONS,
+    NOT_RECORDED,
     RESULTS,
     TRAIN,
     VALIDATION,
@@ -677,7 +678,7 @@ def merge_rows(rows: list[dict], config: dict) -> list[dict]:
     before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
     order = [*config["alone"], *config["best"]]
     rows = rows + [
-        {**row, "commit": row.get("commit", "not recorded")}
+        {**row, "commit": row.get("commit", NOT_RECORDED)}
         for row in before
         if row["features"] in order and (row["features"], row["ingredient"]) not in measured
     ]

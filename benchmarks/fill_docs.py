@@ -16,8 +16,11 @@ between slashes:
 A figure in a sentence is written ``<!-- results/startup | *--help* | seconds -->0.15<!-- / -->``: one row,
 and the column or its number; ``note[2]`` is the second number of the note below the table. It must not begin
 a line, because Markdown would end the paragraph there. ``<!-- tables/weighting.md -->`` begins a whole table
-of the reproduction of the paper (``fill_reproduction.py``). A test fails if a page is not as this command
-writes it.
+of the reproduction of the paper (``fill_reproduction.py``). The Markdown files beside the results are written
+too. A test fails if a page is not as this command writes it.
+
+A commit that the repository does not have, because it was made in a history that was not kept, is called so.
+Where git cannot tell, in a shallow clone or without a repository, the commit is only named.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from measuring import RESULTS, ROOT, ask_git, describe_code, make_table
+from measuring import RESULTS, ROOT, ask_git, describe_code, describe_commit, make_markdown, make_table
 
 TABLE = re.compile(r"(<!-- tables/(\w+)\.md -->\n).*?(<!-- end -->)", re.DOTALL)
 BLOCK = re.compile(
@@ -79,9 +82,14 @@ def read_cell(row: Mapping[str, Any], column: str, name: str) -> str:
 def name_code(name: str, rows: list[dict[str, Any]]) -> str:
     """Return the line below a table: the commits that made its rows, and the date."""
     content = read_results(name)
-    commits = "; ".join(dict.fromkeys(f"commit {row['commit']}" for row in rows if "commit" in row))
-    commits = commits or describe_code(content.get("commit"), content.get("source"))
+    commits = describe_commits(content, rows)
     return f"*{commits[0].upper()}{commits[1:]}{', ' + content['date'] if 'date' in content else ''}.*"
+
+
+def describe_commits(content: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Return the commits that made these rows of a results file."""
+    commits = dict.fromkeys(describe_commit(row["commit"]) for row in rows if "commit" in row)
+    return "; ".join(commits) or describe_code(content.get("commit"), content.get("source"))
 
 
 def fill_table(block: re.Match[str]) -> str:
@@ -123,6 +131,16 @@ def list_pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def make_result_pages() -> dict[Path, str]:
+    """Return the Markdown files beside those results that name their commit or say that there was none."""
+    contents = {file: read_results(file.stem) for file in sorted(RESULTS.glob("*.json"))}
+    return {
+        file.with_suffix(".md"): make_markdown(content)
+        for file, content in contents.items()
+        if "rows" in content and "commit" in content
+    }
+
+
 def list_ages() -> None:
     """Print the commit that made each results file, and how many later commits changed src/diptych."""
     for file in sorted(RESULTS.glob("*.json")):
@@ -130,7 +148,7 @@ def list_ages() -> None:
         commit = content.get("commit")
         later = commit and ask_git("rev-list", "--count", f"{commit}..HEAD", "--", "src/diptych")
         after = f", {later} later commits of src/diptych" if later else ""
-        print(f"{file.stem}: {describe_code(commit, content.get('source'))}{after}")
+        print(f"{file.stem}: {describe_commits(content, content.get('rows', []))}{after}")
 
 
 def main() -> None:
@@ -139,10 +157,10 @@ def main() -> None:
     if parser.parse_args().ages:
         list_ages()
         return
-    for path in list_pages():
-        page = path.read_text("utf-8")
-        if (filled := fill(page)) != page:
-            path.write_text(filled, "utf-8")
+    pages = {path: fill(path.read_text("utf-8")) for path in list_pages()} | make_result_pages()
+    for path, page in pages.items():
+        if path.read_text("utf-8") != page:
+            path.write_text(page, "utf-8")
             print(f"{path.relative_to(ROOT)}: filled")
 
 

@@ -25,6 +25,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 LOG = RESULTS / "accuracy_log.jsonl"
 """Every run that read the test split, when it started and when it ended."""
 
+NOT_RECORDED = "not recorded"
+"""The commit of results that do not name one."""
+
 CAPTIONS, TRAIN, VALIDATION = 5, 6000, 1000
 """Flickr8k: captions of an image, and images of the official training and validation splits."""
 
@@ -92,12 +95,25 @@ def identify_code() -> dict[str, str | None]:
     return {"commit": commit, "source": hash_tree(ROOT / "src" / "diptych").hex()}
 
 
+@cache
+def is_missing(commit: str) -> bool:
+    """Return whether this repository has its whole history, and not this commit; without git, False."""
+    is_whole = ask_git("rev-parse", "--is-shallow-repository") == "false"
+    return is_whole and ask_git("cat-file", "-e", f"{commit}^{{commit}}") is None
+
+
+def describe_commit(commit: str) -> str:
+    """Name a commit, with a plus sign if src/diptych was changed, and say if nobody can look it up here."""
+    missing = commit != NOT_RECORDED and is_missing(commit.rstrip("+"))
+    return f"commit {commit}" + (" (not in this repository)" if missing else "")
+
+
 def describe_code(commit: str | None, source: str | None) -> str:
     """Say which commit made a result, and whether its code was changed, as far as git knows the commit."""
     if commit is None:
-        return "commit not recorded"
+        return describe_commit(NOT_RECORDED)
     changed = ask_git("rev-parse", f"{commit}:src/diptych") not in (None, source)
-    return f"commit {commit[:10]}" + (", with changes in src/ that are not in it" if changed else "")
+    return describe_commit(commit[:10]) + (", with changes in src/ that are not in it" if changed else "")
 
 
 def name_commit() -> str:
@@ -148,14 +164,18 @@ def write_results(name: str, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     (RESULTS / f"{name}.json").write_text(text, "utf-8")
     if "rows" in content:
-        head = list(content["rows"][0])
-        made = (
-            f"{describe_code(content['commit'], content['source'])}, {content['date']}, {content['versions']}"
-        )
-        lines = [f"`{content['command']}`  ", f"{content['where']}  ", made, ""]
-        lines += make_table(head, [[str(row.get(key, "")) for key in head] for row in content["rows"]])
-        lines += ["", content["note"]] if content["note"] else []
-        (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n", "utf-8")
+        (RESULTS / f"{name}.md").write_text(make_markdown(content), "utf-8")
+
+
+def make_markdown(content: Mapping[str, Any]) -> str:
+    """Return a results file with rows as Markdown."""
+    head = list(content["rows"][0])
+    code = describe_code(content["commit"], content["source"])
+    lines = [f"`{content['command']}`  ", f"{content['where']}  "]
+    lines += [f"{code}, {content['date']}, {content['versions']}", ""]
+    lines += make_table(head, [[str(row.get(key, "")) for key in head] for row in content["rows"]])
+    lines += ["", content["note"]] if content["note"] else []
+    return "\n".join(lines) + "\n"
 
 
 def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
