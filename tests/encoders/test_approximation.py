@@ -12,7 +12,7 @@ from diptych.encoders import (
     tokenize,
     word_kernel,
 )
-from diptych.encoders._fourier import draw_fourier, fourier_features, make_generator, median_gamma
+from diptych.encoders._kernels import draw_fourier, fourier_features, make_generator, median_gamma
 from tolerance import assert_close
 
 pytestmark = pytest.mark.data

@@ -9,7 +9,7 @@ from sklearn.preprocessing import StandardScaler
 from diptych import InputError
 from diptych._arrays import to_numpy
 from diptych.encoders import RandomFourier, word_kernel
-from diptych.encoders._fourier import draw_fourier, fourier_features, make_generator, median_gamma
+from diptych.encoders._kernels import draw_fourier, fourier_features, make_generator, median_gamma
 from tolerance import assert_close
 
 

@@ -11,7 +11,7 @@ from diptych.encoders import (
     Recipe,
     StagedEncoder,
 )
-from diptych.encoders._image import pool_output
+from diptych.encoders._networks import pool_output
 from image_files import make_images
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")

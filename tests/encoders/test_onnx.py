@@ -7,8 +7,8 @@ import pytest
 
 from diptych import InputError
 from diptych.data import read_pairs
-from diptych.encoders import OnnxEncoder, _onnx, open_image
-from diptych.encoders._fastembed import _TENSORS_IN, list_network_files
+from diptych.encoders import OnnxEncoder, _networks, open_image
+from diptych.encoders._networks import _TENSORS_IN, list_network_files
 from diptych.retrieval._encoders import EncoderRecord
 from example_files import network_with_weights
 from image_files import make_images
@@ -182,7 +182,7 @@ def test_networks_run_on_cpu_or_cuda_only(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: there)
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *args, providers: asked.append(providers))
-    _onnx._session(tmp_path / "network.onnx", None)
+    _networks._session(tmp_path / "network.onnx", None)
     there.remove("CUDAExecutionProvider")
-    _onnx._session(tmp_path / "network.onnx", None)
+    _networks._session(tmp_path / "network.onnx", None)
     assert asked == [["CUDAExecutionProvider", "CPUExecutionProvider"], ["CPUExecutionProvider"]]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.encoders import WordVectors, read_word_vectors
-from diptych.encoders._vector_files import MAX_LINE_BYTES
+from diptych.encoders._word_vectors import MAX_LINE_BYTES
 
 WORDS = ["</s>", "dog", "New_York", "naïve", "犬", "1", "0.5", "tree"]
 MATRIX = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)

@@ -19,8 +19,8 @@ import numpy as np
 from diptych._checks import InputError, import_package
 from diptych._persistence import read_tensors
 from diptych.encoders._fastembed import open_fastembed
-from diptych.encoders._image import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder, PyramidDescriptor
-from diptych.encoders._onnx import OnnxEncoder
+from diptych.encoders._image import ImageEncoder, PyramidDescriptor
+from diptych.encoders._networks import NetworkEncoder, OnnxEncoder
 from diptych.encoders._preprocessing import Recipe, RecipeLike, as_recipe
 
 if TYPE_CHECKING:
@@ -41,14 +41,7 @@ class TorchEncoder(NetworkEncoder):
     5
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        recipe: RecipeLike,
-        name: str | None = None,
-        *,
-        run_pixels: int = DEFAULT_RUN_PIXELS,
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, recipe: RecipeLike, name: str | None = None) -> None:
         torch = _import("torch")
         module = module.eval()
         parameter = next(iter(module.parameters()), torch.empty(0))
@@ -58,7 +51,7 @@ class TorchEncoder(NetworkEncoder):
                 output = module(torch.from_numpy(batch).to(parameter.device, parameter.dtype))
                 return output.float().cpu().numpy()  # type: ignore[no-any-return]
 
-        super().__init__(run, as_recipe(recipe), name or _digest(module), run_pixels=run_pixels)
+        super().__init__(run, as_recipe(recipe), name or _digest(module))
         self.label, self.origin = "", dict[str, Any]()
 
 
