@@ -10,6 +10,7 @@ from diptych.encoders import (
     PyramidDescriptor,
     Recipe,
     StagedEncoder,
+    _networks,
 )
 from diptych.encoders._networks import pool_output
 from image_files import make_images
@@ -27,26 +28,26 @@ def test_every_encoder_follows_the_protocol():
     assert not isinstance(function, StagedEncoder)
 
 
-def test_features_are_in_the_order_of_the_images_whatever_their_shapes(rng):
-    encoder = NetworkEncoder(lambda batch: batch, PLAIN, "mean", run_pixels=200)
+def test_features_are_in_the_order_of_the_images_whatever_their_shapes(rng, monkeypatch):
+    monkeypatch.setattr(_networks, "RUN_PIXELS", 200)
+    encoder = NetworkEncoder(lambda batch: batch, PLAIN, "mean")
     images = make_images(rng, (10, 8), (12, 9), (10, 8), (8, 10), (10, 8), (40, 40))
     expected = [np.asarray(image, float).mean(axis=(0, 1)) / 255 for image in images]
     np.testing.assert_allclose(encoder.encode(images), expected, rtol=1e-5)
 
 
-def test_no_run_has_more_pixels_than_run_pixels(rng):
-    seen = []
+def test_the_number_of_pixels_in_a_run_is_limited(rng, monkeypatch):
+    monkeypatch.setattr(_networks, "RUN_PIXELS", 700)
+    shapes = []
 
     def network(batch):
-        seen.append(batch.shape)
+        shapes.append(batch.shape)
         return batch
 
     recipe = Recipe(size=20, max_side=None, crop="ten", crop_size=10, pooling="mean")
-    NetworkEncoder(network, recipe, "spy", dimension=3, run_pixels=700).encode(
-        make_images(rng, (30, 20), (20, 30))
-    )
-    assert max(n * h * w for n, _, h, w in seen) <= 700
-    assert sum(n for n, *_ in seen) == 20
+    NetworkEncoder(network, recipe, "spy", dimension=3).encode(make_images(rng, (30, 20), (20, 30)))
+    assert max(n * h * w for n, _, h, w in shapes) <= 700
+    assert sum(n for n, *_ in shapes) == 20
 
 
 def test_features_are_averaged_over_the_ten_crops(rng):
@@ -80,3 +81,18 @@ def test_fingerprints_differ_between_recipes_and_between_networks():
 
     assert of("a") == of("a")
     assert len({of("a"), of("b"), of("a", channels="BGR"), of("a", max_side=512)}) == 4
+
+
+def test_the_descriptor_depends_on_colours_and_positions():
+    def cosine(a, b):
+        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+    left, right, blue = (Image.new("RGB", (60, 60), "white") for _ in range(3))
+    left.paste((200, 30, 30), (5, 20, 25, 40))
+    right.paste((200, 30, 30), (35, 20, 55, 40))
+    blue.paste((30, 30, 200), (5, 20, 25, 40))
+    a, b, c = PyramidDescriptor().encode([left, right, blue])
+    assert cosine(a, b) < 0.99
+    assert cosine(a, c) < 0.99
+    assert cosine(a, PyramidDescriptor().encode([left.resize((120, 120))])[0]) > 0.99
+    assert PyramidDescriptor().encode([]).shape == (0, PyramidDescriptor.dimension)
