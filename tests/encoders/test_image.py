@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +14,7 @@ from diptych.encoders import (
     StagedEncoder,
     _networks,
 )
+from diptych.encoders._image import encode_inputs, join_encoders, name_blocks, prepare_input, split_encoders
 from diptych.encoders._networks import pool_output
 from image_files import make_images
 
@@ -76,11 +79,63 @@ def test_pooling_of_maps_tokens_and_vectors(rng):
 
 
 def test_fingerprints_differ_between_recipes_and_between_networks():
-    def of(name, **change):
+    def fingerprint(name, **change):
         return NetworkEncoder(lambda b: b.mean(axis=(2, 3)), Recipe(**change), name).fingerprint
 
-    assert of("a") == of("a")
-    assert len({of("a"), of("b"), of("a", channels="BGR"), of("a", max_side=512)}) == 4
+    assert fingerprint("a") == fingerprint("a")
+    variants = ("a", {}), ("b", {}), ("a", {"channels": "BGR"}), ("a", {"max_side": 512})
+    assert len({fingerprint(name, **change) for name, change in variants}) == 4
+
+
+def test_items_that_an_encoder_cannot_take_are_left_out(tmp_path):
+    def measure(paths):
+        if any(path.endswith("silent.wav") for path in paths):
+            raise InputError("there is no sound")
+        return np.array([[os.path.getsize(path)] for path in paths], float)
+
+    encoder = FunctionEncoder(measure, "sizes", "paths")
+    names = ("one.wav", "silent.wav", "three.wav")
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(len(name)))
+    prepared = [prepare_input(encoder, tmp_path / name, "audio") for name in names]
+    features, refused = encode_inputs(encoder, prepared, "audio")
+    assert features.tolist() == [[7], [9]]
+    assert [*refused] == [1]
+    assert "silent.wav: there is no sound" in str(refused[1])
+    (tmp_path / "empty.wav").touch()
+    for source, message in (
+        (tmp_path / "empty.wav", "empty"),
+        ("no.wav", "does not exist"),
+        (3, "not the name"),
+    ):
+        assert message in str(prepare_input(encoder, source, "audio"))
+    assert "is not a text" in str(prepare_input(FunctionEncoder(len, "texts", "texts"), " ", "molecule"))
+    broken = FunctionEncoder(lambda texts: 1 / 0, "broken", "texts")
+    with pytest.raises(InputError, match="the molecule encoder failed on CCO .ZeroDivisionError"):
+        encode_inputs(broken, ["CCO"], "molecule")
+
+
+def test_several_encoders_are_one(rng):
+    pyramid = PyramidDescriptor()
+    sizes = FunctionEncoder(lambda images: np.array([image.size for image in images], float), "sizes")
+    several, images = join_encoders("image", [pyramid, sizes]), make_images(rng, (30, 20), (20, 30))
+    features = several.encode(images)
+    assert features.shape == (2, several.dimension) == (2, 632)
+    np.testing.assert_array_equal(features[:, :630], pyramid.encode(images))
+    np.testing.assert_array_equal(features[:, 630:], [(30, 20), (20, 30)])
+    assert several.fingerprint == f"{pyramid.fingerprint} + function:sizes"
+    assert (several.inputs, split_encoders(several)) == ("images", [pyramid, sizes])
+    assert join_encoders("image", [sizes]) is sizes
+    assert (split_encoders(sizes), split_encoders(None)) == ([sizes], [])
+    letters = FunctionEncoder(lambda texts: [[len(text)] for text in texts], "letters", "texts")
+    with pytest.raises(InputError, match="different inputs .images and texts"):
+        join_encoders("image", [sizes, letters])
+    assert join_encoders("text", [letters, letters]).encode(["CCO"]).tolist() == [[3, 3]]
+    with pytest.raises(InputError, match="encoder 2 of 2 gave an array of shape .1.; expected|for 1 input"):
+        join_encoders("text", [letters, FunctionEncoder(lambda texts: [1.0], "flat", "texts")]).encode(["C"])
+    with pytest.raises(InputError, match="the 2 encoders gave 1, 1 features; expected 1, 2"):
+        join_encoders("text", [letters, letters], [1, 2]).encode(["C"])
+    assert name_blocks(["clip", "clip", "hkse"], ["hkse"]) == ["clip", "clip 2", "hkse 2"]
 
 
 def test_the_descriptor_depends_on_colours_and_positions():

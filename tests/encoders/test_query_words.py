@@ -96,9 +96,9 @@ def test_vectors_that_float16_cannot_hold_are_kept_as_they_are(table, vectors, t
 # Saved models
 
 
-@pytest.mark.parametrize("given", ["file", "table"])
-def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_path, given):
-    hkse = small(vectors("text") if given == "file" else table).fit(training)
+@pytest.mark.parametrize("source", ["file", "table"])
+def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_path, source):
+    hkse = small(vectors("text") if source == "file" else table).fit(training)
     hkse.save(tmp_path / "model")
     queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
     expected = hkse.transform(queries)
@@ -113,7 +113,7 @@ def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_pat
     again.save(tmp_path / "again")
     assert_alike(HKSE.load(tmp_path / "again").transform(queries), expected)
     stored = storage.read_tensors(files_of(tmp_path / "model") / WORDS)["vectors"]
-    assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if given == "file" else np.float32)
+    assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if source == "file" else np.float32)
 
 
 def test_a_model_without_further_words_has_no_file_of_them(vectors, training, tmp_path):
@@ -230,9 +230,9 @@ def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
     model.save(tmp_path / "model")
     expected = model.search("dog snow", k=5)
     assert expected.ignored_words == ()
-    found = Retriever.load(tmp_path / "model").search("dog snow", k=5)
-    assert [hit.id for hit in found] == [hit.id for hit in expected]
-    assert found.ignored_words == ()
+    hits = Retriever.load(tmp_path / "model").search("dog snow", k=5)
+    assert [hit.id for hit in hits] == [hit.id for hit in expected]
+    assert hits.ignored_words == ()
 
 
 # Files
@@ -240,10 +240,10 @@ def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
 
 @pytest.mark.parametrize("form", ["text", "binary"])
 def test_first_adds_entries_from_the_start(table, vectors, form):
-    found = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
-    assert found.words == ("dog", "cat", "grass")
-    for word in found.words:
-        np.testing.assert_array_equal(found[word], table[word])
+    kept = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
+    assert kept.words == ("dog", "cat", "grass")
+    for word in kept.words:
+        np.testing.assert_array_equal(kept[word], table[word])
     assert read_word_vectors(vectors(form), ["grass"], first=10**9).words == table.words
     assert read_word_vectors(vectors(form), ["grass"], first=5, limit=3).words == table.words[:3]
     with pytest.raises(InputError, match="pass words="):
@@ -255,9 +255,9 @@ def test_first_adds_entries_from_the_start(table, vectors, form):
 def test_damaged_first_entries_are_left_out_unless_they_were_requested(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_bytes(b"dog 1 2\nb\xffd 1 2\nnan nan 1\nodd 1 x\n7 8 9 1\ncat 3 4\ndog 5 6\nlate 1 y\n")
-    found = read_word_vectors(path, ["dog"], first=7)
-    assert found.words == ("dog", "cat")
-    np.testing.assert_array_equal(found["dog"], [1, 2])
+    kept = read_word_vectors(path, ["dog"], first=7)
+    assert kept.words == ("dog", "cat")
+    np.testing.assert_array_equal(kept["dog"], [1, 2])
     for word in ("nan", "odd", "7"):
         with pytest.raises(InputError, match="line"):
             read_word_vectors(path, ["dog", word], first=7)

@@ -187,7 +187,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 f"None of the {len(corpus.words)} words of the texts has a vector; "
                 "check the language and the letter case of the vectors."
             )
-        # Words from a file are many, and the user has them elsewhere; a table is kept as it is.
+        # A file gives up to 50,000 further words, most of which no query has; they take half the space.
         halve = not isinstance(self.vectors, WordVectors)
         self._take_table(table.first(self.vocabulary_), len(self.vocabulary_), halve=halve)
         self.coverage_ = corpus.coverage(self.vectors_.index)

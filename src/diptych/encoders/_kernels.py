@@ -105,9 +105,7 @@ def sentence_kernel(
     return xp.exp(-0.5 * eta * xp.clip(squares, 0.0, None))
 
 
-def gaussian_product(
-    mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True, log: bool = False
-) -> Array:
+def gaussian_product(mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True) -> Array:
     r"""Return the product kernel :math:`\int p\,q` of isotropic Gaussians around the rows of two matrices.
 
     This is the Gaussian reading of HKSE(lin, rbf) (the paper's appendix "HKSE as a Gaussian Embedding of
@@ -118,8 +116,8 @@ def gaussian_product(
               = (4\pi\sigma^2)^{-d/2} \exp\!\Big(-\frac{\|\mu_1-\mu_2\|^2}{4\sigma^2}\Big).
 
     Without the factor in front, which is the same for all pairs and which ``normalized`` leaves out, it is
-    the kernel of HKSE(lin, rbf) with :math:`\eta = 1/(2\sigma^2)`. ``log`` returns the logarithm; in hundreds
-    of dimensions, the factor is outside the range of floats.
+    the kernel of HKSE(lin, rbf) with :math:`\eta = 1/(2\sigma^2)`. In hundreds of dimensions, the factor is
+    outside the range of floats.
 
     Examples
     --------
@@ -136,7 +134,7 @@ def gaussian_product(
     exponent = -_squared_distances(a, b) / (4.0 * variance)
     if not normalized:
         exponent = exponent - 0.5 * a.shape[1] * math.log(4.0 * math.pi * variance)
-    return exponent if log else xp.exp(exponent)
+    return xp.exp(exponent)
 
 
 class Dimensions(NamedTuple):

@@ -86,7 +86,7 @@ def torchvision_encoder(
             # torchvision itself would unpickle the file without weights_only.
             state = default_weights.get_state_dict(check_hash=True, weights_only=True)
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-            raise _no_own_weights(f"torchvision:{name}", error) from None
+            raise _unavailable_weights(f"torchvision:{name}", error) from None
         _load_weights(module, state, default_weights.url, _HEADS)
     fingerprint = f"torchvision:{name}:{_digest(module)}"
     recipe = recipe or _default_recipe(name, default_weights.transforms())
@@ -112,7 +112,7 @@ def timm_encoder(
     try:
         module = timm.create_model(name, pretrained=weights is None, num_classes=0)
     except (OSError, RuntimeError, ValueError) as error:
-        raise _no_own_weights(f"timm:{name}", error) from None
+        raise _unavailable_weights(f"timm:{name}", error) from None
     if weights is not None:
         classifiers = module.pretrained_cfg.get("classifier") or ()
         names = (classifiers,) if isinstance(classifiers, str) else classifiers
@@ -200,7 +200,7 @@ def _import(library: str) -> Any:
     return import_package(library, InputError(missing))
 
 
-def _no_own_weights(source: str, error: Exception) -> InputError:
+def _unavailable_weights(source: str, error: Exception) -> InputError:
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return InputError(
         f"{source} could not be opened with the library's own weights ({reason}); give a safetensors file "
