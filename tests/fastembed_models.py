@@ -109,8 +109,15 @@ def write_pooling(folder, mode, modules=("Transformer", "Pooling", "Normalize"),
     """Write what sentence-transformers does with the rows of a network."""
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": width, **mode}))
-    paths = dict(zip(modules, ("", "1_Pooling", "2_Normalize"), strict=False))
-    types = [{"path": path, "type": f"sentence_transformers.models.{name}"} for name, path in paths.items()]
+    types = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{name}" * (i > 0),
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(modules)
+    ]
     (folder / "modules.json").write_text(json.dumps(types))
 
 
