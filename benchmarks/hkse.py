@@ -62,7 +62,7 @@ from diptych.encoders import (  # noqa: E402
     word_kernel,
 )
 from diptych.encoders._fitted_hkse import FittedHKSE, read_hkse  # noqa: E402
-from diptych.encoders._fourier import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
+from diptych.encoders._kernels import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
 from diptych.encoders._words import Corpus, mean_rows  # noqa: E402
 
 EPSILON, ETA, DRAWS, SENTENCES = 0.05, 0.01, 10, 600

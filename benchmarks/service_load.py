@@ -55,10 +55,11 @@ def make_retriever(items: int, dimensions: int) -> tuple[Any, list[str]]:
         noise = 0.4 * rng.standard_normal((items, dimensions), np.float32) * fall
         views.append((hidden + noise) @ rotation)
     texts = [f"text number {i}" for i in range(items)]
+    rows = {text: i for i, text in enumerate(texts)}
     retriever = Retriever.from_features(
         *views,
         captions=texts,
-        text_encoder=sentence_encoder(views[1], texts=texts),
+        text_encoder=sentence_encoder(lambda texts: views[1][[rows[text] for text in texts]]),
         model=AWCCA(params=(1e-2, 1e-2)),
     )
     return retriever, texts

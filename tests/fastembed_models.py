@@ -86,6 +86,41 @@ def write_word_pieces(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def write_pooled_word_pieces(folder):
+    """Write a folder of sentence-transformers with a random row for each word piece; return the rows."""
+    onnx = pytest.importorskip("onnx")
+    write_word_pieces(folder)
+    (folder / "model.onnx").unlink()
+    table = np.random.default_rng(1).normal(size=(600, 512)).astype(np.float32)
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", "input_ids"], ["all"]),
+        onnx.helper.make_node("Cast", ["attention_mask"], ["floats"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Unsqueeze", ["floats", "last"], ["mask"]),
+        onnx.helper.make_node("Mul", ["all", "mask"], ["last_hidden_state"]),
+    ]
+    inputs = {name: ["n", "tokens"] for name in ("input_ids", "attention_mask")}
+    outputs, axes = {"last_hidden_state": ["n", "tokens", 512]}, {"last": np.array([2])}
+    write_network(folder, nodes, onnx.TensorProto.INT64, inputs, outputs, table=table, **axes)
+    write_pooling(folder, {"pooling_mode_mean_tokens": True})
+    return table
+
+
+def write_pooling(folder, mode, modules=("Transformer", "Pooling", "Normalize"), width=512):
+    """Write what sentence-transformers does with the rows of a network."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": width, **mode}))
+    types = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{name}" * (i > 0),
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(types))
+
+
 def write_resnet(folder, network, **settings):
     """Write the real ResNet-50, which takes BGR, for the RGB images of fastembed."""
     onnx = pytest.importorskip("onnx")
@@ -96,7 +131,7 @@ def write_resnet(folder, network, **settings):
     graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 1, 0]), "backwards"))
     flip = onnx.helper.make_node("Gather", [graph.input[0].name, "backwards"], ["bgr"], axis=1)
     graph.node.insert(0, flip)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx")
     settings = {
         "do_rescale": False,
@@ -159,5 +194,5 @@ def write_network(folder, nodes, kind, inputs, outputs, **arrays):
         [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx")

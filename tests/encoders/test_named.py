@@ -29,7 +29,7 @@ from tolerance import assert_close, rounding
 SIZES = [(500, 375), (333, 500), (225, 700), (224, 224), (257, 511), (90, 61), (1201, 803)]
 
 NETWORKS = [
-    ("torchvision", "resnet18", 512),
+    pytest.param("torchvision", "resnet18", 512, marks=pytest.mark.slow),  # a whole network
     ("torchvision", "mobilenet_v3_small", 1024),
     ("torchvision", "squeezenet1_1", 512),
     ("timm", "mobilenetv3_small_050", 1024),
@@ -54,10 +54,10 @@ def timm(torchvision):
 def make_network(torch, torchvision, timm, tmp_path_factory):
     """Make a whole network with random weights; return it with the safetensors file of its weights."""
     save_file = pytest.importorskip("safetensors.torch").save_file
-    folder, made = tmp_path_factory.mktemp("networks"), {}
+    folder, networks = tmp_path_factory.mktemp("networks"), {}
 
     def make(library, name):
-        if (library, name) not in made:
+        if (library, name) not in networks:
             torch.manual_seed(0)
             network = timm.create_model(name) if library == "timm" else torchvision.models.get_model(name)
             side = network.pretrained_cfg["input_size"][1] if library == "timm" else 224
@@ -69,21 +69,21 @@ def make_network(torch, torchvision, timm, tmp_path_factory):
                 network.train()(torch.randn(2, 3, side, side))
             path = folder / f"{library}-{name}.safetensors"
             save_file(network.state_dict(), path)
-            made[library, name] = network.eval(), path
-        return made[library, name]
+            networks[library, name] = network.eval(), path
+        return networks[library, name]
 
     return make
 
 
 def compute_features(torch, network, last, inputs):
     """Return what the last layer of a network is given."""
-    seen = []
-    handle = last.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    inputs_of_last = []
+    handle = last.register_forward_pre_hook(lambda module, args: inputs_of_last.append(args[0]))
     with torch.inference_mode():
         for pixels in inputs:
             network(pixels[None])
     handle.remove()
-    return np.concatenate([each.mean((2, 3)) if each.ndim == 4 else each for each in seen])
+    return np.concatenate([rows.mean((2, 3)) if rows.ndim == 4 else rows for rows in inputs_of_last])
 
 
 @pytest.mark.parametrize(("library", "name", "dimension"), NETWORKS)
@@ -97,14 +97,14 @@ def test_features_are_those_of_the_library(
         transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
         last = network.get_classifier()
     else:
-        own = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        usual = torchvision.models.get_model_weights(name).DEFAULT.transforms()
         weighted = (torch.nn.Linear, torch.nn.Conv2d)
         last = [layer for layer in network.modules() if isinstance(layer, weighted)][-1]
         if name == "resnet18":  # the paper's recipe: the full image
             functional = torchvision.transforms.functional
-            transform = lambda image: functional.normalize(functional.to_tensor(image), own.mean, own.std)  # noqa: E731
+            transform = lambda image: functional.normalize(functional.to_tensor(image), usual.mean, usual.std)  # noqa: E731
         else:
-            transform = own
+            transform = usual
     expected = compute_features(torch, network, last, map(transform, images))
     features = encoder.encode(images)
     assert encoder.dimension == dimension
@@ -298,6 +298,7 @@ def test_torchvisions_own_weights_are_read_without_unpickling(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow  # whole networks
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_inception_networks_transform_their_input_as_torchvision_does_for_its_weights(
     name, torch, torchvision, tmp_path, rng

@@ -1,6 +1,7 @@
 """Words that no training text has, but that queries may use because the file of word vectors has them."""
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -11,19 +12,12 @@ from diptych import _persistence as storage
 from diptych.encoders import HKSE, WordVectors, read_word_vectors
 from diptych.encoders._fitted_hkse import WORDS, FittedHKSE, hkse_fingerprint, read_hkse
 from diptych.encoders._text import HKSEEncoder
+from hkse_models import KINDS, assert_alike, small
 from saved_files import files_of, seal
-from tolerance import assert_close
 
-KINDS = [("lin", "lin"), ("lin", "rbf"), ("rbf", "lin"), ("rbf", "rbf")]
-FORMS = ("text", "binary", "npy", "folder")
+FORMS = ("text", "binary", "folder")
 HALF = 2.0**-11
 """The relative error of a number that is rounded to float16."""
-
-
-@pytest.fixture
-def training(captions):
-    """Captions without two of the table's words."""
-    return [c for c in captions if "snow" not in c and "grass" not in c]
 
 
 @pytest.fixture
@@ -34,10 +28,6 @@ def vectors(table, tmp_path):
         path = tmp_path / f"vectors-{form}"
         if form == "folder":
             table.save(path)
-        elif form == "npy":
-            path.with_suffix(".txt").write_text("\n".join(table.words) + "\n")
-            with open(path, "wb") as file:
-                np.save(file, table.matrix)
         elif form == "text":
             rows = [" ".join(map(repr, row)) for row in table.matrix.tolist()]
             path.write_text("".join(f"{w} {row}\n" for w, row in zip(table.words, rows, strict=True)))
@@ -49,56 +39,34 @@ def vectors(table, tmp_path):
     return write
 
 
-def small(vectors, word="rbf", sentence="rbf", **options):
-    return HKSE(vectors, word, sentence, **{"word_features": 40, "sentence_features": 30, **options})
-
-
-def assert_alike(features, expected):
-    """Compare features up to rounding: sums of 7 dimensions, 9 words and 40 features, then a cosine."""
-    assert_close(features, expected, 7 + 9 + 40, dtype=np.float32, magnitude=1.0)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("word", "sentence"), KINDS)
-def test_further_words_change_nothing_about_the_training_texts(vectors, training, form, word, sentence):
-    path = vectors(form)
-    without = small(path, word, sentence, query_words=0)
-    expected = without.fit_transform(training)
-    hkse = small(path, word, sentence)
-    np.testing.assert_array_equal(hkse.fit_transform(training), expected)
-    assert hkse.vocabulary_ == without.vocabulary_
-    assert hkse.gamma_ == without.gamma_
-    assert hkse.coverage_ == without.coverage_
-    np.testing.assert_array_equal(hkse.mean_, without.mean_)
-    np.testing.assert_array_equal(hkse.word_table_, without.word_table_)
-    np.testing.assert_array_equal(hkse.transform(training), without.transform(training))
-    with pytest.raises(InputError, match="'snow'"):
-        without.transform(["snow"])
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("word", "sentence"), KINDS)
-def test_queries_may_use_further_words(table, vectors, training, form, word, sentence):
-    hkse = small(vectors(form), word, sentence).fit(training)
-    queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
-    expected = small(table, word, sentence).fit(training).transform(queries)
-    # Rounding a vector turns its angles in the features by as much as the vector is long.
-    length = np.abs(table.matrix).sum(axis=1).max()
-    np.testing.assert_allclose(hkse.transform(queries), expected, rtol=0, atol=8 * HALF * length)
-    features, ignored = HKSEEncoder(hkse).encode_queries(["snow unicorn", "dog grass"])
-    assert ignored == [("unicorn",), ()]
-    assert_alike(features, hkse.transform(["snow", "dog grass"]))
-    assert hkse.coverage(["snow", "unicorn"]).unknown_tokens == 1
+@pytest.mark.parametrize(("form", "kinds"), [("text", KINDS), ("binary", KINDS[3:]), ("folder", KINDS[3:])])
+def test_queries_may_use_further_words_which_change_nothing_else(table, vectors, training, form, kinds):
+    path, queries = vectors(form), ["snow", "dog snow snow", "dog runs", "grass snow dog"]
+    for word, sentence in kinds:
+        without, model = small(path, word, sentence, query_words=0), small(path, word, sentence)
+        np.testing.assert_array_equal(model.fit_transform(training), without.fit_transform(training))
+        for name in ("vocabulary_", "gamma_", "coverage_"):
+            assert getattr(model, name) == getattr(without, name)
+        np.testing.assert_array_equal(model.mean_, without.mean_)
+        np.testing.assert_array_equal(model.word_table_, without.word_table_)
+        np.testing.assert_array_equal(model.transform(training), without.transform(training))
+        with pytest.raises(InputError, match="'snow'"):
+            without.transform(["snow"])
+        expected = small(table, word, sentence).fit(training).transform(queries)
+        # Rounding a vector turns its angles in the features by as much as the vector is long.
+        length = np.abs(table.matrix).sum(axis=1).max()
+        np.testing.assert_allclose(model.transform(queries), expected, rtol=0, atol=8 * HALF * length)
+        features, ignored = HKSEEncoder(model).encode_queries(["snow unicorn", "dog grass"])
+        assert ignored == [("unicorn",), ()]
+        assert_alike(features, model.transform(["snow", "dog grass"]))
+        assert model.coverage(["snow", "unicorn"]).unknown_tokens == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_query_words_counts_from_the_start_of_the_file(table, vectors, form):
-    hkse = small(vectors(form), query_words=3).fit(["white snow", "the snow", "snow in grass"])
-    known = [word for word in table.words if hkse.coverage([word]).unknown_tokens == 0]
-    assert known == ["dog", "cat", "tree", "white", "snow", "grass", "the", "in"]
-    for count in (-1, 2.5, None, True):
-        with pytest.raises(InputError, match="query_words"):
-            small(vectors(form), query_words=count).fit(["white snow"])
+    model = small(vectors(form), query_words=3).fit(["white snow", "the snow", "snow in grass"])
+    accepted = [word for word in table.words if model.coverage([word]).unknown_tokens == 0]
+    assert accepted == ["dog", "cat", "tree", "white", "snow", "grass", "the", "in"]
 
 
 def test_words_that_the_tokenizer_never_returns_are_left_out(training, vectors, table):
@@ -107,9 +75,9 @@ def test_words_that_the_tokenizer_never_returns_are_left_out(training, vectors, 
     path = vectors("binary", WordVectors(words, matrix))
     hkse = small(path).fit(training)
     assert list(hkse._query_words.index) == ["狗", "黑狗", "snow", "grass"]
-    own = small(path, tokenizer=str.split).fit(training)
-    assert own.transform(["New_York"]).shape == (1, 30)
-    assert_alike(own.transform(training), hkse.transform(training))
+    split = small(path, tokenizer=str.split).fit(training)
+    assert split.transform(["New_York"]).shape == (1, 30)
+    assert_alike(split.transform(training), hkse.transform(training))
 
 
 def test_learned_vectors_have_no_further_words(training):
@@ -128,9 +96,9 @@ def test_vectors_that_float16_cannot_hold_are_kept_as_they_are(table, vectors, t
 # Saved models
 
 
-@pytest.mark.parametrize("given", ["file", "table"])
-def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_path, given):
-    hkse = small(vectors("text") if given == "file" else table).fit(training)
+@pytest.mark.parametrize("source", ["file", "table"])
+def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_path, source):
+    hkse = small(vectors("text") if source == "file" else table).fit(training)
     hkse.save(tmp_path / "model")
     queries = ["snow", "dog snow snow", "dog runs", "grass snow dog"]
     expected = hkse.transform(queries)
@@ -145,7 +113,7 @@ def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_pat
     again.save(tmp_path / "again")
     assert_alike(HKSE.load(tmp_path / "again").transform(queries), expected)
     stored = storage.read_tensors(files_of(tmp_path / "model") / WORDS)["vectors"]
-    assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if given == "file" else np.float32)
+    assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if source == "file" else np.float32)
 
 
 def test_a_model_without_further_words_has_no_file_of_them(vectors, training, tmp_path):
@@ -210,10 +178,20 @@ DAMAGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved(table, training, tmp_path_factory):
+    """Return the folder of a saved model with further words."""
+    folder = tmp_path_factory.mktemp("saved")
+    vectors = [word.encode() + b" " + table[word].tobytes() for word in table.words]
+    (folder / "vectors").write_bytes(f"{len(table)} {table.dimensions}\n".encode() + b"".join(vectors))
+    small(folder / "vectors").fit(training).save(folder / "model")
+    return folder / "model"
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("how", DAMAGE)
-def test_damaged_further_words_are_refused(vectors, training, tmp_path, how, sealed):
-    small(vectors("binary")).fit(training).save(tmp_path / "model")
+def test_damaged_further_words_are_refused(saved, tmp_path, how, sealed):
+    shutil.copytree(saved, tmp_path / "model", symlinks=True)
     DAMAGE[how](tmp_path / "model")
     if sealed:
         seal(tmp_path / "model")
@@ -243,6 +221,7 @@ def test_a_retriever_finds_by_further_words(table, vectors, captions, tmp_path, 
     assert Retriever.load(tmp_path / "model").search("snow").ignored_words == ()
 
 
+@pytest.mark.slow  # starts PostgreSQL
 def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
     training = sorted({c for c in captions if "snow" not in c})
     hkse = small(vectors("text"), "lin", "lin").fit(training)
@@ -251,20 +230,20 @@ def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
     model.save(tmp_path / "model")
     expected = model.search("dog snow", k=5)
     assert expected.ignored_words == ()
-    found = Retriever.load(tmp_path / "model").search("dog snow", k=5)
-    assert [hit.id for hit in found] == [hit.id for hit in expected]
-    assert found.ignored_words == ()
+    hits = Retriever.load(tmp_path / "model").search("dog snow", k=5)
+    assert [hit.id for hit in hits] == [hit.id for hit in expected]
+    assert hits.ignored_words == ()
 
 
 # Files
 
 
-@pytest.mark.parametrize("form", ["text", "binary", "npy"])
+@pytest.mark.parametrize("form", ["text", "binary"])
 def test_first_adds_entries_from_the_start(table, vectors, form):
-    found = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
-    assert found.words == ("dog", "cat", "grass")
-    for word in found.words:
-        np.testing.assert_array_equal(found[word], table[word])
+    kept = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
+    assert kept.words == ("dog", "cat", "grass")
+    for word in kept.words:
+        np.testing.assert_array_equal(kept[word], table[word])
     assert read_word_vectors(vectors(form), ["grass"], first=10**9).words == table.words
     assert read_word_vectors(vectors(form), ["grass"], first=5, limit=3).words == table.words[:3]
     with pytest.raises(InputError, match="pass words="):
@@ -276,9 +255,9 @@ def test_first_adds_entries_from_the_start(table, vectors, form):
 def test_damaged_first_entries_are_left_out_unless_they_were_requested(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_bytes(b"dog 1 2\nb\xffd 1 2\nnan nan 1\nodd 1 x\n7 8 9 1\ncat 3 4\ndog 5 6\nlate 1 y\n")
-    found = read_word_vectors(path, ["dog"], first=7)
-    assert found.words == ("dog", "cat")
-    np.testing.assert_array_equal(found["dog"], [1, 2])
+    kept = read_word_vectors(path, ["dog"], first=7)
+    assert kept.words == ("dog", "cat")
+    np.testing.assert_array_equal(kept["dog"], [1, 2])
     for word in ("nan", "odd", "7"):
         with pytest.raises(InputError, match="line"):
             read_word_vectors(path, ["dog", word], first=7)

@@ -9,7 +9,8 @@ import pytest
 
 from diptych import InputError
 from diptych.data import read_pairs
-from diptych.encoders import HKSE, SentenceEncoder, sentence_encoder, tokenize
+from diptych.encoders import SentenceEncoder, sentence_encoder, tokenize
+from hkse_models import small
 
 TEXTS = ["a dog", "two cats", "a tree"]
 
@@ -24,18 +25,17 @@ def test_any_function_is_an_encoder():
     np.testing.assert_array_equal(encoder.encode(TEXTS), lengths(TEXTS))
 
 
-def test_an_object_with_encode_and_a_fitted_hkse_are_encoders(table, captions):
+def test_an_object_with_encode_and_a_fitted_hkse_are_encoders(hkse, captions):
     class Theirs:
         def encode(self, texts):
             return lengths(texts).tolist()
 
     np.testing.assert_array_equal(sentence_encoder(Theirs()).encode(TEXTS), lengths(TEXTS))
-    hkse = HKSE(table, word_features=8, sentence_features=6).fit(captions)
     np.testing.assert_array_equal(sentence_encoder(hkse).encode(captions), hkse.transform(captions))
 
 
 def test_encode_queries_returns_the_ignored_words(table, captions, monkeypatch):
-    hkse = HKSE(table, word_features=8, sentence_features=6).fit(captions)
+    hkse = small(table).fit(captions)
     encoder, split = sentence_encoder(hkse), []
     hkse.tokenizer = lambda text: split.append(text) or text.split()
     features, ignored = encoder.encode_queries(["the dog", "cat snow runs"])
@@ -68,36 +68,12 @@ def test_the_output_of_an_encoder_is_checked(function, message):
         sentence_encoder(function).encode(TEXTS)
 
 
-def test_precomputed_features_are_looked_up_by_text(tmp_path, rng):
-    features = rng.normal(size=(4, 5)).astype(np.float16)
-    np.save(tmp_path / "skipthoughts.npy", features)
-    stored = [*TEXTS, "a dog"]
-    for source in (tmp_path / "skipthoughts.npy", str(tmp_path / "skipthoughts.npy"), features):
-        encoder = sentence_encoder(source, texts=stored)
-        rows = encoder.encode(["a tree", "a dog", "a tree"])
-        np.testing.assert_array_equal(rows, features[[2, 0, 2]].astype(np.float32))
-        with pytest.raises(InputError, match=r"texts\[1\] \('a cow'\) has no precomputed"):
-            encoder.encode(["a dog", "a cow"])
-
-
-def test_wrong_precomputed_features_are_refused(tmp_path):
-    with pytest.raises(InputError, match="need texts="):
-        sentence_encoder(np.ones((3, 2)))
-    with pytest.raises(InputError, match="for 3 texts"):
-        sentence_encoder(np.ones((4, 2)), texts=TEXTS)
-    with pytest.raises(InputError, match="for 3 texts"):
-        sentence_encoder(np.ones((3, 2), dtype=int), texts=TEXTS)
-    np.save(tmp_path / "objects.npy", np.array([{}, {}, {}]), allow_pickle=True)
-    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00v")
-    for name in ("objects.npy", "cut.npy", "missing.npy"):
-        with pytest.raises(InputError, match="could not be read as a .npy array"):
-            sentence_encoder(tmp_path / name, texts=TEXTS)
-
-
 @pytest.fixture
 def copy(minilm, tmp_path):
-    """A copy of MiniLM's folder that may be changed."""
-    return Path(shutil.copytree(minilm, tmp_path / "copy"))
+    """A copy of MiniLM's folder that may be changed; its weights are a link, which may be replaced."""
+    folder = Path(shutil.copytree(minilm, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors")))
+    (folder / "model.safetensors").symlink_to(minilm / "model.safetensors")
+    return folder
 
 
 def change_json(path, **change):
@@ -105,6 +81,7 @@ def change_json(path, **change):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
+@pytest.mark.slow  # a whole network
 @pytest.mark.data
 def test_minilm_gives_the_features_of_flickr8k(minilm, real_data):
     captions = read_pairs(real_data / "flickr8k" / "dataset_flickr8k.json").captions

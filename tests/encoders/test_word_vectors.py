@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from diptych import InputError
 from diptych._persistence import TENSORS
 from diptych.encoders import WordVectors, learn_word_vectors
-from diptych.encoders._word_vectors import (
-    count_cooccurrences,
-    positive_information,
-    table_from_tensors,
-    table_tensors,
-)
-from diptych.encoders._words import Corpus
+from diptych.encoders._word_vectors import table_from_tensors, table_tensors
+from diptych.encoders._words import Corpus, positive_information
 from saved_files import files_of, seal
 
 
@@ -34,9 +29,9 @@ def test_first_reorders_the_words_and_only_selects_them(table):
     assert set(first.words) == set(table.words)
     only = table.only(["snow", "unicorn", "dog"])
     assert only.words == ("snow", "dog")
-    for other in (first, only):
-        for word in other.words:
-            np.testing.assert_array_equal(other[word], table[word])
+    for selected in (first, only):
+        for word in selected.words:
+            np.testing.assert_array_equal(selected[word], table[word])
     with pytest.raises(InputError, match="None of the words"):
         table.only(["unicorn"])
 
@@ -103,15 +98,10 @@ def test_inconsistent_tensors_are_refused(table, change):
         table_from_tensors(tensors, "here")
 
 
-def test_cooccurrences_count_the_texts_with_both_words():
-    corpus = Corpus.of(["a b", "b a a", "b c", "d"])
-    together = count_cooccurrences(corpus.presence()).toarray()
-    a, b, c, d = range(4)
-    assert together[a, b] == together[b, a] == 2
-    assert together[b, c] == 1
-    assert together[a, c] == 0
-    assert together[d].sum() == together[d, d] == 1
-    np.testing.assert_array_equal(np.diag(together), [2, 3, 1, 1])
+def test_presence_counts_the_texts_with_both_words():
+    presence = Corpus.of(["a b", "b a a", "b c", "d"]).presence()
+    together = (presence.T @ presence).toarray()
+    np.testing.assert_array_equal(together, [[2, 2, 0, 0], [2, 3, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
 
 
 def test_positive_information_follows_its_formula():
@@ -124,18 +114,18 @@ def test_positive_information_follows_its_formula():
     np.testing.assert_allclose(information, expected, rtol=1e-6)
 
 
-def topics(rng, n=3000):
+def topics(rng, n):
     """Make texts about two topics without common words, and with words that occur in both."""
     texts = []
     for _ in range(n):
         topic = rng.integers(2)
-        own = rng.choice([f"{'ab'[topic]}{i}" for i in range(10)], size=4)
-        texts.append(" ".join([*own, *rng.choice(["the", "of", "in"], size=2)]))
+        words = rng.choice([f"{'ab'[topic]}{i}" for i in range(10)], size=4)
+        texts.append(" ".join([*words, *rng.choice(["the", "of", "in"], size=2)]))
     return texts
 
 
 def test_words_that_occur_together_have_similar_vectors(rng):
-    vectors = learn_word_vectors(topics(rng), dimensions=8)
+    vectors = learn_word_vectors(topics(rng, 1000), dimensions=8)
     np.testing.assert_allclose(np.linalg.norm(vectors.matrix, axis=1), 1.0, rtol=1e-5)
     similarity = vectors.matrix @ vectors.matrix.T
     kind = np.array([word[0] if word[1:].isdigit() else "-" for word in vectors.words])
@@ -179,6 +169,7 @@ def test_words_that_can_replace_each_other_have_vectors_of_their_own():
     assert np.all(similarity[~np.eye(4, dtype=bool)] < 0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_half_a_million_captions_are_learned_in_seconds(flickr_captions):
     start = time.process_time()

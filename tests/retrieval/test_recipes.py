@@ -136,7 +136,7 @@ class TestAModelRemembersItsEncoder:
 
     def opened(self, monkeypatch):
         """The files that are given to onnxruntime from now on."""
-        from diptych.encoders import _onnx as module
+        from diptych.encoders import _networks as module
 
         files, real = [], module._session
         monkeypatch.setattr(

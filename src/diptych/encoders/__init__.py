@@ -6,14 +6,8 @@ from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych.encoders._decoding import UnreadableImage, open_image
-    from diptych.encoders._hkse import HKSE
-    from diptych.encoders._image import (
-        FunctionEncoder,
-        ImageEncoder,
-        NetworkEncoder,
-        PyramidDescriptor,
-        StagedEncoder,
-    )
+    from diptych.encoders._hkse import HKSE, RandomFourier
+    from diptych.encoders._image import FunctionEncoder, ImageEncoder, PyramidDescriptor, StagedEncoder
     from diptych.encoders._kernels import (
         gaussian_product,
         hkse_dimensions,
@@ -22,13 +16,11 @@ if TYPE_CHECKING:
         word_kernel,
     )
     from diptych.encoders._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
-    from diptych.encoders._onnx import OnnxEncoder
+    from diptych.encoders._networks import NetworkEncoder, OnnxEncoder
     from diptych.encoders._preprocessing import PRESETS, Recipe
-    from diptych.encoders._random_fourier import RandomFourier
     from diptych.encoders._text import SentenceEncoder, sentence_encoder
-    from diptych.encoders._vector_files import read_word_vectors
-    from diptych.encoders._word_vectors import WordVectors, learn_word_vectors
-    from diptych.encoders._words import Coverage, tokenize
+    from diptych.encoders._word_vectors import WordVectors, read_word_vectors
+    from diptych.encoders._words import Coverage, learn_word_vectors, tokenize
 
 __all__ = [
     "HKSE",
@@ -65,16 +57,14 @@ __getattr__, __dir__ = export_lazily(
     __name__,
     {
         "_decoding": ["UnreadableImage", "open_image"],
-        "_hkse": ["HKSE"],
-        "_image": ["FunctionEncoder", "ImageEncoder", "NetworkEncoder", "PyramidDescriptor", "StagedEncoder"],
+        "_hkse": ["HKSE", "RandomFourier"],
+        "_image": ["FunctionEncoder", "ImageEncoder", "PyramidDescriptor", "StagedEncoder"],
         "_kernels": ["gaussian_product", "hkse_dimensions", "hkse_factor", "sentence_kernel", "word_kernel"],
         "_named": ["TorchEncoder", "image_encoder", "timm_encoder", "torchvision_encoder"],
-        "_onnx": ["OnnxEncoder"],
+        "_networks": ["NetworkEncoder", "OnnxEncoder"],
         "_preprocessing": ["PRESETS", "Recipe"],
-        "_random_fourier": ["RandomFourier"],
         "_text": ["SentenceEncoder", "sentence_encoder"],
-        "_vector_files": ["read_word_vectors"],
-        "_word_vectors": ["WordVectors", "learn_word_vectors"],
-        "_words": ["Coverage", "tokenize"],
+        "_word_vectors": ["WordVectors", "read_word_vectors"],
+        "_words": ["Coverage", "learn_word_vectors", "tokenize"],
     },
 )

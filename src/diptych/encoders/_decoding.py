@@ -105,7 +105,7 @@ def open_image(
                 raise _too_large(name, f"{size} pixels", max_pixels)
             return _to_rgb(image)
     except UnidentifiedImageError:
-        if "HEIF" not in _known_formats() and _is_heif(stream):
+        if "HEIF" not in _available_formats() and _is_heif(stream):
             raise UnreadableImage(f"{name} is a HEIC image, which needs: pip install pillow-heif") from None
         raise UnreadableImage(f"{name} is not in a supported format; remove or convert it.") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -135,13 +135,13 @@ def _open_header(stream: Any, max_pixels: int) -> Image.Image:
     if max_pixels < 1:
         raise InputError(f"max_pixels={max_pixels} is below 1; pass the largest number of pixels to decode.")
     if Image.MAX_IMAGE_PIXELS is None or max_pixels <= Image.MAX_IMAGE_PIXELS:
-        return Image.open(stream, formats=_known_formats())
+        return Image.open(stream, formats=_available_formats())
     # Pillow's own limit is global. It is raised under a lock, and only while the header is read.
     with _pillow_limit_lock:
         previous_limit = Image.MAX_IMAGE_PIXELS
         Image.MAX_IMAGE_PIXELS = max_pixels
         try:
-            return Image.open(stream, formats=_known_formats())
+            return Image.open(stream, formats=_available_formats())
         finally:
             Image.MAX_IMAGE_PIXELS = previous_limit
 
@@ -157,7 +157,7 @@ def _is_heif(stream: Any) -> bool:
 
 
 @cache
-def _known_formats() -> tuple[str, ...]:
+def _available_formats() -> tuple[str, ...]:
     from PIL import Image
 
     # HEIC needs a plugin, which is optional.

@@ -16,24 +16,24 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, parse_json
 from diptych._threads import set_session_options
+from diptych.encoders._image import View, make_example
+from diptych.encoders._networks import list_network_files
 
 if TYPE_CHECKING:
     from PIL import Image
 
-View: TypeAlias = Literal["image", "text"]
 Description: TypeAlias = Mapping[str, Any]
 """A model as fastembed lists it."""
 
@@ -55,18 +55,6 @@ _POOLING = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST_TOKEN"}
 _REGISTERED = "diptych/"
 """With what the names begin that are registered for folders."""
 
-_TENSORS_IN = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node", 11: "attribute"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {13: "entry"},
-}
-"""Numbers of the fields of ONNX messages that lead to tensors, and from these to names of files."""
-
 _registering = Lock()
 
 
@@ -79,61 +67,6 @@ class ListedModel(NamedTuple):
     gigabytes: float
     licence: str
     description: str
-
-
-def list_network_files(path: Path) -> list[Path]:
-    """Return an ONNX file and the files that it says its weights are in, sorted."""
-    try:
-        with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            places = _find_external_data(content)
-    except ValueError as error:
-        raise InputError(f"{path} could not be loaded as an ONNX network ({error}).") from None
-    files = sorted({path, *(path.parent / place for place in places)})
-    if missing := [file for file in files if not file.is_file()]:
-        raise InputError(f"{missing[0]} does not exist, and {path.name} has weights in it; restore the file.")
-    return files
-
-
-def _find_external_data(content: mmap) -> set[str]:
-    """Return the names of other files in a serialised ``ModelProto``; a ``ValueError`` if it is none."""
-    places, messages = set[str](), [("model", 0, len(content))]
-    while messages:
-        kind, start, end = messages.pop()
-        entry: dict[int, bytes] = {}
-        for number, first, last in _read_fields(content, start, end):
-            if kind == "entry":
-                entry[number] = content[first:last]
-            elif number in _TENSORS_IN[kind]:
-                messages.append((_TENSORS_IN[kind][number], first, last))
-        if entry.get(1) == b"location":
-            places.add(entry.get(2, b"").decode())
-    return places
-
-
-def _read_fields(content: mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of the fields of a protobuf message that are messages or strings."""
-
-    def read_number() -> int:
-        nonlocal at
-        value = shift = 0
-        while at < end and shift < 64:
-            byte, at = content[at], at + 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-        raise ValueError("it is cut short")
-
-    while at < end:
-        number, kind = divmod(read_number(), 8)
-        if kind not in (0, 1, 2, 5):
-            raise ValueError("it is not a protobuf message")
-        size = {1: 8, 5: 4}.get(kind) or read_number()
-        start, at = at, at if kind == 0 else at + size
-        if at > end:
-            raise ValueError("it is cut short")
-        if kind == 2:
-            yield number, start, at
 
 
 def list_fastembed_models(view: View) -> list[ListedModel]:
@@ -161,12 +94,7 @@ class FastembedEncoder:
     @cached_property
     def dimension(self) -> int:
         """Number of columns of the features."""
-        example: Any = "a"
-        if self._files.view == "image":
-            from PIL import Image
-
-            example = Image.new("RGB", (256, 256), "grey")
-        return int(self.encode([example]).shape[1])
+        return int(self.encode([make_example() if self._files.view == "image" else "a"]).shape[1])
 
     def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the features of 8-bit RGB images, or of texts, one row for each."""

@@ -1,4 +1,4 @@
-"""HKSE, the hierarchical kernel sentence embedding (Section 4 of the paper), as an estimator."""
+"""HKSE (Section 4 of the paper), and the random Fourier features it is made of, as estimators."""
 
 from __future__ import annotations
 
@@ -9,16 +9,31 @@ from typing import Any, Literal
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, move_like, namespace
-from diptych._checks import InputError
+from diptych._checks import InputError, check_count, check_view
 from diptych.encoders._fitted_hkse import BLOCK_ROWS, QUERY_WORDS, FittedHKSE, ParametersConfig, Unknown
-from diptych.encoders._fourier import check_gamma, draw_fourier, make_generator, median_gamma
-from diptych.encoders._kernels import Kind
-from diptych.encoders._vector_files import read_word_vectors
-from diptych.encoders._word_vectors import QueryWords, WordVectors, halve_vectors, learn_from_corpus
-from diptych.encoders._words import Corpus, Text, Tokenizer, text_lengths, token_weights, tokenize
+from diptych.encoders._kernels import (
+    Kind,
+    check_gamma,
+    draw_fourier,
+    fourier_features,
+    make_generator,
+    median_gamma,
+)
+from diptych.encoders._word_vectors import WordVectors, read_word_vectors
+from diptych.encoders._words import (
+    Corpus,
+    Text,
+    Tokenizer,
+    learn_word_vectors,
+    text_lengths,
+    token_weights,
+    tokenize,
+)
 
+_FOURIER_BLOCK_ROWS = 4096
 _GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
 
 
@@ -172,11 +187,9 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 f"None of the {len(corpus.words)} words of the texts has a vector; "
                 "check the language and the letter case of the vectors."
             )
-        self._take_table(table.first(self.vocabulary_), len(self.vocabulary_))
-        if not isinstance(self.vectors, WordVectors):
-            further = self._query_words
-            halved = halve_vectors(further.matrix)
-            self._query_words = QueryWords.of(self.vectors_.index, list(further.index), halved)
+        # A file gives up to 50,000 further words, most of which no query has; they take half the space.
+        halve = not isinstance(self.vectors, WordVectors)
+        self._take_table(table.first(self.vocabulary_), len(self.vocabulary_), halve=halve)
         self.coverage_ = corpus.coverage(self.vectors_.index)
         vectors = self.vectors_.matrix
         self.gamma_ = None
@@ -206,7 +219,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _table(self, corpus: Corpus) -> WordVectors:
         if self.vectors is None:
-            return learn_from_corpus(corpus, random_state=self.random_state)
+            return learn_word_vectors(corpus, random_state=self.random_state)
         if isinstance(self.vectors, WordVectors):
             table = self.vectors
             xp = namespace(table.matrix)
@@ -232,3 +245,68 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         generator = make_generator(self.random_state, key, n_inputs)
         weights, offsets = draw_fourier(n_inputs, n_features, gamma, generator)
         return move_like(weights, like), move_like(offsets, like)
+
+
+class RandomFourier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    r"""Random Fourier features, whose inner products approximate :math:`\exp(-\tfrac{\gamma}{2}\|a-b\|^2)`.
+
+    CCA on mapped views approximates kernel CCA with that kernel. scikit-learn's ``RBFSampler`` does the same
+    for the kernel without the ½, and for NumPy only; this class uses the paper's γ, can set it from the
+    median distance, and works on the device of its input.
+
+    Parameters
+    ----------
+    n_features
+        Number of features m.
+    gamma
+        A positive number, or ``"median"``: 1 / median² of the distances between the fitted rows (a random
+        sample of them when there are more than 2048).
+    random_state
+        Seed of the random features.
+
+    Attributes
+    ----------
+    gamma_
+        The value of γ.
+    weights_, offsets_
+        Frequencies (inputs × features) and phases, float32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(50, 4))
+    >>> features = RandomFourier(5000, gamma=0.5).fit_transform(x)
+    >>> exact = np.exp(-0.25 * ((x[0] - x[1]) ** 2).sum())
+    >>> bool(abs(features[0] @ features[1] - exact) < 0.05)
+    True
+    """
+
+    def __init__(
+        self, n_features: int = 2000, *, gamma: float | Literal["median"] = "median", random_state: Any = 0
+    ) -> None:
+        self.n_features = n_features
+        self.gamma = gamma
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> RandomFourier:
+        """Set γ and draw the frequencies."""
+        x = check_view(X)
+        n_features, gamma = check_count(self.n_features, "n_features"), check_gamma(self.gamma)
+        self.gamma_ = median_gamma(x, make_generator(self.random_state, 0)) if gamma == "median" else gamma
+        generator = make_generator(self.random_state, 1)
+        self.weights_, self.offsets_ = draw_fourier(x.shape[1], n_features, self.gamma_, generator)
+        self.n_features_in_, self._n_features_out = x.shape[1], n_features
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """Return the features of each row, float32."""
+        check_is_fitted(self)
+        x = check_view(X, n_features=self.n_features_in_)
+        xp, weights, offsets = namespace(x), move_like(self.weights_, x), move_like(self.offsets_, x)
+        features = xp.empty((x.shape[0], weights.shape[1]), dtype=xp.float32, device=weights.device)
+        for start in range(0, x.shape[0], _FOURIER_BLOCK_ROWS):
+            rows = slice(start, start + _FOURIER_BLOCK_ROWS)
+            features[rows, :] = fourier_features(
+                xp.astype(x[rows, :], xp.float32, copy=False), weights, offsets
+            )
+        return features

@@ -1,4 +1,4 @@
-"""Image encoders: the protocol, a network or any function as an encoder, and a descriptor without weights.
+"""Image encoders: the protocol, any function as an encoder, a descriptor without weights, several as one.
 
 An encoder of the first view need not be one of images: see ``FunctionEncoder``.
 """
@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import count as count_from
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, check_choice
+from diptych._checks import InputError, check_choice, count
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, is_image, open_image
-from diptych.encoders._preprocessing import Pixels, Recipe, normalize_pixels, prepare_image
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Network: TypeAlias = Callable[[np.ndarray[Any, np.dtype[np.float32]]], np.ndarray[Any, Any]]
-"""Maps float32 [n, 3, height, width] to n rows of anything that a recipe can pool."""
-
-DEFAULT_RUN_PIXELS = 2**20
-"""Pixels that go through a network at once, which bounds its memory; a larger crop goes alone."""
-
 Inputs: TypeAlias = Literal["images", "paths", "texts"]
 INPUTS: tuple[Inputs, ...] = ("images", "paths", "texts")
+
+View: TypeAlias = Literal["image", "text"]
 
 _SHOWN = 60  # characters of a text that a message quotes
 
@@ -84,75 +80,6 @@ class StagedEncoder(ImageEncoder, Protocol):
         ...
 
 
-class NetworkEncoder:
-    """Encode images with a network, by a recipe.
-
-    Parameters
-    ----------
-    network
-        Maps float32 [n, 3, height, width] to its raw output.
-    recipe
-        Preprocessing of the images, and pooling of the output.
-    name
-        Identifies the network and its weights; part of the fingerprint, together with the recipe.
-    dimension
-        Number of columns of the features; None: measured on one grey image.
-    run_pixels
-        Maximal number of pixels that go through the network at once; a larger crop goes alone.
-
-    Examples
-    --------
-    >>> from PIL import Image
-    >>> recipe = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")
-    >>> encoder = NetworkEncoder(lambda batch: batch, recipe, "mean colour")
-    >>> encoder.encode([Image.new("RGB", (8, 8), "red")])
-    array([[1., 0., 0.]], dtype=float32)
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        recipe: Recipe,
-        name: str,
-        *,
-        dimension: int | None = None,
-        run_pixels: int = DEFAULT_RUN_PIXELS,
-    ) -> None:
-        if run_pixels < 1:
-            raise InputError(f"run_pixels={run_pixels} is below 1; pass the number of pixels per run.")
-        self.network, self.recipe, self.name, self.run_pixels = network, recipe, name, run_pixels
-        self.fingerprint = recipe_fingerprint(name, recipe)
-        self.dimension = dimension or self._measure_dimension()
-
-    def encode(self, images: Sequence[Image.Image]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the features of 8-bit RGB images, one row per image."""
-        return self.encode_prepared([self.prepare(image) for image in images])
-
-    def prepare(self, image: Image.Image) -> Pixels:
-        """Return the resized crops of one image, still 8-bit."""
-        return prepare_image(image, self.recipe)
-
-    def encode_prepared(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the features of prepared images: for each, the average over its crops."""
-        features = np.empty((len(prepared), self.dimension), np.float32)
-        for rows in _group_by_shape(prepared, self.run_pixels):
-            features[rows] = self._run([prepared[row] for row in rows])
-        return features
-
-    def _run(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, Any]:
-        batch = normalize_pixels(np.concatenate(prepared), self.recipe)
-        step = max(1, self.run_pixels // (batch.shape[2] * batch.shape[3]))
-        parts = [
-            pool_output(self.network(batch[i : i + step]), self.recipe) for i in range(0, len(batch), step)
-        ]
-        per_crop = np.concatenate(parts).reshape(len(prepared), len(prepared[0]), -1)
-        return np.asarray(per_crop.mean(axis=1))
-
-    def _measure_dimension(self) -> int:
-        pixels = self.prepare(_make_example())[:1]
-        return int(pool_output(self.network(normalize_pixels(pixels, self.recipe)), self.recipe).shape[1])
-
-
 class FunctionEncoder:
     """Encode images, files of any kind, or texts of any kind with a function.
 
@@ -183,7 +110,7 @@ class FunctionEncoder:
         self.inputs = cast(Inputs, check_choice(inputs, INPUTS, "inputs"))
         self.dimension = 0
         if inputs == "images":
-            self.encode([_make_example()])
+            self.encode([make_example()])
 
     def encode(self, inputs: Sequence[Any]) -> Array:
         """Return the features of inputs, one row per input."""
@@ -192,7 +119,8 @@ class FunctionEncoder:
         return features
 
 
-def _make_example() -> Image.Image:
+def make_example() -> Image.Image:
+    """Return the image on which the width of features is measured."""
     from PIL import Image
 
     return Image.new("RGB", (256, 256), "grey")
@@ -281,44 +209,112 @@ def _try(function: Callable[[Any], Any], argument: Any, source: str, what: str) 
         ) from error
 
 
-def recipe_fingerprint(name: str, recipe: Recipe) -> str:
-    """Return the fingerprint of a network with a recipe; ``name`` identifies the network and its weights."""
-    return f"{name}:{hashlib.sha256(recipe.to_json().encode()).hexdigest()[:16]}"
+class SeveralEncoders:
+    """Encodes the same inputs with each of several encoders, and puts their features side by side.
 
-
-def pool_output(output: np.ndarray[Any, Any], recipe: Recipe) -> np.ndarray[Any, Any]:
-    """Reduce a network's raw output to one row of features per image."""
-    output = np.asarray(output, np.float32)
-    if recipe.pooling == "mean" and output.ndim == 4:
-        return np.asarray(output.mean(axis=(2, 3)))
-    if recipe.pooling == "mean" and output.ndim == 3:
-        return np.asarray(output.mean(axis=1))
-    if recipe.pooling == "first" and output.ndim == 3:
-        return output[:, 0]
-    if output.ndim == 4 and output.shape[2:] == (1, 1):
-        return output[:, :, 0, 0]
-    if output.ndim == 2:
-        return output
-    raise InputError(
-        f"The network's output has shape {list(output.shape)}, which pooling={recipe.pooling!r} cannot "
-        'reduce; set pooling to "mean" for feature maps or tokens, "first" for a class token, or choose '
-        "another output."
-    )
-
-
-def _group_by_shape(prepared: Sequence[Pixels], run_pixels: int) -> list[list[int]]:
-    """Group the rows of images of one shape, in order, so that each group fits into one run.
-
-    The groups depend on the images alone, so that encoding the same images again gives the same bits.
+    ``widths`` are the numbers of features of each; empty until they are known.
     """
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for row, pixels in enumerate(prepared):
-        by_shape.setdefault(pixels.shape, []).append(row)
-    groups = []
-    for shape, rows in by_shape.items():
-        step = max(1, run_pixels // (shape[0] * shape[1] * shape[2]))
-        groups += [rows[i : i + step] for i in range(0, len(rows), step)]
-    return groups
+
+    def __init__(self, encoders: Sequence[Any], widths: Sequence[int] = ()) -> None:
+        self.encoders, self.widths = tuple(encoders), tuple(widths)
+
+    @property
+    def inputs(self) -> Inputs:
+        """What each of them takes."""
+        return inputs_of(self.encoders[0])
+
+    @property
+    def dimension(self) -> int:
+        """Number of columns of the features; 0 if that is not known before something is encoded."""
+        return sum(self.widths)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies all of the encoders, in order; empty if one of them has nothing to identify it by."""
+        fingerprints = [str(getattr(encoder, "fingerprint", "")) for encoder in self.encoders]
+        return join_names(fingerprints) if all(fingerprints) else ""
+
+    def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """Return the features of inputs, one row per input."""
+        return self._join([encoder.encode(list(inputs)) for encoder in self.encoders], len(inputs))
+
+    def _join(self, features: Iterable[Any], n: int) -> np.ndarray[Any, Any]:
+        blocks = [to_numpy(block) for block in features]
+        for number, block in enumerate(blocks, start=1):
+            if block.ndim != 2 or len(block) != n:
+                raise InputError(
+                    f"encoder {number} of {len(blocks)} gave an array of shape {list(block.shape)} for "
+                    f"{count(n, 'input')}; expected one row for each."
+                )
+        widths = tuple(block.shape[1] for block in blocks)
+        if self.widths and n and widths != self.widths:
+            actual, expected = (", ".join(map(str, numbers)) for numbers in (widths, self.widths))
+            raise InputError(
+                f"the {len(blocks)} encoders gave {actual} features; expected {expected}. Give the same "
+                "encoders in the same order as when the model was fitted."
+            )
+        self.widths = widths if n else self.widths
+        return np.concatenate(blocks, axis=1)
+
+
+class SeveralImageEncoders(SeveralEncoders):
+    """Several encoders of images, which are decoded once for all of them; a ``StagedEncoder``."""
+
+    def encode(self, inputs: Sequence[Image.Image]) -> np.ndarray[Any, Any]:
+        """Return the features of 8-bit RGB images, one row per image."""
+        return self.encode_prepared([self.prepare(image) for image in inputs])
+
+    def prepare(self, image: Image.Image) -> tuple[Any, ...]:
+        """Do the work of each encoder that needs one image alone."""
+        return tuple(
+            encoder.prepare(image) if isinstance(encoder, StagedEncoder) else image
+            for encoder in self.encoders
+        )
+
+    def encode_prepared(self, prepared: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
+        """Return the features of images that went through ``prepare``, one row per image."""
+        features = []
+        for i, encoder in enumerate(self.encoders):
+            encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
+            features.append(encode([parts[i] for parts in prepared]))
+        return self._join(features, len(prepared))
+
+
+def join_encoders(view: View, encoders: Sequence[Any], widths: Sequence[int] = ()) -> Any:
+    """Return the encoders of a view as one encoder; a single one as it is."""
+    if len(encoders) == 1:
+        return encoders[0]
+    if view == "text":
+        return SeveralEncoders(encoders, widths)
+    if len(kinds := {inputs_of(encoder) for encoder in encoders}) > 1:
+        raise InputError(
+            f"these encoders take different inputs ({' and '.join(sorted(kinds))}); all encoders of a view "
+            "get the same."
+        )
+    dimensions = [int(encoder.dimension) for encoder in encoders]
+    widths = widths or (dimensions if all(dimensions) else ())
+    return (SeveralImageEncoders if kinds == {"images"} else SeveralEncoders)(encoders, widths)
+
+
+def split_encoders(encoder: Any) -> list[Any]:
+    """Return the encoders that ``join_encoders`` has joined; none for None."""
+    if isinstance(encoder, SeveralEncoders):
+        return list(encoder.encoders)
+    return [] if encoder is None else [encoder]
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names, or fingerprints, of several encoders as one; "?" stands for one that has none."""
+    return " + ".join(name or "?" for name in names)
+
+
+def name_blocks(names: Iterable[str], taken: Collection[str]) -> list[str]:
+    """Return a name for each feature block that no other block has, with a number where one is needed."""
+    unique: list[str] = []
+    for name in names:
+        numbered = (name if i == 1 else f"{name} {i}" for i in count_from(1))
+        unique.append(next(block for block in numbered if block not in unique and block not in taken))
+    return unique
 
 
 _SIDE = 96

@@ -1,23 +1,31 @@
-"""The exact kernels that HKSE approximates, and the number of features that Proposition 1 asks for."""
+r"""The kernels that HKSE approximates: computed exactly, and by random Fourier features.
+
+The word kernel is the paper's (Section 4), :math:`k_\gamma(a, b) = \exp(-\tfrac{\gamma}{2}\|a-b\|^2)`; the
+frequencies of its features therefore come from :math:`\mathcal N(0, \gamma I)`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from array_api_compat import device
+import numpy as np
+from array_api_compat import device, is_numpy_array
 
-from diptych._arrays import Array, group_sum, move_like, namespace
+from diptych._arrays import Array, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_count, check_view
-from diptych.encoders._fourier import check_gamma
 
 Kind: TypeAlias = Literal["lin", "rbf"]
 KINDS: tuple[Kind, ...] = ("lin", "rbf")
 Constants: TypeAlias = Literal["hoeffding", "paper"]
-CONSTANTS: tuple[Constants, ...] = ("hoeffding", "paper")
+_CONSTANTS = {"hoeffding": (8.0, 4.0), "paper": (0.5, 3.0)}
+"""The factor of the number of features, and c, of Proposition 1."""
 
 _BLOCK_ENTRIES = 2**23
+EXACT_MEDIAN_ROWS = 2048
+"""Up to this many rows, the median is over all pairs; beyond, over the pairs of a random sample of rows."""
 
 
 def word_kernel(a: Any, b: Any, *, kind: Kind = "rbf", gamma: float = 1.0) -> Array:
@@ -91,15 +99,13 @@ def sentence_kernel(
     if sentence == "lin":
         return cross
     xp = namespace(cross)
-    own_rows = _own_kernel(rows, word, gamma)
-    own_columns = own_rows if others is None else _own_kernel(columns, word, gamma)
-    squares = own_rows[:, None] + own_columns[None, :] - 2.0 * cross
+    row_norms = _squared_norms(rows, word, gamma)
+    column_norms = row_norms if others is None else _squared_norms(columns, word, gamma)
+    squares = row_norms[:, None] + column_norms[None, :] - 2.0 * cross
     return xp.exp(-0.5 * eta * xp.clip(squares, 0.0, None))
 
 
-def gaussian_product(
-    mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True, log: bool = False
-) -> Array:
+def gaussian_product(mean_a: Any, mean_b: Any, *, variance: float, normalized: bool = True) -> Array:
     r"""Return the product kernel :math:`\int p\,q` of isotropic Gaussians around the rows of two matrices.
 
     This is the Gaussian reading of HKSE(lin, rbf) (the paper's appendix "HKSE as a Gaussian Embedding of
@@ -110,8 +116,8 @@ def gaussian_product(
               = (4\pi\sigma^2)^{-d/2} \exp\!\Big(-\frac{\|\mu_1-\mu_2\|^2}{4\sigma^2}\Big).
 
     Without the factor in front, which is the same for all pairs and which ``normalized`` leaves out, it is
-    the kernel of HKSE(lin, rbf) with :math:`\eta = 1/(2\sigma^2)`. ``log`` returns the logarithm; in hundreds
-    of dimensions, the factor is outside the range of floats.
+    the kernel of HKSE(lin, rbf) with :math:`\eta = 1/(2\sigma^2)`. In hundreds of dimensions, the factor is
+    outside the range of floats.
 
     Examples
     --------
@@ -128,7 +134,7 @@ def gaussian_product(
     exponent = -_squared_distances(a, b) / (4.0 * variance)
     if not normalized:
         exponent = exponent - 0.5 * a.shape[1] * math.log(4.0 * math.pi * variance)
-    return exponent if log else xp.exp(exponent)
+    return xp.exp(exponent)
 
 
 class Dimensions(NamedTuple):
@@ -172,13 +178,13 @@ def hkse_dimensions(
     >>> hkse_dimensions(7745, 38, 0.1, 0.05, constants="paper")
     Dimensions(word_features=1046, sentence_features=34179)
     """
-    check_choice(constants, CONSTANTS, "constants")
+    constant, _ = _CONSTANTS[check_choice(constants, tuple(_CONSTANTS), "constants")]
     check_count(vocabulary, "vocabulary")
     check_count(max_length, "max_length")
     check_gamma(delta, "delta", median=False)
     if not 0.0 < epsilon < 1.0:
         raise InputError(f"epsilon={epsilon!r}; pass a probability between 0 and 1.")
-    factor = (8.0 if constants == "hoeffding" else 0.5) / delta**2
+    factor = constant / delta**2
     words, certainty = math.log(vocabulary), -math.log(epsilon)
     return Dimensions(
         math.ceil(factor * (2.0 * words + certainty)),
@@ -194,8 +200,8 @@ def hkse_factor(eta: float, delta: float, constants: Constants = "hoeffding") ->
     >>> round(hkse_factor(eta=0.01, delta=0.1), 6)
     1.002002
     """
-    check_choice(constants, CONSTANTS, "constants")
-    return math.exp((4.0 if constants == "hoeffding" else 3.0) * eta * delta / 2.0)
+    _, c = _CONSTANTS[check_choice(constants, tuple(_CONSTANTS), "constants")]
+    return math.exp(c * eta * delta / 2.0)
 
 
 def _check_sentences(sentences: Sequence[Any], name: str) -> list[Array]:
@@ -232,8 +238,8 @@ def _mean_kernel(rows: list[Array], columns: list[Array], kind: Kind, gamma: flo
     return sums / lengths_a[:, None] / lengths_b[None, :]
 
 
-def _own_kernel(matrices: list[Array], kind: Kind, gamma: float) -> Array:
-    """Return the mean of the word kernel over the pairs of words within each sentence."""
+def _squared_norms(matrices: list[Array], kind: Kind, gamma: float) -> Array:
+    """Return the mean of the word kernel over the pairs of words within each sentence: its mean's norm²."""
     xp = namespace(matrices[0])
     means = [float(xp.mean(word_kernel(matrix, matrix, kind=kind, gamma=gamma))) for matrix in matrices]
     return move_like(xp.asarray(means, dtype=matrices[0].dtype), matrices[0])
@@ -245,3 +251,75 @@ def _group_words(matrices: list[Array]) -> tuple[Array, Array]:
     lengths = xp.asarray([matrix.shape[0] for matrix in matrices], device=place)
     groups = xp.repeat(xp.arange(len(matrices), device=place), lengths)
     return groups, xp.astype(lengths, matrices[0].dtype)
+
+
+def fourier_features(x: Array, weights: Array, offsets: Array) -> Array:
+    r"""Return :math:`\Phi(x) = \sqrt{2/m}\,\cos(xW + b)` for each row, as in Section 4 of the paper.
+
+    Parameters
+    ----------
+    x
+        Rows to map, n × d.
+    weights
+        Frequencies :math:`w_1, \dots, w_m` as columns, d × m.
+    offsets
+        Phases b, m.
+    """
+    features = x @ weights
+    features += offsets
+    in_place = {"out": features} if is_numpy_array(features) else {}
+    features = namespace(features).cos(features, **in_place)
+    features *= (2.0 / weights.shape[1]) ** 0.5
+    return features
+
+
+def draw_fourier(
+    n_inputs: int, n_features: int, gamma: float, rng: np.random.Generator
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    r"""Draw frequencies :math:`W \sim \mathcal N(0, \gamma I)`, inputs × features, and phases in [0, 2π)."""
+    weights = rng.standard_normal((n_inputs, n_features), dtype=np.float32)
+    weights *= np.float32(gamma**0.5)
+    return weights, rng.uniform(0.0, 2.0 * np.pi, n_features).astype(np.float32)
+
+
+def median_gamma(x: Array, rng: np.random.Generator) -> float:
+    """Return 1 / median² of the distances between different rows, or between those of a random sample."""
+    if x.shape[0] > EXACT_MEDIAN_ROWS:
+        sample = np.sort(rng.choice(x.shape[0], size=EXACT_MEDIAN_ROWS, replace=False))
+        x = x[move_like(sample, x), :]
+    rows = to_numpy(x)
+    if len(rows) < 2:
+        raise InputError(
+            f"The median distance needs at least 2 vectors, and there is {len(rows)}; pass a number as gamma."
+        )
+    rows = rows.astype(np.float64) - rows.mean(axis=0, dtype=np.float64)
+    norms = np.einsum("ij,ij->i", rows, rows)
+    squares = norms[:, None] + norms[None, :] - 2.0 * (rows @ rows.T)
+    median = float(np.median(squares[np.triu_indices(len(rows), k=1)]))
+    # Rounding errors make the distance between equal rows slightly larger than 0.
+    if median <= 1e-12 * float(norms.max(initial=0.0)):
+        raise InputError("Most of the vectors are equal: their median distance is 0; pass a number as gamma.")
+    return 1.0 / median
+
+
+def check_gamma(gamma: object, name: str = "gamma", *, median: bool = True) -> float | Literal["median"]:
+    """Return ``gamma`` if it is a positive number, or ``"median"`` where that is allowed."""
+    if median and isinstance(gamma, str) and gamma == "median":
+        return "median"
+    if isinstance(gamma, Real) and not isinstance(gamma, bool) and 0.0 < float(gamma) < float("inf"):
+        return float(gamma)
+    raise InputError(f"{name}={gamma!r}; pass a positive number{' or median' if median else ''}.")
+
+
+def make_generator(random_state: Any, *key: int) -> np.random.Generator:
+    """Return the generator of ``key``; generators of different keys are independent."""
+    if random_state is None or (isinstance(random_state, Integral) and int(random_state) >= 0):
+        seed = None if random_state is None else int(random_state)
+        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    if isinstance(random_state, np.random.Generator):
+        return random_state
+    if isinstance(random_state, np.random.RandomState):
+        return np.random.default_rng(random_state.randint(2**31, size=4))
+    raise InputError(
+        f"random_state={random_state!r}; pass an integer of at least 0, a NumPy generator, or None."
+    )

@@ -19,8 +19,8 @@ import numpy as np
 from diptych._checks import InputError, import_package
 from diptych._persistence import read_tensors
 from diptych.encoders._fastembed import open_fastembed
-from diptych.encoders._image import DEFAULT_RUN_PIXELS, ImageEncoder, NetworkEncoder, PyramidDescriptor
-from diptych.encoders._onnx import OnnxEncoder
+from diptych.encoders._image import ImageEncoder, PyramidDescriptor
+from diptych.encoders._networks import NetworkEncoder, OnnxEncoder
 from diptych.encoders._preprocessing import Recipe, RecipeLike, as_recipe
 
 if TYPE_CHECKING:
@@ -41,14 +41,7 @@ class TorchEncoder(NetworkEncoder):
     5
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        recipe: RecipeLike,
-        name: str | None = None,
-        *,
-        run_pixels: int = DEFAULT_RUN_PIXELS,
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, recipe: RecipeLike, name: str | None = None) -> None:
         torch = _import("torch")
         module = module.eval()
         parameter = next(iter(module.parameters()), torch.empty(0))
@@ -58,7 +51,7 @@ class TorchEncoder(NetworkEncoder):
                 output = module(torch.from_numpy(batch).to(parameter.device, parameter.dtype))
                 return output.float().cpu().numpy()  # type: ignore[no-any-return]
 
-        super().__init__(run, as_recipe(recipe), name or _digest(module), run_pixels=run_pixels)
+        super().__init__(run, as_recipe(recipe), name or _digest(module))
         self.label, self.origin = "", dict[str, Any]()
 
 
@@ -93,7 +86,7 @@ def torchvision_encoder(
             # torchvision itself would unpickle the file without weights_only.
             state = default_weights.get_state_dict(check_hash=True, weights_only=True)
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-            raise _no_own_weights(f"torchvision:{name}", error) from None
+            raise _unavailable_weights(f"torchvision:{name}", error) from None
         _load_weights(module, state, default_weights.url, _HEADS)
     fingerprint = f"torchvision:{name}:{_digest(module)}"
     recipe = recipe or _default_recipe(name, default_weights.transforms())
@@ -119,7 +112,7 @@ def timm_encoder(
     try:
         module = timm.create_model(name, pretrained=weights is None, num_classes=0)
     except (OSError, RuntimeError, ValueError) as error:
-        raise _no_own_weights(f"timm:{name}", error) from None
+        raise _unavailable_weights(f"timm:{name}", error) from None
     if weights is not None:
         classifiers = module.pretrained_cfg.get("classifier") or ()
         names = (classifiers,) if isinstance(classifiers, str) else classifiers
@@ -207,7 +200,7 @@ def _import(library: str) -> Any:
     return import_package(library, InputError(missing))
 
 
-def _no_own_weights(source: str, error: Exception) -> InputError:
+def _unavailable_weights(source: str, error: Exception) -> InputError:
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return InputError(
         f"{source} could not be opened with the library's own weights ({reason}); give a safetensors file "

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -25,14 +25,20 @@ Pooling: TypeAlias = Literal["none", "mean", "first"]
 Pixels: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """8-bit RGB values [crops, height, width, 3]."""
 
-CROPS: tuple[Crop, ...] = ("none", "center", "ten")
-POOLINGS: tuple[Pooling, ...] = ("none", "mean", "first")
-CHANNELS = ("RGB", "BGR")
-INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 LARGEST_SIDE = 16_384
+_CHOICES = {
+    "interpolation": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
+    "crop": get_args(Crop),
+    "channels": ("RGB", "BGR"),
+    "pooling": get_args(Pooling),
+}
 
 METADATA_KEY = "diptych.recipe"
 """Key of the recipe, as JSON, in the metadata of an ONNX file."""
+
+_ONNX_CHANNELS = {"Rgb8": "RGB", "Bgr8": "BGR"}
+_ONNX_RANGES = {"NominalRange_0_255": "bytes", "Normalized_0_1": "unit", "Normalized_1_1": "inception"}
+"""What the ONNX standard calls the order of the channels, and the range of the pixels."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CAFFE_MEAN = (103.939, 116.779, 123.68)
@@ -95,20 +101,17 @@ class Recipe:
     pooling: Pooling = "none"
 
     def __post_init__(self) -> None:
-        check_choice(self.interpolation, INTERPOLATIONS, "interpolation")
-        check_choice(self.crop, CROPS, "crop")
-        check_choice(self.channels, CHANNELS, "channels")
-        check_choice(self.pooling, POOLINGS, "pooling")
+        for name, choices in _CHOICES.items():
+            check_choice(getattr(self, name), choices, name)
         if isinstance(self.size, (list, tuple)):
             object.__setattr__(self, "size", tuple(self.size))
-            if len(self.size) != 2 or not all(map(_is_side, self.size)):
-                raise InputError(f"size={self.size!r} is not a (height, width) in pixels.")
-        elif self.size is not None and not _is_side(self.size):
+        sides = self.size if isinstance(self.size, tuple) else (self.size,)
+        if self.size is not None and not (len(sides) <= 2 and all(map(_is_side, sides))):
             raise InputError(f"size={self.size!r} is neither a side nor a (height, width) in pixels.")
-        if self.max_side is not None and not _is_side(self.max_side):
-            raise InputError(f"max_side={self.max_side!r} is not a number of pixels up to {LARGEST_SIDE}.")
-        if not _is_side(self.crop_size):
-            raise InputError(f"crop_size={self.crop_size!r} is not a number of pixels up to {LARGEST_SIDE}.")
+        for name in ("max_side", "crop_size"):
+            side = getattr(self, name)
+            if not _is_side(side) and (name, side) != ("max_side", None):
+                raise InputError(f"{name}={side!r} is not a number of pixels up to {LARGEST_SIDE}.")
         if not _is_number(self.scale) or self.scale <= 0:
             raise InputError(f"scale={self.scale!r} is not a positive number; networks expect 1 or 255.")
         if self.mean != "crop":
@@ -175,12 +178,8 @@ class Recipe:
             if not isinstance(content, dict):
                 raise InputError(f"{METADATA_KEY} in {source} is not a JSON object; pass a recipe.")
             return cls.from_dict(content, f"{METADATA_KEY} in {source}")
-        channels = {"Rgb8": "RGB", "Bgr8": "BGR"}.get(metadata.get("Image.BitmapPixelFormat", ""))
-        statistics = {
-            "NominalRange_0_255": "bytes",
-            "Normalized_0_1": "unit",
-            "Normalized_1_1": "inception",
-        }.get(metadata.get("Image.NominalPixelRange", ""))
+        channels = _ONNX_CHANNELS.get(metadata.get("Image.BitmapPixelFormat", ""))
+        statistics = _ONNX_RANGES.get(metadata.get("Image.NominalPixelRange", ""))
         if channels is None or statistics is None:
             return None
         return cls(channels=channels, pooling="mean", **STATISTICS[statistics])
@@ -295,14 +294,13 @@ def normalize_pixels(pixels: Pixels, recipe: Recipe) -> np.ndarray[Any, np.dtype
 def resize_image(image: Image.Image, recipe: Recipe) -> Image.Image:
     """Resize an image as the recipe says; refuse sizes that the recipe cannot crop or memory cannot hold."""
     width, height = image.size
-    if recipe.max_side is not None and max(width, height) > recipe.max_side:
-        longest = max(width, height)
+    longest = max(width, height)
+    if recipe.max_side is not None and longest > recipe.max_side:
         width, height = (max(1, _divide(side * recipe.max_side, longest)) for side in (width, height))
     if isinstance(recipe.size, tuple):
         height, width = recipe.size
     elif recipe.size is not None:
-        shortest = min(width, height)
-        width, height = (side * recipe.size // shortest for side in (width, height))
+        width, height = (side * recipe.size // min(width, height) for side in (width, height))
     if recipe.crop != "none" and min(width, height) < recipe.crop_size:
         raise UnreadableImage(
             f"An image of {image.width} × {image.height} pixels is {width} × {height} after resizing, "

@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from diptych._arrays import Array, namespace
 from diptych._checks import InputError, check_view, import_package, missing_package_error
-from diptych._persistence import file_digest, map_npy
+from diptych._persistence import file_digest
 from diptych.encoders._fastembed import FASTEMBED, open_fastembed
 from diptych.encoders._fitted_hkse import BLOCK_ROWS, FittedHKSE, hkse_fingerprint
 from diptych.encoders._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
@@ -52,9 +50,8 @@ TextFunction: TypeAlias = Callable[[list[str]], Array]
 
 
 def sentence_encoder(
-    source: str | os.PathLike[str] | Array | SentenceEncoder | Transformer | TextFunction,
+    source: str | os.PathLike[str] | SentenceEncoder | Transformer | TextFunction,
     *,
-    texts: Sequence[str] | None = None,
     device: str | None = None,
 ) -> SentenceEncoder:
     """Return the sentence encoder that ``source`` is or names; its output is checked.
@@ -65,12 +62,8 @@ def sentence_encoder(
         - a fitted ``HKSE``;
         - an object with ``encode``, another fitted transformer, or a function from a list of texts to an
           array;
-        - the path of a ``.npy`` file, or an array, with features computed elsewhere (skip-thought vectors,
-          for example); row i belongs to ``texts[i]``;
         - ``"fastembed:NAME"`` or ``"fastembed:FOLDER"``;
         - the name or the local folder of a sentence-transformers model.
-    texts
-        For features computed elsewhere: the text of each row.
     device
         For sentence-transformers: the device of the model.
 
@@ -83,15 +76,11 @@ def sentence_encoder(
            [8.]])
     """
     if isinstance(source, str | os.PathLike):
-        if Path(source).suffix == ".npy":
-            return PrecomputedEncoder(map_npy(Path(source)), texts)
         if os.fspath(source).startswith(FASTEMBED):
             return open_fastembed("text", os.fspath(source).removeprefix(FASTEMBED))
         return SentenceTransformersEncoder(source, device=device)
     if isinstance(source, FittedHKSE):
         return HKSEEncoder(source)
-    if isinstance(source, np.ndarray):
-        return PrecomputedEncoder(source, texts)
     for method in ("encode", "transform"):
         if callable(getattr(source, method, None)):
             fingerprint = str(getattr(source, "fingerprint", ""))
@@ -101,8 +90,8 @@ def sentence_encoder(
         name = getattr(source, "__name__", "")
         return CallableEncoder(source, name=name if name.isidentifier() else "function")
     raise InputError(
-        f"{type(source).__name__} is not a sentence encoder; pass a function, an object with encode(), the "
-        "path of a .npy file, fastembed:NAME, or the name of a sentence-transformers model."
+        f"{type(source).__name__} is not a sentence encoder; pass a function, an object with encode(), "
+        "fastembed:NAME, or the name of a sentence-transformers model."
     )
 
 
@@ -168,15 +157,17 @@ class SentenceTransformersEncoder(CallableEncoder):
     Of a folder only safetensors are read, because the fingerprint covers no other weights.
     """
 
-    def __init__(
-        self, name: str | os.PathLike[str], *, device: str | None = None, batch_size: int = 64
-    ) -> None:
+    def __init__(self, name: str | os.PathLike[str], *, device: str | None = None) -> None:
         name = os.fspath(name)
         library = import_package(
             "sentence_transformers", missing_package_error(f"the encoder {name!r} needs", "sentence")
         )
         _check_version(library.__version__)
-        pickled = [path for path in Path(name).rglob("pytorch_model*.bin") if not _has_tensors(path.parent)]
+        pickled = [
+            path
+            for path in Path(name).rglob("pytorch_model*.bin")
+            if not any(path.parent.glob("*.safetensors"))
+        ]
         if pickled:
             raise InputError(
                 f"{pickled[0]} contains pickled weights, which are not read; save the model again with "
@@ -193,44 +184,14 @@ class SentenceTransformersEncoder(CallableEncoder):
                 f"{name!r} could not be opened as a sentence-transformers model ({reason}); give the folder "
                 "of one, or its name on the Hugging Face Hub."
             ) from None
-        encode = partial(model.encode, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False)
+        encode = partial(model.encode, batch_size=64, convert_to_numpy=True, show_progress_bar=False)
         super().__init__(encode, folder_fingerprint(Path(name)) or f"sentence-transformers:{name}")
         source = os.path.abspath(name) if os.path.isdir(name) else name
-        self.label, self.origin = os.path.basename(source), {"source": source}
-        self._options: dict[str, Any] = {"device": device, "batch_size": batch_size}
+        self.label, self.origin, self._device = os.path.basename(source), {"source": source}, device
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process loads the model itself.
-        return partial(type(self), **self._options), (self.origin["source"],)
-
-
-class PrecomputedEncoder:
-    """Looks up features computed elsewhere by their text; a repeated text has its first row."""
-
-    def __init__(self, features: np.ndarray[Any, Any], texts: Sequence[str] | None) -> None:
-        if texts is None:
-            raise InputError("Features computed elsewhere need texts=, the text of each row.")
-        if features.ndim != 2 or features.dtype.kind != "f" or len(features) != len(texts):
-            raise InputError(
-                f"The features are {features.dtype}{list(features.shape)} for {len(texts)} texts; "
-                "expected real numbers, one row for each text."
-            )
-        self._features, self.fingerprint = features, ""
-        self._rows: dict[str, int] = {}
-        for row, text in enumerate(texts):
-            self._rows.setdefault(text, row)
-
-    def encode(self, texts: list[str]) -> Array:
-        """Return the stored features of texts, one row per text."""
-        texts = _check_texts(texts)
-        rows = [self._rows.get(text, -1) for text in texts]
-        if -1 in rows:
-            i = rows.index(-1)
-            raise InputError(
-                f"texts[{i}] ({texts[i][:60]!r}) has no precomputed features; new texts need an encoder that "
-                "computes them."
-            )
-        return check_view(np.asarray(self._features[rows]), "features")
+        return partial(type(self), device=self._device), (self.origin["source"],)
 
 
 def folder_fingerprint(folder: Path) -> str:
@@ -244,10 +205,6 @@ def folder_fingerprint(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
     listing = "".join(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n" for path in files)
     return f"sentence-transformers:{hashlib.sha256(listing.encode()).hexdigest()[:32]}"
-
-
-def _has_tensors(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
 
 
 def _check_version(version: str) -> None:

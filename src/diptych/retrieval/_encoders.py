@@ -29,9 +29,18 @@ from diptych._persistence import Schema
 from diptych.encoders._decoding import is_image
 from diptych.encoders._fastembed import FASTEMBED, find_fastembed
 from diptych.encoders._fitted_hkse import FittedHKSE
-from diptych.encoders._image import ImageEncoder, Inputs, encode_inputs, inputs_of, prepare_input
+from diptych.encoders._image import (
+    ImageEncoder,
+    Inputs,
+    encode_inputs,
+    inputs_of,
+    join_encoders,
+    join_names,
+    name_blocks,
+    prepare_input,
+    split_encoders,
+)
 from diptych.encoders._preprocessing import Recipe
-from diptych.encoders._several import join_encoders, join_names, name_blocks, split_encoders
 from diptych.encoders._text import HKSEEncoder, folder_fingerprint, sentence_encoder
 from diptych.retrieval._items import VIEWS, View, file_name
 
@@ -170,7 +179,7 @@ class EncoderRecord(Schema, frozen=True):
         if self.origin is None:
             raise InputError(f"{self.name} is not stored with the model")
         from diptych.encoders._named import image_encoder
-        from diptych.encoders._onnx import network_fingerprint
+        from diptych.encoders._networks import network_fingerprint
 
         source, path = self.origin.source, self.origin.path
         recipe = None if self.origin.recipe is None else Recipe.from_dict(self.origin.recipe)

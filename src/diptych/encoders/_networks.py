@@ -1,22 +1,22 @@
-"""Networks in ONNX files, run by onnxruntime."""
+"""Networks as image encoders: any function by a recipe, and networks in ONNX files, run by onnxruntime."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from diptych._checks import DataWarning, InputError, missing_package_error
 from diptych._persistence import file_digest
 from diptych._threads import set_session_options
-from diptych.encoders._fastembed import list_network_files
-from diptych.encoders._image import DEFAULT_RUN_PIXELS, Network, NetworkEncoder, recipe_fingerprint
+from diptych.encoders._image import make_example
 from diptych.encoders._preprocessing import (
     PRESETS,
     STATISTICS,
@@ -25,12 +25,131 @@ from diptych.encoders._preprocessing import (
     RecipeLike,
     as_recipe,
     full_image_preset,
+    normalize_pixels,
+    prepare_image,
 )
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Network: TypeAlias = Callable[[np.ndarray[Any, np.dtype[np.float32]]], np.ndarray[Any, Any]]
+"""Maps float32 [n, 3, height, width] to n rows of anything that a recipe can pool."""
+
+RUN_PIXELS = 2**20
+"""Pixels that go through a network at once, which bounds its memory; a larger crop goes alone."""
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
 USUAL_SIDE = 224
 """The usual side of the input of networks with a fixed input size."""
+
+_TENSORS_IN = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+"""Numbers of the fields of ONNX messages that lead to tensors, and from these to names of files."""
+
+
+class NetworkEncoder:
+    """Encode images with a network, by a recipe.
+
+    Parameters
+    ----------
+    network
+        Maps float32 [n, 3, height, width] to its raw output.
+    recipe
+        Preprocessing of the images, and pooling of the output.
+    name
+        Identifies the network and its weights; part of the fingerprint, together with the recipe.
+    dimension
+        Number of columns of the features; None: measured on one grey image.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> recipe = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")
+    >>> encoder = NetworkEncoder(lambda batch: batch, recipe, "mean colour")
+    >>> encoder.encode([Image.new("RGB", (8, 8), "red")])
+    array([[1., 0., 0.]], dtype=float32)
+    """
+
+    def __init__(self, network: Network, recipe: Recipe, name: str, *, dimension: int | None = None) -> None:
+        self.network, self.recipe, self.name = network, recipe, name
+        self.fingerprint = recipe_fingerprint(name, recipe)
+        self.dimension = dimension or self._measure_dimension()
+
+    def encode(self, images: Sequence[Image.Image]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the features of 8-bit RGB images, one row per image."""
+        return self.encode_prepared([self.prepare(image) for image in images])
+
+    def prepare(self, image: Image.Image) -> Pixels:
+        """Return the resized crops of one image, still 8-bit."""
+        return prepare_image(image, self.recipe)
+
+    def encode_prepared(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the features of prepared images: for each, the average over its crops."""
+        features = np.empty((len(prepared), self.dimension), np.float32)
+        for rows in _group_by_shape(prepared):
+            features[rows] = self._run([prepared[row] for row in rows])
+        return features
+
+    def _run(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, Any]:
+        batch = normalize_pixels(np.concatenate(prepared), self.recipe)
+        step = max(1, RUN_PIXELS // (batch.shape[2] * batch.shape[3]))
+        starts = range(0, len(batch), step)
+        parts = [pool_output(self.network(batch[i : i + step]), self.recipe) for i in starts]
+        per_crop = np.concatenate(parts).reshape(len(prepared), len(prepared[0]), -1)
+        return np.asarray(per_crop.mean(axis=1))
+
+    def _measure_dimension(self) -> int:
+        pixels = self.prepare(make_example())[:1]
+        return int(pool_output(self.network(normalize_pixels(pixels, self.recipe)), self.recipe).shape[1])
+
+
+def recipe_fingerprint(name: str, recipe: Recipe) -> str:
+    """Return the fingerprint of a network with a recipe; ``name`` identifies the network and its weights."""
+    return f"{name}:{hashlib.sha256(recipe.to_json().encode()).hexdigest()[:16]}"
+
+
+def pool_output(output: np.ndarray[Any, Any], recipe: Recipe) -> np.ndarray[Any, Any]:
+    """Reduce a network's raw output to one row of features per image."""
+    output = np.asarray(output, np.float32)
+    if recipe.pooling == "mean" and output.ndim == 4:
+        return np.asarray(output.mean(axis=(2, 3)))
+    if recipe.pooling == "mean" and output.ndim == 3:
+        return np.asarray(output.mean(axis=1))
+    if recipe.pooling == "first" and output.ndim == 3:
+        return output[:, 0]
+    if output.ndim == 4 and output.shape[2:] == (1, 1):
+        return output[:, :, 0, 0]
+    if output.ndim == 2:
+        return output
+    raise InputError(
+        f"The network's output has shape {list(output.shape)}, which pooling={recipe.pooling!r} cannot "
+        'reduce; set pooling to "mean" for feature maps or tokens, "first" for a class token, or choose '
+        "another output."
+    )
+
+
+def _group_by_shape(prepared: Sequence[Pixels]) -> list[list[int]]:
+    """Group the rows of images of one shape, in order, so that each group fits into one run.
+
+    The groups depend on the images alone, so that encoding the same images again gives the same bits.
+    """
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for row, pixels in enumerate(prepared):
+        by_shape.setdefault(pixels.shape, []).append(row)
+    groups = []
+    for shape, rows in by_shape.items():
+        step = max(1, RUN_PIXELS // (shape[0] * shape[1] * shape[2]))
+        groups += [rows[i : i + step] for i in range(0, len(rows), step)]
+    return groups
 
 
 class OnnxEncoder(NetworkEncoder):
@@ -48,8 +167,6 @@ class OnnxEncoder(NetworkEncoder):
         ``DataWarning`` says so when an image is encoded.
     threads
         Threads of the network; None: onnxruntime's default.
-    run_pixels
-        Maximal number of pixels that go through the network at once; a larger crop goes alone.
 
     Attributes
     ----------
@@ -69,7 +186,6 @@ class OnnxEncoder(NetworkEncoder):
         recipe: RecipeLike | None = None,
         *,
         threads: int | None = None,
-        run_pixels: int = DEFAULT_RUN_PIXELS,
     ) -> None:
         path = Path(path).absolute()
         if not path.is_file():
@@ -85,7 +201,7 @@ class OnnxEncoder(NetworkEncoder):
         recipe = graph.fit_recipe(as_recipe(recipe))
         self._graph, self._threads = graph, threads
         network, width = graph.network(recipe)
-        super().__init__(network, recipe, name, dimension=width, run_pixels=run_pixels)
+        super().__init__(network, recipe, name, dimension=width)
 
     @property
     def label(self) -> str:
@@ -117,8 +233,7 @@ class OnnxEncoder(NetworkEncoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the file itself.
-        state = (self._graph.path, self.recipe, self._threads, self.run_pixels, self.fingerprint)
-        return _reopen, state
+        return _reopen, (self._graph.path, self.recipe, self._threads, self.fingerprint)
 
 
 def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:
@@ -126,10 +241,8 @@ def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:
     return recipe_fingerprint(f"onnx:{_digest_network(Path(path))}", recipe)
 
 
-def _reopen(
-    path: Path, recipe: Recipe, threads: int | None, run_pixels: int, fingerprint: str
-) -> OnnxEncoder:
-    encoder = OnnxEncoder(path, recipe, threads=threads, run_pixels=run_pixels)
+def _reopen(path: Path, recipe: Recipe, threads: int | None, fingerprint: str) -> OnnxEncoder:
+    encoder = OnnxEncoder(path, recipe, threads=threads)
     if encoder.fingerprint != fingerprint:
         raise InputError(
             f"{path} is not the same network as in the process that sent it; copy the same file."
@@ -224,3 +337,58 @@ class _Graph:
         except InputError:
             return False
         return True
+
+
+def list_network_files(path: Path) -> list[Path]:
+    """Return an ONNX file and the files that it says its weights are in, sorted."""
+    try:
+        with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            places = _find_external_data(content)
+    except ValueError as error:
+        raise InputError(f"{path} could not be loaded as an ONNX network ({error}).") from None
+    files = sorted({path, *(path.parent / place for place in places)})
+    if missing := [file for file in files if not file.is_file()]:
+        raise InputError(f"{missing[0]} does not exist, and {path.name} has weights in it; restore the file.")
+    return files
+
+
+def _find_external_data(content: mmap) -> set[str]:
+    """Return the names of other files in a serialised ``ModelProto``; a ``ValueError`` if it is none."""
+    places, messages = set[str](), [("model", 0, len(content))]
+    while messages:
+        kind, start, end = messages.pop()
+        entry: dict[int, bytes] = {}
+        for number, first, last in _read_fields(content, start, end):
+            if kind == "entry":
+                entry[number] = content[first:last]
+            elif number in _TENSORS_IN[kind]:
+                messages.append((_TENSORS_IN[kind][number], first, last))
+        if entry.get(1) == b"location":
+            places.add(entry.get(2, b"").decode())
+    return places
+
+
+def _read_fields(content: mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of the fields of a protobuf message that are messages or strings."""
+
+    def read_number() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < end and shift < 64:
+            byte, at = content[at], at + 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise ValueError("it is cut short")
+
+    while at < end:
+        number, kind = divmod(read_number(), 8)
+        if kind not in (0, 1, 2, 5):
+            raise ValueError("it is not a protobuf message")
+        size = {1: 8, 5: 4}.get(kind) or read_number()
+        start, at = at, at if kind == 0 else at + size
+        if at > end:
+            raise ValueError("it is cut short")
+        if kind == 2:
+            yield number, start, at
