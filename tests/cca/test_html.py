@@ -70,7 +70,7 @@ def test_no_model_is_made_for_display():
     model = AWCCA(params=(9.0, 9.0)).fit(x, y)
     assert "are computed when" in summary(model)
     assert "models_" in dir(model)
-    assert not model.models_.made
+    assert not model.models_.computed
     first = model.models_["search"].correlations[0]
     assert f"{first:.3f}" in summary(model)
 

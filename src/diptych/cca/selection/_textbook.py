@@ -131,10 +131,12 @@ def components_path(
     norms = weights.rows @ (items * items).T
     lengths = xp.sqrt(weights.rows @ (queries * queries).T)
     if task == "search":
-        own = xp.take(norms, pairing, axis=1)
+        true_norms = xp.take(norms, pairing, axis=1)
     else:
-        own = group_max(norms.T, pairing, x.shape[0])[truth.described, :].T
-    slack = [tie_slack(lengths[d, :], xp.sqrt(own[d, :]), k, similarity) for d, k in enumerate(dimensions)]
+        true_norms = group_max(norms.T, pairing, x.shape[0])[truth.described, :].T
+    slack = [
+        tie_slack(lengths[d, :], xp.sqrt(true_norms[d, :]), k, similarity) for d, k in enumerate(dimensions)
+    ]
     if similarity == "cosine":
         scale = 1.0 / xp.sqrt(xp.where(norms > 0, norms, 1.0))
     blocks: list[list[Array]] = [[] for _ in dimensions]
