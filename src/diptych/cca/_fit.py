@@ -166,12 +166,7 @@ class Fit:
         return self._select(self._spectra(moments), validation)
 
     def fit_views(
-        self,
-        X: Any,
-        Y: Any,
-        pairing: Any,
-        validation: tuple[Any, ...] | None,
-        sample_weight: Any = None,
+        self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None, sample_weight: Any = None
     ) -> FitResult:
         """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
         settings = self.settings

@@ -217,11 +217,7 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
         for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
     )
     means = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
-    grams = (
-        multiply(v_x * s_x**2, v_x.T),
-        multiply(v_y * s_y**2, v_y.T),
-        multiply(multiply(v_x, t0), v_y.T),
-    )
+    grams = (multiply(v_x * s_x**2, v_x.T), multiply(v_y * s_y**2, v_y.T), multiply(multiply(v_x, t0), v_y.T))
     return Moments(spectra.count, *means, *grams, precision, spectra.weight)
 
 

@@ -49,14 +49,7 @@ from diptych.fusion._fitted import (
     TriedUse,
     shape_pairs,
 )
-from diptych.fusion._hubness import (
-    Evaluator,
-    Gate,
-    PartScores,
-    TaskChoice,
-    choose_correction,
-    choose_weights,
-)
+from diptych.fusion._hubness import Evaluator, Gate, PartScores, TaskChoice, choose_correction, choose_weights
 from diptych.fusion._members import (
     AnyPart,
     FittedPart,

@@ -150,10 +150,7 @@ def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid) -> Grid:
     mask[described[np.linspace(0, len(described) - 1, FIRST_LOOK).astype(int)]] = True
     part = select_rows(problem.truth.pairing, mask)
     sample = replace(
-        problem,
-        a=problem.a[part.x, :],
-        b=problem.b[part.y, :],
-        truth=Truth.of(part.pairing, FIRST_LOOK),
+        problem, a=problem.a[part.x, :], b=problem.b[part.y, :], truth=Truth.of(part.pairing, FIRST_LOOK)
     )
     every_second = replace(grid, x=grid.x[::2], y=grid.y[::2])
     path = regularization_path(sample, spectra, every_second, Metric("mean_recall", mean_recall))
@@ -301,11 +298,7 @@ Ages: TypeAlias = dict[str, np.ndarray[Any, np.dtype[np.int64]]]
 
 
 def _score_points(
-    shape: tuple[int, int],
-    points: Iterator[Point],
-    metric: Metric,
-    path_metrics: str,
-    progress: Progress,
+    shape: tuple[int, int], points: Iterator[Point], metric: Metric, path_metrics: str, progress: Progress
 ) -> GridScores:
     metrics: dict[str, Callable[[Ranks], float]] = {metric.name: metric}
     if path_metrics == "all":
