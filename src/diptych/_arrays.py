@@ -16,6 +16,9 @@ from array_api_compat import array_namespace, device, is_numpy_array, is_torch_a
 Array: TypeAlias = Any
 """An array of any backend that follows the array API standard; NumPy and torch are tested."""
 
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
+"""Floating-point numbers as NumPy."""
+
 Record = TypeVar("Record", bound=Any)
 
 _COUNTED_ROWS = 2**15  # rows of a mask that are converted to numbers at a time, to bound the memory

@@ -9,10 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import device
 
-from diptych._arrays import Array, count_groups, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, count_groups, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_number
-
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 NAMES = ("tikhonov", "tsvd", "guided")
 

@@ -335,7 +335,7 @@ class FittedAWCCA:
         if path is not None and path.grid.filter is not None:  # a function cannot be stored
             path = replace(path, grid=replace(path.grid, filter=None))
         names = (getattr(self, name, None) for name in ("feature_names_in_", "y_feature_names_in_"))
-        x_names, y_names = (None if given is None else [str(name) for name in given] for given in names)
+        x_names, y_names = (None if labels is None else [str(name) for name in labels] for labels in names)
         config = AWCCAConfig(
             ParamsConfig.pack(self),
             models,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, check_view
 from diptych._persistence import Schema
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments, Precision
@@ -18,7 +18,6 @@ from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, Preparation,
 from diptych.cca._weighting import check_normalization, normalize, to_unit_length
 from diptych.cca.selection import hold_out
 
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Blocks: TypeAlias = dict[str, Floats]
 Pairs: TypeAlias = tuple[Blocks, Blocks, np.ndarray[Any, np.dtype[np.int64]]]
 """Blocks of X, blocks of Y, and for each row of Y the row of X that it belongs to."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, Floats, to_numpy
 from diptych._checks import (
     QUERY_VIEW,
     SEARCHED_VIEW,
@@ -32,7 +32,6 @@ from diptych.cca._polish import take_polish
 from diptych.cca._weighting import to_unit_length
 from diptych.fusion._blocks import (
     Blocks,
-    Floats,
     Pairs,
     Side,
     apply_geometry,

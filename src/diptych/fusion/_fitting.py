@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import fields_to_numpy, move_like, namespace, to_numpy
+from diptych._arrays import Floats, fields_to_numpy, move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
 from diptych._threads import progress_bar
 from diptych.cca import Engine, Moments, Spectra, spectra_from_moments
@@ -28,7 +28,6 @@ from diptych.cca.selection._grids import Path, Route, make_grid
 from diptych.fusion._blocks import (
     Block,
     Blocks,
-    Floats,
     Geometry,
     JointMoments,
     Pairs,

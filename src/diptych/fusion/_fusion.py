@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
+from diptych._arrays import Floats
 from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, check_count
 from diptych._threads import one_blas_thread, progress_bar
 from diptych.cca._moments import PRECISIONS, Moments, Precision
@@ -17,7 +18,7 @@ from diptych.cca._streaming import Engine, remove_checkpoint
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
-from diptych.fusion._blocks import Block, Floats, Geometry, JointMoments, Pairs, count_rows, take_rows
+from diptych.fusion._blocks import Block, Geometry, JointMoments, Pairs, count_rows, take_rows
 from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, SelectionReport, Views, as_pairs
 from diptych.fusion._fitting import Settings, fit_fusion
 from diptych.fusion._hubness import KINDS, Correction, Gate

@@ -20,11 +20,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from diptych._arrays import Floats
 from diptych._checks import InputError, Task, check_choice
 from diptych._persistence import Schema
 from diptych._threads import multiply
 from diptych.cca._weighting import to_unit_length
-from diptych.fusion._blocks import Floats
 from diptych.ranking import mean_recall, recall_at_k
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, Task, check_choice
 from diptych._devices import copy_to_device
 from diptych._persistence import Schema
@@ -18,7 +18,7 @@ from diptych.cca._canonical import ranking_maps
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection._grids import Path
-from diptych.fusion._blocks import Blocks, Columns, Floats, JointMoments, Pairs, unit_key
+from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, unit_key
 from diptych.fusion._hubness import Gate, make_rates
 
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_number, check_seed
 from diptych._threads import map_parallel, multiply, one_blas_thread, progress_bar
 from diptych.cca import CanonicalModel, Engine, Spectra, Tikhonov, TruncatedSVD, regularized_cca
 from diptych.cca._canonical import check_components, forced_ones
-from diptych.cca._filters import AnyFilter, Filters, Floats, scale_filter
+from diptych.cca._filters import AnyFilter, Filters, scale_filter
 from diptych.cca._spectra import decompose_gram
 from diptych.cca.selection._grids import select_rows
 from diptych.stats._loadings import make_loadings

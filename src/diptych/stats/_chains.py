@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, move_like, namespace, to_numpy
 from diptych.cca import Engine
-from diptych.cca._filters import Floats
 from diptych.stats._pairs import ExchangeBlocks, Ints, run_pieces
 
 STEPS = 40

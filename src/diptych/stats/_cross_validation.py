@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, Floats, to_numpy
 from diptych._checks import InputError, Task, check_count, check_pair_of_views, check_seed, check_task
 from diptych._threads import progress_bar
 from diptych.cca import AWCCA, Engine
-from diptych.cca._filters import Floats
 from diptych.cca._fit import params_by_task, scale_params
 from diptych.cca._fitted import second_view
 from diptych.cca._weighting import normalize, project

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, namespace, to_numpy
+from diptych._arrays import Array, Floats, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_task
 from diptych.cca._canonical import CanonicalModel, keep_components
-from diptych.cca._filters import Floats
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._sparse import SparseVectors, multiply_any
 from diptych.cca._spectra import Spectra

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_seed
 from diptych._threads import map_lapack, multiply, one_blas_thread, progress_bar
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter, Floats
+from diptych.cca._filters import AnyFilter
 from diptych.stats._chains import TIE, Remainder, draw_largest
 from diptych.stats._pairs import COMPONENTS, ExchangeBlocks, PreparedPairs, make_seed, prepare_pairs
 from diptych.stats._tables import component_frame, format_components, format_p

@@ -7,12 +7,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, move_like, to_numpy
+from diptych._arrays import Array, Floats, move_like, to_numpy
 from diptych._checks import InputError, Task, check_number
 from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._spectra import Spectra
 
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Kind: TypeAlias = Literal["tikhonov", "tsvd", "custom"]
 Route: TypeAlias = Literal["screened", "exact", "textbook", "leave-one-out"]
 

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, fields_to_numpy, to_numpy
+from diptych._arrays import Array, Floats, fields_to_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task
 from diptych._threads import progress_bar
 from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting
 from diptych.cca.selection._exact import exact_rows
-from diptych.cca.selection._grids import Floats, Grid, Path, Route, best_point, select_rows
+from diptych.cca.selection._grids import Grid, Path, Route, best_point, select_rows
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import Screen, screen, screen_bytes

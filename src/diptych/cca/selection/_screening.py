@@ -21,6 +21,7 @@ from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import (
     Array,
+    Floats,
     add_group_counts,
     count_groups,
     count_true,
@@ -33,7 +34,6 @@ from diptych._threads import map_parallel
 from diptych.cca.selection._exact import rescale, score_truths, y_lengths
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 
-Floats: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[float], None]
 
 ANCHORS_PER_SIDE = 2

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, group_max, move_like, namespace, to_numpy
 from diptych._checks import TASKS, InputError, Task, check_similarity
 from diptych._threads import multiply
 from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._sparse import multiply_any
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
-from diptych.cca.selection._grids import Floats, best_point
+from diptych.cca.selection._grids import best_point
 from diptych.cca.selection._problem import Problem, Weights, products
 from diptych.ranking import Metric, ranks
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
