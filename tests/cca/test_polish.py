@@ -125,7 +125,9 @@ UNWEIGHTED = {"params": (5.0, 5.0), "weighting": "none", "polish": True}
 
 @pytest.fixture(scope="module")
 def polished():
-    return AWCCA(**UNWEIGHTED).fit(*make_graded_pairs(1, 600), validation=make_graded_pairs(2, 300))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_polish, "EPOCHS", 10)
+        return AWCCA(**UNWEIGHTED).fit(*make_graded_pairs(1, 600), validation=make_graded_pairs(2, 300))
 
 
 @pytest.fixture(scope="module")

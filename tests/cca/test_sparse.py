@@ -254,7 +254,7 @@ def test_a_saved_model_transforms_but_does_not_predict(never_small, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "columns", "entries"),
     [
-        pytest.param(1000, 250_000, 250_000, id="wide"),
+        pytest.param(500, 400_000, 150_000, id="wide"),
         pytest.param(700_000, 400, 1_400_000, id="tall", marks=pytest.mark.slow),
     ],
 )

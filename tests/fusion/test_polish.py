@@ -29,7 +29,9 @@ def fit(n=500, **options):
 
 @pytest.fixture(scope="module")
 def polished():
-    return fit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_polish, "EPOCHS", 14)
+        return fit()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_a_refit_carries_it_over(polished, plain):
 def test_on_a_torch_device_it_is_the_same(monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.setattr(_polish, "EPOCHS", 3)
-    here, there = (fit(200, device=device) for device in (None, "cpu"))
+    here, there = (fit(120, device=device) for device in (None, "cpu"))
     unseen = make_blocks(3, 400)
     for task in TASKS:
         assert abs(there.score(*unseen, task=task) - here.score(*unseen, task=task)) < 3
