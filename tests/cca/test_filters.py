@@ -10,7 +10,7 @@ from sklearn.base import clone
 from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft, regularized_cca, spectra
-from diptych.cca._filters import CustomFilter, make_filters, shrinkage, shrinkage_gammas
+from diptych.cca._filters import CustomFilter, make_filters, scale_filter, shrinkage, shrinkage_gammas
 from diptych.cca.selection import make_grid, make_problem, regularization_path
 from diptych.ranking import metric
 from generated_pairs import make_pairs
@@ -34,6 +34,16 @@ def test_guided_filters_take_gamma_from_the_singular_value_at_k():
     assert make_filters("guided", (2, 3), S, S) == (Tikhonov(9.0), Tikhonov(1.0))
     assert make_filters("tsvd", (2, 3), S, S) == (TruncatedSVD(2), TruncatedSVD(3))
     assert make_filters("tikhonov", (2, 3), S, S) == (Tikhonov(2.0), Tikhonov(3.0))
+
+
+def test_gamma_grows_with_the_number_of_pairs_and_k_does_not():
+    by_pair, plain = (
+        CustomFilter(SpectralFilter(ridge, per_pair=per_pair), 2.0) for per_pair in (True, False)
+    )
+    assert scale_filter(Tikhonov(2.0), 3.0) == Tikhonov(6.0)
+    assert scale_filter(TruncatedSVD(2), 3.0) == TruncatedSVD(2)
+    assert scale_filter(by_pair, 3.0).parameter == 6.0
+    assert scale_filter(plain, 3.0) == plain
 
 
 @pytest.mark.parametrize("gamma", [-1.0, np.nan, np.inf, "much"])
