@@ -6,6 +6,7 @@ The arrays choose the backend: NumPy in, NumPy out; torch in (CPU or CUDA), torc
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,6 +15,9 @@ from array_api_compat import array_namespace, device, is_numpy_array, is_torch_a
 
 Array: TypeAlias = Any
 """An array of any backend that follows the array API standard; NumPy and torch are tested."""
+
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
+"""Floating-point numbers as NumPy."""
 
 Record = TypeVar("Record", bound=Any)
 
@@ -73,16 +77,29 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
-def fields_to_numpy(record: Record) -> Record:
+def map_arrays(
+    record: Record, function: Callable[[Array], Array], copies: dict[int, Any] | None = None
+) -> Record:
+    """Return a dataclass with ``function`` of its arrays, and of those of dataclasses in it.
+
+    What several records share is copied once if they are given the same ``copies``.
+    """
+    copies = {} if copies is None else copies
+    if id(record) not in copies:
+        changed: dict[str, Any] = {}
+        for field in fields(record):
+            value: Any = getattr(record, field.name)
+            if is_numpy_array(value) or is_torch_array(value):
+                changed[field.name] = function(value)
+            elif is_dataclass(value) and not isinstance(value, type):
+                changed[field.name] = map_arrays(value, function, copies)
+        copies[id(record)] = replace(record, **changed)
+    return copies[id(record)]  # type: ignore[no-any-return]
+
+
+def fields_to_numpy(record: Record, copies: dict[int, Any] | None = None) -> Record:
     """Return a dataclass with its torch arrays, and those of dataclasses in it, as NumPy in host memory."""
-    changed: dict[str, Any] = {}
-    for field in fields(record):
-        value: Any = getattr(record, field.name)
-        if is_torch_array(value):
-            changed[field.name] = to_numpy(value)
-        elif is_dataclass(value) and not isinstance(value, type):
-            changed[field.name] = fields_to_numpy(value)
-    return replace(record, **changed)
+    return map_arrays(record, lambda array: to_numpy(array) if is_torch_array(array) else array, copies)
 
 
 def group_sum(values: Array, groups: Array, n_groups: int) -> Array:

@@ -252,6 +252,7 @@ def _decode_array(kind: Any, value: Any) -> np.ndarray[Any, Any]:
     if get_origin(kind) is not np.ndarray or not isinstance(value, list):
         raise ValueError(f"Expected an array, got {type(value).__name__}")
     (dtype,) = get_args(get_args(kind)[1])
+    dtype = np.float64 if get_origin(dtype) is np.floating else dtype  # of ``Floats``
     element: Any = bool if dtype is np.bool_ else float | None
     nested = bool(value) and isinstance(value[0], list)
     try:

@@ -15,8 +15,7 @@ from sklearn.base import clone
 from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter, Tikhonov, TruncatedSVD, _canonical, maps, regularized_cca, spectra
-from diptych.cca._canonical import ranking_maps
-from diptych.cca._deferred import KeptPairs
+from diptych.cca._canonical import ValidationPairs, ranking_maps
 from diptych.cca._filters import CustomFilter
 from diptych.ranking import ranks
 from generated_pairs import make_pairs
@@ -211,9 +210,9 @@ def test_many_validation_pairs_are_kept_as_moments(backend):
     fitted = spectra(*(backend(v) for v in (x, y, pairing)))
     model = regularized_cca(fitted, Tikhonov(1.0), Tikhonov(2.0))
     x, y, pairing = (backend(v) for v in validation)
-    kept = KeptPairs.of(x, y, pairing)
+    kept = ValidationPairs.of(x, y, pairing)
     assert kept.x is None
-    expected = KeptPairs(x, y, pairing).correlate(model, fitted)
+    expected = ValidationPairs(x, y, pairing).correlate(model, fitted)
     np.testing.assert_allclose(kept.correlate(model, fitted), expected, atol=1e-9)
 
 

@@ -58,6 +58,7 @@ def test_text_features_have_directions_without_variance(training, fitted):
     assert np.isfinite(fitted.t0).all()
 
 
+@pytest.mark.slow
 def test_the_papers_order_of_weightings_holds(fitted, test_pairs):
     model = regularized_cca(fitted, *(Tikhonov(0.01 * float(s[0]) ** 2) for s in (fitted.s_x, fitted.s_y)))
     x, y, pairing = test_pairs

@@ -19,6 +19,12 @@ def make_views(n=120, p=6, q=5):
     return x, x[:, :q] + rng.normal(size=(n, q))
 
 
+@pytest.fixture(scope="module")
+def given():
+    """A model whose regularisation was given."""
+    return AWCCA(params=(1.0, 2.0)).fit(*make_views())
+
+
 def summary(model):
     """Return what is below scikit-learn's own diagram."""
     return model._repr_html_().partition('<div class="diptych-fit">')[2]
@@ -48,9 +54,8 @@ def test_the_essentials_are_there():
     assert model.path_.held_out in shown
 
 
-def test_tasks_that_share_a_model_share_a_table():
-    model = AWCCA(params=(1.0, 2.0)).fit(*make_views())
-    shown = texts(summary(model))
+def test_tasks_that_share_a_model_share_a_table(given):
+    shown = texts(summary(given))
     assert "Regularisation was given." in shown
     assert shown.count("regularised") == 1
     assert "both tasks" in shown
@@ -70,7 +75,7 @@ def test_no_model_is_made_for_display():
     model = AWCCA(params=(9.0, 9.0)).fit(x, y)
     assert "are computed when" in summary(model)
     assert "models_" in dir(model)
-    assert not model.models_.made
+    assert not model.models_.computed
     first = model.models_["search"].correlations[0]
     assert f"{first:.3f}" in summary(model)
 
@@ -109,11 +114,10 @@ def test_tags_are_closed():
     assert parser.ended > 10
 
 
-def test_a_loaded_model_is_shown(tmp_path):
-    model = AWCCA(params=(1.0, 2.0)).fit(*make_views())
-    model.save(tmp_path / "model")
+def test_a_loaded_model_is_shown(given, tmp_path):
+    given.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
-    assert texts(summary(loaded)) == texts(summary(model))
+    assert texts(summary(loaded)) == texts(summary(given))
     del loaded.spectra_  # as in the folder of a retriever
     assert "X has 6 features" in texts(summary(loaded))
 

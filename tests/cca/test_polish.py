@@ -125,7 +125,9 @@ UNWEIGHTED = {"params": (5.0, 5.0), "weighting": "none", "polish": True}
 
 @pytest.fixture(scope="module")
 def polished():
-    return AWCCA(**UNWEIGHTED).fit(*make_graded_pairs(1, 600), validation=make_graded_pairs(2, 300))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_polish, "EPOCHS", 10)
+        return AWCCA(**UNWEIGHTED).fit(*make_graded_pairs(1, 600), validation=make_graded_pairs(2, 300))
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +175,9 @@ def test_it_is_saved(polished, tmp_path):
             np.testing.assert_array_equal(one, two)
 
 
-def test_held_out_pairs_count_the_epochs_and_all_pairs_are_learned_from():
-    training, unseen = make_graded_pairs(1, 700), make_graded_pairs(3, 400)
+def test_held_out_pairs_count_the_epochs_and_all_pairs_are_learned_from(monkeypatch):
+    monkeypatch.setattr(_polish, "EPOCHS", 8)
+    training, unseen = make_graded_pairs(1, 500), make_graded_pairs(3, 400)
     plain, polished = (AWCCA(**UNWEIGHTED | {"polish": polish}).fit(*training) for polish in (False, True))
     assert polished.models_["search"].polish is not None
     assert polished.score(*unseen, task="search") > plain.score(*unseen, task="search") + 3
@@ -249,8 +252,9 @@ def test_of_very_many_pairs_a_sample_is_learned_from(monkeypatch):
         assert len(x) == len(np.unique(pairing))
 
 
-def test_on_a_torch_device_it_is_the_same():
+def test_on_a_torch_device_it_is_the_same(monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(_polish, "EPOCHS", 3)
     training, validation, unseen = (make_graded_pairs(seed, n) for seed, n in ((1, 250), (2, 100), (3, 400)))
     here, there = (
         AWCCA(**UNWEIGHTED).fit(*training, validation=validation, device=device) for device in (None, "cpu")

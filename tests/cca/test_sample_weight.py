@@ -1,8 +1,5 @@
 """Weights of pairs: 2 is the same as the pair twice, 0 as without it."""
 
-import pickle
-from functools import reduce
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +12,7 @@ from diptych._arrays import to_numpy
 from diptych.cca import Moments, moments_from_spectra, spectra
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Preparation, sum_blocks
 from diptych.cca.selection._grids import hold_out
+from engines import InTree
 from generated_pairs import make_pairs
 from tolerance import assert_close
 
@@ -104,7 +102,7 @@ def test_the_refit_after_the_selection_has_all_weights(rng, solver):
     assert model.spectra_.count == len(y)
     assert_same_moments(moments_from_spectra(model.spectra_), moments_from_spectra(expected), condition=100)
     train, _ = hold_out(pairing, len(x), model.validation_fraction, model.random_state)
-    grown = weights.sum() / weights[train.captions].sum()
+    grown = weights.sum() / weights[train.y].sum()
     assert model.models_["search"].filter_x.gamma == pytest.approx(grown * model.path_.params("search")[0])
     unweighted = AWCCA(grid=4, solver=solver).fit(x, y, pairing)
     assert not np.allclose(model.spectra_.s_x, unweighted.spectra_.s_x, rtol=1e-3)
@@ -233,17 +231,10 @@ def test_too_few_pairs_to_hold_some_out(rng):
 
 
 def test_an_engine_sums_with_weights(rng):
-    class Here:
-        def map(self, function, items):
-            return [function(pickle.loads(pickle.dumps(item))) for item in items]
-
-        def reduce(self, function, mapped):
-            return reduce(function, mapped)
-
     x, y, pairing, _ = make_weighted(10)
     weights = rng.exponential(size=len(y))
     here = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing, sample_weight=weights)
-    there = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, sample_weight=weights, engine=Here())
+    there = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, sample_weight=weights, engine=InTree())
     assert_close(there.transform(x), here.transform(x), len(y), condition=100)
 
 

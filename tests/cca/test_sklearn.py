@@ -48,10 +48,7 @@ def expect_failures(estimator):
         return {}
     reason = "γ is selected on other pairs where a pair is repeated: a copy may be held out without the other"
     return dict.fromkeys(
-        (
-            "check_sample_weight_equivalence_on_dense_data",
-            "check_sample_weight_equivalence_on_sparse_data",
-        ),
+        ("check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"),
         reason,
     )
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from diptych import AWCCA, InputError
 from diptych.cca import Moments
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Preparation, are_blocks, sum_blocks
+from engines import InTree
 from tolerance import assert_close
 
 
@@ -260,33 +261,12 @@ def test_blocks_are_copied_in_order_and_errors_are_raised():
         AWCCA(params=(1.0, 1.0)).fit(*pairs(), device="cuda:99")
 
 
-class Copies:
-    """An engine that sends everything through pickle, as one on other machines would."""
-
-    def __init__(self):
-        self.mapped = 0
-
-    def map(self, function, items):
-        import pickle
-
-        sent = pickle.dumps(function)
-        result = [pickle.loads(pickle.dumps(pickle.loads(sent)(item))) for item in items]
-        self.mapped += len(result)
-        return result
-
-    def reduce(self, function, mapped):
-        total = mapped[0]
-        for each in mapped[1:]:
-            total = function(total, each)
-        return total
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"filter": "tsvd"}, {"weighting": "symmetric"}, {"metric": "median_rank"}]
 )
 def test_an_engine_scores_the_grid_alike(options):
     x, y, pairing = pairs()
-    held, engine = pairs(n=60, seed=1), Copies()
+    held, engine = pairs(n=60, seed=1), InTree()
     here = AWCCA(grid=7, solver="gram", path_metrics="all", **options).fit(x, y, pairing, validation=held)
     blocks = cut(x, y, pairing, [100, 200])
     there = AWCCA(grid=7, path_metrics="all", **options).fit(blocks, validation=held, engine=engine)
@@ -304,16 +284,18 @@ def test_an_engine_with_a_checkpoint_resumes(tmp_path, monkeypatch):
     blocks, read = cut(x, y, pairing, [50, 100, 150, 200]), []
     lazy, file = [Lazy(block, read) for block in blocks], tmp_path / "sum"
 
-    class Fails(Copies):
+    class Fails(InTree):
         def map(self, function, items):
             if self.mapped >= 4:
                 raise OSError("the cluster is gone")
             return super().map(function, items)
 
     with pytest.raises(OSError, match="cluster"):
-        sum_blocks(lazy, Preparation(), engine=Fails(), checkpoint=Checkpoint(file, "a", every=0))
+        sum_blocks(lazy, Preparation(), engine=Fails(here=True), checkpoint=Checkpoint(file, "a", every=0))
     before = len(read)
-    result = sum_blocks(lazy, Preparation(), engine=Copies(), checkpoint=Checkpoint(file, "a", every=0))
+    result = sum_blocks(
+        lazy, Preparation(), engine=InTree(here=True), checkpoint=Checkpoint(file, "a", every=0)
+    )
     assert len(read) - before == 1
     np.testing.assert_allclose(result.xy, Moments.of(x, y, pairing).xy, atol=1e-9)
 

@@ -71,13 +71,12 @@ def test_a_model_without_pairs_is_the_cosine(unseen, tmp_path):
 @pytest.fixture(scope="module")
 def adapted(unseen):
     """Fusions of few and of many pairs: with the zero-shot cosine, and of AW-CCA alone."""
-    found = {}
+    fusions = {}
     for n in (100, 300, 2000):
-        x, y = make_dual_features(n, seed=3)
-        model = Fusion(grid=8).fit(x, y)
-        alone = Fusion(parts="together", grid=8).fit(x, y)
-        found[n] = SimpleNamespace(model=model, alone=alone)
-    return found
+        pairs = make_dual_features(n, seed=3)
+        model, alone = (Fusion(parts=p, grid=5, polish=False).fit(*pairs) for p in ("family", "together"))
+        fusions[n] = SimpleNamespace(model=model, alone=alone)
+    return fusions
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -91,12 +90,15 @@ def test_it_is_as_good_as_the_better_of_both(adapted, unseen, task):
     assert recall(adapted[300].model, unseen, task) > plain + 3, "both together are better than either"
 
 
-@pytest.mark.parametrize("noise", [0.6, 1.0, 1.3])
-def test_few_pairs_never_spoil_a_dual_encoder(noise):
+SLOW_NOISES = [pytest.param(noise, (40, 100, 200), 4, marks=pytest.mark.slow) for noise in (0.6, 1.0, 1.3)]
+
+
+@pytest.mark.parametrize(("noise", "sizes", "seeds"), [(1.0, (40, 100), 2), *SLOW_NOISES])
+def test_few_pairs_never_spoil_a_dual_encoder(noise, sizes, seeds):
     unseen = make_dual_features(600, seed=99, noise=noise, turned=4)
     gains = []
-    for n in (40, 100, 200):
-        for seed in range(4):
+    for n in sizes:
+        for seed in range(seeds):
             model = Fusion(grid=5).fit(*make_dual_features(n, seed, noise=noise, turned=4))
             gains += [recall(model, unseen, task) - zero_shot(unseen, task) for task in TASKS]
     assert min(gains) > -2.0
@@ -132,18 +134,20 @@ def test_it_is_saved_with_the_others(adapted, unseen, tmp_path):
 def test_features_that_only_happen_to_be_equally_wide_are_not_compared():
     for seed in range(3):
         x, y = make_dual_features(400, seed, broken=True)
-        model = Fusion(grid=5).fit(x, y)
+        model = Fusion(grid=5, polish=False).fit(x, y)
         assert {m.part.kind for task in TASKS for m in model.members_[task]} == {"awcca"}
     # One that is asked for is tried, and gets no weight.
     parts = [Part(("x",), ("y",)), IDENTITY]
-    model = Fusion(parts=parts, grid=5).fit(x, y)
+    model = Fusion(parts=parts, grid=5, polish=False).fit(x, y)
     assert [model.selection_.tasks[task].weights for task in TASKS] == [[1.0, 0.0]] * 2
 
 
 def test_every_pair_of_equally_wide_blocks_is_tried():
     (x, y), (a, b) = make_dual_features(200, 0), make_dual_features(200, 0, width=100)
-    other = np.random.default_rng(0).normal(size=(200, 100))
-    model = Fusion(grid=4).fit({"clip": x, "siglip": a}, {"clip texts": y, "siglip texts": b, "other": other})
+    noise = np.random.default_rng(0).normal(size=(200, 100))
+    model = Fusion(grid=4, polish=False).fit(
+        {"clip": x, "siglip": a}, {"clip texts": y, "siglip texts": b, "other": noise}
+    )
     names = [part.part for part in model.selection_.tasks["search"].parts]
     assert names[:2] == ["clip × clip texts", "siglip × siglip texts"]
     assert names[2] == "clip + siglip × clip texts + siglip texts + other"
@@ -176,6 +180,7 @@ def test_impossible_identities_are_refused():
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_real_features_of_equal_width_from_unrelated_encoders(real_data):
     n, captions = 1200, 5
     x = np.load(real_data / "flickr8k" / "dinov2s.npy", mmap_mode="r")[:n, :384].astype(np.float32)

@@ -8,10 +8,9 @@ from sklearn.datasets import load_linnerud
 
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter, regularized_cca
-from diptych.stats import _bootstrap, _resamples, bootstrap, loadings
-from diptych.stats._paired_inputs import prepare_pairs
-from diptych.stats._resamples import match_components, prepare_resamples, refit_resamples
-from diptych.stats._row_blocks import ResampledBlocks
+from diptych.stats import _bootstrap, bootstrap, loadings
+from diptych.stats._bootstrap import match_components, prepare_resamples, refit_resamples
+from diptych.stats._pairs import ResampledBlocks, prepare_pairs
 from engines import InTree
 from generated_pairs import make_pairs
 from tolerance import rounding
@@ -124,8 +123,7 @@ def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
     expected = bootstrap((10.0, 10.0), x, y, pairing, **options)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
     monkeypatch.setattr(_bootstrap, "RESAMPLES_AT_ONCE", 7)
-    for module in (_bootstrap, _resamples):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 30 * 3 * 5)
+    monkeypatch.setattr(_bootstrap, "BLOCK_BYTES", 8 * 30 * 3 * 5)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
 
@@ -367,7 +365,7 @@ def test_an_interruption_ends_it(rng, monkeypatch):
         calls.append(1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_resamples, "_refit", interrupt)
+    monkeypatch.setattr(_bootstrap, "_refit", interrupt)
     x, y = rng.normal(size=(2, 30, 3))
     with pytest.raises(KeyboardInterrupt):
         bootstrap((1.0, 1.0), x, y)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diptych.stats import bootstrap, permutation_test
-from diptych.stats._pieces import run_pieces
+from diptych.stats._pairs import run_pieces
 from engines import InTree
 from generated_pairs import make_pairs
 

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
     from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
     from diptych.cca._moments import Moments
-    from diptych.cca._spectra import (
-        Spectra,
-        moments_from_spectra,
-        spectra,
-        spectra_from_moments,
-    )
+    from diptych.cca._spectra import Spectra, moments_from_spectra, spectra, spectra_from_moments
     from diptych.cca._streaming import Engine
     from diptych.cca._weighting import maps, normalize, powers, project
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from html import escape
 from typing import Any, Literal
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.utils import Tags, TransformerTags
+from sklearn.utils import Tags, TransformerTags, estimator_html_repr
 from sklearn.utils._set_output import _get_container_adapter
 from sklearn.utils.validation import _check_feature_names_in, _get_feature_names, validate_data
 
 from diptych._arrays import Array, fields_to_numpy, is_sparse, move_like, to_numpy
 from diptych._checks import (
     TASKS,
-    DataWarning,
     InputError,
     NotFiniteError,
     Similarity,
@@ -26,16 +25,12 @@ from diptych._checks import (
     check_pairing,
     check_task,
     check_view,
+    count,
 )
 from diptych._progress import progress_bar
 from diptych._threads import multiply, one_blas_thread
-from diptych.cca._canonical import CanonicalModel, forced_ones, ranking_maps
-from diptych.cca._deferred import DeferredModels, Filters, filters_of, points_to_numpy
-from diptych.cca._filters import (
-    SpectralFilter,
-    Tikhonov,
-    TruncatedSVD,
-)
+from diptych.cca._canonical import SMALL, CanonicalModel, DeferredModels, filters_of, ranking_maps
+from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._fit import (
     ByTask,
     Fit,
@@ -43,12 +38,12 @@ from diptych.cca._fit import (
     Params,
     params_by_task,
     params_of_filters,
+    polished_models,
     scale_params,
+    warn_of_ones,
 )
 from diptych.cca._fitted import FittedAWCCA, Selection, View, second_view
-from diptych.cca._html import to_html
 from diptych.cca._moments import Moments, Precision
-from diptych.cca._polish import carry_polish
 from diptych.cca._prediction import (
     exchange_views,
     keeps_all,
@@ -57,17 +52,23 @@ from diptych.cca._prediction import (
     ridge_maps,
 )
 from diptych.cca._spectra import Solver, Spectra, spectra_from_moments
-from diptych.cca._streaming import Block, Engine, are_blocks, remove_checkpoint
-from diptych.cca._weighting import (
-    Projection,
-    Weighting,
-    maps,
-    normalize,
-    powers,
-)
+from diptych.cca._streaming import Engine, PairBlock, are_blocks, remove_checkpoint
+from diptych.cca._weighting import Projection, Weighting, maps, normalize, powers
 from diptych.cca.selection._grids import check_grid, check_share
 from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
+
+SHOWN = 5
+"""Components in the table of correlations."""
+
+# Colours are those of the notebook, so that light and dark ones are both readable.
+_STYLE = (
+    "<style>.diptych-fit{font-size:90%}.diptych-fit table{border-collapse:collapse;margin:.4em 0;"
+    "color:inherit;background:none;font-size:inherit}"
+    ".diptych-fit :is(th,td){padding:.15em .9em .15em 0;text-align:left;font-weight:normal;"
+    "border-bottom:1px solid rgba(128,128,128,.4);background:none}"
+    ".diptych-fit th{opacity:.75}</style>"
+)
 
 
 class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -210,7 +211,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(
         self,
-        X: Array | Iterable[Block],
+        X: Array | Iterable[PairBlock],
         y: Array | None = None,
         pairing: Array | None = None,
         *,
@@ -286,7 +287,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     raise
             self._set_models(result, fit)
             self._set_names(names)
-        _warn_of_ones(filters_of(self.models_), self.spectra_)
+        warn_of_ones(filters_of(self.models_), self.spectra_)
         if checkpoint is not None:
             remove_checkpoint(checkpoint)
         return self
@@ -370,18 +371,18 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         spectra = self._check_spectra("inverse_transform")
         x_map, y_map = maps(self.models_[check_task(task)], self.weighting, task)
         features = []
-        for vectors, name, s, v, mean, own in (
+        for vectors, name, s, v, mean, weights in (
             (X, "X", spectra.s_x, spectra.v_x, spectra.x_mean, x_map),
             (y, "y", spectra.s_y, spectra.v_y, spectra.y_mean, y_map),
         ):
             if vectors is not None:
                 checked = check_view(vectors, f"the array of vectors of {name}")
-                if checked.shape[1] != own.shape[1]:
+                if checked.shape[1] != weights.shape[1]:
                     raise InputError(
                         f"the vectors of {name} have {checked.shape[1]} components, but those of this model "
-                        f"{own.shape[1]}; give what transform returns."
+                        f"{weights.shape[1]}; give what transform returns."
                     )
-                features.append(_apply(checked, reconstruction_map(s, v, own), mean))
+                features.append(_apply(checked, reconstruction_map(s, v, weights), mean))
         if y is not None and self._y_is_vector:
             features[-1] = features[-1][:, 0]
         return features[0] if len(features) == 1 else (features[0], features[1])
@@ -414,11 +415,10 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if metric == "r2":
             return self._score_prediction(X, y, pairing, "search" if task is None else check_task(task))
         chosen = ranking_metric(self.metric if metric is None else metric)
-        tasks = TASKS if task is None else (check_task(task),)
-        values = []
-        for each in tasks:
-            vectors = self._embed(X, y, each)
-            values.append(chosen(ranks(*vectors, pairing, task=each, similarity=self.similarity)))
+        values = [
+            chosen(ranks(*self._embed(X, y, name), pairing, task=name, similarity=self.similarity))
+            for name in (TASKS if task is None else (check_task(task),))
+        ]
         return chosen.signed(sum(values) / len(values))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
@@ -451,14 +451,14 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         (50, 3)
         """
         self.check_parameters()
-        before = _polished(getattr(self, "models_", {}))
+        polished = polished_models(getattr(self, "models_", {}))
         if self.polish and not hasattr(self, "models_"):
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
         fit = Fit(self)
         with one_blas_thread(), progress_bar("fitting", self.verbose):
-            self._set_models(fit.fit_moments(moments, validation), fit, before, moments)
+            self._set_models(fit.fit_moments(moments, validation), fit, polished, moments)
             self._set_names({})
-        _warn_of_ones(filters_of(self.models_), self.spectra_)
+        warn_of_ones(filters_of(self.models_), self.spectra_)
         return self
 
     def refit_moments(self, moments: Moments, count: float) -> AWCCA:
@@ -483,9 +483,9 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         elif self.filter == "guided":
             params = params_by_task(self.params)
         else:
-            before = params_of_filters(filters_of(self.models_))
-            params = scale_params(before, self.filter, moments.total / count)
-        polished = _polished(self.models_)
+            fitted = params_of_filters(filters_of(self.models_))
+            params = scale_params(fitted, self.filter, moments.total / count)
+        polished = polished_models(self.models_)
         sizes = {
             task: int(self.models_[task].correlations.shape[0])
             if self.n_components is not None or task in polished
@@ -575,7 +575,19 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         # wrapper knows neither.
         return adapter.create_container(to_numpy(vectors), view, columns=_name_components(vectors.shape[1]))
 
-    _html_repr = to_html  # scikit-learn's hook for notebooks
+    def _html_repr(self) -> str:  # scikit-learn's hook for notebooks
+        """Return a model as HTML, escaped and without scripts or addresses of its own.
+
+        Correlations are left out where reading them would take a large decomposition.
+        """
+        if not hasattr(self, "models_"):
+            return str(estimator_html_repr(self))
+        shown, computed = copy.copy(self), _models_at_hand(self)
+        if "search" not in computed:
+            # The diagram lists the names of the components, and would count them by making the model.
+            shown.__dict__.update(get_feature_names_out=None)
+        fit = _describe_fit(self, computed)
+        return f'{estimator_html_repr(shown)}{_STYLE}<div class="diptych-fit">{fit}</div>'
 
     def __sklearn_tags__(self) -> Tags:
         """Declare a required second view, which is a matrix."""
@@ -616,24 +628,15 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         moments: Moments | None = None,
     ) -> None:
         """Set what a fit found; the polish of models before is carried over to those of ``moments``."""
-        points = fit.choose_points(result)
-        made: dict[Task, CanonicalModel] = {}
-        for task in TASKS:
-            if (old := (polished or {}).get(task)) is not None:
-                assert moments is not None
-                assert old.polish is not None
-                new = points[task].make(int(old.correlations.shape[0]))
-                pair = (maps(replace(model, polish=None), self.weighting, task) for model in (new, old))
-                made[task] = replace(new, polish=carry_polish(old.polish, moments, *pair))
-            elif (model := fit.polish_point(result, points[task], task)) is not None:
-                made[task] = model
+        points, models = fit.make_points(result, polished or {}, moments)
         spectra = result.spectra
         if fit.device is not None:
-            spectra = fields_to_numpy(spectra)
-            points = points_to_numpy(points, spectra)
-            made = {task: fields_to_numpy(model) for task, model in made.items()}
+            copies: dict[int, Any] = {}
+            spectra = fields_to_numpy(spectra, copies)
+            points = {task: fields_to_numpy(point, copies) for task, point in points.items()}
+            models = {task: fields_to_numpy(model) for task, model in models.items()}
         self.path_, self.spectra_ = result.path, spectra
-        self.models_ = DeferredModels(points, made, fit.device)
+        self.models_ = DeferredModels(points, models, fit.device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
 
@@ -656,7 +659,7 @@ def _find_names(X: Any, y: Any) -> dict[str, Any]:
     if is_vector and isinstance(getattr(y, "name", None), str):
         y_names = np.asarray([y.name], dtype=object)
     names = {"feature_names_in_": _get_feature_names(X), "y_feature_names_in_": y_names}
-    return {name: own for name, own in names.items() if own is not None} | {"_y_is_vector": is_vector}
+    return {name: array for name, array in names.items() if array is not None} | {"_y_is_vector": is_vector}
 
 
 def _shorten(names: Sequence[str]) -> str:
@@ -664,22 +667,53 @@ def _shorten(names: Sequence[str]) -> str:
     return listed if len(names) <= 5 else f"{listed} and {len(names) - 5:,} more"
 
 
-def _polished(models: Mapping[Task, CanonicalModel]) -> dict[Task, CanonicalModel]:
-    """Return the models that are polished; a polished one has been made already."""
-    made = models.made if isinstance(models, DeferredModels) else models
-    return {task: model for task, model in made.items() if model.polish is not None}
+def _describe_fit(model: AWCCA, computed: dict[Any, CanonicalModel]) -> str:
+    sizes = f"X has {count(len(model.x_mean_), 'feature')}, Y {len(model.y_mean_):,}."
+    if (spectra := getattr(model, "spectra_", None)) is not None:
+        sizes = f"Fitted on {spectra.count:,} pairs. {sizes}"
+    path = model.path_
+    how = "Regularisation was given." if model.params is not None else f"Selection: {model.selection}."
+    if path is not None:
+        points = " × ".join(str(side) for side in path.grid.shape)
+        how = f"Regularisation was selected among {points} points by {path.metric} on {path.held_out}."
+    filters = filters_of(model.models_)
+    head = ["task", "filter of X", "filter of Y"] + ([] if path is None else [path.metric])
+    rows = [
+        [task, *map(str, filters[task])] + ([] if path is None else [f"{path.best(task):.1f}"])
+        for task in TASKS
+    ]
+    parts = [f"<p>{escape(sizes)} {escape(how)}</p>", _table(head, rows)]
+    shared = len(computed) == len(TASKS) and computed["search"] is computed["annotate"]
+    for task in TASKS[:1] if shared else [task for task in TASKS if task in computed]:
+        parts.append(_correlations("both tasks" if shared else task, computed[task]))
+    if not computed:
+        parts.append("<p>Correlations are computed when <code>models_</code> is first read.</p>")
+    return "".join(parts)
 
 
-def _warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:
-    """Warn about correlations that are 1 because there are more directions than pairs."""
-    for own in filters.values():
-        ones, *directions = forced_ones(spectra, *own)
-        if ones:
-            warnings.warn(
-                f"{ones} of {min(directions)} canonical correlations are 1 whatever the data: "
-                f"{directions[0]} and {directions[1]} directions are too many for {spectra.count} pairs; "
-                "regularise more (params=None selects how much).",
-                DataWarning,
-                stacklevel=4,  # past the context manager that decorates fit
-            )
-            return
+def _models_at_hand(model: AWCCA) -> dict[Any, CanonicalModel]:
+    """Return the models that exist already, or that take no noticeable time."""
+    models = model.models_
+    if isinstance(models, DeferredModels) and min(model.spectra_.t0.shape) > SMALL:
+        return dict(models.computed)
+    return dict(models)
+
+
+def _correlations(title: str, model: CanonicalModel) -> str:
+    columns = {
+        "regularised": model.correlations,
+        "training pairs": model.train_correlations,
+        "validation pairs": model.validation_correlations,
+    }
+    measured = {name: to_numpy(values) for name, values in columns.items() if values is not None}
+    total = len(measured["regularised"])
+    rows = [
+        [str(k + 1), *(f"{values[k]:.3f}" for values in measured.values())] for k in range(min(SHOWN, total))
+    ]
+    words = f"Correlations, {title}" + (f" (the first {SHOWN} of {total:,})" if total > SHOWN else "")
+    return f"<p>{escape(words)}:</p>" + _table(["component", *measured], rows)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{body}</table>"

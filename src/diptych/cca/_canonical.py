@@ -1,18 +1,34 @@
-"""Björck-Golub canonical correlation analysis, plain and regularised (Algorithm 1, Theorem 1)."""
+"""Björck-Golub canonical correlation analysis, plain and regularised (Algorithm 1, Theorem 1).
+
+A fit chooses points; the model of a point is made, which takes a decomposition, when it is first read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array, count_groups, eigh_descending, group_sum, move_like, namespace, svd
-from diptych._checks import InputError, Task
+from diptych._arrays import (
+    Array,
+    count_groups,
+    eigh_descending,
+    fields_to_numpy,
+    group_sum,
+    is_sparse,
+    map_arrays,
+    move_like,
+    namespace,
+    svd,
+)
+from diptych._checks import TASKS, InputError, Task
+from diptych._devices import copy_to_device
 from diptych._threads import map_lapack, multiply, multiply_transposed
-from diptych.cca._filters import AnyFilter, TruncatedSVD
+from diptych.cca._filters import AnyFilter, Filters, TruncatedSVD
 from diptych.cca._moments import Moments
 from diptych.cca._polish import Polish
 from diptych.cca._spectra import Spectra
@@ -160,11 +176,18 @@ def _leading_eigenvectors(gram: Array, wanted: int) -> tuple[Array, Array]:
     return values[::-1], vectors[:, ::-1]
 
 
+def _roots(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> tuple[Array, Array]:
+    r"""Return the diagonals of :math:`D_x^{-1/2}` and :math:`D_y^{-1/2}`."""
+    xp = namespace(spectra.t0)
+    d_x, d_y = filter_x.denominators(spectra.s_x), filter_y.denominators(spectra.s_y)
+    return 1.0 / xp.sqrt(d_x), 1.0 / xp.sqrt(d_y)
+
+
 def check_correlated(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> None:
     """Raise an error if all of T is rounding error; its Frobenius norm is at least its first correlation."""
-    xp = namespace(spectra.t0)
-    roots = [1.0 / xp.sqrt(own.denominators(s)) for own, s in _sides(spectra, filter_x, filter_y)]
-    if not float(xp.linalg.matrix_norm(whiten_t(spectra.t0, *roots))) > _rounding_of_t(spectra, *roots):
+    roots = _roots(spectra, filter_x, filter_y)
+    norm = namespace(spectra.t0).linalg.matrix_norm(whiten_t(spectra.t0, *roots))
+    if not float(norm) > _rounding_of_t(spectra, *roots):
         raise InputError(UNCORRELATED)
 
 
@@ -178,7 +201,7 @@ def check_components(
     spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter, n_components: int | None
 ) -> int:
     """Return the most components that a model may have; raise an error if more are wanted."""
-    most = min(int(own.denominators(s).shape[0]) for own, s in _sides(spectra, filter_x, filter_y))
+    most = min(int(root.shape[0]) for root in _roots(spectra, filter_x, filter_y))
     if n_components is not None and not 1 <= n_components <= most:
         raise InputError(f"n_components={n_components} is not possible here; give 1 to {most}, or None.")
     return most
@@ -193,8 +216,8 @@ def forced_ones(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> t
     """
     xp = namespace(spectra.t0)
     free = []
-    for own, s in _sides(spectra, filter_x, filter_y):
-        d = own.denominators(s)
+    for filter, s in ((filter_x, spectra.s_x), (filter_y, spectra.s_y)):
+        d = filter.denominators(s)
         s = s[: d.shape[0]]
         free.append(int(xp.count_nonzero(s * s > (1.0 - 1e-6) * d)))
     return max(0, sum(free) - spectra.count + 1), free[0], free[1]
@@ -214,20 +237,15 @@ def ranking_maps(
     With ``short``, X of fewer directions than Y (for ``"annotate"``, the reverse) gives vectors of as many,
     and the same cosines: :math:`R\alpha` and :math:`Q^\top\beta`, where :math:`T^\top = QR`.
     """
-    xp = namespace(spectra.t0)
-    roots, whitened = [], []
-    for own, s, v in (
-        (filter_x, spectra.s_x, spectra.v_x),
-        (filter_y, spectra.s_y, spectra.v_y),
-    ):
-        root = 1.0 / xp.sqrt(own.denominators(s))
-        roots.append(root)
-        whitened.append(v[:, : root.shape[0]] * root)
+    roots = _roots(spectra, filter_x, filter_y)
+    whitened = [
+        v[:, : root.shape[0]] * root for v, root in zip((spectra.v_x, spectra.v_y), roots, strict=True)
+    ]
     t = whiten_t(spectra.t0, *roots)
     item, query = (0, 1) if task == "search" else (1, 0)
     across = t if task == "search" else t.T
     if short and across.shape[0] < across.shape[1]:
-        q, r = map_lapack(xp.linalg.qr, [across.T], t)[0]
+        q, r = map_lapack(namespace(t).linalg.qr, [across.T], t)[0]
         whitened[item], whitened[query] = multiply(whitened[item], r.T), multiply(whitened[query], q)
     else:
         whitened[item] = multiply(whitened[item], across)
@@ -273,10 +291,9 @@ def regularized_cca(
     True
     """
     check_components(spectra, filter_x, filter_y, n_components)
-    d_x, d_y = filter_x.denominators(spectra.s_x), filter_y.denominators(spectra.s_y)
-    k_x, k_y = int(d_x.shape[0]), int(d_y.shape[0])
-    xp = namespace(d_x)
-    root_x, root_y = 1.0 / xp.sqrt(d_x), 1.0 / xp.sqrt(d_y)
+    root_x, root_y = _roots(spectra, filter_x, filter_y)
+    k_x, k_y = int(root_x.shape[0]), int(root_y.shape[0])
+    xp = namespace(root_x)
     p_x, sigma, p_y = leading_components(whiten_t(spectra.t0, root_x, root_y), n_components)
     if tolerance is None:
         rounding = float(xp.finfo(sigma.dtype).eps) * max(k_x, k_y) * float(sigma[0])
@@ -300,37 +317,166 @@ def regularized_cca(
     )
 
 
-def _sides(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> Iterator[tuple[AnyFilter, Array]]:
-    yield filter_x, spectra.s_x
-    yield filter_y, spectra.s_y
+@dataclass(frozen=True, eq=False)
+class ValidationPairs:
+    """Normalised pairs that measure a model, or only their moments where those take less memory."""
+
+    x: Array | None = None
+    y: Array | None = None
+    pairing: Array | None = None
+    moments: Moments | None = None
+
+    @classmethod
+    def of(cls, x: Array, y: Array, pairing: Array) -> ValidationPairs:
+        """Return the moments of pairs, or a copy of the pairs, which the caller may change later."""
+        (n_x, m_x), (n_y, m_y) = x.shape, y.shape
+        if n_x * m_x + n_y * m_y > m_x * m_x + m_x * m_y + m_y * m_y:
+            return cls(moments=Moments.of(x, y, pairing))
+        xp = namespace(x, y)
+        return cls(*(a.copy() if is_sparse(a) else xp.asarray(a, copy=True) for a in (x, y, pairing)))
+
+    def correlate(self, model: CanonicalModel, spectra: Spectra) -> Array:
+        """Return the correlation of each pair of variates of a model, which has these spectra.
+
+        It is 0 where a variate is constant.
+        """
+        if self.moments is not None:
+            xx, yy, xy = self.moments.xx, self.moments.yy, self.moments.xy
+            xp = namespace(xy)
+            u, v = (move_like(view, xy, dtype=xp.float64) for view in (model.x_weights, model.y_weights))
+            products = xp.sum(u * (xy @ v), axis=0)
+            squares = xp.sum(u * (xx @ u), axis=0) * xp.sum(v * (yy @ v), axis=0)
+            lengths = xp.sqrt(xp.clip(squares, 0.0, None))
+        else:
+            x, y, pairing = (cast(Array, part) for part in (self.x, self.y, self.pairing))
+            xp, n_x = namespace(x, y), int(x.shape[0])
+            counts = xp.astype(count_groups(pairing, n_x), x.dtype)
+            u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
+            u, v = u - (counts @ u) / y.shape[0], v - xp.mean(v, axis=0)
+            products = xp.sum(u * xp.astype(group_sum(v, pairing, n_x), u.dtype, copy=False), axis=0)
+            lengths = xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0)
+        safe = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
+        return xp.clip(xp.where(lengths > 0, products / safe, 0.0), -1.0, 1.0)
 
 
-def variate_correlations(
-    model: CanonicalModel, spectra: Spectra, x: Array, y: Array, pairing: Array
-) -> Array:
-    """Return the correlation of each pair of canonical variates over some pairs; 0 for a constant one.
+@dataclass(frozen=True, eq=False)
+class ChosenPoint:
+    """What a model is made from: spectra, the filters of both views, and its dimension (None: all).
 
-    ``spectra`` are those of ``model``; row j of ``y`` belongs to row ``pairing[j]`` of ``x``.
+    ``validation`` are pairs that measure its ``validation_correlations``. If they are among the pairs of
+    ``spectra``, ``unseen`` is the point of the pairs without them.
     """
-    xp = namespace(x, y)
-    n_images, n = x.shape[0], y.shape[0]
-    counts = xp.astype(count_groups(pairing, n_images), x.dtype)
-    u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
-    u, v = u - (counts @ u) / n, v - xp.mean(v, axis=0)
-    products = xp.sum(u * xp.astype(group_sum(v, pairing, n_images), u.dtype, copy=False), axis=0)
-    return _divide_lengths(products, xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0))
+
+    spectra: Spectra
+    filters: Filters
+    dimension: int | None = None
+    validation: ValidationPairs | None = None
+    unseen: ChosenPoint | None = None
+
+    def check(self) -> None:
+        """Raise the errors of ``make`` that need no decomposition."""
+        check_components(self.spectra, *self.filters, self.dimension)
+        check_correlated(self.spectra, *self.filters)
+
+    def make(self, most: int | None = None) -> CanonicalModel:
+        """Return the model, of at most so many components."""
+        limits = [limit for limit in (most, self.dimension) if limit is not None]
+        size = min(*limits, check_components(self.spectra, *self.filters, None)) if limits else None
+        model = regularized_cca(self.spectra, *self.filters, size)
+        if self.validation is None:
+            return model
+        measured, spectra = model, self.spectra
+        if self.unseen is not None:
+            measured, spectra = self.unseen.make(int(model.correlations.shape[0])), self.unseen.spectra
+        return replace(model, validation_correlations=self.validation.correlate(measured, spectra))
 
 
-def correlate_moments(model: CanonicalModel, moments: Moments) -> Array:
-    """Return the same as ``variate_correlations`` from the moments of the pairs."""
-    xp = namespace(moments.xy)
-    u, v = (move_like(own, moments.xy, dtype=xp.float64) for own in (model.x_weights, model.y_weights))
-    products = xp.sum(u * (moments.xy @ v), axis=0)
-    squares = xp.sum(u * (moments.xx @ u), axis=0) * xp.sum(v * (moments.yy @ v), axis=0)
-    return _divide_lengths(products, xp.sqrt(xp.clip(squares, 0.0, None)))
+def filters_of(models: Mapping[Task, CanonicalModel]) -> dict[Task, Filters]:
+    """Return the filters of the models of both tasks, without making a model for that."""
+    if isinstance(models, DeferredModels):
+        return models.filters
+    return {task: (model.filter_x, model.filter_y) for task, model in models.items()}
 
 
-def _divide_lengths(products: Array, lengths: Array) -> Array:
-    xp = namespace(products)
-    safe = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
-    return xp.clip(xp.where(lengths > 0, products / safe, 0.0), -1.0, 1.0)
+class DeferredModels(Mapping[Task, CanonicalModel]):
+    """The models of both tasks, each made from its ``ChosenPoint`` when it is first read, and then kept.
+
+    Fitting, selecting and scoring need no decomposition of T (see ``ranking_maps``); correlations, canonical
+    weights and vectors do. ``computed`` are models that exist already. With a torch ``device``, the
+    decomposition is computed there; the arrays before and after it are NumPy. A pickled copy computes with
+    NumPy.
+    """
+
+    def __init__(
+        self,
+        points: Mapping[Task, ChosenPoint],
+        computed: Mapping[Task, CanonicalModel] | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.computed: dict[Task, CanonicalModel] = dict(computed or {})
+        self.filters = {task: points[task].filters for task in TASKS}
+        self.full = {task: points[task].dimension is None and task not in self.computed for task in TASKS}
+        self._points = {task: points[task] for task in TASKS if task not in self.computed}
+        self._device = device
+        self._lock = threading.Lock()
+
+    def __getitem__(self, task: Task) -> CanonicalModel:
+        """Return the model of a task."""
+        if task not in self.computed and task in self.filters:
+            self._make([task])
+        return self.computed[task]
+
+    def __iter__(self) -> Iterator[Task]:
+        """Iterate over the tasks."""
+        return iter(TASKS)
+
+    def __contains__(self, task: object) -> bool:
+        """Return whether this is a task; its model is not made for that."""
+        return task in TASKS
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        return len(TASKS)
+
+    def items(self) -> ItemsView[Task, CanonicalModel]:
+        """Return the tasks with their models, made side by side."""
+        self._make(TASKS)
+        return super().items()
+
+    def values(self) -> ValuesView[CanonicalModel]:
+        """Return the models, made side by side."""
+        self._make(TASKS)
+        return super().values()
+
+    def _make(self, tasks: Iterable[Task]) -> None:
+        with self._lock:
+            # Both tasks often share one point, and then one model.
+            points = {id(point): point for task in tasks if (point := self._points.get(task)) is not None}
+            if not points:
+                return
+            if self._device is None:
+                like = next(iter(points.values())).spectra.t0
+                models = map_lapack(ChosenPoint.make, list(points.values()), like)
+            else:
+                models = [_make_on_device(point, self._device) for point in points.values()]
+            by_point = dict(zip(points, models, strict=True))
+            for task in [task for task, point in self._points.items() if id(point) in by_point]:
+                self.computed[task] = by_point[id(self._points.pop(task))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the lock, and the device, which another process may not have."""
+        with self._lock:
+            computed, points = dict(self.computed), dict(self._points)
+        return {**vars(self), "computed": computed, "_points": points, "_device": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled copy."""
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def _make_on_device(point: ChosenPoint, device: str) -> CanonicalModel:
+    def copy(array: Array) -> Array:
+        return copy_to_device(array, device) if is_numpy_array(array) else array
+
+    return fields_to_numpy(map_arrays(point, copy).make())

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from array_api_compat import device
 
-from diptych._arrays import Array, count_groups, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, count_groups, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_number
-
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 NAMES = ("tikhonov", "tsvd", "guided")
 
@@ -206,6 +204,17 @@ class CustomFilter:
 
 
 AnyFilter: TypeAlias = Tikhonov | TruncatedSVD | CustomFilter
+Filters: TypeAlias = tuple[AnyFilter, AnyFilter]
+"""Those of X and of Y."""
+
+
+def scale_filter(filter: AnyFilter, factor: float) -> AnyFilter:
+    """Return a filter for ``factor`` times as many pairs: γ is in units of a sum over pairs, k is not."""
+    if isinstance(filter, Tikhonov):
+        return Tikhonov(filter.gamma * factor)
+    if isinstance(filter, CustomFilter) and filter.filter.per_pair:
+        return replace(filter, parameter=filter.parameter * factor)
+    return filter
 
 
 def check_filter(filter: Any) -> None:
@@ -224,7 +233,7 @@ def custom_filter(filter: Any) -> SpectralFilter | None:
     return filter if isinstance(filter, SpectralFilter) else SpectralFilter(filter)
 
 
-def make_filters(filter: Any, params: tuple[Any, Any], s_x: Array, s_y: Array) -> tuple[AnyFilter, AnyFilter]:
+def make_filters(filter: Any, params: tuple[Any, Any], s_x: Array, s_y: Array) -> Filters:
     """Return the filters of both views for ``AWCCA(filter=…, params=…)``.
 
     For ``"guided"`` the params are the k of a truncated SVD, and γ = σ²_k is read from the singular values
@@ -251,16 +260,16 @@ def shrinkage_gammas(
     the empirical covariance (divided by n) and :math:`\mu = \mathrm{tr}\,S / p`. Up to a factor, which
     changes no correlation, that is Tikhonov with :math:`\gamma = N \mu\, \delta/(1-\delta)` in units of a
     sum over N pairs. δ aims at a covariance that is near the true one, not at retrieval. It is computed from
-    the rows of each view, where an image counts once; see ``shrinkage``. With ``weights`` of pairs, N is
-    their total, and an image counts with the mean weight of its captions.
+    the rows of each view, where a row of X counts once; see ``shrinkage``. With ``weights`` of pairs, N is
+    their total, and a row of X counts with the mean weight of its rows of Y.
     """
     xp = namespace(x, y)
     counts = count_groups(pairing, x.shape[0])
     described = xp.nonzero(counts > 0)[0]
     pairs = int(y.shape[0]) if weights is None else float(xp.sum(weights))
-    own = None
+    x_weights = None
     if weights is not None:
-        own = count_groups(pairing, x.shape[0], weights)[described] / counts[described]
+        x_weights = count_groups(pairing, x.shape[0], weights)[described] / counts[described]
 
     def gamma(rows: Array, weights: Array | None) -> float:
         delta, mu = shrinkage(rows, kind, weights)
@@ -268,7 +277,7 @@ def shrinkage_gammas(
         delta = min(delta, 1.0 - 1e-6)
         return pairs * mu * delta / (1.0 - delta)
 
-    return gamma(x[described, :], own), gamma(y, weights)
+    return gamma(x[described, :], x_weights), gamma(y, weights)
 
 
 def shrinkage(rows: Array, kind: str, weights: Array | None = None) -> tuple[float, float]:

@@ -25,11 +25,20 @@ from diptych._checks import (
 )
 from diptych._devices import copy_to_device
 from diptych._progress import progress_bar
-from diptych.cca._canonical import CanonicalModel, keep_components, ranking_maps, regularized_cca
-from diptych.cca._deferred import ChosenPoint, Filters, KeptPairs
+from diptych.cca._canonical import (
+    CanonicalModel,
+    ChosenPoint,
+    DeferredModels,
+    ValidationPairs,
+    forced_ones,
+    keep_components,
+    ranking_maps,
+    regularized_cca,
+)
 from diptych.cca._filters import (
     AnyFilter,
     CustomFilter,
+    Filters,
     Tikhonov,
     custom_filter,
     make_filters,
@@ -41,13 +50,14 @@ from diptych.cca._polish import (
     COMPONENTS,
     EPOCHS,
     Polish,
+    carry_polish,
     choose_epochs,
     polish_for,
     polish_vectors,
     sample_pairs,
 )
 from diptych.cca._spectra import Spectra, check_some_weight, resolve_solver, spectra, spectra_from_moments
-from diptych.cca._streaming import ArrayBlocks, Block, Checkpoint, Engine, Preparation, sum_blocks
+from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, PairBlock, Preparation, sum_blocks
 from diptych.cca._weighting import maps, normalize, project
 from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
@@ -65,7 +75,7 @@ Dimensions: TypeAlias = dict[Task, int | None]
 Pairs: TypeAlias = tuple[Array, Array, Array]
 
 FEW = 20
-"""With fewer images than this, there may be too few to hold some out."""
+"""With fewer rows of X than this, there may be too few to hold some out."""
 
 
 def params_by_task(params: Any) -> ByTask:
@@ -99,37 +109,30 @@ def params_of_filters(filters: Mapping[Task, Filters]) -> ByTask:
 
 
 @dataclass(frozen=True, eq=False)
-class Unseen:
-    """Normalised pairs that were not used to compute ``spectra``, which have their own ``params``."""
-
-    pairs: Pairs
-    spectra: Spectra
-    params: ByTask
-
-
-@dataclass(frozen=True, eq=False)
 class Training:
-    """The views that a model is fitted on, and the captions that are not held out; None: all of them."""
+    """The pairs to polish with, and the rows of Y that are not held out; None: all of them."""
 
     x: Any
     y: Any
     pairing: Array
     normalized: bool
-    captions: Array | None = None
+    y_rows: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
     """Spectra, parameters and dimensions of the models to make; the path and the pairs that chose them.
 
-    ``training`` are the pairs to polish with; None if nothing is polished.
+    If the models are made of the ``validation`` pairs too, ``unseen`` is the result without those. Without
+    ``training`` nothing is polished.
     """
 
     spectra: Spectra
     params: ByTask
     dimensions: Dimensions
     path: Path | None = None
-    unseen: Unseen | None = None
+    validation: Pairs | None = None
+    unseen: FitResult | None = None
     training: Training | None = None
 
 
@@ -142,7 +145,7 @@ class Fit:
     device: str | None = None
     checkpoint: str | os.PathLike[str] | None = None
 
-    def fit_blocks(self, blocks: Iterable[Block], validation: tuple[Any, ...] | None) -> FitResult:
+    def fit_blocks(self, blocks: Iterable[PairBlock], validation: tuple[Any, ...] | None) -> FitResult:
         """Fit blocks, in one pass."""
         if self.settings.selection != "validation" and self.settings.params is None:
             raise InputError(
@@ -163,12 +166,7 @@ class Fit:
         return self._select(self._spectra(moments), validation)
 
     def fit_views(
-        self,
-        X: Any,
-        Y: Any,
-        pairing: Any,
-        validation: tuple[Any, ...] | None,
-        sample_weight: Any = None,
+        self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None, sample_weight: Any = None
     ) -> FitResult:
         """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
         settings = self.settings
@@ -216,41 +214,62 @@ class Fit:
                 result = self._select(self._spectra(moments), validation)
             return replace(result, training=training)
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
-        pairs = x[held.images, :], y[held.captions, :], held.pairing
-        kept, left = (None if weights is None else weights[own.captions] for own in (train, held))
+        pairs = x[held.x, :], y[held.y, :], held.pairing
+        kept, left = (None if weights is None else weights[rows.y] for rows in (train, held))
         if in_memory:
-            part = self._decompose(x[train.images, :], y[train.captions, :], train.pairing, kept)
+            part = self._decompose(x[train.x, :], y[train.y, :], train.pairing, kept)
             whole = self._decompose(x, y, pairing, weights)
         else:
-            moments = self._sum(self._blocks(x, y, pairing, weights, train.captions))
+            moments = self._sum(self._blocks(x, y, pairing, weights, train.y))
             pairs = self._prepare(pairs)
             part = self._spectra(moments)
             rest = Moments.of(*pairs, precision=settings.precision, sample_weight=left)
             whole = self._spectra(moments + rest)
         result = self._select_and_refit(part, pairs, whole, int(x.shape[0]))
-        return replace(result, training=training and replace(training, captions=train.captions))
+        return replace(result, training=training and replace(training, y_rows=train.y))
 
     def choose_points(self, result: FitResult) -> dict[Task, ChosenPoint]:
         """Return what the models are made from; both tasks share one point where they chose the same."""
-        spectra, unseen, name = result.spectra, result.unseen, self.settings.filter
-        validation = None if unseen is None else KeptPairs.of(*unseen.pairs)
-        points: dict[Task, ChosenPoint] = {}
+        validation = None if result.validation is None else ValidationPairs.of(*result.validation)
+        points: dict[tuple[Any, ...], ChosenPoint] = {}
+        chosen = {task: (result.params[task], result.dimensions[task]) for task in TASKS}
         for task in TASKS:
-            params, dimension = result.params[task], result.dimensions[task]
-            same = [t for t in points if (result.params[t], result.dimensions[t]) == (params, dimension)]
-            if same:
-                points[task] = points[same[0]]
-                continue
-            point = ChosenPoint(
-                spectra, make_filters(name, params, spectra.s_x, spectra.s_y), dimension, validation
-            )
-            if unseen is not None and unseen.spectra is not spectra:
-                part = unseen.spectra
-                filters = make_filters(name, unseen.params[task], part.s_x, part.s_y)
-                point = replace(point, without=part, filters_without=filters)
-            point.check()
-            points[task] = point
-        return points
+            if chosen[task] not in points:
+                unseen = None if result.unseen is None else self._point(result.unseen, task)
+                point = replace(self._point(result, task), validation=validation, unseen=unseen)
+                point.check()
+                points[chosen[task]] = point
+        return {task: points[chosen[task]] for task in TASKS}
+
+    def make_points(
+        self, result: FitResult, polished: Mapping[Task, CanonicalModel], moments: Moments | None = None
+    ) -> tuple[dict[Task, ChosenPoint], dict[Task, CanonicalModel]]:
+        """Return what the models are made from, and the models that are polished.
+
+        The polish of the ``polished`` ones, fitted before, is carried over to the models of ``moments``.
+        """
+        points, models = self.choose_points(result), {}
+        for task, point in points.items():
+            if task in polished:
+                models[task] = self._carry_polish(polished[task], point, moments, task)
+            elif (model := self.polish_point(result, point, task)) is not None:
+                models[task] = model
+        return points, models
+
+    def _carry_polish(
+        self, previous: CanonicalModel, point: ChosenPoint, moments: Moments | None, task: Task
+    ) -> CanonicalModel:
+        assert moments is not None
+        assert previous.polish is not None
+        model = point.make(int(previous.correlations.shape[0]))
+        plain = (replace(one, polish=None) for one in (model, previous))
+        pair = (maps(one, self.settings.weighting, task) for one in plain)
+        return replace(model, polish=carry_polish(previous.polish, moments, *pair))
+
+    def _point(self, result: FitResult, task: Task) -> ChosenPoint:
+        spectra = result.spectra
+        filters = make_filters(self.settings.filter, result.params[task], spectra.s_x, spectra.s_y)
+        return ChosenPoint(spectra, filters, result.dimensions[task])
 
     def polish_point(self, result: FitResult, point: ChosenPoint, task: Task) -> CanonicalModel | None:
         """Return the model of a task with the polish that is best on validation pairs; None if none helps.
@@ -258,23 +277,24 @@ class Fit:
         It is chosen with the model that has not seen those. If that of ``point`` has, it is polished for as
         many epochs as are best for the other.
         """
-        settings, training, unseen = self.settings, result.training, result.unseen
-        if training is None or unseen is None:
+        settings, training = self.settings, result.training
+        if training is None or result.validation is None:
             return None
-        by, x, y = metric(settings.metric), *unseen.pairs[:2]
+        unseen = point.unseen or replace(point, validation=None)
+        spectra, (x, y, pairing) = unseen.spectra, result.validation
+        by = metric(settings.metric)
 
         def value(x_map: Array, y_map: Array) -> float:
-            vectors = project(x, unseen.spectra.x_mean, x_map), project(y, unseen.spectra.y_mean, y_map)
-            return by.signed(by(ranks(*vectors, unseen.pairs[2], task=task)))
+            vectors = project(x, spectra.x_mean, x_map), project(y, spectra.y_mean, y_map)
+            return by.signed(by(ranks(*vectors, pairing, task=task)))
 
         if settings.weighting == "asymmetric" and point.dimension is None:
-            filters = point.filters_without or point.filters
-            least = value(*ranking_maps(unseen.spectra, *filters, task))
-            leading = point.make_without(COMPONENTS)
+            least = value(*ranking_maps(spectra, *unseen.filters, task))
+            leading = unseen.make(COMPONENTS)
         else:
-            whole = point.make_without()
+            whole = unseen.make()
             least, leading = value(*maps(whole, settings.weighting, task)), keep_components(whole, COMPONENTS)
-        vectors = self._embed(training, training.captions, unseen.spectra, leading, task)
+        vectors = self._embed(training, training.y_rows, spectra, leading, task)
         with progress_bar(f"polishing for {task}") as progress:
 
             def try_epoch(polish: Polish) -> float:
@@ -287,30 +307,26 @@ class Fit:
             if best is None:
                 return None
             model = point.make(COMPONENTS)
-            if point.without is not None:
+            if point.unseen is not None:
                 vectors = self._embed(training, None, result.spectra, model, task)
                 best = polish_for(*vectors, best.epochs, settings.random_state)
         return replace(model, polish=best)
 
     def _embed(
-        self, training: Training, captions: Array | None, spectra: Spectra, model: CanonicalModel, task: Task
+        self, training: Training, y_rows: Array | None, spectra: Spectra, model: CanonicalModel, task: Task
     ) -> Pairs:
         """Return float32 vectors of training pairs, of all or of a sample if they are very many."""
-        pairing = training.pairing if captions is None else training.pairing[captions]
+        pairing = training.pairing if y_rows is None else training.pairing[y_rows]
         if (sample := sample_pairs(pairing, self.settings.random_state)) is not None:
-            captions = sample if captions is None else captions[sample]
+            y_rows = sample if y_rows is None else y_rows[sample]
             pairing = pairing[sample]
-        images, pairing = np.unique(to_numpy(pairing), return_inverse=True)
+        x_rows, pairing = np.unique(to_numpy(pairing), return_inverse=True)
+        rows = x_rows, None if y_rows is None else to_numpy(y_rows)
         how = ("none", "none") if training.normalized else self.settings.normalize
-        rows = images, None if captions is None else to_numpy(captions)
-        views, means = (training.x, training.y), (spectra.x_mean, spectra.y_mean)
-        vectors = [
-            self._project(view, own, str(name), mean, weights)
-            for view, own, name, mean, weights in zip(
-                views, rows, how, means, maps(model, self.settings.weighting, task), strict=True
-            )
-        ]
-        return vectors[0], vectors[1], move_like(pairing, vectors[0])
+        x_map, y_map = maps(model, self.settings.weighting, task)
+        x = self._project(training.x, rows[0], str(how[0]), spectra.x_mean, x_map)
+        y = self._project(training.y, rows[1], str(how[1]), spectra.y_mean, y_map)
+        return x, y, move_like(pairing, x)
 
     def _project(self, view: Any, rows: Any, how: str, mean: Array, weights: Array) -> Array:
         xp, parts = namespace(weights), []
@@ -323,17 +339,17 @@ class Fit:
             parts.append(project(normalize(features, how), mean, weights))
         return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
 
-    def _select_and_refit(self, part: Spectra, held: Pairs, whole: Spectra, n_images: int) -> FitResult:
+    def _select_and_refit(self, part: Spectra, held: Pairs, whole: Spectra, n_x: int) -> FitResult:
         """Select on held-out pairs; return the result for all pairs, with γ scaled by their number."""
         chosen = self._select_on(part, held)
         params = chosen.params
         if chosen.path is not None:
             chosen.path.held_out = (
-                f"{int(held[0].shape[0])} of {n_images} rows of X with their rows of Y "
+                f"{int(held[0].shape[0])} of {n_x} rows of X with their rows of Y "
                 f"(random_state={self.settings.random_state}); the model was refitted on all"
             )
             params = scale_params(params, self.settings.filter, whole.total / part.total)
-        return FitResult(whole, params, chosen.dimensions, chosen.path, chosen.unseen)
+        return replace(chosen, spectra=whole, params=params, unseen=chosen)
 
     def _select(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> FitResult:
         """Select what the settings leave open, on the given validation pairs."""
@@ -345,8 +361,7 @@ class Fit:
             assert pairs is not None
             return self._select_on(spectra, pairs)
         params = params_by_task(self.settings.params)
-        unseen = None if pairs is None else Unseen(pairs, spectra, params)
-        return FitResult(spectra, params, self._fixed_dimensions(), None, unseen)
+        return FitResult(spectra, params, self._fixed_dimensions(), None, pairs)
 
     def _select_on(self, spectra: Spectra, validation: Pairs) -> FitResult:
         """Select parameters (Algorithms 2 to 4) and dimensions, unless they are given."""
@@ -377,7 +392,7 @@ class Fit:
                 filters = make_filters(settings.filter, params[task], spectra.s_x, spectra.s_y)
                 model = regularized_cca(spectra, *filters)
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
-        return FitResult(spectra, params, dimensions, path, Unseen(validation, spectra, params))
+        return FitResult(spectra, params, dimensions, path, validation)
 
     def _substitute(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
         """Return the selection that replaces validation pairs; None if there are some or none are needed."""
@@ -388,12 +403,12 @@ class Fit:
             return settings.selection
         if validation is not None or settings.filter != "tikhonov" or settings.n_components == "auto":
             return None
-        images = len(np.unique(to_numpy(pairing)))
+        items = len(np.unique(to_numpy(pairing)))
         share = check_number(settings.validation_fraction, "validation_fraction")
-        if images >= FEW or not 0.0 < share < 1.0 or holdout_size(images, share) is not None:
+        if items >= FEW or not 0.0 < share < 1.0 or holdout_size(items, share) is not None:
             return None
         warnings.warn(
-            f"{images} items are too few to hold some out, so γ comes from theory (Ledoit-Wolf), which "
+            f"{items} items are too few to hold some out, so γ comes from theory (Ledoit-Wolf), which "
             "retrieves worse; give params, validation pairs, or more data.",
             DataWarning,
             stacklevel=4,
@@ -433,7 +448,7 @@ class Fit:
         with progress_bar("decomposing"):
             return spectra_from_moments(moments)
 
-    def _sum(self, blocks: Iterable[Block], *, normalized: bool = False) -> Moments:
+    def _sum(self, blocks: Iterable[PairBlock], *, normalized: bool = False) -> Moments:
         settings = self.settings
         how = ("none", "none") if normalized else (str(settings.normalize[0]), str(settings.normalize[1]))
         prepare = Preparation(how, settings.precision, self.device)
@@ -445,10 +460,10 @@ class Fit:
             return sum_blocks(blocks, prepare, engine=self.engine, checkpoint=checkpoint, progress=progress)
 
     def _blocks(
-        self, x: Array, y: Array, pairing: Array, weights: Array | None, captions: Array | None = None
+        self, x: Array, y: Array, pairing: Array, weights: Array | None, y_rows: Array | None = None
     ) -> ArrayBlocks:
         block_bytes = None if self.device is None else DEVICE_BLOCK_BYTES
-        return ArrayBlocks(x, y, pairing, captions, block_bytes, weights)
+        return ArrayBlocks(x, y, pairing, y_rows, block_bytes, weights)
 
     def _prepare(self, pairs: tuple[Any, ...]) -> Pairs:
         """Return whole pairs on the device, checked and normalised; a Y of one axis is one feature."""
@@ -502,3 +517,24 @@ class Fit:
     def _check_solver(self, source: str) -> None:
         if self.settings.solver == "svd":
             raise InputError(f"solver='svd' needs both views in memory, not {source}; give solver='gram'.")
+
+
+def polished_models(models: Mapping[Task, CanonicalModel]) -> dict[Task, CanonicalModel]:
+    """Return the models that are polished; a polished one has been made already."""
+    computed = models.computed if isinstance(models, DeferredModels) else models
+    return {task: model for task, model in computed.items() if model.polish is not None}
+
+
+def warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:
+    """Warn about correlations that are 1 because there are more directions than pairs."""
+    for pair in filters.values():
+        ones, *directions = forced_ones(spectra, *pair)
+        if ones:
+            warnings.warn(
+                f"{ones} of {min(directions)} canonical correlations are 1 whatever the data: "
+                f"{directions[0]} and {directions[1]} directions are too many for {spectra.count} pairs; "
+                "regularise more (params=None selects how much).",
+                DataWarning,
+                stacklevel=4,  # past the context manager that decorates fit
+            )
+            return

@@ -43,13 +43,7 @@ from diptych.cca._filters import (
 from diptych.cca._moments import PRECISIONS, Precision
 from diptych.cca._polish import take_polish
 from diptych.cca._spectra import SOLVERS, Spectra
-from diptych.cca._weighting import (
-    Projection,
-    Weighting,
-    check_normalization,
-    check_weighting,
-    model_factors,
-)
+from diptych.cca._weighting import Projection, Weighting, check_normalization, check_weighting, model_factors
 from diptych.cca.selection._grids import Path
 from diptych.ranking import metric
 
@@ -94,7 +88,7 @@ class FilterConfig(Schema, frozen=True):
         return Tikhonov(self.parameter) if self.kind == "tikhonov" else TruncatedSVD(self.parameter)  # type: ignore[arg-type]
 
 
-class TaskConfig(Schema, frozen=True):
+class ModelConfig(Schema, frozen=True):
     """The model of a task; ``tensors`` names the task whose arrays it uses, ``epochs`` is of its polish."""
 
     tensors: Task
@@ -159,7 +153,7 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
     """What ``config.json`` says of a fitted AWCCA."""
 
     params: ParamsConfig
-    models: dict[Task, TaskConfig]
+    models: dict[Task, ModelConfig]
     path: Path | None
     spectra: SpectraConfig | None = None
     x_names: list[str] | None = None
@@ -175,7 +169,10 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
         shape, scores = self.path.grid.shape, self.path.scores
         if any(set(part) != set(TASKS) for part in (scores, self.path.exact, self.path.choice)):
             raise InputError("path: the regularisation path lacks a task")
-        tables = [*self.path.exact.values(), *(table for own in scores.values() for table in own.values())]
+        tables = [
+            *self.path.exact.values(),
+            *(table for metrics in scores.values() for table in metrics.values()),
+        ]
         points = [*self.path.choice.values(), *self.path.failed]
         if any(table.shape != shape for table in tables) or not all(
             0 <= i < shape[0] and 0 <= j < shape[1] for i, j in points
@@ -303,11 +300,11 @@ class FittedAWCCA:
         (50, 3)
         """
         config, tensors = self.pack()
-        own: Spectra | None = getattr(self, "spectra_", None)
-        if own is not None and own.is_dense:
-            numbers = SpectraConfig(own.count, own.resolution, own.weight)
+        spectra: Spectra | None = getattr(self, "spectra_", None)
+        if spectra is not None and spectra.is_dense:
+            numbers = SpectraConfig(spectra.count, spectra.resolution, spectra.weight)
             config = msgspec.structs.replace(config, spectra=numbers)
-            tensors |= {f"spectra.{name}": to_numpy(getattr(own, name)) for name in _SPECTRA}
+            tensors |= {f"spectra.{name}": to_numpy(getattr(spectra, name)) for name in _SPECTRA}
         write_model_folder(folder, KIND, config, tensors)
 
     @classmethod
@@ -319,17 +316,17 @@ class FittedAWCCA:
         """Return the fitted model as a config and named arrays."""
         self._check_fitted()
         tensors = {"x_mean": to_numpy(self.x_mean_), "y_mean": to_numpy(self.y_mean_)}
-        models: dict[Task, TaskConfig] = {}
+        models: dict[Task, ModelConfig] = {}
         for task, model in self.models_.items():
             # Both tasks often share one model; it is written once.
-            first = next(name for name, other in self.models_.items() if other is model)
+            first = next(name for name, shared in self.models_.items() if shared is model)
             epochs = 0
             if model.polish is not None:
                 epochs = model.polish.epochs
                 tensors |= {
                     f"{task}.polish_{view}": to_numpy(getattr(model.polish, view)) for view in ("x", "y")
                 }
-            models[task] = TaskConfig(
+            models[task] = ModelConfig(
                 first, FilterConfig.pack(model.filter_x), FilterConfig.pack(model.filter_y), epochs
             )
             for name in ("correlations", "x_weights", "y_weights", *_MEASURED) if first == task else ():
@@ -339,7 +336,7 @@ class FittedAWCCA:
         if path is not None and path.grid.filter is not None:  # a function cannot be stored
             path = replace(path, grid=replace(path.grid, filter=None))
         names = (getattr(self, name, None) for name in ("feature_names_in_", "y_feature_names_in_"))
-        x_names, y_names = (None if own is None else [str(name) for name in own] for own in names)
+        x_names, y_names = (None if labels is None else [str(name) for name in labels] for labels in names)
         config = AWCCAConfig(
             ParamsConfig.pack(self),
             models,
@@ -364,9 +361,9 @@ class FittedAWCCA:
                 continue
             correlations = take_array(tensors, f"{name}.correlations", (None,), source)
             measured = {
-                each: take_array(tensors, f"{name}.{each}", (None,), source)
-                for each in _MEASURED
-                if f"{name}.{each}" in tensors
+                measure: take_array(tensors, f"{name}.{measure}", (None,), source)
+                for measure in _MEASURED
+                if f"{name}.{measure}" in tensors
             }
             models[task] = CanonicalModel(
                 correlations,

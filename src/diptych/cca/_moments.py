@@ -179,7 +179,7 @@ class Moments:
         >>> bool(np.allclose(part.xy, Moments.of(both[0][:, [0, 2]], both[1][:, [1]]).xy))
         True
         """
-        rows, columns = (move_like(np.asarray(own, dtype=np.int64), self.xx) for own in (x, y))
+        rows, columns = (move_like(np.asarray(values, dtype=np.int64), self.xx) for values in (x, y))
         return replace(
             self,
             x_mean=self.x_mean[rows],
@@ -191,7 +191,7 @@ class Moments:
 
     def scale(self, x: Sequence[float], y: Sequence[float]) -> Moments:
         """Return the moments of views whose columns are multiplied by ``x`` and ``y``."""
-        x_scale, y_scale = (move_like(np.asarray(own, dtype=np.float64), self.xx) for own in (x, y))
+        x_scale, y_scale = (move_like(np.asarray(values, dtype=np.float64), self.xx) for values in (x, y))
         return replace(
             self,
             x_mean=self.x_mean * x_scale,
@@ -315,29 +315,33 @@ def products(x: Array, y: Array, pairing: Array, weights: Array | None, precisio
     _check_sides(x, y)
     x, y = (as_dtype(view, work) for view in (x, y))
     x, y = (_dense_if_faster(view) for view in (x, y))
-    n_images, n = x.shape[0], y.shape[0]
+    x_count, n = x.shape[0], y.shape[0]
     total = None if weights is None else float(xp.sum(weights))
     if total == 0.0:
         empty = Moments.zero(int(x.shape[1]), int(y.shape[1]), precision=precision, like=x)
         return Products(empty, empty.x_mean, empty.y_mean)
-    image_weights = xp.astype(count_groups(pairing, n_images, weights), work)
+    row_weights = xp.astype(count_groups(pairing, x_count, weights), work)
     pair_weights = None if weights is None else xp.astype(weights, work)
 
-    def mean_over_pairs(view: Array, own: Array | None) -> Array:
-        return view.mean(axis=0) if own is None else (own @ view) / (n if total is None else total)
+    def mean_over_pairs(view: Array, row_weights: Array | None) -> Array:
+        return (
+            view.mean(axis=0)
+            if row_weights is None
+            else (row_weights @ view) / (n if total is None else total)
+        )
 
     # Any shift near the mean keeps the products small; ``merge`` corrects for its distance from the mean.
-    x, x_shift = _shift(x, mean_over_pairs(x, image_weights))
+    x, x_shift = _shift(x, mean_over_pairs(x, row_weights))
     y, y_shift = _shift(y, mean_over_pairs(y, pair_weights))
-    x_rest = xp.astype(mean_over_pairs(x, image_weights), wide)
+    x_rest = xp.astype(mean_over_pairs(x, row_weights), wide)
     y_rest = xp.astype(mean_over_pairs(y, pair_weights), wide)
-    row_by_row = n_images == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
+    row_by_row = x_count == n and bool(xp.all(pairing == xp.arange(n, device=device(pairing))))
     weighted = y if pair_weights is None else _scale_rows(y + 0.0, pair_weights)
-    sums = weighted if row_by_row else group_sum(weighted, pairing, n_images)
+    sums = weighted if row_by_row else group_sum(weighted, pairing, x_count)
     (xy,) = multiply_transposed([(x, sums)])
     if pair_weights is not None:
         y = _scale_rows(y, xp.sqrt(pair_weights))
-    x = _scale_rows(x, xp.sqrt(image_weights))
+    x = _scale_rows(x, xp.sqrt(row_weights))
     yy, xx = multiply_transposed([(y, y), (x, x)])
     means = xp.astype(x_shift, wide) + x_rest, xp.astype(y_shift, wide) + y_rest
     count = n if weights is None else int(xp.count_nonzero(weights))
@@ -384,29 +388,29 @@ def paired_blocks(
     y: Array,
     pairing: Array,
     block_bytes: int | None = None,
-    captions: Array | None = None,
+    y_rows: Array | None = None,
     weights: Array | None = None,
 ) -> Iterator[tuple[Array, Array, Array, Array | None]]:
     """Yield the views, with a checked pairing, as blocks of pairs with a pairing and weights of their own.
 
-    ``captions`` are the rows of ``y`` to use, ascending; None: all. They are taken in the order of their
+    ``y_rows`` are the rows of ``y`` to use, ascending; None: all. They are taken in the order of their
     images, so a block has each of its images once. An image whose captions fall into two blocks is in both,
     which changes nothing: moments are sums over pairs.
     """
     xp = namespace(pairing)
     rows = block_rows(x, y, block_bytes)
-    owners = pairing if captions is None else pairing[captions]
+    owners = pairing if y_rows is None else pairing[y_rows]
     in_order = not bool(xp.any(owners[1:] < owners[:-1]))
-    order = captions
+    order = y_rows
     if not in_order:
         order = xp.argsort(owners, stable=True)
-        order = order if captions is None else captions[order]
+        order = order if y_rows is None else y_rows[order]
     for start in range(0, owners.shape[0], rows):
         part = slice(start, start + rows)
         chosen = part if order is None else order[part]
-        own, block = pairing[chosen], y[chosen, :]
-        images, local = xp.unique_inverse(own)
-        first, last = int(images[0]), int(images[-1])
-        whole = last - first + 1 == images.shape[0]
-        block_x = x[first : last + 1, :] if whole else x[images, :]
+        owners_of_block, block = pairing[chosen], y[chosen, :]
+        x_rows, local = xp.unique_inverse(owners_of_block)
+        first, last = int(x_rows[0]), int(x_rows[-1])
+        whole = last - first + 1 == x_rows.shape[0]
+        block_x = x[first : last + 1, :] if whole else x[x_rows, :]
         yield block_x, block, xp.reshape(local, (-1,)), None if weights is None else weights[chosen]

@@ -56,13 +56,13 @@ class Polish:
 
 
 def contrast(
-    x: Array, y: Array, images: Array, temperature: float = TEMPERATURE
+    x: Array, y: Array, x_rows: Array, temperature: float = TEMPERATURE
 ) -> tuple[float, Array, Array]:
     r"""Return the contrastive loss of pairs of vectors, and its gradients with respect to them.
 
-    Row j of ``y`` belongs to row j of ``x``, which is a vector of the image ``images[j]``. With the unit
+    Row j of ``y`` belongs to row j of ``x``, which is a vector of the row of X ``images[j]``. With the unit
     vectors P and Q of both, the logits are :math:`L = P Q^\top / \tau`, and the loss is the mean of
-    :math:`-\log \mathrm{softmax}(L)_{jj}` along rows and along columns. Other pairs of the same image are
+    :math:`-\log \mathrm{softmax}(L)_{jj}` along rows and along columns. Other pairs of the same row of X are
     left out, because they are no rivals. With the two softmaxes R and C, and n pairs,
 
     .. math:: \frac{\partial}{\partial L} = \frac{R + C - 2I}{2n}, \qquad
@@ -78,8 +78,8 @@ def contrast(
     n = int(x.shape[0])
     (p, x_lengths), (q, y_lengths) = map_parallel(_normalize, [x, y], x)
     logits = p @ q.T / temperature
-    own = xp.eye(n, dtype=xp.bool, device=device(x))
-    logits = xp.where((images[:, None] == images[None, :]) & ~own, -xp.inf, logits)
+    identity = xp.eye(n, dtype=xp.bool, device=device(x))
+    logits = xp.where((x_rows[:, None] == x_rows[None, :]) & ~identity, -xp.inf, logits)
 
     def share(axis: int) -> tuple[float, Array]:
         shifted = xp.exp(logits - xp.max(logits, axis=axis, keepdims=True))
@@ -88,7 +88,7 @@ def contrast(
         return -float(xp.mean(xp.log(xp.clip(diagonal, xp.finfo(x.dtype).tiny, None)))), shares
 
     (by_column, columns), (by_row, rows) = map_parallel(share, [0, 1], x)
-    gradient = (columns + rows - 2.0 * xp.astype(own, x.dtype)) / (2 * n * temperature)
+    gradient = (columns + rows - 2.0 * xp.astype(identity, x.dtype)) / (2 * n * temperature)
     sides = [(p, x_lengths, gradient, q), (q, y_lengths, gradient.T, p)]
     slopes = map_parallel(lambda side: _tangent(side[0], side[2] @ side[3]) / side[1], sides, x)
     return (by_column + by_row) / 2, slopes[0], slopes[1]
@@ -124,19 +124,19 @@ def polish_vectors(x: Array, y: Array, pairing: Array, random_state: int | None 
     while True:
         for _ in range(steps):
             rows = move_like(next(batches), pairing)
-            images = xp.take(pairing, rows, axis=0)
-            own = xp.take(x, images, axis=0), xp.take(y, rows, axis=0)
-            turned = map_parallel(turn, [*zip(own, learned, strict=True)], x)
-            _, *gradients = contrast(turned[0], turned[1], images)
+            x_rows = xp.take(pairing, rows, axis=0)
+            vectors = xp.take(x, x_rows, axis=0), xp.take(y, rows, axis=0)
+            turned = map_parallel(turn, [*zip(vectors, learned, strict=True)], x)
+            _, *gradients = contrast(turned[0], turned[1], x_rows)
             step += 1
-            map_parallel(learn, [*zip((0, 1), own, gradients, strict=True)], x)
+            map_parallel(learn, [*zip((0, 1), vectors, gradients, strict=True)], x)
         epochs += 1
         yield Polish(learned[0], learned[1], epochs)
 
 
 def polish_for(x: Array, y: Array, pairing: Array, epochs: int, random_state: int | None = 0) -> Polish:
     """Return the matrices after a number of epochs."""
-    return next(each for each in polish_vectors(x, y, pairing, random_state) if each.epochs == epochs)
+    return next(polish for polish in polish_vectors(x, y, pairing, random_state) if polish.epochs == epochs)
 
 
 def choose_epochs(
@@ -148,17 +148,17 @@ def choose_epochs(
     """
     best, worse = None, 0
     for polish in polishes:
-        own = value(polish)
-        if own > least:
-            best, least, worse = polish, own, 0
-        worse += own < least
+        reached = value(polish)
+        if reached > least:
+            best, least, worse = polish, reached, 0
+        worse += reached < least
         if polish.epochs >= EPOCHS or worse >= PATIENCE:
             break
     return best
 
 
 def sample_pairs(pairing: Array, random_state: int | None = 0) -> Array | None:
-    """Return the captions to learn from, in order, if there are more than ``PAIRS``; None otherwise."""
+    """Return the rows of Y to learn from, in order, if there are more than ``PAIRS``; None otherwise."""
     count = int(pairing.shape[0])
     if count <= PAIRS:
         return None
@@ -176,8 +176,10 @@ def carry_polish(
     learned change (the matrices less the identity), and what the new pairs changed in the maps remains.
     """
     regressions = [
-        _regress(to_numpy(covariance), to_numpy(own).astype(np.float64), to_numpy(before).astype(np.float64))
-        for covariance, own, before in zip((moments.xx, moments.yy), new, old, strict=True)
+        _regress(
+            to_numpy(covariance), to_numpy(mapped).astype(np.float64), to_numpy(previous).astype(np.float64)
+        )
+        for covariance, mapped, previous in zip((moments.xx, moments.yy), new, old, strict=True)
     ]
     left, _, right = svd(regressions[0] + regressions[1])
     turn = left @ right

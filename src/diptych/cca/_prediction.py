@@ -27,10 +27,10 @@ def exchange_views(spectra: Spectra) -> Spectra:
     )
 
 
-def keeps_all(own: AnyFilter, s: Array) -> bool:
+def keeps_all(filter: AnyFilter, s: Array) -> bool:
     """Return whether a filter drops none of the directions of its view."""
     xp = namespace(s)
-    denominators = own.denominators(s)
+    denominators = filter.denominators(s)
     return bool(denominators.shape[0] == s.shape[0]) and bool(xp.all(xp.isfinite(denominators)))
 
 

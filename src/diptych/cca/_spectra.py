@@ -94,7 +94,7 @@ class Spectra:
     @property
     def is_dense(self) -> bool:
         """Whether all singular vectors are arrays; those of a large sparse view are not."""
-        return not any(isinstance(own, SparseVectors) for own in (self.v_x, self.v_y))
+        return not any(isinstance(vectors, SparseVectors) for vectors in (self.v_x, self.v_y))
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -180,8 +180,8 @@ def spectra_from_moments(moments: Moments, *, x: Axes | None = None, y: Axes | N
         raise InputError("the moments contain no pairs; update them with data first.")
 
     def decompose(view: tuple[Axes | None, Array, str]) -> Axes:
-        known, gram, name = view
-        return known or decompose_gram(gram, moments.precision, name)
+        axes, gram, name = view
+        return axes or decompose_gram(gram, moments.precision, name)
 
     views = [(x, moments.xx, "X"), (y, moments.yy, "Y")]
     (s_x, v_x), (s_y, v_y) = map_lapack(decompose, views, moments.xx)
@@ -217,11 +217,7 @@ def moments_from_spectra(spectra: Spectra, precision: Precision = "float64") -> 
         for part in (spectra.v_x, spectra.v_y, spectra.s_x, spectra.s_y, spectra.t0)
     )
     means = xp.astype(spectra.x_mean, xp.float64), xp.astype(spectra.y_mean, xp.float64)
-    grams = (
-        multiply(v_x * s_x**2, v_x.T),
-        multiply(v_y * s_y**2, v_y.T),
-        multiply(multiply(v_x, t0), v_y.T),
-    )
+    grams = (multiply(v_x * s_x**2, v_x.T), multiply(v_y * s_y**2, v_y.T), multiply(multiply(v_x, t0), v_y.T))
     return Moments(spectra.count, *means, *grams, precision, spectra.weight)
 
 
@@ -232,19 +228,21 @@ def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | Non
     """
     xp = namespace(x, y)
     x, y = (_dense_if_small(as_dtype(view, xp.float64)) for view in (x, y))
-    n_images, n = x.shape[0], y.shape[0]
-    own = xp.ones(n, dtype=xp.float64, device=device(pairing)) if weights is None else weights
-    owned = xp.astype(count_groups(pairing, n_images, weights), xp.float64)
-    views = [(x, owned, "X"), (y, own, "Y")]
-    (x_mean, a, s_x, v_x), (y_mean, b, s_y, v_y) = map_lapack(lambda view: _from_view(*view), views, own)
+    x_count, n = x.shape[0], y.shape[0]
+    y_weights = xp.ones(n, dtype=xp.float64, device=device(pairing)) if weights is None else weights
+    x_weights = xp.astype(count_groups(pairing, x_count, weights), xp.float64)
+    views = [(x, x_weights, "X"), (y, y_weights, "Y")]
+    (x_mean, a, s_x, v_x), (y_mean, b, s_y, v_y) = map_lapack(
+        lambda view: _from_view(*view), views, y_weights
+    )
     a = project(x, x_mean, v_x) if a is None else a
     if b is None:
-        # The coordinates of many captions would take as much memory as the dense view.
+        # The coordinates of many rows of Y would take as much memory as the dense view.
         rows, shift = shift_full_columns(y, y_mean)
-        sums = multiply_any(group_sum(scale_rows(rows, own), pairing, n_images), v_y)
-        sums = sums - xp.multiply.outer(owned, (y_mean - shift) @ v_y)
+        sums = multiply_any(group_sum(scale_rows(rows, y_weights), pairing, x_count), v_y)
+        sums = sums - xp.multiply.outer(x_weights, (y_mean - shift) @ v_y)
     else:
-        sums = group_sum(b if weights is None else b * own[:, None], pairing, n_images)
+        sums = group_sum(b if weights is None else b * y_weights[:, None], pairing, x_count)
     t0 = multiply(a.T, sums)
     count = n if weights is None else int(xp.count_nonzero(weights))
     total = None if weights is None else float(xp.sum(weights))
@@ -256,13 +254,13 @@ def _dense_if_small(view: Array) -> Array:
     return view.toarray() if is_sparse(view) and view.shape[0] * view.shape[1] <= _SMALL else view
 
 
-def _from_gram(gram: Array, epsilon: float, name: str, before: float = 0.0) -> tuple[Array, Array]:
-    """Return singular values and vectors; ``before`` is the largest entry of the matrix before centring."""
+def _from_gram(gram: Array, epsilon: float, name: str, uncentred: float = 0.0) -> tuple[Array, Array]:
+    """Return singular values and vectors; ``uncentred``: the largest entry before centring."""
     xp = namespace(gram)
     values, vectors = eigh_descending(gram)
     # float32 moments are rounded once per sum, so their error grows far slower than the dimension.
     slack = gram.shape[0] if epsilon < 1e-10 else 16
-    noise = slack * epsilon * max(float(values[0]), before)
+    noise = slack * epsilon * max(float(values[0]), uncentred)
     _check_varies(float(values[0]) if float(values[0]) > noise else 0.0, name)
     rank = int(xp.count_nonzero(values > noise))
     return xp.sqrt(values[:rank]), vectors[:, :rank]

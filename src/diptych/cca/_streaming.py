@@ -32,7 +32,7 @@ from diptych._threads import one_blas_thread, prefetch
 from diptych.cca._moments import Moments, Precision, Products, block_rows, paired_blocks, products
 from diptych.cca._weighting import normalize
 
-Block: TypeAlias = Any
+PairBlock: TypeAlias = Any
 
 BLOCKS_AT_ONCE = 2
 """One block is read and converted while another is multiplied; they are added in order."""
@@ -93,7 +93,7 @@ def _is_block(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) in (2, 3, 4) and getattr(data[0], "ndim", 0) == 2
 
 
-def load_block(block: Block) -> tuple[Any, Any, Any, Any]:
+def load_block(block: PairBlock) -> tuple[Any, Any, Any, Any]:
     """Return ``x, y, pairing, sample_weight`` of a block, unchecked; the last two may be None."""
     parts = block.load() if hasattr(block, "load") else block
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 3, 4):
@@ -113,7 +113,7 @@ class Preparation:
     precision: Precision = "float64"
     device: str | None = None  # a torch device; None: where the arrays are
 
-    def stream(self, blocks: Iterable[Block], first: int = 0) -> Iterator[Products]:
+    def stream(self, blocks: Iterable[PairBlock], first: int = 0) -> Iterator[Products]:
         """Yield the products of each block, while the next block is being read or copied.
 
         ``first`` is the number of the first block, for messages.
@@ -127,14 +127,14 @@ class Preparation:
 
         reading = threading.Lock()  # blocks may share an encoder that is not safe for two threads
 
-        def compute(numbered: tuple[int, Block]) -> Products:
+        def compute(numbered: tuple[int, PairBlock]) -> Products:
             number, block = numbered
             return self._products(block, "" if whole else getattr(block, "name", f"block {number}"), reading)
 
         with one_blas_thread():
             yield from prefetch(compute, enumerate(blocks, first), BLOCKS_AT_ONCE, BLOCKS_AT_ONCE)
 
-    def moments(self, block: Block) -> Moments:
+    def moments(self, block: PairBlock) -> Moments:
         """Return the moments of one block; if they were computed on a device, as NumPy."""
         arrays = block
         if self.device is not None:
@@ -145,7 +145,7 @@ class Preparation:
         return total if self.device is None else total.to_backend_of(np.empty(0))
 
     def add(
-        self, blocks: Iterable[Block], total: Moments | None, first: int
+        self, blocks: Iterable[PairBlock], total: Moments | None, first: int
     ) -> Iterator[tuple[Moments, int]]:
         """Add the blocks to ``total`` one by one; yield the sum and the number of blocks added, 1."""
         for part in self.stream(blocks, first):
@@ -157,7 +157,7 @@ class Preparation:
         return Moments.zero(*part.sums.xy.shape, precision=self.precision, like=part.sums.xy)
 
     def _products(
-        self, block: Block, name: str, reading: AbstractContextManager[Any] | None = None
+        self, block: PairBlock, name: str, reading: AbstractContextManager[Any] | None = None
     ) -> Products:
         try:
             with reading or nullcontext():
@@ -177,18 +177,16 @@ class ArrayBlocks:
     x: Array
     y: Array
     pairing: Array
-    captions: Array | None = None  # rows of y to use, ascending; None: all
+    y_rows: Array | None = None  # rows of y to use, ascending; None: all
     block_bytes: int | None = None  # approximate size of a block; None: chosen for the backend
     weights: Array | None = None  # of each row of y
 
     def __len__(self) -> int:
-        n = self.pairing.shape[0] if self.captions is None else self.captions.shape[0]
+        n = self.pairing.shape[0] if self.y_rows is None else self.y_rows.shape[0]
         return -(-int(n) // block_rows(self.x, self.y, self.block_bytes))
 
     def __iter__(self) -> Iterator[tuple[Array, Array, Array, Array | None]]:
-        for block in paired_blocks(
-            self.x, self.y, self.pairing, self.block_bytes, self.captions, self.weights
-        ):
+        for block in paired_blocks(self.x, self.y, self.pairing, self.block_bytes, self.y_rows, self.weights):
             yield block
             for view in (self.x, self.y):
                 _release_pages(view)
@@ -197,7 +195,7 @@ class ArrayBlocks:
     def fingerprint(self) -> str:
         """A digest of the shapes, of a sample of rows, and of all weights."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y, self.pairing, self.captions):
+        for array in (self.x, self.y, self.pairing, self.y_rows):
             if array is not None:
                 rows = np.unique(np.linspace(0, array.shape[0] - 1, _FINGERPRINT_ROWS).astype(np.int64))
                 digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
@@ -265,7 +263,7 @@ def remove_checkpoint(path: str | os.PathLike[str]) -> None:
 
 
 def sum_blocks(
-    blocks: Iterable[Block],
+    blocks: Iterable[PairBlock],
     prepare: Preparation,
     *,
     engine: Engine | None = None,
@@ -302,7 +300,7 @@ def sum_blocks(
 
 
 def _sum_on_engine(
-    blocks: Iterable[Block],
+    blocks: Iterable[PairBlock],
     prepare: Preparation,
     total: Moments | None,
     engine: Engine,
@@ -320,7 +318,7 @@ def _sum_on_engine(
         yield total, len(part)
 
 
-def _skip(blocks: Iterable[Block], done: int) -> Iterable[Block]:
+def _skip(blocks: Iterable[PairBlock], done: int) -> Iterable[PairBlock]:
     """Return the blocks after the first ``done``; blocks with ``load()`` are skipped without reading them."""
     if done == 0:
         return blocks

@@ -176,8 +176,8 @@ def model_factors(model: CanonicalModel, weighting: Weighting, task: str) -> tup
     like = model.correlations
     matrices = (move_like(matrix, like, dtype=like.dtype) for matrix in (model.polish.x, model.polish.y))
     for_x, for_y = (
-        matrix if own is None else own[:, None] * matrix
-        for matrix, own in zip(matrices, factors, strict=True)
+        matrix if factor is None else factor[:, None] * matrix
+        for matrix, factor in zip(matrices, factors, strict=True)
     )
     return for_x, for_y
 
@@ -268,10 +268,10 @@ class Projection:
                 features = check_view(raw, self.name)
                 if there is None:
                     # Copied once: the weights stay on the device for all blocks.
-                    own = {"mean": self.mean, "weights": self.weights, "factors": self.factors}
+                    arrays = {"mean": self.mean, "weights": self.weights, "factors": self.factors}
                     moved: dict[str, Any] = {
                         name: None if part is None else move_like(part, features, dtype=features.dtype)
-                        for name, part in own.items()
+                        for name, part in arrays.items()
                     }
                     there = replace(self, **moved)
                 yield there(features)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, check_view
 from diptych._persistence import Schema
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments, Precision
@@ -18,13 +18,12 @@ from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, Preparation,
 from diptych.cca._weighting import check_normalization, normalize, to_unit_length
 from diptych.cca.selection import hold_out
 
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Blocks: TypeAlias = dict[str, Floats]
 Pairs: TypeAlias = tuple[Blocks, Blocks, np.ndarray[Any, np.dtype[np.int64]]]
 """Blocks of X, blocks of Y, and for each row of Y the row of X that it belongs to."""
 
-MOST_IMAGES = 1000
-"""Images that parts, weights and corrections are chosen on; of more, a seeded sample."""
+MOST_ITEMS = 1000
+"""Rows of X that parts, weights and corrections are chosen on; of more, a seeded sample."""
 
 NORMALIZATIONS = ("none", "unit", "sqrt-unit")
 
@@ -171,14 +170,14 @@ def take_rows(blocks: Blocks, rows: Any) -> Blocks:
     return {name: features[rows] for name, features in blocks.items()}
 
 
-def sample_images(pairs: Pairs, random_state: int | None) -> Pairs:
-    """Return at most ``MOST_IMAGES`` images with their captions."""
+def sample_items(pairs: Pairs, random_state: int | None) -> Pairs:
+    """Return at most ``MOST_ITEMS`` rows of X with their rows of Y."""
     x, y, pairing = pairs
     described = np.unique(pairing)
-    if len(described) <= MOST_IMAGES:
+    if len(described) <= MOST_ITEMS:
         return pairs
-    part = hold_out(pairing, count_rows(x), MOST_IMAGES / len(described), random_state)[1]
-    return take_rows(x, part.images), take_rows(y, part.captions), part.pairing
+    part = hold_out(pairing, count_rows(x), MOST_ITEMS / len(described), random_state)[1]
+    return take_rows(x, part.x), take_rows(y, part.y), part.pairing
 
 
 def sum_pairs(
@@ -199,7 +198,9 @@ def sum_pairs(
     saved = None if checkpoint is None else Checkpoint(checkpoint, f"{blocks.fingerprint} {precision}")
     prepare = Preparation(precision=precision, device=device)
     moments = sum_blocks(blocks, prepare, engine=engine, checkpoint=saved, progress=progress)
-    x_widths, y_widths = ({name: own.shape[1] for name, own in view.items()} for view in (x_blocks, y_blocks))
+    x_widths, y_widths = (
+        {name: features.shape[1] for name, features in view.items()} for view in (x_blocks, y_blocks)
+    )
     return JointMoments(moments, (x_widths, y_widths)), (x_blocks, y_blocks, pairs[2])
 
 
@@ -224,5 +225,5 @@ def apply_geometry(side: Side, blocks: Blocks, unit: Collection[str] = ()) -> Bl
             f"the blocks {missing} are missing; give every block that the model was fitted with."
         )
     shaped = {name: geometry.apply(blocks[name], name) for name, geometry in side.items()}
-    own = [name for name in side if name in unit]
-    return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in own}
+    names = [name for name in side if name in unit]
+    return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in names}

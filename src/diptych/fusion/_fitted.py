@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, Floats, to_numpy
 from diptych._checks import (
     QUERY_VIEW,
     SEARCHED_VIEW,
@@ -32,7 +33,6 @@ from diptych.cca._polish import take_polish
 from diptych.cca._weighting import to_unit_length
 from diptych.fusion._blocks import (
     Blocks,
-    Floats,
     Pairs,
     Side,
     apply_geometry,
@@ -41,7 +41,6 @@ from diptych.fusion._blocks import (
     sum_pairs,
     unit_key,
 )
-from diptych.fusion._choosing import SelectionReport
 from diptych.fusion._hubness import Correction, Gate, append_gates, append_offsets, compute_offsets
 from diptych.fusion._members import (
     LinearMaps,
@@ -106,6 +105,67 @@ class FusedModels:
             for view in ("x", "y")
         )
         return x, y
+
+
+Recalls = dict[str, float]
+"""r@1, r@5 and r@10 on validation."""
+
+
+class TriedUse(Use, frozen=True, kw_only=True):
+    """A use of a part and what it brought: recall as it is, and with its best correction."""
+
+    recall: Recalls
+    corrected: Recalls
+    correction: Correction
+
+
+class PartReport(Schema, frozen=True):
+    """The best use of a part for a task, its value, and all that were tried."""
+
+    part: str
+    value: float
+    best: Use
+    tried: list[TriedUse]
+
+
+class TaskReport(Schema, frozen=True):
+    """What was chosen for a task: uses and weights of the parts, and a correction."""
+
+    parts: list[PartReport]
+    weights: list[float]
+    correction: Correction
+    value: float
+    recall: Recalls
+
+
+class BlockReport(Schema, frozen=True):
+    """The normalisation of a block, and r@1 of each candidate where there were several."""
+
+    chosen: str
+    pieces: int
+    r_at_1: dict[str, float] = msgspec.field(name="r@1")
+
+
+class FitReport(Schema, frozen=True):
+    """The scales of a part's blocks, its γ for each task, and their places on the grid."""
+
+    x: dict[str, float]
+    y: dict[str, float]
+    params: dict[Task, tuple[float, float]]
+    choice: dict[Task, tuple[int, int]]
+    seconds: float
+
+
+class SelectionReport(Schema, frozen=True):
+    """What was tried, its value on validation, and what was chosen: ``Fusion.selection_``."""
+
+    criterion: str
+    validation: str
+    refitted: bool
+    geometry: dict[str, BlockReport]
+    parts: list[FitReport]
+    tasks: dict[Task, TaskReport]
+    seconds: float
 
 
 class MemberConfig(Schema, frozen=True):

@@ -1,53 +1,59 @@
-"""The fit of a fusion as a function: choose on validation pairs, then make the models."""
+"""The fit of a fusion as a function: it chooses on validation pairs, then makes the models.
+
+For each feature block it chooses the normalisation, for each part the scales and γ, and for each task the use
+of every part, their weights and a correction.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
+from array_api_compat import is_numpy_array
 
-from diptych._arrays import fields_to_numpy
-from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice
+from diptych._arrays import Floats, fields_to_numpy, move_like, namespace, to_numpy
+from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
 from diptych._progress import progress_bar
-from diptych.cca._moments import Moments, Precision
-from diptych.cca._polish import COMPONENTS, polish_for
-from diptych.cca._streaming import Engine
+from diptych.cca import Engine, Moments, Spectra, spectra_from_moments
+from diptych.cca._moments import Precision
+from diptych.cca._polish import COMPONENTS, Polish, choose_epochs, polish_for, polish_vectors
+from diptych.cca._weighting import to_unit_length
+from diptych.cca.selection._grids import Path, Route, make_grid
 from diptych.fusion._blocks import (
     Block,
     Blocks,
-    Floats,
+    Geometry,
     JointMoments,
     Pairs,
     Side,
+    apply_geometry,
     count_rows,
-    sample_images,
+    sample_items,
     sum_pairs,
     take_rows,
 )
-from diptych.fusion._choosing import (
+from diptych.fusion._fitted import (
     BlockReport,
-    Choice,
     FitReport,
+    FusedModels,
+    PartReport,
     SelectionReport,
     TaskReport,
-    Trial,
-    choose_geometry,
-    choose_use,
-    fit_part,
-    make_parts,
-    make_uses,
-    polish_use,
+    TriedUse,
+    shape_pairs,
 )
-from diptych.fusion._fitted import FusedModels, shape_pairs
-from diptych.fusion._hubness import Correction, Evaluator, Gate, TaskChoice, choose_weights
+from diptych.fusion._hubness import Evaluator, Gate, PartScores, TaskChoice, choose_correction, choose_weights
 from diptych.fusion._members import (
     AnyPart,
     FittedPart,
+    IdentityPart,
+    LinearMaps,
     Member,
     Part,
     Use,
@@ -56,8 +62,15 @@ from diptych.fusion._members import (
     project_pairs,
     uses_canonical_components,
 )
+from diptych.ranking import metric, ranks
 
 Item = TypeVar("Item")
+
+COARSE = 8
+"""Points per side of the grid where alternatives are only compared with each other."""
+
+DOUBT = 3.0
+"""Standard deviations from chance, beyond which two blocks are taken for those of a dual encoder."""
 
 POLISHED = 0.25
 """The weight from which a part is polished; the first always is. Others change the sum too little."""
@@ -116,7 +129,7 @@ def fit_fusion(
     start = time.perf_counter()
     parts = _check_parts(settings, training)
     with progress_bar("choosing normalisations"):
-        geometry, blocks = _choose_geometry(settings, training, validation)
+        geometry, blocks = choose_geometry(settings, training, validation)
     training, validation = (shape_pairs(geometry, pairs, parts) for pairs in (training, validation))
     with progress_bar("summing") as progress:
         joint, training = settings.sum(training, checkpoint=checkpoint, progress=progress)
@@ -125,33 +138,30 @@ def fit_fusion(
         fit_part(part, joint, validation, settings.grid, scales, settings.engine)
         for part in _show("fitting parts", parts)
     ]
-    sample = sample_images(validation, settings.random_state)
+    sample = sample_items(validation, settings.random_state)
     chosen = {task: _choose(settings, task, fitted, training, sample) for task in TASKS}
-    uses = {task: choice[:2] for task, choice in chosen.items()}
-    make = partial(_make_models, settings, geometry, uses, training)
+    reports = {task: report for task, (report, _) in chosen.items()}
+    make = partial(_make_models, settings, geometry, chosen, training)
     models = unseen = make(fitted, [training], joint) if keep_unseen or not refit else None
     if refit:
         joint += settings.sum(validation)[0]
-        used = {at for _, choice in uses.values() for at, weight in enumerate(choice.weights) if weight}
+        used = {at for report in reports.values() for at, weight in enumerate(report.weights) if weight}
         final = [part.refit(joint) if at in used else part for at, part in enumerate(fitted)]
         models = make(final, [training, validation], joint)
     assert models is not None
     widths = models.moment_widths()
     columns = [(tuple(view), (1.0,) * len(view)) for view in widths]
-    return FusionResult(
-        models,
-        unseen or models,
-        fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*columns)),
-        SelectionReport(
-            criterion="mean of r@1, r@5 and r@10",
-            validation=description,
-            refitted=refit,
-            geometry=blocks,
-            parts=[_report_fit(part) for part in fitted],
-            tasks={task: report for task, (*_, report) in chosen.items()},
-            seconds=time.perf_counter() - start,
-        ),
+    moments = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*columns))
+    selection = SelectionReport(
+        criterion="mean of r@1, r@5 and r@10",
+        validation=description,
+        refitted=refit,
+        geometry=blocks,
+        parts=[_report_fit(part) for part in fitted],
+        tasks=reports,
+        seconds=time.perf_counter() - start,
     )
+    return FusionResult(models, unseen or models, moments, selection)
 
 
 def _check_parts(settings: Settings, training: Pairs) -> list[Part]:
@@ -174,23 +184,10 @@ def _check_parts(settings: Settings, training: Pairs) -> list[Part]:
     return parts
 
 
-def _choose_geometry(
-    settings: Settings, training: Pairs, validation: Pairs
-) -> tuple[dict[str, Side], dict[str, BlockReport]]:
-    names = {*training[0], *training[1]}
-    if not set(settings.blocks) <= names:
-        unknown = sorted(set(settings.blocks) - names)
-        raise InputError(f"blocks names {unknown}, which the views do not have.")
-    if len(names) < len(training[0]) + len(training[1]):
-        raise InputError("a block of X and a block of Y have the same name; give each its own.")
-    blocks = {name: settings.blocks.get(name, Block()) for name in names}
-    return choose_geometry(training, validation, blocks, lambda pairs: settings.sum(pairs)[0])
-
-
 def _choose(
     settings: Settings, task: Task, fitted: list[AnyPart], training: Pairs, sample: Pairs
-) -> tuple[list[Use], TaskChoice, TaskReport]:
-    """Return the best use of every part, weights and a correction for all of them, and a report."""
+) -> tuple[TaskReport, tuple[float, float]]:
+    """Return the best use and the weight of every part, with a correction, and the limits of its gate."""
     evaluator = Evaluator(task, sample[2], count_rows(sample[0]), max(part.dimension for part in fitted))
     items, queries = sample[0], sample[1]
     if task == "annotate":
@@ -214,31 +211,20 @@ def _choose(
         models = [at for at in range(len(choices)) if at not in unfitted]
         used = [at for at in models if weighed.weights[at] >= POLISHED or at == models[0]]
         for at in _show(f"polishing for {task}", used):
-            choices[at] = polish_use(
-                fitted[at],
-                choices[at],
-                trial,
-                training,
-                settings.n_components,
-                kinds,
-                settings.random_state,
-                settings.device,
-            )
+            choices[at] = polish_use(fitted[at], choices[at], trial, training, settings)
         weighed = weigh()
-    report = TaskReport(
-        parts=[choice.report(part.part) for choice, part in zip(choices, fitted, strict=True)],
-        weights=list(weighed.weights),
-        correction=weighed.correction,
-        value=weighed.value,
-        recall=weighed.recall,
-    )
-    return [choice.use for choice in choices], weighed, report
+    reports = [
+        PartReport(str(part.part), choice.value, choice.use, choice.tried)
+        for choice, part in zip(choices, fitted, strict=True)
+    ]
+    report = TaskReport(reports, list(weighed.weights), weighed.correction, weighed.value, weighed.recall)
+    return report, weighed.limits
 
 
 def _make_models(
     settings: Settings,
     geometry: dict[str, Side],
-    choices: Mapping[Task, tuple[list[Use], TaskChoice]],
+    chosen: Mapping[Task, tuple[TaskReport, tuple[float, float]]],
     training: Pairs,
     parts: Sequence[AnyPart],
     pairs: list[Pairs],
@@ -246,20 +232,23 @@ def _make_models(
 ) -> FusedModels:
     """Return the chosen models, of fitted parts; they are polished on ``pairs``."""
     members: dict[Task, list[Member]] = {}
+    banks: dict[Task, Floats] = {}
     gates: dict[Task, Gate | None] = {}
-    for task, (uses, choice) in choices.items():
+    corrections = {task: report.correction for task, (report, _) in chosen.items()}
+    for task, (report, limits) in chosen.items():
+        view = QUERY_VIEW[task]
         members[task] = [
-            _make_member(settings, task, part, use, weight, pairs)
-            for part, use, weight in zip(parts, uses, choice.weights, strict=True)
+            _make_member(settings, task, part, choice.best, weight, pairs)
+            for part, choice, weight in zip(parts, report.parts, report.weights, strict=True)
             if weight
         ]
-        gates[task] = (
-            None
-            if choice.correction.kind == "none"
-            else make_gate(members[task], QUERY_VIEW[task], joint, choice.limits)
-        )
-    corrections = {task: choice.correction for task, (_, choice) in choices.items()}
-    banks = {task: _make_bank(settings, task, members[task], corrections[task], training) for task in TASKS}
+        if corrections[task].kind == "none":
+            gates[task] = None
+            banks[task] = np.zeros((0, sum(m.dimension for m in members[task])), dtype=np.float32)
+        else:
+            gates[task] = make_gate(members[task], view, joint, limits)
+            bank = _draw_bank(settings, task, training)
+            banks[task] = embed_members(members[task], bank, view, weighted=False)
     return FusedModels(geometry, members, corrections, banks, gates)
 
 
@@ -284,14 +273,6 @@ def _draw_bank(settings: Settings, task: Task, training: Pairs) -> Blocks:
     return take_rows(blocks, np.sort(rows))
 
 
-def _make_bank(
-    settings: Settings, task: Task, members: Sequence[Member], correction: Correction, training: Pairs
-) -> Floats:
-    if correction.kind == "none":
-        return np.zeros((0, sum(member.dimension for member in members)), dtype=np.float32)
-    return embed_members(members, _draw_bank(settings, task, training), QUERY_VIEW[task], weighted=False)
-
-
 def _report_fit(fitted: AnyPart) -> FitReport:
     part = fitted.part
     scales = dict(zip(part.x, part.x_scales, strict=True)), dict(zip(part.y, part.y_scales, strict=True))
@@ -308,3 +289,250 @@ def _show(title: str, items: Sequence[Item]) -> Iterator[Item]:
         for done, item in enumerate(items, start=1):
             yield item
             progress(done / len(items))
+
+
+def make_parts(kind: str, training: Pairs, random_state: int | None = 0) -> list[Part]:
+    """Return the parts of a ``kind``.
+
+    ``"together"``: all blocks side by side. ``"family"``: that, and each block alone with all blocks of the
+    other view; before them, two blocks as they are where their cosine finds pairs better than chance. On a
+    tie the first part wins, and a part without a fit cannot overfit.
+    """
+    x, y = (tuple(view) for view in training[:2])
+    parts = [Part(x, y)]
+    if kind == "family":
+        parts += [Part(x, (name,)) for name in y if len(y) > 1]
+        parts += [Part((name,), y) for name in x if len(x) > 1]
+        identities = [
+            Part((a,), (b,), kind="identity")
+            for a, x_block in training[0].items()
+            for b, y_block in training[1].items()
+            if x_block.shape[1] == y_block.shape[1]
+            and _beats_chance(sample_items(({a: x_block}, {b: y_block}, training[2]), random_state))
+        ]
+        parts = identities + parts
+    return parts
+
+
+def _beats_chance(pairs: Pairs) -> bool:
+    """Return whether the cosine of two blocks ranks the right row of X far better than chance.
+
+    By chance ranks are uniform on 1 to n, so their mean over m images has the standard deviation n / √(12 m).
+    """
+    (x,), (y,) = (map(to_unit_length, view.values()) for view in pairs[:2])
+    better = (len(x) + 1) / 2 - float(np.mean(to_numpy(ranks(x, y, pairs[2], task="search"))))
+    return better > DOUBT * len(x) / float(np.sqrt(12 * len(np.unique(pairs[2]))))
+
+
+def fit_part(
+    part: Part,
+    joint: JointMoments,
+    validation: Pairs,
+    grid: Any,
+    scales: tuple[float, ...],
+    engine: Engine | None = None,
+) -> AnyPart:
+    """Choose the scale of each block where there are several, then γ on the whole ``grid``."""
+    if part.kind == "identity":
+        return IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+    part = _choose_scales(part, joint, validation, scales)
+    spectra = part.spectra(joint)
+    return FittedPart(part, spectra, _select(part, spectra, validation, grid, extend=True, engine=engine))
+
+
+def choose_geometry(
+    settings: Settings, training: Pairs, validation: Pairs
+) -> tuple[dict[str, Side], dict[str, BlockReport]]:
+    """Return the geometry of every block of both views, and the score of each candidate.
+
+    A block with several candidates is fitted with each of them against the narrowest block of the other view,
+    on a coarse grid. The mean r@1 of both tasks decides, and the first candidate wins a tie.
+    """
+    all_names = {*training[0], *training[1]}
+    if unknown := sorted(set(settings.blocks) - all_names):
+        raise InputError(f"blocks names {unknown}, which the views do not have.")
+    if len(all_names) < len(training[0]) + len(training[1]):
+        raise InputError("a block of X and a block of Y have the same name; give each its own.")
+    blocks = {name: settings.blocks.get(name, Block()) for name in all_names}
+
+    def score(names: tuple[str, str], shapes: Side) -> float:
+        part = Part(names[:1], names[1:])
+
+        def shape(pairs: Pairs) -> Pairs:
+            x, y = (apply_geometry({n: shapes[n]}, view) for n, view in zip(names, pairs[:2], strict=True))
+            return x, y, pairs[2]
+
+        return _score_part(part, part.spectra(settings.sum(shape(training))[0]), shape(validation))
+
+    first = [
+        {n: Geometry.fit(blocks[n], blocks[n].candidates[0], features, n) for n, features in view.items()}
+        for view in training[:2]
+    ]
+    sides: list[Side] = [dict(first[0]), dict(first[1])]
+    reports: dict[str, BlockReport] = {}
+    for at, (view, side) in enumerate(zip(training[:2], sides, strict=True)):
+        opposite = training[1 - at]
+        partner = min(opposite, key=lambda name: opposite[name].shape[1])
+        for name, features in view.items():
+            scores: dict[str, float] = {}
+            candidates = blocks[name].candidates
+            for candidate in candidates if len(candidates) > 1 else ():
+                geometry = Geometry.fit(blocks[name], candidate, features, name)
+                names = (name, partner) if at == 0 else (partner, name)
+                value = score(names, {name: geometry, partner: first[1 - at][partner]})
+                if value > max(scores.values(), default=-1.0):
+                    side[name] = geometry
+                scores[candidate] = value
+            reports[name] = BlockReport(side[name].normalize, side[name].pieces, scores)
+    return {"x": sides[0], "y": sides[1]}, reports
+
+
+def _select(
+    part: Part,
+    spectra: Spectra,
+    validation: Pairs,
+    grid: Any,
+    *,
+    extend: bool = False,
+    engine: Engine | None = None,
+) -> Path:
+    pairs = (move_like(array, spectra.t0) for array in (*part.views(validation), validation[2]))
+    # A search with a fitted model does without these.
+    from diptych.cca.selection import make_problem, narrow_grid, regularization_path
+
+    problem = make_problem(spectra, tuple(pairs), dtype=namespace(spectra.t0).float32)
+    points = make_grid("tikhonov", grid, spectra)
+    route: Route | None = None
+    if extend and (narrowed := narrow_grid(problem, spectra, points)) is not points:
+        points = narrowed
+        route = "screened" if is_numpy_array(problem.a) and engine is None else None
+    by = metric("r@1")
+    with progress_bar("selecting") as progress:
+        return regularization_path(
+            problem, spectra, points, by, route=route, extend=extend, engine=engine, progress=progress
+        )
+
+
+def _score_part(part: Part, spectra: Spectra, validation: Pairs) -> float:
+    path = _select(part, spectra, validation, COARSE)
+    return sum(path.best(task) for task in TASKS) / len(TASKS)
+
+
+def _choose_scales(part: Part, joint: JointMoments, validation: Pairs, scales: tuple[float, ...]) -> Part:
+    """Try each of the ``scales`` on one block after the other."""
+
+    def score(trial: Part) -> float:
+        # Not from ``Part.spectra``: a decomposition that is used once is not worth keeping.
+        moments = joint.take(trial.columns("x"), trial.columns("y"))
+        return _score_part(trial, spectra_from_moments(moments), validation)
+
+    names = {"x": part.x, "y": part.y}
+    candidates = [scale for scale in scales if scale != 1.0]
+    best = None
+    for view in names if candidates else ():
+        # The first block keeps its scale: only the proportions matter.
+        for at in range(1, len(names[view])):
+            if best is None:
+                best = score(part)
+            choice = (best, part)
+            for scale in candidates:
+                values = list(getattr(part, f"{view}_scales"))
+                values[at] *= scale
+                trial = msgspec.structs.replace(part, **{f"{view}_scales": tuple(values)})
+                if (value := score(trial)) > choice[0]:
+                    choice = (value, trial)
+            best, part = choice
+    return part
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Validation items and queries of a task, and a bank of training queries, as blocks."""
+
+    evaluator: Evaluator
+    items: Blocks
+    queries: Blocks
+    bank: Blocks
+
+    def features(self, part: Part) -> list[tuple[Floats, str]]:
+        """Return what a part sees of queries, items and bank, each with its view."""
+        searched, query = SEARCHED_VIEW[self.evaluator.task], QUERY_VIEW[self.evaluator.task]
+        seen = (self.queries, query), (self.items, searched), (self.bank, query)
+        return [(part.features(blocks, view), view) for blocks, view in seen]
+
+    def score(
+        self, use: Use, vectors: Sequence[Floats], kinds: Sequence[str]
+    ) -> tuple[float, PartScores, TriedUse]:
+        """Return the value of a use's vectors of queries, items and bank, their scores, and a report."""
+        scores = PartScores.of(*vectors)
+        correction, value, corrected = choose_correction(self.evaluator, scores, kinds)
+        tried = TriedUse(
+            **msgspec.structs.asdict(use),
+            recall=self.evaluator.recall(scores.scores),
+            corrected=self.evaluator.recall(corrected),
+            correction=correction,
+        )
+        return value, scores, tried
+
+
+def make_uses(weightings: Sequence[str], relaxations: Sequence[float]) -> list[Use]:
+    """Return the uses to try: the asymmetric weighting with the path's γ, others with multiples of it."""
+    return [
+        Use(weighting, float(relaxation))
+        for weighting in weightings
+        for relaxation in ((1.0,) if weighting == "asymmetric" else relaxations)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The best use of a part for a task, its value and scores on validation, and all that were tried."""
+
+    use: Use
+    linear: LinearMaps
+    value: float
+    scores: PartScores
+    tried: list[TriedUse]
+
+
+def choose_use(
+    fitted: AnyPart, trial: Trial, uses: Sequence[Use], n_components: int | None, kinds: Sequence[str]
+) -> Choice:
+    """Return the use with the best corrected scores."""
+    features = trial.features(fitted.part)
+    best: Choice | None = None
+    tried: list[TriedUse] = []
+    for use, linear in fitted.make_maps(trial.evaluator.task, uses, n_components):
+        vectors = [linear.project(rows, view) for rows, view in features]
+        value, scores, report = trial.score(use, vectors, kinds)
+        tried.append(report)
+        if best is None or value > best.value:
+            best = Choice(use, linear, value, scores, tried)
+    assert best is not None
+    return best
+
+
+def polish_use(fitted: AnyPart, chosen: Choice, trial: Trial, training: Pairs, settings: Settings) -> Choice:
+    """Return a use with the polish that is best for it, or the use as it is if none is better."""
+    part, linear = fitted.part, chosen.linear.keep(COMPONENTS)
+    if settings.n_components is None:  # the maps of the choice may not be those of canonical components
+        _, linear = next(fitted.make_maps(trial.evaluator.task, [chosen.use], COMPONENTS))
+    vectors = [(linear.project(rows, view), view) for rows, view in trial.features(part)]
+    best, tried = chosen, list(chosen.tried)
+
+    def try_epoch(polish: Polish) -> float:
+        nonlocal best
+        polish = fields_to_numpy(polish)
+        matrices = {"x": polish.x, "y": polish.y}
+        use = msgspec.structs.replace(chosen.use, epochs=polish.epochs)
+        value, scores, report = trial.score(
+            use, [rows @ matrices[view] for rows, view in vectors], settings.hubness
+        )
+        tried.append(report)
+        if value > best.value:
+            best = Choice(use, linear.multiply(polish), value, scores, tried)
+        return value
+
+    pairs = project_pairs(part, linear, [training], settings.device)
+    choose_epochs(polish_vectors(*pairs, settings.random_state), try_epoch, chosen.value)
+    return replace(best, tried=tried)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
+from diptych._arrays import Floats
 from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, check_count
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
@@ -18,9 +19,8 @@ from diptych.cca._streaming import Engine, remove_checkpoint
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
-from diptych.fusion._blocks import Block, Floats, Geometry, JointMoments, Pairs, count_rows, take_rows
-from diptych.fusion._choosing import SelectionReport
-from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, Views, as_pairs
+from diptych.fusion._blocks import Block, Geometry, JointMoments, Pairs, count_rows, take_rows
+from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, SelectionReport, Views, as_pairs
 from diptych.fusion._fitting import Settings, fit_fusion
 from diptych.fusion._hubness import KINDS, Correction, Gate
 from diptych.fusion._members import LinearMaps, Member, Part, Use, carry_vectors, make_gate, refit_member
@@ -240,10 +240,10 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         and corrections stay. The vectors of the bank are carried over to the new models.
         """
         self._check_fitted()
-        expected, given = tuple(self.moment_widths().values()), tuple(moments.xy.shape)
-        if given != expected:
+        expected, shape = tuple(self.moment_widths().values()), tuple(moments.xy.shape)
+        if shape != expected:
             raise InputError(
-                f"the moments have {given[0]} and {given[1]} columns, but this fusion has {expected[0]} and "
+                f"the moments have {shape[0]} and {shape[1]} columns, but this fusion has {expected[0]} and "
                 f"{expected[1]}; add moments_ and those of make_moments."
             )
         joint = JointMoments(moments, self._models().moment_widths())
@@ -316,9 +316,9 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.bank, int) or self.bank < 1:
             raise InputError(f"bank={self.bank!r}; give how many training queries to keep, 1 or more.")
         names = ("scales", "relaxations", "search_weights", "grid", "bank", "random_state", "precision")
-        given = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
         del preset["refit"]
-        return Settings(blocks=dict(self.blocks or {}), engine=engine, device=device, **preset, **given)
+        return Settings(blocks=dict(self.blocks or {}), engine=engine, device=device, **preset, **values)
 
     def _preset(self) -> dict[str, Any]:
         """Return the parameters of the preset, with those that are given in place of its own."""
@@ -338,7 +338,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             return pairs, held_out, f"the given pairs, {counts[0]} rows of X and {counts[1]} of Y"
         x, y, pairing = pairs
         parts = hold_out(pairing, count_rows(x), self.validation_fraction, self.random_state)
-        train, held_out = ((take_rows(x, p.images), take_rows(y, p.captions), p.pairing) for p in parts)
+        train, held_out = ((take_rows(x, p.x), take_rows(y, p.y), p.pairing) for p in parts)
         counts = [count_rows(held_out[0]), count_rows(x)]
         description = f"{counts[0]} of {counts[1]} rows of X with their rows of Y"
         return train, held_out, f"{description} (random_state={self.random_state})"

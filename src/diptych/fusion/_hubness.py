@@ -20,11 +20,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from diptych._arrays import Floats
 from diptych._checks import InputError, Task, check_choice
 from diptych._persistence import Schema
 from diptych._threads import multiply
 from diptych.cca._weighting import to_unit_length
-from diptych.fusion._blocks import Floats
 from diptych.ranking import mean_recall, recall_at_k
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
 
@@ -168,7 +168,7 @@ class PartScores:
     def of(cls, queries: Floats, items: Floats, bank: Floats) -> PartScores:
         """Return the scores of vectors that are given before they are scaled to unit length."""
         distances = measure_distances(queries, make_rates(np.square(bank).mean(axis=0)))
-        queries, items, bank = (np.asarray(to_unit_length(each)) for each in (queries, items, bank))
+        queries, items, bank = (np.asarray(to_unit_length(rows)) for rows in (queries, items, bank))
         return cls(multiply(queries, items.T), multiply(items, bank.T), distances)
 
 
@@ -190,9 +190,9 @@ class Evaluator:
     """
 
     def __init__(
-        self, task: Task, pairing: np.ndarray[Any, np.dtype[np.int64]], n_images: int, dimension: int
+        self, task: Task, pairing: np.ndarray[Any, np.dtype[np.int64]], x_count: int, dimension: int
     ) -> None:
-        self.truth = Truth.of(pairing, n_images)
+        self.truth = Truth.of(pairing, x_count)
         self.task = task
         self.dimension = dimension
 
@@ -234,11 +234,14 @@ def choose_correction(
     def correct(correction: Correction) -> Floats:
         if correction.kind == "none":
             return part.scores
-        own = correction.strength * offsets[correction.neighbours]
-        return np.subtract(part.scores, own.astype(part.scores.dtype), out=corrected)
+        offset = correction.strength * offsets[correction.neighbours]
+        return np.subtract(part.scores, offset.astype(part.scores.dtype), out=corrected)
 
     def best_of(corrections: Iterable[Correction]) -> tuple[float, Correction]:
-        return max(((evaluator.value(correct(each)), each) for each in corrections), key=lambda pair: pair[0])
+        return max(
+            ((evaluator.value(correct(correction)), correction) for correction in corrections),
+            key=lambda pair: pair[0],
+        )
 
     usual = [k for k in offsets if k not in MORE_NEIGHBOURS]
     grid = [Correction("csls", s, k) for k in usual for s in STRENGTHS]
@@ -308,7 +311,7 @@ def _search_weights(
     )
     total = _mix(matrices, weights)
     for _ in range(_SWEEPS):
-        before = value
+        previous = value
         for i, scores in enumerate(matrices):
             largest = max(weights)
             for weight in (largest * w for w in WEIGHTS):
@@ -318,7 +321,7 @@ def _search_weights(
                 mixed = total + np.float32(weight - weights[i]) * scores
                 if (trial_value := evaluator.value(mixed, sum(trial))) > value + _GAIN:
                     value, weights, total = trial_value, trial, mixed
-        if value == before:
+        if value == previous:
             break
     return weights
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, Task, check_choice
 from diptych._devices import copy_to_device
 from diptych._persistence import Schema
@@ -18,7 +18,7 @@ from diptych.cca._canonical import ranking_maps
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection._grids import Path
-from diptych.fusion._blocks import Blocks, Columns, Floats, JointMoments, Pairs, unit_key
+from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, unit_key
 from diptych.fusion._hubness import Gate, make_rates
 
 
@@ -177,20 +177,20 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
     return replace(member, linear=linear.multiply(polish), params=gammas, polish=polish)
 
 
-def carry_vectors(vectors: Floats, before: Member, after: Member, view: str, joint: JointMoments) -> Floats:
-    r"""Return unit vectors of ``before`` as ``after``, the same member refitted, would have them.
+def carry_vectors(vectors: Floats, old: Member, new: Member, view: str, joint: JointMoments) -> Floats:
+    r"""Return unit vectors of ``old`` as ``new``, the same member refitted, would have them.
 
     The features are not known any more. With the maps W and W' and the covariance C of the view, the best
     linear prediction of the new coordinates from the old ones is :math:`(W^\top C W)^{-1} W^\top C W'`. If
     both have the same components up to their sign, it is exact.
     """
     if not len(vectors):
-        return np.zeros((0, after.dimension), dtype=np.float32)
-    part = joint.take(before.part.columns("x"), before.part.columns("y"))
+        return np.zeros((0, new.dimension), dtype=np.float32)
+    part = joint.take(old.part.columns("x"), old.part.columns("y"))
     gram = to_numpy(part.xx if view == "x" else part.yy)
     (mean, weights), (new_mean, new_weights) = (
-        (each.mean(view).astype(np.float64), each.map(view).astype(np.float64))
-        for each in (before.linear, after.linear)
+        (linear.mean(view).astype(np.float64), linear.map(view).astype(np.float64))
+        for linear in (old.linear, new.linear)
     )
     covariances = weights.T @ gram
     variances = covariances @ weights

@@ -23,20 +23,20 @@ DEFAULT_BLOCK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Truth:
-    """Which captions belong to which image: caption j to image ``pairing[j]``.
+    """Which captions belong to which image: row j of Y to row ``pairing[j]`` of X.
 
     ``described`` are the images that have a caption, ascending; only they are queries of ``"annotate"``.
     """
 
     pairing: Array
-    n_images: int
+    x_count: int
     described: Array
 
     @classmethod
-    def of(cls, pairing: Array, n_images: int) -> Truth:
+    def of(cls, pairing: Array, x_count: int) -> Truth:
         """Return the truth of a checked ``pairing``."""
-        counts = count_groups(pairing, n_images)
-        return cls(pairing, n_images, namespace(pairing).nonzero(counts > 0)[0])
+        counts = count_groups(pairing, x_count)
+        return cls(pairing, x_count, namespace(pairing).nonzero(counts > 0)[0])
 
 
 def ranks(
@@ -112,8 +112,8 @@ def pair_ranks(
         return namespace(truth.pairing).concat(parts)
     result = namespace(truth.pairing).zeros_like(truth.pairing)
     for at, scores, slack in blocks:
-        captions, places = _rank_captions(scores, truth, truth.described[at], slack)
-        result[captions] = places
+        y_rows, places = _rank_rows(scores, truth, truth.described[at], slack)
+        result[y_rows] = places
     return result
 
 
@@ -170,11 +170,11 @@ def _score_blocks(
     # Lengths of the true items; for an image, the length of its longest caption.
     norms = xp.linalg.vector_norm(items, axis=1)
     if task == "search":
-        own_norms = xp.take(norms, pairing, axis=0)
+        true_norms = xp.take(norms, pairing, axis=0)
     else:
-        own_norms = group_max(norms, pairing, x.shape[0])[truth.described]
+        true_norms = group_max(norms, pairing, x.shape[0])[truth.described]
     query_norms = xp.linalg.vector_norm(queries, axis=1)
-    slack = tie_slack(query_norms, own_norms, items.shape[1], similarity)
+    slack = tie_slack(query_norms, true_norms, items.shape[1], similarity)
     items, offset = _scale_items(items, norms, similarity)
     # Each score also needs one byte for its comparison.
     rows = max(1, block_bytes // (items.shape[0] * (items.dtype.itemsize + 1)))
@@ -217,54 +217,54 @@ def tie_slack(queries: Array, items: Array | float, dimension: int, similarity: 
     return scale * (float(xp.finfo(queries.dtype).eps) * (dimension**0.5 + 2.0))
 
 
-def search_ranks(scores: Array, own: Array, slack: Array) -> Array:
+def search_ranks(scores: Array, owners: Array, slack: Array) -> Array:
     """Return the ranks in a block of ``scores``, captions × images.
 
-    ``own`` are the true images of the captions, ``slack`` is the ``tie_slack`` of each caption.
+    ``owners`` are the true images of the captions, ``slack`` is the ``tie_slack`` of each caption.
     """
     xp = namespace(scores)
-    true = xp.take_along_axis(scores, own[:, None], axis=1) - slack[:, None]
+    true = xp.take_along_axis(scores, owners[:, None], axis=1) - slack[:, None]
     # The count includes the truth itself, which is the 1 of "1 + others".
     return count_true(scores >= true, axis=1)
 
 
-def annotate_ranks(scores: Array, truth: Truth, images: Array, slack: Array) -> Array:
-    """Return the ranks in a block of ``scores``, ``images`` × all captions.
+def annotate_ranks(scores: Array, truth: Truth, x_rows: Array, slack: Array) -> Array:
+    """Return the ranks in a block of ``scores``, ``x_rows`` × all captions.
 
     The rank of an image is that of its best own caption; ``slack`` is the ``tie_slack`` of each image.
     """
     xp = namespace(scores)
-    rows, captions = _own_captions(truth, images)
-    own = scores[rows, captions]
-    best = group_max(own, rows, images.shape[0]) - slack
-    reached = xp.astype(own >= best[rows], scores.dtype)
-    own_reached = group_sum(reached[:, None], rows, images.shape[0])[:, 0]
+    rows, y_rows = _true_rows(truth, x_rows)
+    true_scores = scores[rows, y_rows]
+    best = group_max(true_scores, rows, x_rows.shape[0]) - slack
+    reached = xp.astype(true_scores >= best[rows], scores.dtype)
+    true_reached = group_sum(reached[:, None], rows, x_rows.shape[0])[:, 0]
     everyone = count_true(scores >= best[:, None], axis=1)
-    return 1 + everyone - xp.astype(own_reached, everyone.dtype)
+    return 1 + everyone - xp.astype(true_reached, everyone.dtype)
 
 
-def _rank_captions(scores: Array, truth: Truth, images: Array, slack: Array) -> tuple[Array, Array]:
-    """Return the captions of ``images`` and their places, given a block of ``scores``, which is changed.
+def _rank_rows(scores: Array, truth: Truth, x_rows: Array, slack: Array) -> tuple[Array, Array]:
+    """Return the captions of ``x_rows`` and their places, given a block of ``scores``, which is changed.
 
     An own caption comes after the captions of other images that score at least as high, and after the better
     captions of its own image. One caption of each image is compared at a time, to bound the memory.
     """
     xp = namespace(scores)
-    rows, captions = _own_captions(truth, images)
-    own = scores[rows, captions]
-    scores[rows, captions] = -xp.inf
-    order = xp.argsort(-own, stable=True)
+    rows, y_rows = _true_rows(truth, x_rows)
+    true_scores = scores[rows, y_rows]
+    scores[rows, y_rows] = -xp.inf
+    order = xp.argsort(-true_scores, stable=True)
     order = order[xp.argsort(rows[order], stable=True)]  # by image, the best caption first
-    rows, captions, own = rows[order], captions[order], own[order]
+    rows, y_rows, true_scores = rows[order], y_rows[order], true_scores[order]
     number = number_in_group(rows)
-    places = xp.zeros_like(captions)
+    places = xp.zeros_like(y_rows)
     for step in range(int(xp.max(number)) + 1):
         at = xp.nonzero(number == step)[0]
         # Where all images have as many captions as this, the rows need not be copied.
         compared = scores if at.shape[0] == scores.shape[0] else scores[rows[at], :]
-        others = count_true(compared >= (own[at] - slack[rows[at]])[:, None], axis=1)
+        others = count_true(compared >= (true_scores[at] - slack[rows[at]])[:, None], axis=1)
         places[at] = xp.astype(others, places.dtype) + (step + 1)
-    return captions, places
+    return y_rows, places
 
 
 def number_in_group(groups: Array) -> Array:
@@ -274,13 +274,13 @@ def number_in_group(groups: Array) -> Array:
     return at - xp.searchsorted(groups, groups)
 
 
-def _own_captions(truth: Truth, images: Array) -> tuple[Array, Array]:
-    """Return the captions of ``images``, after the place of each caption's image among these."""
-    xp = namespace(images)
-    row_of = xp.full((truth.n_images,), -1, dtype=xp.int64, device=device(images))
-    row_of[images] = xp.arange(images.shape[0], dtype=xp.int64, device=device(images))
-    captions = xp.nonzero(row_of[truth.pairing] >= 0)[0]
-    return row_of[truth.pairing[captions]], captions
+def _true_rows(truth: Truth, x_rows: Array) -> tuple[Array, Array]:
+    """Return the captions of ``x_rows``, after the place of each caption's image among these."""
+    xp = namespace(x_rows)
+    row_of = xp.full((truth.x_count,), -1, dtype=xp.int64, device=device(x_rows))
+    row_of[x_rows] = xp.arange(x_rows.shape[0], dtype=xp.int64, device=device(x_rows))
+    y_rows = xp.nonzero(row_of[truth.pairing] >= 0)[0]
+    return row_of[truth.pairing[y_rows]], y_rows
 
 
 def _check_range(queries: Array, items: Array) -> None:

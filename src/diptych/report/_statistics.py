@@ -26,7 +26,7 @@ from diptych.report._figures import (
     write_figure,
 )
 from diptych.stats import Bootstrap, CrossValidatedCorrelations, Interval, Loadings, PermutationTest
-from diptych.stats._result_tables import make_labels
+from diptych.stats._tables import make_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -447,11 +447,11 @@ def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, An
     """
     x, y, pairing = training
     rest, held_out = hold_out(pairing, len(x), _HELD_OUT, 0)
-    pairs = x[held_out.images], y[held_out.captions], held_out.pairing
-    if len(held_out.images) < FEWEST_IMAGES:
+    pairs = x[held_out.x], y[held_out.y], held_out.pairing
+    if len(held_out.x) < FEWEST_IMAGES:
         return model, pairs  # too few to measure probabilities on
     prepare = Preparation(model.normalize, model.precision, where["device"])
-    moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.captions), prepare, engine=where["engine"])
+    moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.y), prepare, engine=where["engine"])
     with one_blas_thread():
         unseen = _copy_model(model).refit_moments(moments, total)
     return _copy_model(unseen), pairs

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import to_numpy
+from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, check_pair_of_views
 from diptych.cca._canonical import decompose_t
-from diptych.cca._filters import Floats
 from diptych.cca._fitted import second_view
 from diptych.cca._spectra import spectra
-from diptych.stats._result_tables import format_number, format_p, format_table, import_pandas
+from diptych.stats._tables import format_number, format_p, format_table, import_pandas
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,14 +135,14 @@ def classical_tests(X: Any, y: Any, pairing: Any = None) -> ClassicalTests:
             "several rows of Y belong to one row of X, so the pairs are not independent, as these tests "
             "assume; use permutation_test, which moves them together."
         )
-    found = spectra(x, y, pairing)
-    n, (p, q) = found.count, found.ranks
+    of_pairs = spectra(x, y, pairing)
+    n, (p, q) = of_pairs.count, of_pairs.ranks
     if n < p + q + 2:
         raise InputError(
             f"{n} pairs are too few for classical tests of {p} and {q} features; give at least {p + q + 2} "
             "pairs, or use permutation_test with a regularised model."
         )
-    rho = np.minimum(to_numpy(decompose_t(found.t0, 1.0 / found.s_x, 1.0 / found.s_y)[1]), 1.0)
+    rho = np.minimum(to_numpy(decompose_t(of_pairs.t0, 1.0 / of_pairs.s_x, 1.0 / of_pairs.s_y)[1]), 1.0)
     return ClassicalTests(rho, *_f_tests(rho**2, n, p, q), n, p, q)
 
 

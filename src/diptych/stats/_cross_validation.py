@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, to_numpy
+from diptych._arrays import Array, Floats, to_numpy
 from diptych._checks import InputError, Task, check_count, check_pair_of_views, check_seed, check_task
 from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine
-from diptych.cca._filters import Floats
 from diptych.cca._fit import params_by_task, scale_params
 from diptych.cca._fitted import second_view
 from diptych.cca._weighting import normalize, project
-from diptych.stats._paired_inputs import COMPONENTS, check_unweighted, select_rows
-from diptych.stats._result_tables import component_frame, format_components
-from diptych.stats._row_blocks import block_codes
-
-Rows: TypeAlias = tuple[Array, Array, Array]
-"""Rows of X, rows of Y, and the pairing of these with those."""
+from diptych.cca.selection._grids import PairRows, select_rows
+from diptych.stats._pairs import COMPONENTS, block_codes, check_unweighted
+from diptych.stats._tables import component_frame, format_components
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +169,7 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
 
 
 def _fit_fold(
-    estimator: AWCCA, x: Array, y: Array, rows: Rows, engine: Engine | None, device: str | None
+    estimator: AWCCA, x: Array, y: Array, rows: PairRows, engine: Engine | None, device: str | None
 ) -> AWCCA:
     from sklearn.base import clone
 
@@ -187,7 +183,7 @@ def _fit_fold(
 
 def _split(
     cv: Any, pairing: Array, n_x: int, blocks: Any, random_state: int | None
-) -> Iterator[tuple[Rows, Rows]]:
+) -> Iterator[tuple[PairRows, PairRows]]:
     """Yield the training part and the held-out part of each fold: rows of X that have a pair, with those."""
     from sklearn.model_selection import GroupKFold, KFold
 

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_seed
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter, Floats
-from diptych.stats._chains import Remainder, draw_largest
-from diptych.stats._paired_inputs import COMPONENTS, PreparedPairs, make_seed, prepare_pairs
-from diptych.stats._result_tables import component_frame, format_components, format_p
-from diptych.stats._row_blocks import ExchangeBlocks
-from diptych.stats._singular_values import TIE
+from diptych.cca._filters import AnyFilter
+from diptych.stats._chains import TIE, Remainder, draw_largest
+from diptych.stats._pairs import COMPONENTS, ExchangeBlocks, PreparedPairs, make_seed, prepare_pairs
+from diptych.stats._tables import component_frame, format_components, format_p
 
 REAL = 0.05
 """A removed component counts as real, not as due to chance, if its corrected p-value is at most this."""

@@ -30,7 +30,7 @@ def test_without_validation_the_model_is_refitted_on_all_pairs(pairs):
     model = AWCCA(grid=6).fit(*training)
     pairing = training[2]
     train, _ = hold_out(pairing, len(training[0]), 0.15, 0)
-    grown = len(pairing) / len(train.captions)
+    grown = len(pairing) / len(train.y)
     assert grown > 1
     gamma = model.path_.params("search")[0]
     assert model.models_["search"].filter_x == Tikhonov(gamma * grown)
@@ -124,12 +124,12 @@ def test_hold_out_never_splits_an_image(seed, fraction, n):
     size = round(fraction * len(np.unique(pairing)))
     assume(2 <= size <= len(np.unique(pairing)) - 2)
     train, held = hold_out(pairing, n, fraction, seed)
-    assert len(held.images) == size
-    assert set(train.images) | set(held.images) == set(range(n))
-    assert not set(train.images) & set(held.images)
-    assert sorted([*train.captions, *held.captions]) == list(range(80))
+    assert len(held.x) == size
+    assert set(train.x) | set(held.x) == set(range(n))
+    assert not set(train.x) & set(held.x)
+    assert sorted([*train.y, *held.y]) == list(range(80))
     for part in (train, held):
-        np.testing.assert_array_equal(part.images[part.pairing], pairing[part.captions])
+        np.testing.assert_array_equal(part.x[part.pairing], pairing[part.y])
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, "a", 0.01])
@@ -141,11 +141,11 @@ def test_a_wrong_fraction_is_refused(pairs, fraction):
 def test_torch_selects_the_same(pairs):
     torch = pytest.importorskip("torch")
     theirs = [tuple(torch.as_tensor(part) for part in views) for views in pairs]
-    model = AWCCA(grid=6).fit(*theirs[0], validation=theirs[1])
-    ours = AWCCA(grid=6).fit(*pairs[0], validation=pairs[1])
+    model = AWCCA(grid=4).fit(*theirs[0], validation=theirs[1])
+    ours = AWCCA(grid=4).fit(*pairs[0], validation=pairs[1])
     assert model.path_.choice == ours.path_.choice
-    held = AWCCA(grid=6).fit(*theirs[0])
-    assert held.path_.choice == AWCCA(grid=6).fit(*pairs[0]).path_.choice
+    held = AWCCA(grid=4).fit(*theirs[0])
+    assert held.path_.choice == AWCCA(grid=4).fit(*pairs[0]).path_.choice
 
 
 def test_verbose_shows_a_progress_bar(pairs, capsys):

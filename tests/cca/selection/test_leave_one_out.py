@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError
 from diptych.cca import spectra
-from diptych.cca.selection._leave_one_out import left_out, mapped_captions, mapped_images, search_scores
+from diptych.cca.selection._leave_one_out import left_out, map_x, map_y, search_scores
 from generated_pairs import make_pairs
 
 
@@ -32,8 +32,8 @@ def test_closed_form_equals_refits(seed, gamma, captions, m_x, m_y):
     rows = left_out(result, x, y, pairing)
     problem = rows.problem
     top_x, top_y = result.s_x[0], result.s_y[0]
-    images = mapped_images(problem, 1 / (result.s_x**2 + gamma) * top_x**2, result.count)
-    texts = mapped_captions(problem, 1 / (result.s_y**2 + gamma) * top_y**2, result.count)
+    images = map_x(problem, 1 / (result.s_x**2 + gamma) * top_x**2, result.count)
+    texts = map_y(problem, 1 / (result.s_y**2 + gamma) * top_y**2, result.count)
     described = np.unique(pairing)
     sampled_captions = np.flatnonzero(np.isin(pairing, described))
     # Back to feature space, uncentred, as a plain regression would predict.
@@ -79,12 +79,10 @@ def test_scores_are_those_of_refits_to_first_order():
     problem = left_out(result, x, y, pairing).problem
     w_x = 1 / (result.s_x**2 + gammas[0]) * result.s_x[0] ** 2
     w_y = 1 / (result.s_y**2 + gammas[1]) * result.s_y[0] ** 2
-    images, captions = (
-        f(problem, w, result.count) for f, w in ((mapped_images, w_x), (mapped_captions, w_y))
-    )
+    images, captions = (f(problem, w, result.count) for f, w in ((map_x, w_x), (map_y, w_y)))
     ours = search_scores(problem, images, captions, w_y)
     exact, half = (refitted_scores(x, y, pairing, *gammas, both=both) for both in (True, False))
-    mine = problem.truth.pairing[:, None] == np.arange(problem.truth.n_images)
+    mine = problem.truth.pairing[:, None] == np.arange(problem.truth.x_count)
     np.testing.assert_allclose(ours[mine], exact[mine], atol=1e-10)
     first, none = np.abs(ours - exact)[~mine], np.abs(half - exact)[~mine]
     assert first.mean() < 0.15 * none.mean()

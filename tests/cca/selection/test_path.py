@@ -186,10 +186,7 @@ def test_extreme_values_are_an_error(trained):
     fitted, (x, y, pairing) = trained
     x = x.astype(np.float32)
     x[0] = 1e30
-    with (
-        np.errstate(all="ignore"),
-        pytest.raises(InputError, match="every grid point failed"),
-    ):
+    with np.errstate(all="ignore"), pytest.raises(InputError, match="every grid point failed"):
         path_of((fitted, (x, y.astype(np.float32), pairing)), name="median_rank")
 
 

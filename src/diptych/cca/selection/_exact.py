@@ -43,73 +43,75 @@ def exact_rows(
     """
     xp = namespace(problem.a)
     norms = annotate_norms(problem, w_x, w_y) if norms is None else norms
-    lengths = caption_lengths(problem, w_y)
+    lengths = y_lengths(problem, w_y)
     for i, mapped in products(problem.a, w_x, problem.t0):
-        image_norms, own = w_y.rows @ (mapped * mapped).T, own_scores(problem, mapped, w_y)
-        truths = score_truths(problem, image_norms, norms[i, :, :], lengths, own)
+        x_norms, true_scores = w_y.rows @ (mapped * mapped).T, score_truth(problem, mapped, w_y)
+        truths = score_truths(problem, x_norms, norms[i, :, :], lengths, true_scores)
         search, annotate = count_others(problem, mapped, w_y, truths)
         yield i, 1 + search, 1 + xp.take(annotate, problem.truth.described, axis=1), truths.finite
 
 
-def score_truths(problem: Problem, image_norms: Array, norms: Array, lengths: Array, own: Array) -> Truths:
+def score_truths(
+    problem: Problem, x_norms: Array, norms: Array, lengths: Array, true_scores: Array
+) -> Truths:
     """Return the ``Truths`` of some points.
 
-    ``image_norms`` are ‖ΣUᵀx‖² (points × images); ``norms``, ‖ΣVᵀy‖², ``lengths``, ‖Vᵀy‖, and ``own``, the
-    numerators with the true images, are points × captions.
+    ``x_norms`` are ‖ΣUᵀx‖² (points × images); ``norms``, ‖ΣVᵀy‖², ``lengths``, ‖Vᵀy‖, and ``true_scores``,
+    the numerators with the true images, are points × captions.
     """
     xp = namespace(problem.a)
     pairing = problem.truth.pairing
     dimension = sum(int(size) for size in problem.t0.shape)
     if problem.similarity == "cosine":
-        search_scale, annotate_scale = _inverse_root(image_norms), _inverse_root(norms)
-        search_truth = own * xp.take(search_scale, pairing, axis=1)
-        own_annotate = own * annotate_scale
+        search_scale, annotate_scale = _inverse_root(x_norms), _inverse_root(norms)
+        search_truth = true_scores * xp.take(search_scale, pairing, axis=1)
+        annotate_true = true_scores * annotate_scale
     else:
-        search_scale, annotate_scale = 0.5 * image_norms, 0.5 * norms
-        search_truth = own - xp.take(search_scale, pairing, axis=1)
-        own_annotate = own - annotate_scale
-    own_lengths = xp.sqrt(xp.take(image_norms, pairing, axis=1))
-    search_slack = tie_slack(lengths, own_lengths, dimension, problem.similarity)
+        search_scale, annotate_scale = 0.5 * x_norms, 0.5 * norms
+        search_truth = true_scores - xp.take(search_scale, pairing, axis=1)
+        annotate_true = true_scores - annotate_scale
+    true_lengths = xp.sqrt(xp.take(x_norms, pairing, axis=1))
+    search_slack = tie_slack(lengths, true_lengths, dimension, problem.similarity)
     # The same numerator, and so the same rounding error, divided by another length.
     roots = xp.sqrt(norms)
-    queries = own_lengths * lengths / xp.where(roots > 0, roots, xp.ones_like(roots))
+    queries = true_lengths * lengths / xp.where(roots > 0, roots, xp.ones_like(roots))
     annotate_slack = tie_slack(queries, roots, dimension, problem.similarity)
-    best, slack = (_max_by_image(problem, values) for values in (own_annotate, annotate_slack))
+    best, slack = (_max_by_x(problem, values) for values in (annotate_true, annotate_slack))
     # By Cauchy-Schwarz every score is finite if the norms are.
-    finite = xp.isfinite(xp.sum(own, axis=1) + xp.sum(image_norms, axis=1) + xp.sum(norms, axis=1))
+    finite = xp.isfinite(xp.sum(true_scores, axis=1) + xp.sum(x_norms, axis=1) + xp.sum(norms, axis=1))
     undescribed = best == -xp.inf
     best, slack = xp.where(undescribed, xp.inf, best), xp.where(undescribed, 0.0, slack)
     return Truths(search_scale, annotate_scale, search_truth, search_slack, best, slack, finite)
 
 
-def _max_by_image(problem: Problem, values: Array) -> Array:
+def _max_by_x(problem: Problem, values: Array) -> Array:
     """Return the largest value among the captions of each image: points × images."""
-    return group_max(values.T, problem.truth.pairing, problem.truth.n_images).T
+    return group_max(values.T, problem.truth.pairing, problem.truth.x_count).T
 
 
-def caption_lengths(problem: Problem, w_y: Weights) -> Array:
+def y_lengths(problem: Problem, w_y: Weights) -> Array:
     """Return the lengths of the captions as queries, ‖Vᵀy‖: y values × captions."""
     xp = namespace(problem.b)
     rows = 256 if is_numpy_array(problem.b) else 4096
 
     def measure(start: int) -> Array:
-        captions = problem.b[start : start + rows, :]
+        y_rows = problem.b[start : start + rows, :]
         # Dividing by the largest entry first keeps the squares of extreme values finite.
-        largest = xp.max(xp.abs(captions), axis=1)
+        largest = xp.max(xp.abs(y_rows), axis=1)
         largest = xp.where(largest > 0, largest, xp.ones_like(largest))
-        unit = captions / largest[:, None]
+        unit = y_rows / largest[:, None]
         return xp.sqrt(w_y.rows @ (unit * unit).T) * largest
 
     return xp.concat(map_parallel(measure, list(range(0, problem.b.shape[0], rows)), problem.b), axis=1)
 
 
-def own_scores(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:
+def score_truth(problem: Problem, mapped: Array, w_y: Weights, rows: int = 4096) -> Array:
     """Return the numerator of every caption with its own image: y values × captions."""
     xp = namespace(problem.a)
     parts = []
     for start in range(0, problem.b.shape[0], rows):
-        images = xp.take(mapped, problem.truth.pairing[start : start + rows], axis=0)
-        parts.append(w_y.rows @ (images * problem.b[start : start + rows, :]).T)
+        x_rows = xp.take(mapped, problem.truth.pairing[start : start + rows], axis=0)
+        parts.append(w_y.rows @ (x_rows * problem.b[start : start + rows, :]).T)
     return xp.concat(parts, axis=1)
 
 
@@ -120,18 +122,18 @@ def count_others(problem: Problem, mapped: Array, w_y: Weights, truths: Truths) 
     y values × images for annotate.
     """
     xp = namespace(problem.a)
-    n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
+    x_count, y_count = problem.a.shape[0], problem.b.shape[0]
     n_y = w_y.rows.shape[0]
     search_floor = truths.search_truth - truths.search_slack
     annotate_floor = truths.annotate_truth - truths.annotate_slack
 
     def tile(start: int, stop: int) -> tuple[Array, Array]:
-        own = problem.truth.pairing[start:stop]
-        lines = xp.arange(stop - start, device=device(own))
+        owners = problem.truth.pairing[start:stop]
+        lines = xp.arange(stop - start, device=device(owners))
         searched, annotated = [], []
         for j, numerator in products(problem.b[start:stop, :], w_y, mapped.T):
             # The true pairs are taken out. Nested products add to this array: −∞ stays −∞.
-            numerator[lines, own] = -xp.inf
+            numerator[lines, owners] = -xp.inf
             scores = rescale(problem, numerator, truths.search_scale[j, None, :])
             searched.append(count_true(scores >= search_floor[j, start:stop, None], axis=1))
             scores = rescale(problem, numerator, truths.annotate_scale[j, start:stop, None])
@@ -139,10 +141,10 @@ def count_others(problem: Problem, mapped: Array, w_y: Weights, truths: Truths) 
         return xp.stack(searched), xp.stack(annotated)
 
     size = CPU_TILE_BYTES if is_numpy_array(problem.a) else DEVICE_TILE_BYTES
-    width = max(1, size // (n_images * problem.b.dtype.itemsize))
-    tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
+    width = max(1, size // (x_count * problem.b.dtype.itemsize))
+    tiles = [(start, min(start + width, y_count)) for start in range(0, y_count, width)]
     counts = map_parallel(lambda bounds: tile(*bounds), tiles, problem.a)
-    annotate = xp.zeros((n_y, n_images), dtype=counts[0][1].dtype, device=device(problem.a))
+    annotate = xp.zeros((n_y, x_count), dtype=counts[0][1].dtype, device=device(problem.a))
     for _, part in counts:
         annotate = annotate + part
     return xp.concat([part for part, _ in counts], axis=1), annotate

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, move_like, to_numpy
+from diptych._arrays import Array, Floats, move_like, to_numpy
 from diptych._checks import InputError, Task, check_number
 from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._spectra import Spectra
 
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Kind: TypeAlias = Literal["tikhonov", "tsvd", "custom"]
 Route: TypeAlias = Literal["screened", "exact", "textbook", "leave-one-out"]
 
@@ -29,7 +28,7 @@ TIE = 1e-9
 """Scores that differ by less are equal."""
 
 MAX_HELD_OUT = 5000
-"""Most images that are held out: the time of scoring grows with their square, and more change little."""
+"""Most rows of X that are held out: the time of scoring grows with their square, and more change little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +214,7 @@ def _custom_values(filter: SpectralFilter, grid: Any, sides: tuple[Array, Array]
         )
     else:
         points = _check_points(grid)
-        values = [_check_numbers(filter.grid(each, points)) for each in squares]
+        values = [_check_numbers(filter.grid(s, points)) for s in squares]
 
     def order(numbers: Floats, squares: Floats) -> Floats:
         # The strongest regularisation is the one that keeps the least variance.
@@ -287,12 +286,11 @@ def _descending(values: Array) -> Floats:
     return np.unique(values)[::-1].copy()
 
 
-@dataclass(frozen=True, eq=False)
-class HoldOut:
-    """One part of a split: its images and captions, and the pairing of its captions with its images."""
+class PairRows(NamedTuple):
+    """Some pairs: their rows of X and of Y, and the pairing of these with those."""
 
-    images: Array
-    captions: Array
+    x: Array
+    y: Array
     pairing: Array
 
 
@@ -306,34 +304,33 @@ def check_share(fraction: object) -> float:
 
 def hold_out(
     pairing: Array, n_images: int, fraction: float, random_state: int | None
-) -> tuple[HoldOut, HoldOut]:
-    """Split images with their captions at random; returns the training part and the validation part.
+) -> tuple[PairRows, PairRows]:
+    """Split rows of X with their rows of Y at random; returns the training part and the validation part.
 
-    At most ``MAX_HELD_OUT`` images are held out. Images without captions stay with training, where they have
-    no weight.
+    At most ``MAX_HELD_OUT`` rows of X are held out. Those without a row of Y stay with training, where they
+    have no weight.
     """
     share = check_share(fraction)
-    described = np.unique(to_numpy(pairing))
-    size = holdout_size(len(described), share)
+    paired = np.unique(to_numpy(pairing))
+    size = holdout_size(len(paired), share)
     if size is None:
         raise InputError(
-            f"validation_fraction={fraction} of {len(described)} items leaves too few to choose on; "
+            f"validation_fraction={fraction} of {len(paired)} items leaves too few to choose on; "
             "give params, a larger fraction, validation pairs, or more data."
         )
     is_held_out = np.zeros(n_images, dtype=bool)
-    is_held_out[np.random.default_rng(random_state).permutation(described)[:size]] = True
-    return select_images(pairing, ~is_held_out), select_images(pairing, is_held_out)
+    is_held_out[np.random.default_rng(random_state).permutation(paired)[:size]] = True
+    return select_rows(pairing, ~is_held_out), select_rows(pairing, is_held_out)
 
 
 def holdout_size(n: int, share: float) -> int | None:
-    """Return how many of ``n`` images are held out; None if that leaves too few in either part."""
+    """Return how many of ``n`` rows are held out; None if that leaves too few in either part."""
     size = min(round(share * n), MAX_HELD_OUT)
     return None if size < 2 or n - size < 2 else size
 
 
-def select_images(pairing: Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> HoldOut:
-    """Return the images where ``mask`` is true, with all their captions."""
+def select_rows(pairing: Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> PairRows:
+    """Return the pairs of the rows of X where ``mask`` is true."""
     owners = to_numpy(pairing)
-    images, captions = np.flatnonzero(mask), np.flatnonzero(mask[owners])
-    own = np.searchsorted(images, owners[captions])
-    return HoldOut(*(move_like(rows, pairing) for rows in (images, captions, own)))
+    x, y = np.flatnonzero(mask), np.flatnonzero(mask[owners])
+    return PairRows(*(move_like(rows, pairing) for rows in (x, y, np.searchsorted(x, owners[y]))))

@@ -40,7 +40,7 @@ from diptych._arrays import Array, count_groups, group_max, group_sum, move_like
 from diptych._checks import InputError, Task
 from diptych._threads import multiply
 from diptych.cca._spectra import Spectra
-from diptych.cca.selection._grids import Grid, select_images
+from diptych.cca.selection._grids import Grid, select_rows
 from diptych.cca.selection._problem import Problem, make_problem, make_weights
 from diptych.ranking._ranks import annotate_ranks, search_ranks, tie_slack
 
@@ -78,8 +78,8 @@ def left_out(
     chosen = np.random.default_rng(random_state).permutation(described)[:sample]
     mask = np.zeros(x.shape[0], dtype=bool)
     mask[chosen] = True
-    part = select_images(pairing, mask)
-    rows = x[part.images, :], y[part.captions, :], part.pairing
+    part = select_rows(pairing, mask)
+    rows = x[part.x, :], y[part.y, :], part.pairing
     description = (
         f"each of {len(chosen)} of {int(x.shape[0])} rows of X left out in turn with its rows of Y "
         f"(random_state={random_state}), from the maps and from the whitening of the query"
@@ -93,19 +93,19 @@ def leave_one_out_ranks(rows: LeftOut, grid: Grid) -> Iterator[tuple[int, int, d
     truth = problem.truth
     w_x, w_y = make_weights(problem, rows.spectra, grid)
     # The maps of the images are kept rather than those of the captions, because images are fewer.
-    images = [mapped_images(problem, w_x.rows[i, :], count) for i in range(grid.shape[0])]
+    x_rows = [map_x(problem, w_x.rows[i, :], count) for i in range(grid.shape[0])]
     for j in range(grid.shape[1]):
-        captions = mapped_captions(problem, w_y.rows[j, :], count)
-        for i, mapped in enumerate(images):
-            if mapped is None or captions is None:
+        y_rows = map_y(problem, w_y.rows[j, :], count)
+        for i, mapped in enumerate(x_rows):
+            if mapped is None or y_rows is None:
                 yield i, j, {}
                 continue
-            search = search_scores(problem, mapped, captions, w_y.rows[j, :])
-            annotate = annotate_scores(problem, captions, w_x.rows[i, :])[truth.described, :]
+            search = search_scores(problem, mapped, y_rows, w_y.rows[j, :])
+            annotate = annotate_scores(problem, y_rows, w_x.rows[i, :])[truth.described, :]
             if not _is_finite(search) or not _is_finite(annotate):
                 yield i, j, {}
                 continue
-            slack = _slacks(problem, mapped, captions, w_x.rows[i, :], w_y.rows[j, :])
+            slack = _slacks(problem, mapped, y_rows, w_x.rows[i, :], w_y.rows[j, :])
             ranks: dict[Task, Array] = {
                 "search": to_numpy(search_ranks(search, truth.pairing, slack["search"])),
                 "annotate": to_numpy(annotate_ranks(annotate, truth, truth.described, slack["annotate"])),
@@ -122,27 +122,27 @@ class Mapped:
     influence: Array  # how much each row (down) depends on each sampled training row (across)
 
 
-def mapped_images(problem: Problem, w_x: Array, count: int) -> Mapped | None:
+def map_x(problem: Problem, w_x: Array, count: int) -> Mapped | None:
     """Return images mapped to the captions' eigenbasis, each by the model without it; None if impossible."""
     xp = namespace(problem.a)
-    counts = xp.astype(count_groups(problem.truth.pairing, problem.truth.n_images), problem.a.dtype)
-    means = group_sum(problem.b, problem.truth.pairing, problem.truth.n_images) / counts[:, None]
+    counts = xp.astype(count_groups(problem.truth.pairing, problem.truth.x_count), problem.a.dtype)
+    means = group_sum(problem.b, problem.truth.pairing, problem.truth.x_count) / counts[:, None]
     hat = (multiply(problem.a * w_x, problem.a.T) + 1.0 / count) * counts
-    own = xp.linalg.diagonal(hat)[:, None]
-    if float(xp.min(1.0 - own)) < _MIN_ROUNDINGS * float(xp.finfo(hat.dtype).eps):
+    leverage = xp.linalg.diagonal(hat)[:, None]
+    if float(xp.min(1.0 - leverage)) < _MIN_ROUNDINGS * float(xp.finfo(hat.dtype).eps):
         return None
-    mapped = (multiply(problem.a * w_x, problem.t0) - own * means) / (1.0 - own)
-    return Mapped(mapped, means - mapped, hat / (1.0 - own))
+    mapped = (multiply(problem.a * w_x, problem.t0) - leverage * means) / (1.0 - leverage)
+    return Mapped(mapped, means - mapped, hat / (1.0 - leverage))
 
 
-def mapped_captions(problem: Problem, w_y: Array, count: int) -> Mapped | None:
+def map_y(problem: Problem, w_y: Array, count: int) -> Mapped | None:
     """Return captions mapped to the images' eigenbasis, without their image; None if impossible."""
     xp = namespace(problem.b)
     hat = multiply(problem.b * w_y, problem.b.T) + 1.0 / count
     truth = problem.a[problem.truth.pairing, :]
     residuals = truth - multiply(problem.b * w_y, problem.t0.T)
     influence = hat
-    for at in _captions_by_size(problem):
+    for at in _rows_by_size(problem):
         free = xp.eye(at.shape[1], dtype=hat.dtype, device=device(hat)) - hat[at[:, :, None], at[:, None, :]]
         if float(xp.min(xp.linalg.eigvalsh(free))) < _MIN_ROUNDINGS * float(xp.finfo(free.dtype).eps):
             return None
@@ -153,69 +153,69 @@ def mapped_captions(problem: Problem, w_y: Array, count: int) -> Mapped | None:
     return Mapped(truth - residuals, residuals, influence)
 
 
-def _captions_by_size(problem: Problem) -> Iterator[Array]:
+def _rows_by_size(problem: Problem) -> Iterator[Array]:
     """Yield, for each number of captions per image, the captions of such images: images × captions."""
     pairing = to_numpy(problem.truth.pairing)
     order = np.argsort(pairing, kind="stable")
-    sizes = np.bincount(pairing, minlength=problem.truth.n_images)
+    sizes = np.bincount(pairing, minlength=problem.truth.x_count)
     starts = np.cumsum(sizes) - sizes
     for size in np.unique(sizes[sizes > 0]):
-        images = np.flatnonzero(sizes == size)
-        yield move_like(order[starts[images][:, None] + np.arange(size)], problem.truth.pairing)
+        x_rows = np.flatnonzero(sizes == size)
+        yield move_like(order[starts[x_rows][:, None] + np.arange(size)], problem.truth.pairing)
 
 
-def search_scores(problem: Problem, images: Mapped, captions: Mapped, w_y: Array) -> Array:
+def search_scores(problem: Problem, x_rows: Mapped, y_rows: Mapped, w_y: Array) -> Array:
     """Return scores, captions × images, with images mapped without themselves and the query's image."""
     xp = namespace(problem.b)
     pairing = problem.truth.pairing
     queries = problem.b * w_y
-    scores = multiply(queries, images.rows.T)
+    scores = multiply(queries, x_rows.rows.T)
     # The effect of the query's image on the rivals: one number per caption, times its influence on each
     # rival.
-    effect = xp.sum(queries * images.residuals[pairing, :], axis=1)
-    correction = images.influence.T[pairing, :] * effect[:, None]
+    effect = xp.sum(queries * x_rows.residuals[pairing, :], axis=1)
+    correction = x_rows.influence.T[pairing, :] * effect[:, None]
     correction[xp.arange(pairing.shape[0], device=device(pairing)), pairing] = 0.0
-    return _scale(problem, _without_own_image(problem, captions, scores - correction), images.rows, w_y)
+    return _scale(problem, _without_own_pair(problem, y_rows, scores - correction), x_rows.rows, w_y)
 
 
-def _without_own_image(problem: Problem, captions: Mapped, rows: Array) -> Array:
+def _without_own_pair(problem: Problem, y_rows: Mapped, rows: Array) -> Array:
     """Return ``rows``, one per caption, multiplied by the :math:`(I - H_{gg})^{-1}` of each image."""
     xp = namespace(rows)
     # (I − H)⁻¹ = I + (I − H)⁻¹H, and the latter is the influence of the captions.
     mixed = rows + 0.0
-    for at in _captions_by_size(problem):
-        own = captions.influence[at[:, :, None], at[:, None, :]]
-        mixed[xp.reshape(at, (-1,)), :] += xp.reshape(own @ rows[at, :], (-1, rows.shape[1]))
+    for at in _rows_by_size(problem):
+        influence = y_rows.influence[at[:, :, None], at[:, None, :]]
+        mixed[xp.reshape(at, (-1,)), :] += xp.reshape(influence @ rows[at, :], (-1, rows.shape[1]))
     return mixed
 
 
-def _slacks(problem: Problem, images: Mapped, captions: Mapped, w_x: Array, w_y: Array) -> dict[Task, Array]:
+def _slacks(problem: Problem, x_rows: Mapped, y_rows: Mapped, w_x: Array, w_y: Array) -> dict[Task, Array]:
     """Return the ``tie_slack`` of every query of both tasks."""
     xp = namespace(problem.a)
-    pairing, n_images = problem.truth.pairing, problem.truth.n_images
+    pairing, x_count = problem.truth.pairing, problem.truth.x_count
     dimension = sum(int(size) for size in problem.t0.shape)
 
     def lengths(rows: Array, weights: Array) -> Array:
         return xp.sqrt((rows * rows) @ weights)
 
-    queries = lengths(_without_own_image(problem, captions, problem.b), w_y)
-    own = xp.take(lengths(images.rows, w_y), pairing, axis=0)
-    search = tie_slack(queries, own, dimension, problem.similarity)
-    own = group_max(lengths(captions.rows, w_x), pairing, n_images)
-    annotate = tie_slack(lengths(problem.a, w_x), own, dimension, problem.similarity)
+    queries = lengths(_without_own_pair(problem, y_rows, problem.b), w_y)
+    true_lengths = xp.take(lengths(x_rows.rows, w_y), pairing, axis=0)
+    search = tie_slack(queries, true_lengths, dimension, problem.similarity)
+    true_lengths = group_max(lengths(y_rows.rows, w_x), pairing, x_count)
+    annotate = tie_slack(lengths(problem.a, w_x), true_lengths, dimension, problem.similarity)
     return {"search": search, "annotate": annotate[problem.truth.described]}
 
 
-def annotate_scores(problem: Problem, captions: Mapped, w_x: Array) -> Array:
+def annotate_scores(problem: Problem, y_rows: Mapped, w_x: Array) -> Array:
     """Return scores, images × captions, with captions mapped without their image and the query."""
     xp = namespace(problem.a)
     pairing = problem.truth.pairing
     queries = problem.a * w_x
-    scores = multiply(queries, captions.rows.T)
-    effect = xp.sum(queries[pairing, :] * captions.residuals, axis=1)
-    correction = group_sum((captions.influence * effect).T, pairing, problem.truth.n_images)
+    scores = multiply(queries, y_rows.rows.T)
+    effect = xp.sum(queries[pairing, :] * y_rows.residuals, axis=1)
+    correction = group_sum((y_rows.influence * effect).T, pairing, problem.truth.x_count)
     correction[pairing, xp.arange(pairing.shape[0], device=device(pairing))] = 0.0
-    return _scale(problem, scores - correction, captions.rows, w_x)
+    return _scale(problem, scores - correction, y_rows.rows, w_x)
 
 
 def _scale(problem: Problem, products: Array, items: Array, weights: Array) -> Array:

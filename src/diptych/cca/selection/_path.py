@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, fields_to_numpy, to_numpy
+from diptych._arrays import Array, Floats, fields_to_numpy, to_numpy
 from diptych._checks import TASKS, DataWarning, InputError, Task
 from diptych._progress import progress_bar
 from diptych.cca._spectra import Spectra
 from diptych.cca._streaming import Engine
 from diptych.cca._weighting import Weighting
 from diptych.cca.selection._exact import exact_rows
-from diptych.cca.selection._grids import Floats, Grid, Path, Route, best_point, select_images
+from diptych.cca.selection._grids import Grid, Path, Route, best_point, select_rows
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import Screen, screen, screen_bytes
@@ -146,14 +146,11 @@ def narrow_grid(problem: Problem, spectra: Spectra, grid: Grid) -> Grid:
     described = to_numpy(problem.truth.described)
     if not grid.automatic or len(described) < 2 * FIRST_LOOK or min(grid.shape) <= SMALLEST_SCREENED:
         return grid
-    mask = np.zeros(problem.truth.n_images, dtype=bool)
+    mask = np.zeros(problem.truth.x_count, dtype=bool)
     mask[described[np.linspace(0, len(described) - 1, FIRST_LOOK).astype(int)]] = True
-    part = select_images(problem.truth.pairing, mask)
+    part = select_rows(problem.truth.pairing, mask)
     sample = replace(
-        problem,
-        a=problem.a[part.images, :],
-        b=problem.b[part.captions, :],
-        truth=Truth.of(part.pairing, FIRST_LOOK),
+        problem, a=problem.a[part.x, :], b=problem.b[part.y, :], truth=Truth.of(part.pairing, FIRST_LOOK)
     )
     every_second = replace(grid, x=grid.x[::2], y=grid.y[::2])
     path = regularization_path(sample, spectra, every_second, Metric("mean_recall", mean_recall))
@@ -279,20 +276,20 @@ class GridScores:
             if not (len(i) and len(j)):
                 continue
             score, at = screened.verify(task, int(i[0]), int(j[0])), np.ix_(rows, columns)
-            for each, bounds in screened.bounds.items():
-                scores, exact = self.scores[each][metric.name], self.exact[each]
+            for screened_task, bounds in screened.bounds.items():
+                scores, exact = self.scores[screened_task][metric.name], self.exact[screened_task]
                 scores[at] = np.where(exact[at], scores[at], bounds)
             self.scores[task][metric.name][point], self.exact[task][point] = score, True
 
-    def insert(self, other: GridScores, rows: Ranks, columns: Ranks) -> None:
+    def insert(self, part: GridScores, rows: Ranks, columns: Ranks) -> None:
         """Copy the points of another grid to ``rows`` × ``columns`` of this one."""
         at = np.ix_(rows, columns)
         for task in TASKS:
-            for name, values in other.scores[task].items():
+            for name, values in part.scores[task].items():
                 self.scores[task][name][at] = values
-            self.exact[task][at] = other.exact[task]
-        self.failed += [(int(rows[i]), int(columns[j])) for i, j in other.failed]
-        self.screens += [(screened, rows[i], columns[j]) for screened, i, j in other.screens]
+            self.exact[task][at] = part.exact[task]
+        self.failed += [(int(rows[i]), int(columns[j])) for i, j in part.failed]
+        self.screens += [(screened, rows[i], columns[j]) for screened, i, j in part.screens]
 
 
 Score: TypeAlias = Callable[[Grid, Progress], GridScores]
@@ -301,11 +298,7 @@ Ages: TypeAlias = dict[str, np.ndarray[Any, np.dtype[np.int64]]]
 
 
 def _score_points(
-    shape: tuple[int, int],
-    points: Iterator[Point],
-    metric: Metric,
-    path_metrics: str,
-    progress: Progress,
+    shape: tuple[int, int], points: Iterator[Point], metric: Metric, path_metrics: str, progress: Progress
 ) -> GridScores:
     metrics: dict[str, Callable[[Ranks], float]] = {metric.name: metric}
     if path_metrics == "all":
@@ -388,11 +381,11 @@ def _extend(
     old: dict[str, Ranks] = {}
     fresh: dict[str, Ranks] = {}
     age = 1 + max(int(np.max(side)) for side in ages.values())
-    for side, before in (("x", grid.x), ("y", grid.y)):
+    for side, previous in (("x", grid.x), ("y", grid.y)):
         first, last = new.get((side, "strongest"), none), new.get((side, "weakest"), none)
-        values[side] = np.concatenate([first, before, last])
+        values[side] = np.concatenate([first, previous, last])
         newer[side] = np.pad(ages[side], (len(first), len(last)), constant_values=age)
-        old[side] = np.arange(len(before)) + len(first)
+        old[side] = np.arange(len(previous)) + len(first)
         fresh[side] = np.flatnonzero(newer[side] == age)
     wider = replace(grid, x=values["x"], y=values["y"])
     result = GridScores.empty(wider.shape, scores.scores["search"])

@@ -88,14 +88,14 @@ class Weights:
         """Return the weights of ``rows``, with arrays in the backend and precision of ``like``."""
         steps = []
         for index, row in enumerate(rows):
-            before = rows[index - 1] if index else np.zeros_like(row)
-            changed = np.flatnonzero(row != before)
+            previous = rows[index - 1] if index else np.zeros_like(row)
+            changed = np.flatnonzero(row != previous)
             start, stop = (int(changed[0]), int(changed[-1]) + 1) if changed.size else (0, 0)
             support = int(np.flatnonzero(row)[-1]) + 1
             fresh = index == 0 or stop - start >= support
             if fresh:
                 start, stop = 0, support
-            change = row[start:stop] if fresh else row[start:stop] - before[start:stop]
+            change = row[start:stop] if fresh else row[start:stop] - previous[start:stop]
             steps.append(Step(start, stop, move_like(change, like, dtype=like.dtype), fresh))
         return cls(move_like(rows, like, dtype=like.dtype), tuple(steps))
 
@@ -179,8 +179,8 @@ def annotate_norms(problem: Problem, w_x: Weights, w_y: Weights) -> Array:
     norms = xp.empty(shape, dtype=problem.b.dtype, device=device(problem.b))
 
     def fill(start: int) -> None:
-        captions = problem.b[start : start + rows, :]
-        for j, mapped in products(captions, w_y, problem.t0.T):
+        y_rows = problem.b[start : start + rows, :]
+        for j, mapped in products(y_rows, w_y, problem.t0.T):
             norms[:, j, start : start + rows] = w_x.rows @ (mapped * mapped).T
 
     map_parallel(fill, list(range(0, n, rows)), problem.a)

@@ -21,6 +21,7 @@ from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import (
     Array,
+    Floats,
     add_group_counts,
     count_groups,
     count_true,
@@ -30,10 +31,9 @@ from diptych._arrays import (
 )
 from diptych._checks import TASKS, Task
 from diptych._threads import map_parallel
-from diptych.cca.selection._exact import caption_lengths, rescale, score_truths
+from diptych.cca.selection._exact import rescale, score_truths, y_lengths
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, products
 
-Floats: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[float], None]
 
 ANCHORS_PER_SIDE = 2
@@ -99,9 +99,9 @@ class Screen:
         def rank(start: int) -> Array:
             """Return the pairs of the queries that are no hits with their rivals."""
             rows = possible[start : start + width, None]
-            images, captions = (every, rows) if task == "search" else (rows, every)
+            x_rows, y_rows = (every, rows) if task == "search" else (rows, every)
             _, numerator = next(products(queries[rows[:, 0], :], weights, items.T))
-            numerator = xp.where(problem.truth.pairing[captions] == images, -xp.inf, numerator)
+            numerator = xp.where(problem.truth.pairing[y_rows] == x_rows, -xp.inf, numerator)
             scores = rescale(problem, numerator, scale[None, :])
             missed = xp.nonzero(count_true(scores >= floor[rows], axis=1) >= self.cutoff)[0]
             top = _largest(scores[missed, :], RIVALS + self.cutoff - 1)
@@ -119,9 +119,9 @@ class Screen:
     def add(self, pairs: Array) -> None:
         """Score pairs at every point, except known and true ones; count those that reach the truth."""
         problem, xp = self.problem, namespace(self.problem.a)
-        n_captions = problem.b.shape[0]
+        y_count = problem.b.shape[0]
         pairs = xp.sort(xp.unique_values(pairs))  # which may be in any order
-        pairs = pairs[problem.truth.pairing[pairs % n_captions] != pairs // n_captions]
+        pairs = pairs[problem.truth.pairing[pairs % y_count] != pairs // y_count]
         if self.pairs.shape[0]:
             places = xp.clip(xp.searchsorted(self.pairs, pairs), max=self.pairs.shape[0] - 1)
             pairs = pairs[self.pairs[places] != pairs]
@@ -129,34 +129,34 @@ class Screen:
             return
         self.pairs = xp.sort(xp.concat([self.pairs, pairs]))
 
-        def beat(block: _Block) -> tuple[Array, Array]:
+        def beat(block: _PairTile) -> tuple[Array, Array]:
             numerators = _pair_numerators(problem, self.mapped, self.w_y, block)
-            images, captions = block.images, block.captions
-            scores = rescale(problem, numerators, self.scales["search"][images, :][:, None, :])
-            search = (scores >= self.floors["search"][captions, :]) & block.valid[:, :, None]
-            scores = rescale(problem, numerators, self.scales["annotate"][captions, :])
-            annotate = (scores >= self.floors["annotate"][images, :][:, None, :]) & block.valid[:, :, None]
+            x_rows, y_rows = block.x_rows, block.y_rows
+            scores = rescale(problem, numerators, self.scales["search"][x_rows, :][:, None, :])
+            search = (scores >= self.floors["search"][y_rows, :]) & block.valid[:, :, None]
+            scores = rescale(problem, numerators, self.scales["annotate"][y_rows, :])
+            annotate = (scores >= self.floors["annotate"][x_rows, :][:, None, :]) & block.valid[:, :, None]
             counts = xp.astype(count_true(annotate, axis=1), xp.int32)
             return xp.reshape(search, (-1, search.shape[2])), counts
 
         for start in range(0, pairs.shape[0], MARKED_PAIRS):
             part = pairs[start : start + MARKED_PAIRS]
-            blocks = _blocks(problem, self.w_y, self.mapped, part // n_captions, part % n_captions)
+            blocks = _blocks(problem, self.w_y, self.mapped, part // y_count, part % y_count)
             results = map_parallel(beat, blocks, problem.a)
             for block, (_, annotate) in zip(blocks, results, strict=True):
-                self.others["annotate"][block.images, :] += annotate
-            captions = xp.concat([xp.reshape(block.captions, (-1,)) for block in blocks])
+                self.others["annotate"][block.x_rows, :] += annotate
+            y_rows = xp.concat([xp.reshape(block.y_rows, (-1,)) for block in blocks])
             search = xp.concat([search for search, _ in results])
-            add_group_counts(self.others["search"], search, captions)
+            add_group_counts(self.others["search"], search, y_rows)
 
 
 def screen_bytes(problem: Problem, w_x: Weights, w_y: Weights) -> int:
     """Return the memory that screening takes in addition to the problem."""
     points = w_x.rows.shape[0] * w_y.rows.shape[0]
-    images, captions = problem.a.shape[0], problem.b.shape[0]
-    rivals = (images + captions) * RIVALS * ANCHORS_PER_SIDE**2 // 3
-    mapped = w_x.rows.shape[0] * images * problem.b.shape[1]
-    return int(problem.b.dtype.itemsize * (mapped + 10 * points * (captions + images)) + 2 * points * rivals)
+    x_rows, y_rows = problem.a.shape[0], problem.b.shape[0]
+    rivals = (x_rows + y_rows) * RIVALS * ANCHORS_PER_SIDE**2 // 3
+    mapped = w_x.rows.shape[0] * x_rows * problem.b.shape[1]
+    return int(problem.b.dtype.itemsize * (mapped + 10 * points * (y_rows + x_rows)) + 2 * points * rivals)
 
 
 def screen(
@@ -164,12 +164,12 @@ def screen(
 ) -> Screen:
     """Return upper bounds on recall at ``cutoff`` over the grid."""
     xp = namespace(problem.a)
-    norms, lengths = annotate_norms(problem, w_x, w_y), caption_lengths(problem, w_y)
+    norms, lengths = annotate_norms(problem, w_x, w_y), y_lengths(problem, w_y)
     progress(0.4)
-    mapped, image_norms = _map_images(problem, w_x, w_y)
+    mapped, x_norms = _map_x(problem, w_x, w_y)
     progress(0.5)
     n_x, n_y = norms.shape[0], norms.shape[1]
-    own = _own_numerators(problem, mapped, w_y)
+    true_scores = _true_numerators(problem, mapped, w_y)
 
     def table(rows: Array, dtype: Any = problem.b.dtype) -> Array:
         return xp.zeros((rows.shape[0], n_y, n_x), dtype=dtype, device=device(rows))
@@ -180,7 +180,7 @@ def screen(
     others: dict[Task, Array] = {"search": table(problem.b, xp.int32), "annotate": table(problem.a, xp.int32)}
     finite = xp.zeros((n_y, n_x), dtype=xp.bool, device=device(problem.a))
     for i in range(n_x):
-        truths = score_truths(problem, image_norms[:, i, :], norms[i, :, :], lengths, own[:, i, :])
+        truths = score_truths(problem, x_norms[:, i, :], norms[i, :, :], lengths, true_scores[:, i, :])
         finite[:, i] = truths.finite
         scales["search"][:, :, i] = truths.search_scale.T
         scales["annotate"][:, :, i] = truths.annotate_scale.T
@@ -194,7 +194,7 @@ def screen(
         for task in TASKS:
             tables[task] = xp.reshape(tables[task], (-1, n_y * n_x))
     empty = xp.zeros((0,), dtype=problem.truth.pairing.dtype, device=device(problem.a))
-    del norms, own, image_norms
+    del norms, true_scores, x_norms
     finite = xp.reshape(finite, (-1,))
     result = Screen(problem, w_y, cutoff, mapped, finite, scales, floors, margins, others, empty)
     progress(0.55)
@@ -215,7 +215,7 @@ def _transpose(values: Array) -> Array:
     return xp.reshape(xp.reshape(values.T, (-1,)), (values.shape[1], values.shape[0]))
 
 
-def _map_images(problem: Problem, w_x: Weights, w_y: Weights) -> tuple[Array, Array]:
+def _map_x(problem: Problem, w_x: Weights, w_y: Weights) -> tuple[Array, Array]:
     """Return the mapped images, and ‖ΣUᵀx‖²: y values × x values × images."""
     xp = namespace(problem.a)
     n, n_x, n_y, width = problem.a.shape[0], w_x.rows.shape[0], w_y.rows.shape[0], problem.t0.shape[1]
@@ -243,18 +243,18 @@ def _is_nested(weights: Weights) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
+class _PairTile:
     """Some images, and the captions of their pairs, with repeated ones up to the same number for each."""
 
-    images: Array
-    captions: Array  # images × pairs
+    x_rows: Array
+    y_rows: Array  # images × pairs
     valid: Array  # images × pairs: False for the repeated ones
 
 
-def _blocks(problem: Problem, w_y: Weights, mapped: Array, images: Array, captions: Array) -> list[_Block]:
+def _blocks(problem: Problem, w_y: Weights, mapped: Array, x_rows: Array, y_rows: Array) -> list[_PairTile]:
     """Return pairs, sorted by image, in blocks of images that have about as many pairs each."""
-    xp = namespace(images)
-    counts = count_groups(images, problem.a.shape[0])
+    xp = namespace(x_rows)
+    counts = count_groups(x_rows, problem.a.shape[0])
     starts = xp.cumulative_sum(counts) - counts
     order = xp.argsort(-counts, stable=True)
     sizes = to_numpy(counts[order])
@@ -267,42 +267,44 @@ def _blocks(problem: Problem, w_y: Weights, mapped: Array, images: Array, captio
         # Each block has several steps, so on a device its tile is larger than that of one product.
         chosen = order[first : min(last, first + max(1, 2 * _tile_bytes(problem) // one))]
         first += int(chosen.shape[0])
-        place = xp.arange(most, device=device(images))[None, :]
+        place = xp.arange(most, device=device(x_rows))[None, :]
         valid = place < counts[chosen][:, None]
         pairs = xp.where(valid, place, 0) + starts[chosen][:, None]
-        blocks.append(_Block(chosen, captions[pairs], valid))
+        blocks.append(_PairTile(chosen, y_rows[pairs], valid))
     return blocks
 
 
-def _pair_numerators(problem: Problem, mapped: Array, w_y: Weights, block: _Block) -> Array:
+def _pair_numerators(problem: Problem, mapped: Array, w_y: Weights, block: _PairTile) -> Array:
     """Return the numerators of the pairs of a block: images × pairs × points."""
     xp = namespace(problem.a)
-    rows, captions = mapped[block.images, :, :], problem.b[block.captions, :]
-    shape = (*block.captions.shape, w_y.rows.shape[0], mapped.shape[1])
+    rows, y_rows = mapped[block.x_rows, :, :], problem.b[block.y_rows, :]
+    shape = (*block.y_rows.shape, w_y.rows.shape[0], mapped.shape[1])
     if not _is_nested(w_y) and shape[1] < shape[3]:
         # One large product is faster than one for each y value; the smaller side is weighted.
-        queries = xp.reshape(captions[:, :, None, :] * w_y.rows, (shape[0], shape[1] * shape[2], -1))
+        queries = xp.reshape(y_rows[:, :, None, :] * w_y.rows, (shape[0], shape[1] * shape[2], -1))
         return xp.reshape(queries @ xp.permute_dims(rows, (0, 2, 1)), (shape[0], shape[1], -1))
     if not _is_nested(w_y):
         items = xp.reshape(w_y.rows[:, None, :] * rows[:, None, :, :], (shape[0], shape[2] * shape[3], -1))
-        return captions @ xp.permute_dims(items, (0, 2, 1))
+        return y_rows @ xp.permute_dims(items, (0, 2, 1))
     numerators = xp.empty(shape, dtype=problem.b.dtype, device=device(problem.b))
-    for j, numerator in products(captions, w_y, xp.permute_dims(rows, (0, 2, 1))):
+    for j, numerator in products(y_rows, w_y, xp.permute_dims(rows, (0, 2, 1))):
         numerators[:, :, j, :] = numerator
     return xp.reshape(numerators, (shape[0], shape[1], -1))
 
 
-def _own_numerators(problem: Problem, mapped: Array, w_y: Weights) -> Array:
+def _true_numerators(problem: Problem, mapped: Array, w_y: Weights) -> Array:
     """Return the numerator of every caption with its own image: y values × x values × captions."""
     xp = namespace(problem.a)
-    captions = xp.argsort(problem.truth.pairing, stable=True)
-    blocks = _blocks(problem, w_y, mapped, problem.truth.pairing[captions], captions)
+    y_rows = xp.argsort(problem.truth.pairing, stable=True)
+    blocks = _blocks(problem, w_y, mapped, problem.truth.pairing[y_rows], y_rows)
     parts = map_parallel(partial(_pair_numerators, problem, mapped, w_y), blocks, problem.a)
-    own = xp.empty((problem.b.shape[0], parts[0].shape[2]), dtype=problem.b.dtype, device=device(problem.b))
+    numerators = xp.empty(
+        (problem.b.shape[0], parts[0].shape[2]), dtype=problem.b.dtype, device=device(problem.b)
+    )
     for block, part in zip(blocks, parts, strict=True):
         # Repeated pairs are written more than once, with the same value.
-        own[xp.reshape(block.captions, (-1,)), :] = xp.reshape(part, (-1, part.shape[2]))
-    return xp.permute_dims(xp.reshape(own, (own.shape[0], -1, mapped.shape[1])), (1, 2, 0))
+        numerators[xp.reshape(block.y_rows, (-1,)), :] = xp.reshape(part, (-1, part.shape[2]))
+    return xp.permute_dims(xp.reshape(numerators, (numerators.shape[0], -1, mapped.shape[1])), (1, 2, 0))
 
 
 def _anchors(weights: Weights) -> list[int]:
@@ -317,12 +319,12 @@ def _anchors(weights: Weights) -> list[int]:
 def _anchor_rivals(screen: Screen, x_values: list[int]) -> Array:
     """Return the pairs of each query of both tasks with its strongest rivals at the anchors."""
     problem, xp = screen.problem, namespace(screen.problem.a)
-    n_images, n_captions = problem.a.shape[0], problem.b.shape[0]
+    x_count, y_count = problem.a.shape[0], problem.b.shape[0]
     y_values = _anchors(screen.w_y)
     weights = _select(screen.w_y, y_values, problem)
     keep = RIVALS + screen.cutoff - 1
-    width = max(1, _tile_bytes(problem) // (n_images * problem.b.dtype.itemsize))
-    tiles = [(start, min(start + width, n_captions)) for start in range(0, n_captions, width)]
+    width = max(1, _tile_bytes(problem) // (x_count * problem.b.dtype.itemsize))
+    tiles = [(start, min(start + width, y_count)) for start in range(0, y_count, width)]
     codes = []
     for i in x_values:
         points = [j * int(screen.mapped.shape[1]) + i for j in y_values]
@@ -333,8 +335,8 @@ def _anchor_rivals(screen: Screen, x_values: list[int]) -> Array:
         places = xp.concat([which for _, _, which in parts], axis=2)
         for j in range(len(points)):
             chosen = xp.take_along_axis(places[j, :, :], _largest(scores[j, :, :], keep), axis=1)
-            images = xp.arange(n_images, device=device(chosen))[:, None]
-            codes.append(xp.reshape(images * n_captions + chosen, (-1,)))
+            x_rows = xp.arange(x_count, device=device(chosen))[:, None]
+            codes.append(xp.reshape(x_rows * y_count + chosen, (-1,)))
     return xp.concat(codes)
 
 
@@ -343,14 +345,14 @@ def _tile_rivals(
 ) -> tuple[Array, Array, Array]:
     problem, xp = screen.problem, namespace(screen.problem.a)
     start, stop = bounds
-    n_captions = problem.b.shape[0]
-    own = problem.truth.pairing[start:stop]
-    lines = xp.arange(stop - start, device=device(own))
+    y_count = problem.b.shape[0]
+    owners = problem.truth.pairing[start:stop]
+    lines = xp.arange(stop - start, device=device(owners))
     codes, best, which = [], [], []
     for j, numerator in products(problem.b[start:stop, :], weights, mapped.T):
-        numerator[lines, own] = -xp.inf
+        numerator[lines, owners] = -xp.inf
         scores = rescale(problem, numerator, screen.scales["search"][None, :, points[j]])
-        codes.append(xp.reshape(_largest(scores, keep) * n_captions + (start + lines)[:, None], (-1,)))
+        codes.append(xp.reshape(_largest(scores, keep) * y_count + (start + lines)[:, None], (-1,)))
         scores = rescale(problem, numerator, screen.scales["annotate"][start:stop, points[j], None])
         scores = _transpose(scores)
         top = _largest(scores, keep)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from diptych._arrays import Array, group_max, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, group_max, move_like, namespace, to_numpy
 from diptych._checks import TASKS, InputError, Task, check_similarity
 from diptych._threads import multiply
 from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._sparse import multiply_any
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
-from diptych.cca.selection._grids import Floats, best_point
+from diptych.cca.selection._grids import best_point
 from diptych.cca.selection._problem import Problem, Weights, products
 from diptych.ranking import Metric, ranks
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
@@ -131,10 +131,12 @@ def components_path(
     norms = weights.rows @ (items * items).T
     lengths = xp.sqrt(weights.rows @ (queries * queries).T)
     if task == "search":
-        own = xp.take(norms, pairing, axis=1)
+        true_norms = xp.take(norms, pairing, axis=1)
     else:
-        own = group_max(norms.T, pairing, x.shape[0])[truth.described, :].T
-    slack = [tie_slack(lengths[d, :], xp.sqrt(own[d, :]), k, similarity) for d, k in enumerate(dimensions)]
+        true_norms = group_max(norms.T, pairing, x.shape[0])[truth.described, :].T
+    slack = [
+        tie_slack(lengths[d, :], xp.sqrt(true_norms[d, :]), k, similarity) for d, k in enumerate(dimensions)
+    ]
     if similarity == "cosine":
         scale = 1.0 / xp.sqrt(xp.where(norms > 0, norms, 1.0))
     blocks: list[list[Array]] = [[] for _ in dimensions]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from diptych._arrays import Floats
 from diptych._checks import import_package, missing_package_error
-from diptych.cca._filters import Floats
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

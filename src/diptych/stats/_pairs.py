@@ -1,0 +1,295 @@
+"""What tests and intervals compute with: checked pairs, blocks of their rows, and random draws of either."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from operator import add
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from array_api_compat import is_array_api_obj, is_torch_array
+
+from diptych._arrays import Array, Floats, map_arrays, to_numpy
+from diptych._checks import DataWarning, InputError, Task, check_count, check_pair_of_views, check_task
+from diptych._devices import copy_to_device
+from diptych._threads import map_parallel
+from diptych.cca import Engine
+from diptych.cca._canonical import check_components, filters_of
+from diptych.cca._filters import Filters, make_filters, scale_filter
+from diptych.cca._fit import params_by_task
+from diptych.cca._fitted import FittedAWCCA, second_view
+from diptych.cca._spectra import Spectra, spectra
+from diptych.cca._weighting import normalize
+
+Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Result = TypeVar("Result")
+Record = TypeVar("Record", bound=Any)
+
+COMPONENTS = 10
+"""Components that a test or an interval is computed for, unless it is told otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPairs:
+    """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any."""
+
+    x: Array
+    y: Array
+    pairing: Array
+    spectra: Spectra
+    filters: Filters
+    names_x: list[str] | None
+    names_y: list[str] | None
+
+    def count_components(self, n_components: int | None) -> int:
+        """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
+        wanted = None if n_components is None else check_count(n_components, "n_components")
+        most = check_components(self.spectra, *self.filters, wanted)
+        return min(COMPONENTS, most) if wanted is None else wanted
+
+
+def prepare_pairs(
+    model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | None = None
+) -> PreparedPairs:
+    """Return the pairs, normalised as those of ``model`` and on ``device``, with its filters of a task.
+
+    ``model`` is a fitted ``AWCCA`` or a pair ``(γ_x, γ_y)``. γ is in units of a sum over pairs, so the γ of a
+    model that was fitted on another number of pairs is scaled.
+    """
+    task = check_task(task)
+    if isinstance(model, FittedAWCCA):
+        model._check_fitted()
+        check_unweighted(model)
+    elif not isinstance(model, tuple | list):
+        raise InputError(
+            f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
+        )
+    names_x = feature_names(X) or names_of(model, "feature_names_in_")
+    names_y = feature_names(y) or names_of(model, "y_feature_names_in_")
+    x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    if device is not None:
+        x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
+    if not isinstance(model, FittedAWCCA):
+        of_pairs = spectra(x, y, pairing)
+        filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
+        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
+    x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
+    for view, name, mean in ((x, "X", model.x_mean_), (y, "Y", model.y_mean_)):
+        if view.shape[1] != mean.shape[0]:
+            raise InputError(
+                f"{name} has {view.shape[1]} features, but the model was fitted on {mean.shape[0]}; give the "
+                "same features as in fit."
+            )
+    of_pairs = spectra(x, y, pairing, solver=model.solver, precision=model.precision)
+    fitted_on = getattr(model, "spectra_", None)  # a model of a retriever's folder has none
+    factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
+    filter_x, filter_y = filters_of(model.models_)[task]
+    filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
+    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
+
+
+def check_unweighted(model: Any) -> None:
+    """Raise an error for a model that was fitted with weights of pairs, which would be ignored."""
+    spectra = getattr(model, "spectra_", None)
+    if spectra is not None and spectra.weight is not None:
+        raise InputError(
+            "the model was fitted with sample weights, which resampling does not take; fit it without, or "
+            "give (γ_x, γ_y)."
+        )
+
+
+def make_seed(random_state: int | None) -> int:
+    """Return the seed of all draws; with None, another one each time."""
+    return secrets.randbits(128) if random_state is None else random_state
+
+
+def feature_names(view: Any) -> list[str] | None:
+    """Return the names of the columns of a data frame; None if they are not all strings, or for an array."""
+    columns = getattr(view, "columns", None)
+    if columns is None and hasattr(view, "to_frame") and isinstance(getattr(view, "name", None), str):
+        columns = [view.name]  # a column of a data frame
+    names = None if columns is None else list(columns)
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def names_of(model: Any, attribute: str) -> list[str] | None:
+    """Return the names of features that a model was fitted on."""
+    names = getattr(model, attribute, None)
+    return None if names is None else [str(name) for name in names]
+
+
+HALVINGS = 6
+"""Steps of a chain permute all rows, a half, a quarter … of them in turn: so many sizes."""
+
+_FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
+
+
+def block_codes(blocks: Any, pairing: Array, n_x: int) -> Ints:
+    """Return the number of the block of each row of X; without ``blocks``, each row is its own.
+
+    ``blocks`` has one label per row of X, or one per pair, where the pairs of a row must agree.
+    """
+    if blocks is None:
+        return np.arange(n_x)
+    labels = to_numpy(blocks) if is_array_api_obj(blocks) else np.asarray(blocks)
+    owners = to_numpy(pairing)
+    if labels.ndim != 1 or len(labels) not in (n_x, len(owners)):
+        raise InputError(
+            f"blocks has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
+        )
+    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
+        raise InputError("blocks contains NaN or infinity; give a label for every row.")
+    codes = _number(labels)
+    if len(labels) == n_x:
+        return codes
+    by_row = np.full(n_x, -1, dtype=np.int64)
+    by_row[owners] = codes
+    if not np.array_equal(by_row[owners], codes):
+        raise InputError("blocks has different labels for pairs with the same row of X; give one per row.")
+    return by_row
+
+
+def _number(labels: Any) -> Ints:
+    """Return labels, or rows of them, as numbers from 0 in their order."""
+    axis = None if labels.ndim == 1 else 0  # with an axis, NumPy takes no labels of any other kind
+    return np.unique(labels, axis=axis, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeBlocks:
+    """Which rows may change places: those with the same label."""
+
+    labels: Ints
+
+    @classmethod
+    def of_pairs(cls, blocks: Any, pairing: Array, n_x: int) -> ExchangeBlocks:
+        """Return those of the rows of X that have pairs: the same block, and as many rows of Y."""
+        codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, pairing, n_x)
+        counts = np.bincount(to_numpy(pairing), minlength=n_x)
+        return cls(_number(np.stack([codes, counts], axis=1)[counts > 0]))
+
+    def check(self) -> None:
+        """Raise an error if there is one arrangement, and warn if there are few."""
+        sizes = np.bincount(self.labels)
+        if sizes.max() < 2:
+            raise InputError(
+                "no two rows of X may change places: each is alone in its block with its number of rows of "
+                "Y; give larger blocks."
+            )
+        arrangements = math.exp(min(50.0, sum(math.lgamma(size + 1) for size in sizes)))
+        if arrangements < _FEW:
+            warnings.warn(
+                f"there are only {arrangements:.0f} arrangements, so no p-value can be much below "
+                f"{1 / arrangements:.2g}; give more rows or larger blocks.",
+                DataWarning,
+                stacklevel=3,
+            )
+
+    def permute(self, rng: np.random.Generator) -> Ints:
+        """Return a random permutation of the rows."""
+        rows = np.arange(len(self.labels))
+        return self.permute_part(rows, rows, rng)
+
+    def permute_part(self, order: Ints, part: Ints, rng: np.random.Generator) -> Ints:
+        """Return ``order`` with the entries at ``part`` permuted at random within their labels."""
+        labels = self.labels[part]
+        changed = order.copy()
+        shuffled = np.lexsort((rng.random(len(part)), labels))
+        changed[part[np.argsort(labels, kind="stable")]] = order[part[shuffled]]
+        return changed
+
+    def propose(self, order: Ints, step: int, rng: np.random.Generator) -> Ints:
+        """Return the permutation with a random part of it permuted again; the reverse step is as likely."""
+        by_label = np.lexsort((rng.random(len(order)), self.labels))
+        size = max(2, len(order) >> (step % HALVINGS))
+        # Neighbours here have the same label, so that also a small part has rows that may change places.
+        part = by_label[(int(rng.integers(len(order))) + np.arange(size)) % len(order)]
+        return self.permute_part(order, part, rng)
+
+
+@dataclass(frozen=True, eq=False)
+class ResampledBlocks:
+    """Blocks to draw with replacement: ``codes`` has that of each row of X, −1 for a row without pairs."""
+
+    codes: Ints
+    seed: int
+
+    @classmethod
+    def of_pairs(cls, blocks: Any, pairing: Array, n_x: int, seed: int) -> ResampledBlocks:
+        """Return those of the rows of X that have pairs."""
+        codes = np.full(n_x, -1, dtype=np.int64)
+        has_pair = np.isin(np.arange(n_x), to_numpy(pairing))
+        codes[has_pair] = _number(block_codes(blocks, pairing, n_x)[has_pair])
+        if codes.max() < 1:
+            raise InputError(
+                "all rows are in one block, so there is nothing to resample; give several blocks."
+            )
+        return cls(codes, seed)
+
+    def draw(self, number: int) -> Floats:
+        """Return how often each row of X is in a resample."""
+        n_blocks = int(self.codes.max()) + 1
+        chosen = np.random.default_rng([self.seed, number]).integers(n_blocks, size=n_blocks)
+        counts = np.bincount(chosen, minlength=n_blocks).astype(np.float64)
+        return np.where(self.codes >= 0, counts[self.codes], 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawPiece:
+    """Some draws, by their numbers; an engine sends ``shared`` to each worker once."""
+
+    shared: Any
+    draw: Callable[[Any, range], list[Any]]
+    numbers: range
+    device: str | None
+
+
+def run_pieces(
+    draw: Callable[[Record, range], list[Result]],
+    shared: Record,
+    total: int,
+    at_once: int,
+    like: Array,
+    engine: Engine | None,
+    device: str | None,
+    progress: Callable[[float], None],
+) -> list[Result]:
+    """Return the results of ``draw(shared, numbers)`` for the numbers 0 to ``total`` − 1, in one list.
+
+    A draw takes its seed from its number, so that neither the size of the pieces nor where they run changes
+    it. Arrays like NumPy's run on several threads. With an engine, each worker copies the torch arrays of
+    ``shared``, a dataclass, to its own ``device``.
+    """
+    worker_device = None if engine is None else device
+    if worker_device is not None:
+        shared = _move_tensors(shared, "cpu")
+    pieces = [
+        DrawPiece(shared, draw, range(start, min(start + at_once, total)), worker_device)
+        for start in range(0, total, at_once)
+    ]
+    if engine is not None:
+        return engine.reduce(add, engine.map(_run_piece, pieces)) if pieces else []
+    finished: list[DrawPiece] = []  # counted by appending, because several threads do
+
+    def run(piece: DrawPiece) -> list[Result]:
+        results = _run_piece(piece)
+        finished.append(piece)
+        progress(len(finished) / len(pieces))
+        return results
+
+    return list(chain.from_iterable(map_parallel(run, pieces, like)))
+
+
+def _run_piece(piece: DrawPiece) -> list[Any]:
+    shared = piece.shared if piece.device is None else _move_tensors(piece.shared, piece.device)
+    return piece.draw(shared, piece.numbers)
+
+
+def _move_tensors(record: Record, device: str) -> Record:
+    """Return a dataclass with its torch arrays on another device; rows that NumPy drew stay its own."""
+    return map_arrays(record, lambda array: array.to(device) if is_torch_array(array) else array)
