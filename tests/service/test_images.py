@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from diptych.encoders import UnreadableImage
-from diptych.service._images import Decoder
+from diptych.service._files import Decoder
 from diptych.service._limits import Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
